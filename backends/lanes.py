@@ -1,7 +1,7 @@
-"""Lanes: which (type, capabilities) pairs a tenant's waiting tasks have, so that matching is done once for each.
+"""Lanes: the distinct (type, capabilities) pairs of a tenant's waiting tasks, so that each pair is matched only once.
 
-A backend keeps one `Lanes` a tenant beside its table: a claim reads the heads of the lanes that it may serve.  What a
-claim cannot serve costs it nothing: lanes are found by a capability that they need, or by type.
+A backend keeps one `Lanes` per tenant in memory, beside its table: a claim reads the heads of the lanes that it may
+serve.  Other lanes cost a claim nothing, because lanes are indexed by type and by a capability that they need.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from asyncgate import matches
 from asyncgate.parts.model.wire import LeaseNext
 
-MOST_PROFILES, MOST_HELD = 1024, 100_000        # kinds of claims that are remembered, and lanes in all of them
+MOST_PROFILES, MOST_CACHED = 1024, 100_000      # cached profiles of claims, and lanes in all of them
 
 
 class Lanes:
@@ -21,14 +21,14 @@ class Lanes:
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[str, frozenset[str]]] = {}
-        self.version = 0                # their sum: it tells whether another process has changed the table
+        self.version = 0                # the sum of the lanes' ids: shows whether another process changed the table
         self._types: defaultdict[str, set[int]] = defaultdict(set)
-        self._needing: defaultdict[str, set[int]] = defaultdict(set)    # by the first capability; "" of those without
-        self._eligible: dict[Any, tuple[LeaseNext, set[int], set[int]]] = {}    # preferred ones, and the rest
-        self._held = 0
+        self._needing: defaultdict[str, set[int]] = defaultdict(set)    # by the first capability; "" if none
+        self._eligible: dict[Any, tuple[LeaseNext, set[int], set[int]]] = {}    # by profile: preferred lanes, others
+        self._cached = 0
 
     def learn(self, lane: int, type: str, capabilities: Iterable[str]) -> None:
-        """Remember a lane."""
+        """Add a lane; a no-op if it is known."""
         if lane in self.known:
             return
         needed = frozenset(capabilities)
@@ -39,10 +39,10 @@ class Lanes:
         for ask, first, rest in self._eligible.values():
             if matches(type, needed, ask):
                 (first if type in (ask.preferred_kinds or ()) else rest).add(lane)
-                self._held += 1
+                self._cached += 1
 
     def forget(self, lanes: Iterable[int]) -> None:
-        """Let go of lanes in which nothing waits any more."""
+        """Remove lanes in which no task waits any more."""
         gone = set(lanes) & self.known.keys()
         for lane in gone:
             type, needed = self.known.pop(lane)
@@ -56,23 +56,23 @@ class Lanes:
             rest -= gone
 
     def groups(self, claims: list[LeaseNext]) -> set[frozenset[int]]:
-        """Return sets of lanes; the best tasks of each set, enough for all `claims`, are all that these can get."""
+        """Return sets of lanes such that the claims need only the best tasks of each set, enough for all claims."""
         return {frozenset(group) for ask in {profile_of(ask): ask for ask in claims}.values()
                 for group in self._groups(ask) if group}
 
     def _groups(self, ask: LeaseNext) -> tuple[set[int], set[int]]:
         if (profile := profile_of(ask)) not in self._eligible:
-            if len(self._eligible) >= MOST_PROFILES or self._held > MOST_HELD:
+            if len(self._eligible) >= MOST_PROFILES or self._cached > MOST_CACHED:
                 self._eligible.clear()
-                self._held = 0
+                self._cached = 0
             fit = {lane for lane in self._near(ask) if matches(*self.known[lane], ask)}
             first = {lane for lane in fit if self.known[lane][0] in (ask.preferred_kinds or ())}
             self._eligible[profile] = ask, first, fit - first
-            self._held += len(fit)
+            self._cached += len(fit)
         return self._eligible[profile][1:]
 
     def _near(self, ask: LeaseNext) -> set[int]:
-        """Return the lanes among which those that a claim may serve must be."""
+        """Return the lanes to match: a superset of those that a claim may serve, found by index."""
         types, capabilities = ask.accept_types, {"", *(ask.capabilities or ())}
         near = [self._types.get(type, ()) for type in types] if types else [
             self._needing.get(capability, ()) for capability in capabilities]
@@ -80,5 +80,5 @@ class Lanes:
 
 
 def profile_of(ask: LeaseNext) -> tuple[frozenset[str] | None, frozenset[str] | None, frozenset[str] | None]:
-    """Return what decides which lanes a claim may serve."""
+    """Return the fields of a claim that decide which lanes it may serve."""
     return ask.capabilities, ask.accept_types, ask.preferred_kinds

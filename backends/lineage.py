@@ -1,7 +1,7 @@
-"""Which first migration a database began with.
+"""The check that a database began with this version's first migration.
 
-Until the first release all migrations are one file, which may still change, so the number of a schema does not say
-which tables there are.  Each database therefore keeps the digest of its first migration; a gate refuses any other.
+Until the first release all migrations are one file, which may still change, so a schema's number does not identify its
+tables.  Each database therefore stores the digest of its first migration, and a gate refuses any other digest.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ FIRST = "first_migration"           # the name of the digest in the table `meta`
 
 
 def digest(sql: str) -> str:
-    """Return the digest of a migration's statements; comments and white space do not count."""
+    """Return the digest of a migration's statements, ignoring comments and white space."""
     return hashlib.sha256(" ".join(re.sub(r"--.*", "", sql).split()).encode()).hexdigest()
 
 
 def require_lineage(kept: str | None, ours: str, number: int, last: int, again: str) -> None:
-    """Refuse a database that began with another first migration; `last` is the schema that can be carried over."""
+    """Refuse a database that began with another first migration; schema number `last` can be carried over."""
     if kept == ours:
         return
     if kept is None and number == last:
@@ -28,7 +28,7 @@ def require_lineage(kept: str | None, ours: str, number: int, last: int, again: 
                            f"gates, then {again}, which carries it over with all its rows")
     if kept is None and number < last:
         raise StartupError(f"this database has schema {number} of the numbering before the first release: bring it to "
-                           f"schema {last} with the last version that numbered so, then {again} of this one")
-    raise StartupError("this database was made by a version with another first migration, which was never released: go "
-                       "on with that version, or move the receipts: `asyncgate receipts export` there, "
-                       "`asyncgate rebuild --file` here, into an empty database")
+                           f"schema {last} with the last version of that numbering, then {again} of this version")
+    raise StartupError("this database was made by an unreleased version with another first migration: go on with that "
+                       "version, or move the receipts: run `asyncgate receipts export` with that version, and "
+                       "`asyncgate rebuild --file` with this one, into an empty database")

@@ -1,7 +1,8 @@
-"""Memory: the smallest complete backend, and the one to read before you write your own.
+"""Memory: the smallest complete backend; read it before you write your own.
 
-Everything lives in dictionaries, one set a tenant, and nothing survives the process.  It shows what a backend owes the
-gate: load what `Needs` names, call `decide` once, save what `Work` holds; and a dozen plain reads.  No rule is here.
+Each tenant's rows are in dictionaries, and nothing survives the process.  The module shows the whole work of a backend:
+load the rows that `Needs` names, call `decide` once, save the changes in `Work`; and a dozen plain reads.  It has no
+rule.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Tenant:
         return (lease for lease in self.leases.values() if lease.ending == "live")
 
     def forget(self, kind: type[Struct], id: str) -> None:
-        """Let go of a receipt that is in the archive, or of a task that has none any more."""
+        """Delete an archived receipt, or a task whose receipts are all archived, with its dependents."""
         if kind is Receipt:
             gone = self.receipts.pop(id)
             self.recorded.discard((gone.task_id, gone.receipt_key))
@@ -101,10 +102,10 @@ class Tenant:
         self.events = {event_id: event for event_id, event in self.events.items() if event.task_id != id}
 
     def shown(self, receipt: Receipt) -> Receipt:
-        """Return a receipt with its telemetry."""
+        """Return a receipt with its delivery time."""
         return replace(receipt, delivered_at=self.delivered.get(receipt.receipt_id))
 
-    # What pages are made of.
+    # The rows of pages.
 
     def find_tasks(self, of: TaskFilter) -> Iterator[Row]:
         """Yield tasks, newest first."""
@@ -126,7 +127,7 @@ class Tenant:
         return map(self.shown, deque(found, of.limit) if of.newest else islice(found, of.limit))
 
     def find_entries(self, of: EntryFilter) -> Iterator[Entry]:
-        """Yield what others have stored here."""
+        """Yield the receipts that others stored in this ledger."""
         rows = {row.arrival: row for row in self.records[Entry].values()}
         found = (row for row in after(rows, of.after) if wanted_is(of.to, row.to)
                  and of.task_id in (None, row.task_id) and of.receipt_type in (None, row.receipt_type)
@@ -144,7 +145,7 @@ class Tenant:
 
 
 class Memory:
-    """Dictionaries; a batch is a function call, so it is alone by nature."""
+    """A backend in memory; a batch is one function call without an await, so no two batches overlap."""
 
     parallel = parallel_per_tenant = 1
     instance = "asyncgate-1"
@@ -158,14 +159,14 @@ class Memory:
         return time.time() + self.skew
 
     async def alive(self) -> None:
-        """Answer at once."""
+        """Return at once."""
 
     async def keep_secret(self, secret: bytes) -> None:
-        """Sign cursors with another key."""
+        """Replace the key that signs cursors."""
         self.secret = secret
 
     async def close(self) -> None:
-        """Forget everything."""
+        """Delete everything."""
         self.all.clear()
 
     # Writing: load, decide, save.
@@ -177,7 +178,7 @@ class Memory:
         self._load(tenant, work, needs)
         decide(work)
         if set(work.added) & set(tenant.tasks):
-            raise Refused("a new task has the id of another")     # what a database's unique key would say
+            raise Refused("a new task has the id of another task")     # a database has a unique key for this
         self._save(tenant, work)
 
     def _load(self, tenant: Tenant, work: Work, needs: Needs) -> None:
@@ -211,7 +212,7 @@ class Memory:
                 work.tallies[task_id] = about[task_id]
 
     def _claimable(self, tenant: Tenant, lanes: frozenset[int], now: float) -> Iterator[Task]:
-        """Yield what may be leased now from some lanes, in the order of the queue."""
+        """Yield the tasks of some lanes that may be leased now, in the order of the queue."""
         fit = (task for task in tenant.tasks.values()
                if task.lane in lanes and task.status == "queued" and task.offerable(now))
         return iter(sorted(fit, key=lambda task: (-task.priority, task.task_id)))
@@ -297,11 +298,11 @@ class Memory:
         return self.all[tenant_id].records[kind].get(key)
 
     async def unsent(self) -> list[str]:
-        """Return the tenants with receipts that the ledger does not have."""
+        """Return the tenants whose outbox has receipts."""
         return [tenant_id for tenant_id, tenant in self.all.items() if tenant.records[Outgoing]]
 
     async def lag(self, tenant_id: str) -> Lag:
-        """Return how many receipts wait, how many are parked, and since when the oldest waits."""
+        """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""
         rows = self.all[tenant_id].records[Outgoing].values()
         waiting = [row.posted_at for row in rows if row.state == "waiting"]
         return Lag(len(waiting), len(rows) - len(waiting), min(waiting, default=None))
@@ -315,7 +316,7 @@ class Memory:
         return None
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
-        """Return what upkeep must look at, tenant by tenant."""
+        """Return the tasks and schedules that upkeep must check, by tenant."""
         found = []
         for tenant_id, tenant in self.all.items():
             tasks = [id for id, task in tenant.tasks.items() if is_overdue(task, tenant.leases.get(id), now, grace)]
@@ -325,12 +326,12 @@ class Memory:
         return found
 
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
-        """Return when live leases run out."""
+        """Return when live leases expire."""
         ends = [(lease.expires_at, id, lease.task_id) for id, tenant in self.all.items() for lease in tenant.live()]
         return sorted(end for end in ends if end[0] >= since)[:limit]
 
     async def drop_lanes(self) -> int:
-        """Forget the lanes in which no task waits."""
+        """Delete the lanes in which no task waits."""
         dropped = 0
         for tenant in self.all.values():
             waiting = {task.lane for task in tenant.tasks.values() if task.status == "queued" and task.held is None}
@@ -352,7 +353,7 @@ class Memory:
 
 
 def after(rows: dict[str, Any], since: str | None) -> Iterable[Any]:
-    """Yield rows in the order of their ids, from behind one."""
+    """Yield rows in the order of their ids, after a given id."""
     return (row for id, row in sorted(rows.items()) if since is None or id > since)
 
 

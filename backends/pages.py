@@ -1,4 +1,4 @@
-"""Paged reads of a database in SQL: one method for each kind of query, told apart here."""
+"""Paged reads of an SQL database: `page` calls one method for each kind of query."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Pages(ABC):
-    """The part of a backend that answers `page`."""
+    """The base class of the SQL backends that dispatches `page`."""
 
     async def page(self, tenant_id: str, query: Query[T]) -> list[T]:
         """Return a page of rows."""
@@ -84,15 +84,15 @@ class Pages(ABC):
 
     @abstractmethod
     async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
-        """Return those of some receipts that the ledger does not have yet."""
+        """Return the outbox rows of some receipts."""
 
     @abstractmethod
     async def find_entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
-        """Return a page of what others have stored here."""
+        """Return a page of the receipts that others stored in this ledger."""
 
     @abstractmethod
     async def find_archived(self, tenant_id: str, of: ArchivedFilter) -> list[Archived]:
-        """Return where the archived receipts of a task are."""
+        """Return the pointers to a task's archived receipts."""
 
     @abstractmethod
     async def find_rows(self, tenant_id: str, table: type[Struct], after: str) -> list[Any]:

@@ -1,8 +1,8 @@
-"""SQLite: one writer thread that takes whole batches, readers beside it on the write-ahead log.
+"""SQLite: one writer thread that runs whole batches, and concurrent readers on the write-ahead log.
 
-A batch crosses to the writer once, as what it needs and how to decide it, and comes back committed: a hop costs more
-than ten statements.  Batches of all tenants that wait meanwhile share one commit, and so one fsync.  `BEGIN IMMEDIATE`
-takes the write lock before the first read, so nothing that a batch loaded can move.
+A batch goes to the writer thread once, with its needs and its `decide`, and comes back committed: changing threads
+costs more than ten statements.  Batches of all tenants that wait meanwhile share one commit, and so one fsync.  `BEGIN
+IMMEDIATE` takes the write lock before the first read, so no row can change after a batch has loaded it.
 """
 
 from __future__ import annotations
@@ -78,37 +78,37 @@ PRAGMAS = """
     PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
-"""     # the last one, or REPLACE would delete rows past the triggers that keep them
-CARRIED = 11        # the last schema before the first release: its tables are those that today's first file makes
+"""     # recursive_triggers: without it, REPLACE would delete rows without firing the triggers that protect them
+CARRIED = 11        # the last schema of the old numbering: it has the same tables as today's first file
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
-SHARE = 64          # batches that may share one commit
-PROMOTED = 1000     # delayed tasks whose time has come that one batch takes in
+SHARE = 64          # the most batches that share one commit
+PROMOTED = 1000     # the most delayed tasks that one batch makes claimable when their time has come
 
-# The columns of a table are the fields of its Struct, behind tenant_id; what is kept elsewhere is left out.
+# The columns of a table are tenant_id and the fields of its Struct, without the fields that other tables store.
 
 
 def fields(kind: type[Struct]) -> list[str]:
-    """Return the columns that a Struct is stored in."""
+    """Return the columns of a stored Struct."""
     return [name for name in kind.__struct_fields__ if name not in ("parents", "delivered_at")]
 
 
 def listed(kind: type[Struct], prefix: str = "") -> str:
-    """Return the columns of a Struct as a SELECT names them."""
+    """Return the columns of a Struct as the list of a SELECT."""
     return ", ".join(f"{prefix}{name}" for name in fields(kind))
 
 
 def insert(table: str, columns: Iterable[str], or_else: str = "OR ROLLBACK") -> str:
     """Return an INSERT of whole rows.
 
-    What refuses a row takes the batch back anyway; were it only the statement, SQLite would note the state of each page
-    that it touches.
+    OR ROLLBACK is faster: a refused row rolls back the whole batch anyway, and to roll back a single statement SQLite
+    would have to save each page that it touches.
     """
     names = ["tenant_id", *columns]
     return f"INSERT {or_else} INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
 
 def upsert(table: str, columns: list[str], key: Iterable[str]) -> str:
-    """Return an INSERT that changes the row with the same key; unlike REPLACE it leaves alone what stays the same."""
+    """Return an INSERT that updates the row with the same key; unlike REPLACE it does not delete that row first."""
     changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
     return f"{insert(table, columns)} ON CONFLICT ({', '.join(['tenant_id', *key])}) DO UPDATE SET {changes}"
 
@@ -143,7 +143,7 @@ MOVE = f"""
 DISCHARGE = "DELETE FROM obligations WHERE tenant_id = ? AND to_kind = ? AND to_id = ? AND receipt_id = ?"
 BY_KEY = {kind: " AND ".join(["tenant_id = ?", *(f"{name} = ?" for name in export_order(kind))]) for kind in RECORDS}
 RECORD = {kind: f"SELECT {listed(kind)} FROM {table} WHERE {BY_KEY[kind]}" for kind, table in RECORDS.items()}
-# What goes with a row; receipts and tasks go in this way only when the triggers find them archived.
+# The statements that delete a row and its dependents; triggers refuse to delete receipts and tasks not yet archived.
 DROP: dict[type[Struct], list[str]] = {
     **{kind: [f"DELETE FROM {table} WHERE {BY_KEY[kind]}"] for kind, table in RECORDS.items()},
     Receipt: [f"DELETE FROM {table} WHERE tenant_id = ? AND {key} = ?" for table, key in (
@@ -202,7 +202,7 @@ LATE_TENANTS = """
                    AND status IN ('queued', 'leased', 'running'))
         OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND status = 'queued' AND attempt >= max_attempts)
         OR EXISTS (SELECT 1 FROM schedules WHERE tenant_id = t.tenant_id AND late_at <= ?1)"""
-# The youngest receipt is a sign of life too, younger than the last beat of a gate that was killed.
+# The newest receipt is a sign of life too; it may be newer than the last heartbeat of a killed gate.
 LAST_SIGN = """
     SELECT max(at) FROM (SELECT CAST(value AS REAL) AS at FROM meta WHERE name = 'sign_of_life'
                          UNION ALL SELECT * FROM (SELECT created_at FROM receipts ORDER BY rowid DESC LIMIT 1))"""
@@ -251,8 +251,8 @@ def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None
             Progress(*progress) if progress[0] is not None else None)
 
 
-def numbered(given: list[str]) -> Callable[[str], str]:
-    """Return what takes another parameter of a query and names it."""
+def make_binder(given: list[str]) -> Callable[[str], str]:
+    """Return a function that adds a parameter to a query and returns its name."""
     def name(value: str) -> str:
         given.append(value)
         return f"?{len(given)}"
@@ -267,14 +267,14 @@ def receipt_row(row: tuple[Any, ...]) -> Receipt:
 
 
 class Call(NamedTuple):
-    """Something else for the writer's thread to do."""
+    """A function to run on the writer thread."""
 
     run: Callable[[], Any]
     answer: asyncio.Future[Any]
 
 
 class Flight(NamedTuple):
-    """A batch on its way to the writer."""
+    """A batch to run on the writer thread."""
 
     tenant_id: str
     needs: Needs
@@ -283,26 +283,26 @@ class Flight(NamedTuple):
 
 
 class Sqlite(Pages):
-    """A file, one writer, a few readers."""
+    """A database file with one writer thread and two readers."""
 
-    parallel, parallel_per_tenant = SHARE, 2        # while one batch of a tenant is committed, the next one gathers
+    parallel, parallel_per_tenant = SHARE, 2        # while one batch of a tenant is committed, the next one fills
 
-    def __init__(self, path: str, lock: Serving | None = None, carries: bool = False) -> None:
+    def __init__(self, path: str, lock: FileLock | None = None, carries: bool = False) -> None:
         self.path, self.serving, self.lock = path, lock is not None, lock
-        self.carries, self.carried = carries, False         # a schema of the old numbering is carried over; it was
+        self.carries, self.carried = carries, False         # whether to renumber an old schema; whether that was done
         self.skew, self.ids = 0.0, Ids()
-        self.tenant_id: str | None = None                   # of the running transaction, for the triggers
+        self.tenant_id: str | None = None                   # the tenant of the running transaction, for the triggers
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
         self.known: set[str] = set()
         self.queue: queue.SimpleQueue[Flight | Call | None] = queue.SimpleQueue()
         self.readers: list[aiosqlite.Connection] = []
-        self.opened = contextlib.AsyncExitStack()           # what is open, in the order in which it was opened
+        self.opened = contextlib.AsyncExitStack()           # closes everything in reverse order of opening
         if lock:
             self.opened.callback(lock.release)
         self.turn = 0
 
     async def open(self) -> Sqlite:
-        """Migrate, start the writer, open the readers; what is open is closed again if that fails."""
+        """Migrate, start the writer and open the readers; close everything again if that fails."""
         try:
             await self._open()
         except BaseException as error:
@@ -318,7 +318,7 @@ class Sqlite(Pages):
         self.db.executescript(PRAGMAS)
         self.carried = self.carries and carry_over(self.db)
         migrate_file(self.db)
-        self._learn()
+        self._load_caches()
         self.files = inodes(self.path)
         self.loop = asyncio.get_running_loop()
         for _ in range(0 if self.path == ":memory:" else 2):
@@ -328,10 +328,10 @@ class Sqlite(Pages):
             self.readers.append(reader)
         self.writer = threading.Thread(target=self._write, name="sqlite-writer", daemon=True)
         self.writer.start()
-        self.opened.push_async_callback(self._write_last)
+        self.opened.push_async_callback(self._stop_writer)
 
-    def _learn(self) -> None:
-        """Know lanes and tenants, and give no id that an earlier process has given."""
+    def _load_caches(self) -> None:
+        """Load lanes, tenants and keys, and continue ids after those of earlier processes."""
         for tenant_id, lane, type, capabilities in self.db.execute("SELECT * FROM lanes"):
             self.lanes[tenant_id].learn(lane, type, json.loads(capabilities))
         for (tenant_id,) in self.db.execute("SELECT tenant_id FROM tenants").fetchall():
@@ -348,29 +348,29 @@ class Sqlite(Pages):
         return time.time() + self.skew
 
     def announce(self, url: str) -> None:
-        """Write down where this process answers, for another one that wants the file."""
+        """Store this process's address in the lock file, for the error of another process that wants the database."""
         if self.lock:
-            self.lock.say(url)
+            self.lock.store_address(url)
 
     async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
-        """Return the last sign of life; the lock on the file has kept others out."""
+        """Return the time of the last sign of life; the file lock keeps other processes out."""
         sign: float | None = (await self._rows(LAST_SIGN))[0][0]
         return sign
 
     async def beat(self) -> None:
-        """Write down that this process lives, if any lease does: nobody else needs to know."""
+        """Store that this process is alive; a no-op without live leases, because only leases depend on it."""
         await self._on_writer(SIGN, (self.now(),))
 
     async def alive(self) -> None:
-        """Read one row, of the file that everybody finds under its name."""
-        self._still_there()
+        """Read one row; raises an exception if the file was deleted or replaced, or cannot be read."""
+        self._require_same_file()
         await self._rows("SELECT value FROM meta WHERE name = 'schema_version'")
 
     async def close(self) -> None:
-        """Commit what is under way, close everything, let another server have the file."""
+        """Finish running work, close everything, and release the file for another process."""
         await self.opened.aclose()
 
-    async def _write_last(self) -> None:
+    async def _stop_writer(self) -> None:
         if self.serving:
             await self.beat()
         self.queue.put(None)
@@ -385,7 +385,7 @@ class Sqlite(Pages):
         await landed
 
     def _write(self) -> None:
-        """Take all batches that wait, commit them together, and again; this is the writer's thread."""
+        """Take all waiting batches and commit them together, in a loop; the writer thread runs this."""
         while (first := self.queue.get()) is not None:
             flights, last = [first], False
             while len(flights) < SHARE and not self.queue.empty():
@@ -405,19 +405,19 @@ class Sqlite(Pages):
             for future, value, error in outcomes:
                 if not future.done():
                     future.set_exception(error) if error else future.set_result(value)
-        with contextlib.suppress(RuntimeError):     # the loop is gone, and with it everybody who waits
+        with contextlib.suppress(RuntimeError):     # the event loop is closed, so nobody waits any more
             self.loop.call_soon_threadsafe(settle)
 
     def _commit(self, flights: list[Flight]) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
-        """Carry out batches in one transaction; if one is refused, each in a transaction of its own.
+        """Run batches in one transaction; if one is refused, run each in a transaction of its own.
 
-        No savepoint keeps them apart: under one, SQLite writes the pages that each statement touches to a temporary
-        file, which took longer than everything else.
+        Without savepoints: with one, SQLite writes the pages that each statement touches to a temporary file, which
+        was measured to take longer than everything else.
         """
         try:
             self.db.execute("BEGIN IMMEDIATE")
-            done = [self._carry_out(flight) for flight in flights]
-            self._still_there()
+            done = [self._decide(flight) for flight in flights]
+            self._require_same_file()
             self.db.execute("COMMIT")
         except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
             self._roll_back()
@@ -435,7 +435,8 @@ class Sqlite(Pages):
                 self.lanes[work.tenant_id].learn(lane, type, capabilities)
         return [(flight.landed, None, None) for flight in flights]
 
-    def _carry_out(self, flight: Flight) -> Work:
+    def _decide(self, flight: Flight) -> Work:
+        """Load, decide and save one batch, without a commit."""
         if flight.tenant_id != self.tenant_id:
             self.db.execute(WALL, (flight.tenant_id,))
             self.tenant_id = flight.tenant_id
@@ -449,8 +450,8 @@ class Sqlite(Pages):
         with contextlib.suppress(sqlite3.Error):
             self.db.execute("ROLLBACK")
 
-    def _still_there(self) -> None:
-        """Refuse to commit to a file that nobody will find again: it was deleted or replaced under us."""
+    def _require_same_file(self) -> None:
+        """Refuse to use a file that was deleted or replaced while it was open; raises OSError."""
         for name, inode in self.files.items():
             if os.stat(name).st_ino != inode:
                 raise OSError(f"{name} was replaced while the gate was using it")
@@ -484,7 +485,7 @@ class Sqlite(Pages):
         return work
 
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
-        """Load the best claimable tasks: enough for every claim of the batch, whatever the others take."""
+        """Load the best claimable tasks: enough for every claim of the batch."""
         self.db.execute(PROMOTE, (work.tenant_id, work.now, PROMOTED))
         enough = sum(ask.max_tasks or 1 for ask in claims)
         for group in self.lanes[work.tenant_id].groups(claims):
@@ -493,7 +494,7 @@ class Sqlite(Pages):
                 work.add_claimable(Task(*row[:TASK]), Progress(*progress) if progress[0] is not None else None)
 
     def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> Iterator[tuple[Any, ...]]:
-        """Merge the queues of some lanes, reading little more of each than is needed."""
+        """Merge the queues of some lanes, reading only a little more of each than needed."""
         queues = (self._queue(tenant_id, lane, min(enough, 8) if len(lanes) > 1 else enough) for lane in lanes)
         return islice(heapq.merge(*queues), enough)
 
@@ -513,7 +514,7 @@ class Sqlite(Pages):
 
         if tenant_id not in self.known:
             self.db.execute(TENANT, (tenant_id, work.now))
-        # Another batch of the same commit may have opened a lane before it is known to be there.
+        # OR IGNORE: another batch of the same commit may have added the same lane.
         many(insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE"),
              ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
         many(ADD_TASK, ((*astuple(task), task.offerable(work.now)) for task in work.added.values()))
@@ -537,7 +538,7 @@ class Sqlite(Pages):
     # Reading.
 
     async def _rows(self, sql: str, *given: Any) -> list[tuple[Any, ...]]:
-        """Run one query; what keeps the database from answering is not the caller's fault."""
+        """Run one query; raises DatabaseUnavailable if the file cannot be read."""
         try:
             return await self._read(sql, given)
         except (sqlite3.OperationalError, OSError) as error:
@@ -545,7 +546,7 @@ class Sqlite(Pages):
             raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
 
     async def _read(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Read on a reader; a database in memory has one connection, so there the writer reads."""
+        """Run a query on a reader; a database in memory has only the writer's connection."""
         if not self.readers:
             return await self._on_writer(sql, given)
         self.turn = (self.turn + 1) % len(self.readers)
@@ -572,7 +573,7 @@ class Sqlite(Pages):
         if of.before is not None:
             given.append(of.before)
             sql += f" AND t.task_id < ?{len(given)}"
-        sql = page_of(sql, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, numbered(given))
+        sql = page_of(sql, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, make_binder(given))
         rows = await self._rows(sql, *given)
         return [named_row(row) for row in rows]
 
@@ -589,7 +590,7 @@ class Sqlite(Pages):
         return receipt_row(rows[0]) if rows else None
 
     async def find_receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
-        """Return a page of receipts, oldest first; one writer gives ids in the order of commits."""
+        """Return a page of receipts, oldest first; the single writer makes ids in the order of commits."""
         sql, given = RECEIPTS, [tenant_id]
         for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
                               ("receipt_type", of.receipt_type)):
@@ -599,7 +600,7 @@ class Sqlite(Pages):
         given.append(of.after or "")
         sql += f" AND r.receipt_id > ?{len(given)}"
         order = "r.receipt_id DESC" if of.newest else "r.receipt_id"
-        sql = page_of(sql, of.to, "r.to_kind", order, 1, of.limit, numbered(given))
+        sql = page_of(sql, of.to, "r.to_kind", order, 1, of.limit, make_binder(given))
         rows = await self._rows(sql, *given)
         return [receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
@@ -624,7 +625,7 @@ class Sqlite(Pages):
         return kind(*rows[0]) if rows else None
 
     async def unsent(self) -> list[str]:
-        """Return the tenants with receipts that the ledger does not have."""
+        """Return the tenants whose outbox has receipts."""
         return [row[0] for row in await self._rows(UNSENT)]
 
     async def find_waiting(self, tenant_id: str, of: OutboxFilter) -> list[Outgoing]:
@@ -632,15 +633,15 @@ class Sqlite(Pages):
         return [Outgoing(*row) for row in await self._rows(WAITING, tenant_id, of.after, of.limit)]
 
     async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
-        """Return those of some receipts that the ledger does not have yet."""
+        """Return the outbox rows of some receipts."""
         return [Outgoing(*row) for row in await self._rows(OUTGOING, tenant_id, json.dumps(of.receipt_ids))]
 
     async def lag(self, tenant_id: str) -> Lag:
-        """Return how many receipts wait, how many are parked, and since when the oldest waits."""
+        """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""
         return Lag(*(await self._rows(LAG, tenant_id))[0])
 
     async def find_entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
-        """Return a page of what others have stored here; one writer numbers them in the order of commits."""
+        """Return a page of receipts that others stored in this ledger; arrival ids follow the order of commits."""
         sql, given = f"SELECT {listed(Entry)} FROM ledger WHERE tenant_id = ?1", [tenant_id]
         for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
                               ("receipt_type", of.receipt_type), ("asyncgate_instance", of.instance)):
@@ -649,12 +650,12 @@ class Sqlite(Pages):
                 sql += f" AND {column} = ?{len(given)}"
         given.append(of.after or "")
         sql += f" AND arrival > ?{len(given)}"
-        sql = page_of(sql, of.to, "to_kind", "arrival", 2, of.limit, numbered(given))
+        sql = page_of(sql, of.to, "to_kind", "arrival", 2, of.limit, make_binder(given))
         rows = await self._rows(sql, *given)
         return [Entry(*row) for row in rows]
 
     async def find_archived(self, tenant_id: str, of: ArchivedFilter) -> list[Archived]:
-        """Return where the archived receipts of a task are."""
+        """Return the pointers to a task's archived receipts."""
         return [Archived(*row) for row in await self._rows(ARCHIVED, tenant_id, of.task_id)]
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
@@ -663,7 +664,7 @@ class Sqlite(Pages):
         return (rows[0][0], bool(rows[0][1]), Key(*rows[0][2:])) if rows else None
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
-        """Return what upkeep must look at, tenant by tenant."""
+        """Return the tasks and schedules that upkeep must check, by tenant."""
         found = []
         for (tenant_id,) in await self._rows(LATE_TENANTS, now, now - grace):
             tasks = [row[0] for row in await self._rows(LOST, tenant_id, now, now - grace, limit)]
@@ -672,11 +673,11 @@ class Sqlite(Pages):
         return found
 
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
-        """Return when live leases run out."""
+        """Return when live leases expire."""
         return await self._rows(LAPSES, since, limit)
 
     async def drop_lanes(self) -> int:
-        """Forget the lanes in which no task waits; the writer does, so no batch is being decided."""
+        """Delete the lanes in which no task waits; on the writer thread, so that no batch runs meanwhile."""
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.queue.put(Call(self._drop_lanes, answer))
         return await answer
@@ -689,7 +690,7 @@ class Sqlite(Pages):
                 dropped[tenant_id] = [lane for (lane,) in self.db.execute(EMPTY_LANES, (tenant_id,)).fetchall()]
                 self.db.executemany("DELETE FROM lanes WHERE tenant_id = ? AND lane = ?",
                                     [(tenant_id, lane) for lane in dropped[tenant_id]])
-        self.tenant_id = None       # the next batch says whose it is
+        self.tenant_id = None       # so that the next batch sets its tenant
         for tenant_id, lanes in dropped.items():
             self.lanes[tenant_id].forget(lanes)
         return sum(map(len, dropped.values()))
@@ -716,31 +717,31 @@ class Sqlite(Pages):
         return [row[0] for row in await self._rows("SELECT tenant_id FROM tenants ORDER BY tenant_id")]
 
     async def keep_secret(self, secret: bytes) -> None:
-        """Sign cursors with another key, also after a restart."""
+        """Replace the key that signs cursors, durably."""
         await self._on_writer("UPDATE meta SET value = ? WHERE name = 'cursor_key'", (secret.hex(),))
         self.secret = secret
 
     async def check(self) -> list[str]:
-        """Return what SQLite finds wrong with its own file; nothing when it is sound."""
+        """Return the problems that SQLite finds in its file; an empty list if it is sound."""
         try:
             return [row[0] for row in await self._rows("PRAGMA integrity_check") if row[0] != "ok"]
         except sqlite3.DatabaseError as error:
             return [str(error)]
 
     async def compact(self) -> None:
-        """Give the file's free pages back to the system; writes wait meanwhile."""
+        """Shrink the file by its free pages; writes wait meanwhile."""
         for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
             await self._on_writer(statement, ())
 
     async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
-        """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile.
+        """Copy a consistent snapshot of the database to a new file while the gate goes on.
 
-        `told` learns how many pages of how many are copied.
+        `told` is called with the number of copied pages and of all pages.
         """
         await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target, told)
 
     async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
-        """Return how many rows tables have, of all tenants."""
+        """Return how many rows some tables have, over all tenants."""
         names = ["receipts" if table is Receipt else EXPORTS[table] for table in tables]
         return sum([(await self._rows(f"SELECT count(*) FROM {name}"))[0][0] for name in names])
 
@@ -748,7 +749,7 @@ class Sqlite(Pages):
 ADD_TASK = insert("tasks", [*fields(Task), "ready"])
 ADD_LEASE = upsert("leases", fields(Lease), ["task_id"])
 ADD_PROGRESS = upsert("progress", fields(Progress), ["task_id"])
-# Only with its receipt: one that was written before is not sent again.
+# Only together with its receipt: a receipt that was stored earlier is not sent again.
 ADD_POSTED = (f"INSERT OR ROLLBACK INTO outbox (tenant_id, {listed(Outgoing)}) "
               f"SELECT ?, {', '.join('?' * len(fields(Outgoing)))} "
               "WHERE EXISTS (SELECT 1 FROM receipts WHERE tenant_id = ? AND receipt_id = ?)")
@@ -762,12 +763,12 @@ ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id
 
 
 def inodes(path: str) -> dict[str, int]:
-    """Return which files a database consists of now."""
+    """Return the inodes of a database's files."""
     return {name: os.stat(name).st_ino for name in (path, f"{path}-wal") if os.path.exists(name)}
 
 
 def attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Call, and return what came of it."""
+    """Call a function; return its result, or its exception."""
     try:
         return call(), None
     except BaseException as error:
@@ -775,76 +776,76 @@ def attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """Open a connection that leaves transactions to us, on a file that only its owner may read."""
+    """Open a connection with explicit transactions; a new file is readable by its owner only."""
     if path != ":memory:" and not os.path.exists(path):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))      # closing an older one would drop SQLite's locks
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))      # only a new file: closing drops locks
     elif path != ":memory:" and os.name == "posix" and (mode := stat.S_IMODE(os.stat(path).st_mode)) & 0o077:
-        log.warning("%s may be read or written by others than its owner (mode %o): chmod 600 %s", path, mode, path)
+        log.warning("%s can be accessed by other users (mode %o): run chmod 600 %s", path, mode, path)
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=512, timeout=30)
 
 
 def require_ours(db: sqlite3.Connection, path: str) -> None:
-    """Refuse a file that another program keeps its tables in, before anything of it is changed."""
+    """Refuse another program's database, before anything in it is changed; raises StartupError."""
     names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
     columns = {row[1] for row in db.execute("PRAGMA table_info(meta)")}
     if names and not ({"name", "value"} <= columns
                       and db.execute("SELECT 1 FROM meta WHERE name = 'schema_version'").fetchone()):
         some = ", ".join(names[:3]) + ", …" * (len(names) > 3)
-        raise StartupError(f"{path} is a database of something else (its tables are {some}): name another file, which "
-                           "is made if it is not there")
+        raise StartupError(f"{path} is a database of another program (its tables are {some}): name another file; a new "
+                           "one is created if it does not exist")
 
 
 def migrations(folder: Path = SCHEMA) -> list[Path]:
-    """Return the numbered files in their order."""
+    """Return the migration files in order."""
     return sorted(folder.glob("[0-9]*.sql"))
 
 
 def migrate_file(db: sqlite3.Connection, folder: Path = SCHEMA) -> None:
-    """Apply the numbered files that the database has not seen, all in one transaction."""
+    """Apply the migrations that the database lacks, all in one transaction."""
     files = migrations(folder)
     with transaction(db):
         version, kept = beginning(db)
         if version:
             require_lineage(kept, digest(files[0].read_text()), version, CARRIED, HOW_TO_MIGRATE)
         if version > len(files):
-            raise StartupError(f"this database has schema {version}, which is newer than this release knows "
-                               f"({len(files)}); run the newer release")
+            raise StartupError(f"this database has schema {version}, but this release knows only schemas up to "
+                               f"{len(files)}; run a newer release")
         for file in files[version:]:
             for statement in statements(file.read_text()):
                 db.execute(statement)
         if version < len(files):
-            write_down(db, len(files))
+            store_version(db, len(files))
         db.execute("INSERT OR IGNORE INTO meta VALUES ('cursor_key', ?)", (secrets.token_hex(32),))
-        # Two gates on one ledger must not have one name.
+        # A random name, because two gates on one ledger must not have the same name.
         db.execute("INSERT OR IGNORE INTO meta VALUES ('instance_id', ?)", (f"asyncgate-{secrets.token_hex(4)}",))
 
 
 def beginning(db: sqlite3.Connection) -> tuple[int, str | None]:
-    """Return the number of a file's schema (0: it has none) and the digest of its first migration, if it keeps one."""
+    """Return the number of a file's schema (0 if it has none), and the digest of its first migration if stored."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         return 0, None
     said = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('schema_version', ?)", (FIRST,)).fetchall())
     return int(said.get("schema_version", 0)), said.get(FIRST)
 
 
-def write_down(db: sqlite3.Connection, version: int) -> None:
-    """Keep which schema a file has now, and which first migration it began with."""
+def store_version(db: sqlite3.Connection, version: int) -> None:
+    """Store the number of a file's schema, and the digest of its first migration."""
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [
         ("schema_version", str(version)), (FIRST, digest(migrations()[0].read_text()))])
 
 
 def carry_over(db: sqlite3.Connection) -> bool:
-    """Number a schema anew that the files before the first release have made; return whether this is one."""
+    """Renumber a schema of the old numbering; return whether this was one."""
     with transaction(db):
         if beginning(db) != (CARRIED, None):
             return False
-        write_down(db, 1)
+        store_version(db, 1)
         return True
 
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Run a block in one transaction that holds the write lock from its first line."""
+    """Run a block in one transaction that holds the write lock from the beginning."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -855,7 +856,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def statements(script: str) -> Iterator[str]:
-    """Split a script into statements; executescript would commit behind our back."""
+    """Split a script into statements; executescript would commit the open transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -864,8 +865,8 @@ def statements(script: str) -> Iterator[str]:
             statement = ""
 
 
-class Serving:
-    """The right to serve a file: one process has it, and the system takes it back when that process dies."""
+class FileLock:
+    """An exclusive lock on `FILE.lock`: only one process may serve a file; the system releases it if that one dies."""
 
     def __init__(self, path: str) -> None:
         import fcntl
@@ -876,27 +877,27 @@ class Serving:
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            who = holder(os.pread(self.file, 200, 0))
+            who = describe_holder(os.pread(self.file, 200, 0))
             os.close(self.file)
-            raise NotNow(f"another asyncgate is serving {path}{who}; one process serves a SQLite file, use Postgres "
-                         "for several") from None
-        self.say("")
+            raise NotNow(f"another asyncgate is serving {path}{who}; only one process may serve a SQLite file, use "
+                         "Postgres for several") from None
+        self.store_address("")
 
-    def say(self, url: str) -> None:
-        """Write down for others who has the file, and where it answers."""
-        with contextlib.suppress(OSError):      # a disk that is full is told by what matters more
+    def store_address(self, url: str) -> None:
+        """Store this process's id and address in the lock file, for other processes."""
+        with contextlib.suppress(OSError):      # a full disk shows in more important writes
             os.ftruncate(self.file, 0)
             os.pwrite(self.file, f"{os.getpid()} {url}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let another process serve the file."""
+        """Release the lock, so that another process may serve the file."""
         with contextlib.suppress(OSError):
             os.ftruncate(self.file, 0)
         os.close(self.file)
 
 
-def holder(said: bytes) -> str:
-    """Say who has a file, as far as it has written that down in its lock."""
+def describe_holder(said: bytes) -> str:
+    """Return the process id and address in a lock file as text."""
     found = re.match(rb"(\d{1,10}) ?(https?://[\w.:\[\]-]*)?", said)
     if not found:
         return ""
@@ -904,7 +905,7 @@ def holder(said: bytes) -> str:
 
 
 def copy_file(source: str, target: str, told: Callable[[int, int], None] | None = None) -> None:
-    """Copy a live database page by page and check the copy."""
+    """Copy a database in use page by page, and check the copy."""
     with (contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old,
           contextlib.closing(sqlite3.connect(target)) as new):
         tell = told or (lambda done, total: None)
@@ -916,21 +917,21 @@ def copy_file(source: str, target: str, told: Callable[[int, int], None] | None 
 
 
 def path_of(url: str) -> str:
-    """Return the file that a URL names: sqlite:///relative.db, sqlite:////absolute.db or sqlite:///:memory:."""
+    """Return the path in a URL: sqlite:///relative.db, sqlite:////absolute.db or sqlite:///:memory:."""
     if not (found := re.fullmatch(r"sqlite:///([^?#]+)", url)):
-        raise StartupError("the URL of a SQLite database is sqlite:///relative.db or sqlite:////absolute.db, "
+        raise StartupError("the URL of a SQLite database must be sqlite:///relative.db or sqlite:////absolute.db, "
                            f"not {url}")
     return found[1]
 
 
 async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Sqlite:
-    """Open the database that a URL names; `serving` makes sure that nobody else serves it."""
+    """Open the database of a URL; `serving` locks it against other serving processes."""
     path = path_of(url)
-    return await opened(Sqlite(path, Serving(path) if serving and path != ":memory:" else None))
+    return await open_or_explain(Sqlite(path, FileLock(path) if serving and path != ":memory:" else None))
 
 
-async def opened(backend: Sqlite) -> Sqlite:
-    """Open a backend; a file that cannot be opened is told in one line."""
+async def open_or_explain(backend: Sqlite) -> Sqlite:
+    """Open a backend; raises StartupError if the file cannot be opened."""
     try:
         return await backend.open()
     except OSError as error:
@@ -938,8 +939,8 @@ async def opened(backend: Sqlite) -> Sqlite:
 
 
 async def migrate_database(url: str) -> list[str]:
-    """Bring a file up to date, one of the numbering before the first release too; return whether it was one."""
-    backend = await opened(Sqlite(path_of(url), carries=True))
+    """Migrate a file, also one of the old numbering; return the renumbering if there was one."""
+    backend = await open_or_explain(Sqlite(path_of(url), carries=True))
     await backend.close()
     return [f"schema {CARRIED} as {migrations()[0].name}"] if backend.carried else []
 

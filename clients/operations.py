@@ -637,7 +637,7 @@ class AsyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Keys:
-        """List the tenant's keys, revoked ones too; none of them can be read out of it."""
+        """List the tenant's keys, also revoked ones, without their secret texts."""
         return await self.ask("list_keys", Keys, locals())
 
     async def list_leases(
@@ -1139,7 +1139,7 @@ class SyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Keys:
-        """List the tenant's keys, revoked ones too; none of them can be read out of it."""
+        """List the tenant's keys, also revoked ones, without their secret texts."""
         return self.ask("list_keys", Keys, locals())
 
     def list_leases(

@@ -90,7 +90,7 @@ async def run_reconcile(settings: Settings, repair: bool, as_json: bool, tenants
     async with AsyncExitStack() as opened:
         sink = open_ledger(settings, whole=False)
         opened.push_async_callback(sink.close)
-        backend = await (open_alone(opened, url) if repair else open_beside(opened, url, settings))
+        backend = await (open_database_alone(opened, url) if repair else open_beside(opened, url, settings))
         engine, done, left = engine_over(backend, settings), {}, 0
         names = {engine.instance, backend.instance}
         if repair:
@@ -129,8 +129,13 @@ async def open_beside(opened: AsyncExitStack, url: str, settings: Settings) -> A
     return backend
 
 
+<<<<<<< HEAD
 async def open_alone(opened: AsyncExitStack, url: str) -> Any:
     """Open the database for exclusive use."""
+=======
+async def open_database_alone(opened: AsyncExitStack, url: str) -> Any:
+    """Open the database so that nobody serves it."""
+>>>>>>> main
     from asyncgate.commands import copy
     return await cli.open_alone(copy, opened, "database", url)
 
@@ -225,7 +230,7 @@ async def run_rebuild(settings: Settings, file: str | None, tenants: tuple[str, 
     """Read all receipts, then write the gate; return the exit status."""
     from asyncgate.parts.receipts import rebuild as part
     async with AsyncExitStack() as opened:
-        backend = await open_alone(opened, settings.database.url)
+        backend = await open_database_alone(opened, settings.database.url)
         await part.require_empty(backend)
         sources = await read_sources(opened, settings, file, tenants)
         problems: list[str] = []

@@ -152,7 +152,7 @@ async def test_no_room_for_receipts_refuses_new_tasks_and_lets_old_ones_end(make
         await full.create()
     await full.as_worker().complete(**under(offer), artifacts=[{"uri": "file:///out"}])
 
-    assert "receipts take up" in (await full.as_agent().bootstrap()).warnings[0]
+    assert "receipts use" in (await full.as_agent().bootstrap()).warnings[0]
     assert (await full.task(offer.task_id)).status == "succeeded"
 
 

@@ -201,18 +201,39 @@ async def served(serve: Serve) -> Served:
     return running
 
 
+Fill = Callable[[str], Awaitable[None]]
+FILLED: dict[tuple[str, Fill], str] = {}     # by its kind and by what filled it: a database, or the name of one
+
+
 @pytest.fixture
-async def fresh(pytestconfig: pytest.Config, tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
-    """Return what names a new and empty database of a kind."""
+async def fresh(pytestconfig: pytest.Config, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
+                ) -> AsyncIterator[Callable[..., Awaitable[str]]]:
+    """Return what names a new database of a kind: an empty one, or a copy of one that is filled once per process."""
     shared, numbers = pytestconfig.stash.get(SHARED, None), count()
 
-    async def fresh(kind: str) -> str:
-        if kind == "sqlite":
-            return f"sqlite:///{tmp_path}/new{next(numbers)}.db"
+    async def fresh_sqlite(fill: Fill | None) -> str:
+        path = tmp_path / f"new{next(numbers)}.db"
+        if fill and ("sqlite", fill) not in FILLED:
+            filled = tmp_path_factory.mktemp("filled") / "gate.db"
+            await fill(f"sqlite:///{filled}")
+            FILLED["sqlite", fill] = str(filled)
+        if fill:
+            shutil.copyfile(FILLED["sqlite", fill], path)
+        return f"sqlite:///{path}"
+
+    async def fresh_postgres(fill: Fill | None) -> str:
         if shared is None or (server := await asyncio.to_thread(shared.started)) is None:
             pytest.skip(shared.about if shared else "postgres: is not among the backends")
-        await server.create_database(name := f"{shared.name}_fresh_{next(numbers)}", shared.template)
+        if fill and ("postgres", fill) not in FILLED:
+            await server.create_database(filled := f"{shared.name}_filled_{len(FILLED)}", shared.template)
+            await fill(server.url(filled))
+            FILLED["postgres", fill] = filled
+        template = FILLED["postgres", fill] if fill else shared.template
+        await server.create_database(name := f"{shared.name}_fresh_{next(numbers)}", template)
         return server.url(name)
+
+    async def fresh(kind: str, fill: Fill | None = None) -> str:
+        return await (fresh_sqlite if kind == "sqlite" else fresh_postgres)(fill)
 
     yield fresh
     if shared and next(numbers) and isinstance(shared.server, PostgresServer):

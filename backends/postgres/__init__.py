@@ -1,11 +1,19 @@
-"""Postgres: four round trips a batch, and the wall between tenants around all of them.
+"""Postgres: four round trips per batch, all of them behind the wall between tenants.
 
     BEGIN + tenant    →   LOAD (locks, claims, the clock)   →   SAVE (one writable CTE)   →   COMMIT
 
-Row-level security reads `app.tenant_id`, which lives and dies with the transaction; the server's role can neither
-bypass it nor change a receipt.  Whoever waits does so in one order, so that nobody waits in a circle: advisory locks
-by number, then states by task id; claims skip what is locked and wait for nobody.  The statements are in
-statements.py, what several processes need beside them in instances.py.
+Row-level security reads `app.tenant_id`, which is set for one transaction only; the gate's role can neither bypass it
+nor change a receipt.
+
+There are five kinds of lock, and each has its word.  In this order, so that no transactions wait in a circle:
+    turn key        advisory, per transaction: batches that answer the same receipt or repeat the same claim take turns
+    row lock        on the rows of `states`, by task id; claims skip locked rows and never wait
+and apart from these:
+    writers lock    advisory, shared by all transactions that write a tenant's receipts; see `_horizon`
+    name lock       advisory, per session: the name of a living instance, or a job that only one process does
+    migration lock  advisory: one process migrates
+
+The statements are in statements.py, the cooperation of several processes is in instances.py.
 """
 
 from __future__ import annotations
@@ -29,7 +37,7 @@ from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.pages import Pages
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, Hosts, as_user, startup_error
-from asyncgate.backends.postgres.instances import Membership, lock_of, name_of_this_process, session
+from asyncgate.backends.postgres.instances import Membership, name_of_this_process, session, turn_key
 from asyncgate.backends.postgres.migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres.migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres.migrations import require_schema
@@ -70,109 +78,109 @@ log = logging.getLogger("asyncgate.postgres")
 T = TypeVar("T")
 R = TypeVar("R", bound=Struct)
 
-ATTEMPTS = 8                # at a batch that lost a race, before it is given up
-HIDDEN_SECONDS = 0.25       # how long a reader of receipts waits for writers that might still add to its page
-PROMOTED = 1000             # delayed tasks whose time has come that one batch takes in
-SLACK, MOST_SLACK = 32, 32 * 16 ** 3    # candidates beyond what is claimed, in case others hold the first ones
+ATTEMPTS = 8                # how often a batch that lost a race is tried
+HIDDEN_SECONDS = 0.25       # how long a reader of receipts waits for transactions that may still add to its page
+PROMOTED = 1000             # the most delayed tasks that one batch makes claimable when their time has come
+SLACK, MOST_SLACK = 32, 32 * 16 ** 3    # extra candidates, in case other transactions have locked the first ones
 ARCHIVIST = "asyncgate_archivist"
-OVERDUE = 10_000            # rows that upkeep looks at in one query
-LOOK_AGAIN_SECONDS = 1.0    # at a lost lease whose owner has not taken it back yet
+OVERDUE = 10_000            # the most rows that upkeep reads in one query
+LOOK_AGAIN_SECONDS = 1.0    # pause before an expired lease is checked again that its own instance has not taken back
 
-# A plan is kept for long.  Every statement is a handful of index probes, so the planner must not be tempted, while a
-# table is small or a tenant unlike the others, into a plan that reads all of a tenant's rows.
+# Plans are cached for long.  Every statement is a handful of index probes, so the planner must not choose a plan that
+# reads all rows of a tenant because a table is small at first, or a tenant unusual.
 PROBES_ONLY = {"plan_cache_mode": "force_generic_plan", "jit": "off", "enable_seqscan": "off",
                "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 LOST_RACE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError)
 REFUSED = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
-# The connection is gone or no good any more; another one may be better.
+# The connection is broken; another one may work.
 BROKEN = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.AdminShutdownError,
           asyncpg.CrashShutdownError, asyncpg.CannotConnectNowError, asyncpg.ReadOnlySQLTransactionError,
           asyncpg.InternalClientError, ConnectionError)
-# What an outage looks like; of any other error of the database the log gets a traceback.
+# The errors of an outage; every other error of the database is logged with a traceback.
 OUTAGE = (*BROKEN, OSError, TimeoutError, asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError,
           asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError,
           asyncpg.TargetServerAttributeNotMatched)
 
 
 class Queues:
-    """Where the live rows of a tenant's queues begin, remembered for a moment when it took long to find them.
+    """A short-lived cache of where the live rows of a tenant's queues begin, for when finding them took long.
 
     While a long transaction is open, Postgres keeps every row that it may still see, so each claimed task leaves a dead
-    row at the head of its queue.  If this process queues a task before the remembered beginning, the beginning moves
-    back at once.  A task that another process queues there is seen after MOMENT_SECONDS at most.
+    row at the head of its queue.  If this process queues a task before the cached beginning, the beginning moves back
+    at once.  A task that another process queues there is found after MOMENT_SECONDS at most.
     """
 
     MOMENT_SECONDS, SLOW_SECONDS = 5.0, 0.003
     FIRST = (-(1 << 62), "")
 
     def __init__(self) -> None:
-        self.begins: dict[int, tuple[int, str]] = {}        # lane → place in its queue
-        self.looking: dict[object, dict[int, tuple[int, str]]] = {}     # what was put where, for each look under way
+        self.begins: dict[int, tuple[int, str]] = {}        # lane → position in its queue
+        self.watching: dict[object, dict[int, tuple[int, str]]] = {}    # by running search: tasks queued meanwhile
         self.until, self.forgotten = 0.0, 0
 
     def start(self, lane: int) -> tuple[int, str]:
-        """Return the priority and the id from which a lane is to be read."""
+        """Return the priority and the task id from which to read a lane."""
         if time.monotonic() > self.until:
             self.begins.clear()
         first, task_id = self.begins.get(lane, self.FIRST)
         return -first, task_id
 
     @contextlib.contextmanager
-    def look(self) -> Iterator[list[Task]]:
-        """Remember where the first of the tasks are that a block finds, if that took long."""
+    def watch(self) -> Iterator[list[Task]]:
+        """Cache the positions of the first tasks that a block finds, if finding them took long."""
         look, put = object(), dict[int, tuple[int, str]]()
         found: list[Task] = []
         begun, forgotten = time.monotonic(), self.forgotten
-        self.looking[look] = put
+        self.watching[look] = put
         try:
             yield found
         finally:
-            del self.looking[look]
+            del self.watching[look]
         now = time.monotonic()
         if forgotten == self.forgotten and (self.begins or now - begun > self.SLOW_SECONDS):
             self.until = self.until if self.begins else now + self.MOMENT_SECONDS
             for task in sorted(found, key=place, reverse=True):
                 self.begins[task.lane] = min(place(task), put.get(task.lane, place(task)))
 
-    def saved(self, task: Task) -> None:
-        """Take in that a task has been put into its queue."""
-        for places in (*self.looking.values(), *([self.begins] if task.lane in self.begins else ())):
+    def note_queued(self, task: Task) -> None:
+        """Note that this process has put a task into its queue."""
+        for places in (*self.watching.values(), *([self.begins] if task.lane in self.begins else ())):
             places[task.lane] = min(place(task), places.get(task.lane, place(task)))
 
     def forget(self) -> None:
-        """Read all queues from their heads again."""
+        """Empty the cache: read all queues from their heads again."""
         self.forgotten += 1
         self.begins.clear()
 
 
 def place(task: Task) -> tuple[int, str]:
-    """Return the place of a task in its queue."""
+    """Return the position of a task in its queue."""
     return -task.priority, task.task_id
 
 
 class Uncertain(Exception):
-    """The reply to COMMIT did not arrive, and the database could not be asked what became of it."""
+    """The reply to COMMIT did not arrive, and it could not be found out whether the batch was committed."""
 
 
 class Unconfirmed(Exception):
-    """COMMIT was answered with a warning: it was carried out here, and perhaps on no standby."""
+    """COMMIT was answered with a warning: committed on this server, but perhaps on no standby."""
 
 
 class Saved(NamedTuple):
-    """What is known of a batch before its COMMIT."""
+    """How to find out later whether a batch was committed."""
 
     transaction: str
     proof: sql.Proof | None
 
 
 class Postgres(Pages):
-    """A pool of connections; each batch has one to itself."""
+    """A pool of connections; each batch uses one."""
 
     parallel_per_tenant = 2
 
     def __init__(self, pool: asyncpg.Pool, url: str, settings: DatabaseSettings) -> None:
         self.pool, self.url, self.settings = pool, url, settings
-        self.parallel = max(settings.pool_size - 2, 1)      # readers find a connection, however many batches wait
+        self.parallel = max(settings.pool_size - 2, 1)      # two connections stay free for readers
         self.skew, self.ahead, self.ids, self.secret = 0.0, 0.0, Ids(), b""
         self.instance = name_of_this_process()
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
@@ -181,15 +189,15 @@ class Postgres(Pages):
         self.member: Membership | None = None
 
     def now(self) -> float:
-        """Return the database's time as of its last answer, carried on by this process's clock."""
+        """Return the database's time of its last answer, advanced by this process's clock."""
         return time.time() + self.ahead + self.skew
 
     async def alive(self) -> None:
-        """Return when the database has answered."""
+        """Return if the database answers; raises DatabaseUnavailable."""
         await self._ask("SELECT 1")
 
     async def close(self) -> None:
-        """Leave the other processes, and let go of the database."""
+        """Leave the other processes and close all connections."""
         if self.member:
             await self.member.leave()
         with contextlib.suppress(*AWAY):
@@ -198,7 +206,7 @@ class Postgres(Pages):
         self.pool.terminate()
 
     async def register_segment(self, tenant_id: str, segment: str) -> None:
-        """Say as another role than the gate's that a segment of the archive is written; only then receipts may go."""
+        """Register a written segment of the archive, as the archivist role; only then may its receipts be deleted."""
         settings, direct = self.settings, self.settings.direct_url or self.url
         trusted = {"server_settings": {"role": ARCHIVIST}} if settings.trusted_role else {}
         url = settings.archive_url or (direct if trusted else as_user(direct, ARCHIVIST))
@@ -212,43 +220,43 @@ class Postgres(Pages):
             finally:
                 await db.close()
         except (*AWAY, ValueError) as error:
-            raise ArchiveUnavailable(f"{ARCHIVIST} cannot register a segment of the archive: {error}; the address "
-                                     "of that role belongs into database.archive_url") from error
+            raise ArchiveUnavailable(f"{ARCHIVIST} cannot register a segment of the archive: {error}; set "
+                                     "database.archive_url to the address with that role") from error
 
     # Several processes.
 
     def is_alone(self) -> bool:
-        """Whether no other process is known to share the database."""
+        """Whether no other living process shares the database, as far as is known."""
         return self.member is None or self.member.alone
 
     async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
-        """Take part under a name that no living process has."""
+        """Join the processes that share the database, under a name that no other living process has."""
         self.member = Membership(self.settings.direct_url or self.url, self.settings, instance_id, beat_seconds, hear)
         return await self.member.join()
 
     async def beat(self) -> None:
-        """Say that this process lives."""
+        """Store a sign of life of this process."""
         if self.member:
-            with unavailable():
+            with translate_outages():
                 await self.member.beat()
 
     def tell(self, news: News) -> None:
-        """Let other processes know."""
+        """Send news to the other processes."""
         if self.member:
             self.member.tell(news)
 
     # Writing.
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
-        """Carry out one batch; after a lost race, or when the connection broke before COMMIT, from the start again."""
-        with unavailable("the database does not answer; nothing of this was kept, so try again"):
+        """Run one batch; try again after a lost race, or if the connection broke before COMMIT."""
+        with translate_outages("the database does not answer; nothing was stored, so try again"):
             try:
-                await self._until_kept(tenant_id, needs, decide)
+                await self._retry(tenant_id, needs, decide)
             except Uncertain as unknown:
-                log.error("nobody knows what became of a batch: %s", unknown, extra=OFTEN)
+                log.error("it is unknown whether a batch was committed: %s", unknown, extra=OFTEN)
                 raise outcome_unknown() from unknown
 
-    async def _until_kept(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+    async def _retry(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         problem: Exception | None = None
         for attempt in range(ATTEMPTS):
             try:
@@ -279,43 +287,43 @@ class Postgres(Pages):
                 raise ConnectionError("the connection broke before COMMIT") from error
         if saved is not None:
             self.known.add(tenant_id)
-        self._learn(work, promoted)
+        self._note_committed(work, promoted)
 
-    def _learn(self, work: Work, promoted: bool) -> None:
-        """Take in what has just become true."""
+    def _note_committed(self, work: Work, promoted: bool) -> None:
+        """Update the caches of lanes and queues after a commit."""
         for lane, (type, capabilities) in work.lanes.items():
             self.lanes[work.tenant_id].learn(lane, type, capabilities)
         queues = self.queues[work.tenant_id]
         if promoted:
             queues.forget()
         left = (work.tasks[task_id] for ready in work.ready.values() for task_id in ready)
-        for task in (*work.added.values(), *work.moved.values(), *left):    # nobody else has seen these
+        for task in (*work.added.values(), *work.moved.values(), *left):    # other searches skipped or missed these
             if task.status == "queued":
-                queues.saved(task)
+                queues.note_queued(task)
 
     async def _was_committed(self, tenant_id: str, saved: Saved) -> bool:
-        """Find out what became of a batch whose COMMIT was sent and not answered as it should be."""
+        """Find out whether a batch was committed whose COMMIT got no proper answer; raises Uncertain."""
         deadline = time.monotonic() + CONNECT_SECONDS
         while True:
             try:
-                there, status = await self._look_for(tenant_id, saved)
+                there, status = await self._read_proof(tenant_id, saved)
             except (*AWAY, Unconfirmed) as away:
                 if isinstance(away, Unconfirmed) and time.monotonic() < deadline:
                     continue
-                raise Uncertain("nobody knows whether the last COMMIT went through") from away
+                raise Uncertain("the database cannot be asked whether the last COMMIT succeeded") from away
             if there or status == "aborted" or (status != "in progress" and saved.proof and saved.proof.sure):
                 return there
             if status != "in progress" or time.monotonic() > deadline:
                 raise Uncertain(f"the last COMMIT is {status or 'forgotten'}")
             await asyncio.sleep(0.02)
 
-    async def _look_for(self, tenant_id: str, saved: Saved) -> tuple[bool, str | None]:
-        """Return whether what a batch has saved is there, and what the database says of its transaction.
+    async def _read_proof(self, tenant_id: str, saved: Saved) -> tuple[bool, str | None]:
+        """Return whether a row of the batch is stored, and the database's status of its transaction.
 
-        "committed" proves nothing: after a crash, and on a standby that has taken over without it, its number belongs
-        to somebody else.  "aborted" does, because then ours was not committed either.  The row is looked for later than
-        the number, so a batch that was committed between the two looks is not missed.  The row is trusted only after a
-        later write has been committed: where COMMIT waits for a standby, the standby then has the row, too.
+        The status "committed" proves nothing: after a crash, or on a standby that took over without the transaction,
+        the number may belong to another one.  "aborted" is proof: then this batch was not committed either.  Order: the
+        row is read after the status, so a commit between the two reads is not missed.  The row counts only after a
+        later write is committed: if COMMIT waits for a standby, the standby then has the row too.
         """
         try:
             async with self._transaction(tenant_id) as db:
@@ -324,60 +332,61 @@ class Postgres(Pages):
                 there = saved.proof is not None and await db.fetchval(
                     saved.proof.statement, tenant_id, *saved.proof.given)
                 await commit(db)
-        except asyncpg.InvalidParameterValueError:      # a number that the database has not given to anybody yet
+        except asyncpg.InvalidParameterValueError:      # a number that the database has not used yet
             return False, "aborted"
         return bool(there), status
 
     @contextlib.asynccontextmanager
     async def _transaction(self, tenant_id: str, needs: Needs | None = None) -> AsyncIterator[asyncpg.Connection]:
-        """Open a transaction behind the wall of one tenant; a writer also takes the locks that `needs` asks for."""
-        begin = sql.begin(uuid.UUID(tenant_id), None if needs is None else locks(tenant_id, needs))
+        """Begin a transaction behind the wall of one tenant; a writer also takes the turn keys of its needs."""
+        begin = sql.begin(uuid.UUID(tenant_id), None if needs is None else turn_keys(tenant_id, needs))
         async with self.pool.acquire(timeout=self.settings.timeout_seconds) as db:
             try:
                 await db.execute(begin)
                 yield db
             except BaseException as error:
-                self.queues[tenant_id].forget()     # others may have looked past what was locked here
+                self.queues[tenant_id].forget()     # other searches skipped the rows that were locked here
                 if isinstance(error, asyncpg.PostgresError) and not isinstance(error, BROKEN):
                     await db.execute("ROLLBACK")
                 else:
-                    db.terminate()      # nobody knows what it is doing; the tenant must not outlive the transaction
+                    db.terminate()      # its state is unknown; security: the tenant must not outlive the transaction
                 if isinstance(error, TimeoutError):
-                    await self.pool.expire_connections()    # the others may be as dead, and not know it either
+                    await self.pool.expire_connections()    # the other connections may be broken too
                 raise
 
     async def _load(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
-        """Load what a batch needs; tell whether that has put delayed tasks into their queues."""
-        with self.queues[tenant_id].look() as found:
-            work, promoted = await self._look(db, tenant_id, needs)
+        """Load the rows that a batch needs; return also whether delayed tasks were promoted into their queues."""
+        with self.queues[tenant_id].watch() as found:
+            work, promoted = await self._load_tasks(db, tenant_id, needs)
             found += [work.tasks[task_id] for ready in work.ready.values() for task_id in ready]
-        await self._give(db, work, needs)
+        await self._load_others(db, work, needs)
         return work, promoted
 
-    async def _look(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
+    async def _load_tasks(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
         lanes, starts = self.lanes[tenant_id], self.queues[tenant_id].start
-        wanted = wanted_of(lanes, needs.claims)
+        wanted = count_wanted(lanes, needs.claims)
         named = bool(needs.tasks or needs.keys or needs.leases or needs.repeats)
-        given = {**(sql.bind_needs(needs) if named else {}), **(sql.offered(wanted, SLACK, starts) if wanted else {})}
+        given = sql.bind_needs(needs) if named else {}
+        given |= sql.bind_wanted(wanted, SLACK, starts) if wanted else {}
         head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted)), given)
         self.ahead = head.clock - self.skew - time.time()
-        self.ids.after(head.newest)     # ids go on, whatever has become of the clock
-        if changed := head.lanes != str(lanes.version):     # another process has opened or dropped some
+        self.ids.after(head.newest)     # ids never go back, even if the clock does
+        if changed := head.lanes != str(lanes.version):     # another process has added or deleted lanes
             lanes = self.lanes[tenant_id] = Lanes()
             for lane, type, capabilities in await db.fetch(sql.LANES, tenant_id):
                 lanes.learn(lane, type, json.loads(capabilities))
         work = Work(tenant_id, head.clock, self.ids, lanes.known)
-        for row in await self._fresh(db, tenant_id, asked_for):
+        for row in await self._with_progress(db, tenant_id, asked_for):
             work.load_task(*row)
         if needs.claims:
             if changed:
-                head, wanted = head._replace(due=True), wanted_of(lanes, needs.claims)
+                head, wanted = head._replace(due=True), count_wanted(lanes, needs.claims)
             await self._offer(db, work, head, wanted, offered)
         return work, bool(needs.claims) and head.due
 
     async def _rows(self, db: asyncpg.Connection, tenant_id: str, statement: tuple[str, tuple[str, ...]],
                     given: dict[str, Any]) -> tuple[sql.Head, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """Run LOAD; return its head, the rows that were asked for, and those that are offered."""
+        """Run LOAD; return its head, the named rows, and the offered rows."""
         text, names = statement
         given |= {"tenant": tenant_id, "skew": self.skew}
         rows = [tuple(row) for row in await db.fetch(text, *(given[name] for name in names))]
@@ -387,8 +396,8 @@ class Postgres(Pages):
                 found[group == sql.ASKED_FOR].append(row[sql.HEAD:])
         return sql.Head(*rows[-1][:sql.HEAD]), found[True], found[False]
 
-    async def _fresh(self, db: asyncpg.Connection, tenant_id: str, rows: list[tuple[Any, ...]]) -> list[Row]:
-        """Return tasks with their leases and their latest progress, which a wait for a lock may have made stale."""
+    async def _with_progress(self, db: asyncpg.Connection, tenant_id: str, rows: list[tuple[Any, ...]]) -> list[Row]:
+        """Return tasks with leases and progress; read progress again if a wait for a row lock made it stale."""
         found = [sql.named_row(row) for row in rows]
         if stale := [row[0] for row in rows if sql.is_stale(row)]:
             latest = {row[0]: Progress(*row) for row in await db.fetch(sql.PROGRESS_OF, tenant_id, stale)}
@@ -397,7 +406,7 @@ class Postgres(Pages):
 
     async def _offer(self, db: asyncpg.Connection, work: Work, head: sql.Head, wanted: dict[frozenset[int], int],
                      rows: list[tuple[Any, ...]]) -> None:
-        """Offer the best claimable tasks; look further down the queues when others hold all that were looked at."""
+        """Offer the best claimable tasks; search further down the queues if the first ones are locked."""
         queues, slack, enough = self.queues[work.tenant_id], SLACK, sum(wanted.values())
         if head.due:
             await db.execute(sql.PROMOTE, work.tenant_id, head.clock, PROMOTED)
@@ -405,17 +414,17 @@ class Postgres(Pages):
         locked = {row[0]: row for row in rows}
         while wanted and (head.due or (head.full and len(locked) < enough and slack < MOST_SLACK)):
             slack *= 1 if head.due else 16
-            given = sql.offered(wanted, slack, queues.start)
+            given = sql.bind_wanted(wanted, slack, queues.start)
             head, _, rows = await self._rows(db, work.tenant_id, sql.load(False, True), given)
-            work.now = head.clock       # later than every lock: ids and times of a task must follow one another
+            work.now = head.clock       # clock: later than every row lock, so that a task's ids and times never go back
             head = head._replace(due=False)
-            locked |= {row[0]: row for row in rows}     # what an earlier look has locked, nobody else can offer
-        offers = await self._fresh(db, work.tenant_id, list(locked.values()))
+            locked |= {row[0]: row for row in rows}     # with the rows that earlier searches of this batch locked
+        offers = await self._with_progress(db, work.tenant_id, list(locked.values()))
         for task, _, progress in sorted(offers, key=lambda row: place(row[0])):
             work.add_claimable(task, progress)
 
-    async def _give(self, db: asyncpg.Connection, work: Work, needs: Needs) -> None:
-        """Load what few batches need, each with a statement of its own: it is younger than all locks."""
+    async def _load_others(self, db: asyncpg.Connection, work: Work, needs: Needs) -> None:
+        """Load receipts, records and counts; each statement has a new snapshot, later than all locks."""
         tenant_id, receipts = work.tenant_id, list[Any]()
         if needs.receipts:
             receipts += await db.fetch(sql.FAMILY, tenant_id, list(needs.receipts))
@@ -435,28 +444,28 @@ class Postgres(Pages):
             work.tallies.update(map(tuple, await db.fetch(sql.TALLY, tenant_id, work.list_named_tasks(needs))))
 
     async def _save(self, db: asyncpg.Connection, work: Work) -> Saved | None:
-        """Save what a batch has changed; return how to find it, None if there was nothing."""
+        """Save the changes of a batch; return how to find out whether it was committed; None without changes."""
         changes = sql.changes(work)
-        tables, dropped = tuple(table for table, rows in changes.items() if rows), sql.dropped(work)
+        tables, dropped = tuple(table for table, rows in changes.items() if rows), sql.drop_statements(work)
         if not tables and not dropped:
             return None
         if work.tenant_id not in self.known:
             changes["tenants"], tables = [(work.now,)], ("tenants", *tables)
         text, names = sql.save(tables)
-        given = {"tenant": work.tenant_id, **sql.saved(tables, changes)}
+        given = {"tenant": work.tenant_id, **sql.bind_rows(tables, changes)}
         transaction: str = await db.fetchval(text, *(given[name] for name in names))
-        for statement, ids in dropped:      # they look at what was saved just now
+        for statement, ids in dropped:      # order: these functions check rows that were saved just now
             await db.fetchval(statement, ids)
-        return Saved(transaction, sql.proof(changes))
+        return Saved(transaction, sql.find_proof(changes))
 
     # Reading.
 
     async def _trip(self, statement: str, *given: Any) -> list[Any]:
-        """Run one statement that needs no transaction."""
+        """Run one statement without a transaction of its own."""
         return await self._reconnecting(lambda: self._fetch(statement, *given))
 
     async def _reconnecting(self, run: Callable[[], Awaitable[T]]) -> T:
-        """Run something that may be run again; if its connection broke, once more on a new one."""
+        """Run a repeatable read; if its connection broke, repeat it once on a new one."""
         try:
             return await run()
         except BROKEN:
@@ -474,13 +483,13 @@ class Postgres(Pages):
             return found
 
     async def _ask(self, statement: str, *given: Any) -> list[Any]:
-        """Read in one trip; what keeps the database from answering is not the caller's fault."""
-        with unavailable():
+        """Read in one round trip; raises DatabaseUnavailable."""
+        with translate_outages():
             return [tuple(row) for row in await self._trip(statement, *given)]
 
     async def _read(self, tenant_id: str, statement: str, *given: Any) -> list[Any]:
-        """Read behind the wall of a tenant."""
-        with unavailable():
+        """Read behind the wall of a tenant; raises DatabaseUnavailable."""
+        with translate_outages():
             return await self._reconnecting(lambda: self._read_once(tenant_id, statement, *given))
 
     async def _read_once(self, tenant_id: str, statement: str, *given: Any) -> list[Any]:
@@ -505,7 +514,7 @@ class Postgres(Pages):
         if of.before is not None:
             given.append(of.before)
             statement += f" AND t.task_id < ${len(given) + 1}"
-        statement = page_of(statement, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, sql.placed(given))
+        statement = page_of(statement, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, sql.make_binder(given))
         rows = await self._read(tenant_id, statement, *given)
         return [sql.named_row(row) for row in rows]
 
@@ -521,7 +530,7 @@ class Postgres(Pages):
         return sql.receipt_row(rows[0]) if rows else None
 
     async def find_receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
-        """Return a page of receipts, oldest first, and none that a transaction still open could add to."""
+        """Return a page of receipts, oldest first, only up to the horizon."""
         newest = await self._horizon(tenant_id, "receipts")
         statement = f"{sql.RECEIPTS} AND r.receipt_id > $2 AND r.receipt_id <= $3"
         given: list[Any] = [of.after or "", newest]
@@ -531,15 +540,18 @@ class Postgres(Pages):
                 given.append(value)
                 statement += f" AND r.{column} = ${len(given) + 1}"
         order = "r.receipt_id DESC" if of.newest else "r.receipt_id"
-        statement = page_of(statement, of.to, "r.to_kind", order, 1, of.limit, sql.placed(given))
+        statement = page_of(statement, of.to, "r.to_kind", order, 1, of.limit, sql.make_binder(given))
         rows = await self._read(tenant_id, statement, *given)
         return [sql.receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
     async def _horizon(self, tenant_id: str, table: str) -> str:
-        """Return up to which row nothing can be added any more; wait a moment for those who still might."""
+        """Return the last id below which no open transaction can still add a row; wait a moment for such transactions.
+
+        A reader that follows a cursor would miss a row that is added behind its position.
+        """
         deadline, target = time.monotonic() + HIDDEN_SECONDS, ""
         while True:
-            newest, since = (await self._read(tenant_id, sql.HORIZONS[table], sql.writers_of(uuid.UUID(tenant_id))))[0]
+            newest, since = (await self._read(tenant_id, sql.HORIZONS[table], sql.writers_key(uuid.UUID(tenant_id))))[0]
             target = target or newest or ""
             sure = None if since is None else sql.before(since + self.skew)
             if sure is None or target < sure:
@@ -567,7 +579,7 @@ class Postgres(Pages):
         return kind(*rows[0]) if rows else None
 
     async def unsent(self) -> list[str]:
-        """Return the tenants with receipts that the ledger does not have."""
+        """Return the tenants whose outbox has receipts."""
         return [row[0] for row in await self._ask(sql.UNSENT)]
 
     async def find_waiting(self, tenant_id: str, of: OutboxFilter) -> list[Outgoing]:
@@ -575,31 +587,31 @@ class Postgres(Pages):
         return [Outgoing(*row) for row in await self._read(tenant_id, sql.WAITING, of.after, of.limit)]
 
     async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
-        """Return those of some receipts that the ledger does not have yet."""
+        """Return the outbox rows of some receipts."""
         return [Outgoing(*row) for row in await self._read(tenant_id, sql.ON_THE_WAY, list(of.receipt_ids))]
 
     async def lag(self, tenant_id: str) -> Lag:
-        """Return how many receipts wait, how many are parked, and since when the oldest waits."""
+        """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""
         return Lag(*(await self._read(tenant_id, sql.LAG))[0])
 
     async def find_entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
-        """Return a page of what others have stored here, and none that a transaction still open could add to."""
+        """Return a page of the receipts that others stored in this ledger, only up to the horizon."""
         statement, given = sql.ENTRIES, list[Any]([of.after or "", await self._horizon(tenant_id, "ledger")])
         for column, value in (("to_id", of.to and of.to.id), ("task_id", of.task_id),
                               ("receipt_type", of.receipt_type), ("asyncgate_instance", of.instance)):
             if value is not None:
                 given.append(value)
                 statement += f" AND {column} = ${len(given) + 1}"
-        statement = page_of(statement, of.to, "to_kind", "arrival", 2, of.limit, sql.placed(given))
+        statement = page_of(statement, of.to, "to_kind", "arrival", 2, of.limit, sql.make_binder(given))
         rows = await self._read(tenant_id, statement, *given)
         return [Entry(*row) for row in rows]
 
     async def lead(self, job: str) -> bool:
-        """Whether this process does a job that only one may do."""
+        """Whether this process leads a job that only one may do."""
         return self.member is None or await self.member.lead(job)
 
     async def find_archived(self, tenant_id: str, of: ArchivedFilter) -> list[Archived]:
-        """Return where the archived receipts of a task are."""
+        """Return the pointers to a task's archived receipts."""
         return [Archived(*row) for row in await self._read(tenant_id, sql.ARCHIVED, of.task_id)]
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
@@ -608,11 +620,11 @@ class Postgres(Pages):
         return (rows[0][0], rows[0][1], Key(*rows[0][2:])) if rows else None
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
-        """Return what upkeep must look at, tenant by tenant, but for what other living processes look after."""
+        """Return the tasks and schedules that upkeep must check, by tenant, without those of other living processes."""
         others, name = (list(self.member.others), self.member.instance_id) if self.member else ([], None)
         found: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
         for tenant_id, kind, id in await self._ask(sql.OVERDUE, now, now - grace, others, name, max(OVERDUE, limit)):
-            if kind == "others":    # its owner lives and should see to it; should it die now, we will see that
+            if kind == "others":    # left to its living instance; checked again soon, in case that one dies
                 if self.member:
                     self.member.hear(News(tenant_id, lapse=now - grace + LOOK_AGAIN_SECONDS))
                 continue
@@ -622,23 +634,23 @@ class Postgres(Pages):
         return [(tenant_id, *both) for tenant_id, both in found.items()]
 
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
-        """Return when live leases run out; a task with a deadline is named too, for both have one index."""
+        """Return when live leases expire, and deadlines of tasks, which are in the same index."""
         return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]
 
     async def drop_lanes(self) -> int:
-        """Forget the lanes in which no task waits, of the tenants that this process knows."""
+        """Delete the lanes in which no task waits, of the tenants that this process knows."""
         return sum([await self._drop_lanes(tenant_id) for tenant_id in list(self.lanes)])
 
     async def _drop_lanes(self, tenant_id: str) -> int:
         if not await self._read(tenant_id, f"{sql.EMPTY_LANES} LIMIT 1"):
-            return 0        # and nobody had to wait
+            return 0        # without the exclusive lock
         async with self._transaction(tenant_id) as db:
-            await db.execute(sql.LOCK_LANES.format(writers=sql.writers_of(uuid.UUID(tenant_id))))
+            await db.execute(sql.WAIT_FOR_WRITERS.format(writers=sql.writers_key(uuid.UUID(tenant_id))))
             lanes = [row[0] for row in await db.fetch(sql.EMPTY_LANES, tenant_id)]
             await db.execute("DELETE FROM asyncgate.lanes WHERE tenant_id = $1 AND lane = ANY ($2::bigint[])",
                              tenant_id, lanes)
             await db.execute("COMMIT")
-        self.lanes.pop(tenant_id, None)     # the next batch reads those that are left
+        self.lanes.pop(tenant_id, None)     # the next batch reads the lanes again
         return len(lanes)
 
     async def next_due(self, tenant_id: str) -> float | None:
@@ -654,14 +666,14 @@ class Postgres(Pages):
         if not keys:
             return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
         if table in (Task, Lease):
-            held = " AND s.lease_id IS NOT NULL" * (table is Lease)
-            statement = f"{sql.ROWS} AND t.task_id > $2{held} ORDER BY t.task_id LIMIT 1000"
+            leased = " AND s.lease_id IS NOT NULL" * (table is Lease)
+            statement = f"{sql.ROWS} AND t.task_id > $2{leased} ORDER BY t.task_id LIMIT 1000"
             return [row[table is Lease] for row in map(sql.named_row, await self._read(tenant_id, statement, after))]
         position = (*after.split("\0"), *[""] * len(keys))[:len(keys)]
         return [table(*row) for row in await self._read(tenant_id, sql.export(table, keys), *position)]
 
     async def keep_secret(self, secret: bytes) -> None:
-        """Sign cursors with another key, also after a restart."""
+        """Replace the key that signs cursors, durably."""
         await self._ask("UPDATE asyncgate.meta SET value = $1 WHERE name = 'cursor_key'", secret.hex())
         self.secret = secret
 
@@ -670,14 +682,14 @@ class Postgres(Pages):
         return [row[0] for row in await self._ask(sql.TENANTS)]
 
 
-def locks(tenant_id: str, needs: Needs) -> Iterable[int]:
-    """Return the locks of those who take turns: at repeating a claim, answering a receipt, changing a record."""
+def turn_keys(tenant_id: str, needs: Needs) -> Iterable[int]:
+    """Return the turn keys of a batch: of the claims it repeats, the receipts it answers, the records it changes."""
     names = [*needs.repeats, *((id,) for id in needs.receipts), *(key for _, key in needs.records)]
-    return (lock_of(tenant_id, *name) for name in names)
+    return (turn_key(tenant_id, *name) for name in names)
 
 
-def wanted_of(lanes: Lanes, claims: list[LeaseNext]) -> dict[frozenset[int], int]:
-    """Return how many tasks of which groups of lanes are enough for all claims."""
+def count_wanted(lanes: Lanes, claims: list[LeaseNext]) -> dict[frozenset[int], int]:
+    """Return for each group of lanes how many tasks are enough for all claims."""
     wanted: defaultdict[frozenset[int], int] = defaultdict(int)
     for ask in claims:
         for group in lanes.groups([ask]):
@@ -686,18 +698,18 @@ def wanted_of(lanes: Lanes, claims: list[LeaseNext]) -> dict[frozenset[int], int
 
 
 @contextlib.contextmanager
-def unavailable(answer: str = "the database does not answer; try again") -> Iterator[None]:
-    """Turn what keeps the database from answering into the answer that says so."""
+def translate_outages(answer: str = "the database does not answer; try again") -> Iterator[None]:
+    """Turn an outage of the database into DatabaseUnavailable with this answer."""
     try:
         yield
     except AWAY as error:
-        why = None if isinstance(error, OUTAGE) else error      # a fault in a statement is to be found
+        why = None if isinstance(error, OUTAGE) else error      # a traceback for errors in statements
         log.error("the database does not answer: %s", error or type(error).__name__, exc_info=why, extra=OFTEN)
         raise DatabaseUnavailable(answer, retry_after=1) from error
 
 
 async def commit(db: asyncpg.Connection) -> None:
-    """Commit; raises Unconfirmed when the server gave up waiting for a standby, which it says in a warning only."""
+    """Commit; raises Unconfirmed if the server stopped waiting for a standby, which it reports only as a warning."""
     warnings: list[Any] = []
 
     def hear(_: Any, warning: Any) -> None:
@@ -712,11 +724,11 @@ async def commit(db: asyncpg.Connection) -> None:
 
 
 async def keep_session(db: asyncpg.Connection) -> None:
-    """Nothing outlives a transaction here, so a connection that goes back needs no reset, which is a round trip."""
+    """No-op instead of the pool's reset, which costs a round trip: no setting outlives a transaction here."""
 
 
 async def require_weak_role(db: asyncpg.Connection) -> None:
-    """Refuse to work as somebody for whom the wall between tenants does not hold."""
+    """Refuse a role that is not restricted by the wall between tenants; raises StartupError."""
     role, superuser, bypass, owner, sweeper, auth = await db.fetchrow("""
         SELECT current_user::text,
                EXISTS (SELECT FROM pg_roles WHERE rolsuper AND pg_has_role(current_user, oid, 'MEMBER')),
@@ -727,16 +739,16 @@ async def require_weak_role(db: asyncpg.Connection) -> None:
     strong = {"is a superuser": superuser, "may bypass row-level security": bypass, "owns the tables": owner,
               "sees all tenants' work": sweeper, "sees all tenants' keys": auth}
     for why in (why for why, holds in strong.items() if holds):
-        raise StartupError(f"the role {role} {why}, so the wall between tenants would not hold: connect as "
-                           "asyncgate_app, or set database.trusted_role=true to try things on your own machine")
+        raise StartupError(f"the role {role} {why}, so the wall between tenants would not restrict it: connect as "
+                           "asyncgate_app, or set database.trusted_role=true for trials on your own machine")
 
 
 async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Postgres:
-    """Open the database that a URL names, as a role that stays behind the wall between tenants."""
+    """Open the database of a URL, as a role that is restricted by the wall between tenants."""
     settings = settings or DatabaseSettings()
     if serving and settings.pgbouncer and not settings.direct_url:
-        raise StartupError("PgBouncer keeps no session: set database.direct_url to the address of Postgres itself, "
-                           "for what needs one (locks and notifications)")
+        raise StartupError("PgBouncer keeps no session, but locks and notifications need one: set database.direct_url "
+                           "to the address of Postgres itself")
     if settings.pgbouncer and settings.trusted_role:
         raise StartupError("database.trusted_role does not work through PgBouncer: connect as asyncgate_app")
     try:
@@ -759,8 +771,8 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
 
 
 async def connect(url: str, settings: DatabaseSettings) -> asyncpg.Pool:
-    """Make the pool; its connections are opened when they are needed."""
-    # PgBouncer hands out another session for each transaction: it knows no prepared statements and no settings.
+    """Make the pool; connections are opened when they are needed."""
+    # PgBouncer uses another session for each transaction, so prepared statements and session settings do not work.
     ours = session(settings) if settings.pgbouncer else {
         **session(settings), **PROBES_ONLY, "idle_in_transaction_session_timeout": "60s",
         "statement_timeout": f"{int(settings.timeout_seconds * 1000)}"}

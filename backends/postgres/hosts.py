@@ -1,7 +1,7 @@
-"""How Postgres is reached: one host of several, and what to tell the operator when there is none.
+"""Connecting to Postgres: choose one of several hosts, and explain to the operator why none can be used.
 
-A server that hangs takes connections and says nothing, so each host has a time limit of its own, and the one that
-worked last is tried first.
+A hanging server accepts connections and never answers, so each host has a timeout of its own, and the host that worked
+last is tried first.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from asyncgate.parts.model.errors import NotNow, StartupError
 
 CONNECT_SECONDS = 5.0
 PORT = 5432
-# The database is not to be had now; the last one is what asyncpg says of a connection that broke in the middle.
+# The database is unavailable now; asyncpg raises the last one if a connection breaks in the middle.
 AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-# Another host of the same database would say the same.
+# Another host of the same database would answer the same.
 DEFINITE = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 
 
 class Hosts:
-    """The hosts of a URL, the last good one first."""
+    """The hosts of a URL, the one that worked last first."""
 
     def __init__(self, url: str, seconds: float) -> None:
         self.urls = one_by_one(url)
         most = min(CONNECT_SECONDS, seconds)
-        # Of several each has so much that one hung host leaves time for the next, and for what is to be done there.
+        # With several hosts, one hanging host must leave time for the next one and for the query.
         self.seconds = most if len(self.urls) == 1 else most / (len(self.urls) + 1)
 
     async def connect(self, *_: Any, **given: Any) -> asyncpg.Connection:
-        """Connect to the first host that answers; takes what `asyncpg.connect` does, but for the address."""
-        if len(self.urls) > 1 and wants_nothing(self.urls[0]):
-            given["target_session_attrs"] = "read-write"    # a standby is of no use
+        """Connect to the first host that answers; takes the arguments of `asyncpg.connect` except the address."""
+        if len(self.urls) > 1 and wants_any_server(self.urls[0]):
+            given["target_session_attrs"] = "read-write"    # a standby cannot be used
         problems: dict[str, Exception] = {}
         for url in list(self.urls):
             try:
@@ -48,7 +48,7 @@ class Hosts:
             else:
                 self._move(url, 0)
                 return db
-        raise problem_of(problems)
+        raise combine_problems(problems)
 
     def _move(self, url: str, place: int) -> None:
         self.urls.remove(url)
@@ -56,68 +56,68 @@ class Hosts:
 
 
 def as_user(url: str, user: str) -> str:
-    """Return a URL that logs in as somebody else, whose password is where Postgres looks for those not in URLs."""
+    """Return a URL for another user, without a password: Postgres then takes it from PGPASSWORD or a password file."""
     parts = urlsplit(url)
     query = "&".join(one for one in parts.query.split("&") if one.partition("=")[0] not in ("user", "password"))
     return parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}", query=query).geturl()
 
 
 def one_by_one(url: str) -> list[str]:
-    """Return a URL for each host that a URL names before its path; Postgres separates them by commas."""
+    """Return one URL for each host in a URL; Postgres separates hosts by commas."""
     parts = urlsplit(url)
     login, at, hosts = parts.netloc.rpartition("@")
     return [parts._replace(netloc=f"{login}{at}{host}").geturl() for host in hosts.split(",")]
 
 
-def wants_nothing(url: str) -> bool:
-    """Whether nobody has said which kind of server is meant."""
+def wants_any_server(url: str) -> bool:
+    """Whether neither the URL nor the environment says which kind of server to use."""
     return "target_session_attrs=" not in urlsplit(url).query and "PGTARGETSESSIONATTRS" not in os.environ
 
 
 def address(url: str) -> str:
-    """Return host and port of a URL, without the credentials."""
+    """Return the host and port of a URL, without the credentials."""
     host = urlsplit(url).netloc.rpartition("@")[2]
     if not host:
         return "the host of its settings"
     return unquote(host) if host.rpartition("]")[2].count(":") else f"{unquote(host)}:{PORT}"
 
 
-def problem_of(problems: dict[str, Exception]) -> Exception:
-    """Return the one error that says of each host why it is not to be had."""
+def combine_problems(problems: dict[str, Exception]) -> Exception:
+    """Return one error that says for each host why it cannot be used."""
     first, *others = problems.values()
     if not others and isinstance(first, asyncpg.PostgresError):
         return first  # type: ignore[no-any-return]  # asyncpg has no types
-    text = "; ".join(f"{address(url)}: {reason(error)}" for url, error in problems.items())
+    text = "; ".join(f"{address(url)}: {describe_problem(error)}" for url, error in problems.items())
     silent = all(isinstance(error, TimeoutError) for error in problems.values())
     return (TimeoutError if silent else ConnectionError)(text)
 
 
-def reason(error: Exception) -> str:
-    """Return why a host is not to be had, in a few words."""
+def describe_problem(error: Exception) -> str:
+    """Return in a few words why a host cannot be used."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return "it may only be read, or is otherwise not what target_session_attrs asks for"
+        return "it is read-only, or otherwise not what target_session_attrs requires"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
 
 
 def startup_error(error: Exception, url: str, what: str = "the database") -> StartupError:
-    """Return the one line that says why a database cannot be used, and what to do."""
+    """Return an error that says in one line why a database cannot be used, and what to do."""
     where, user = ", ".join(map(address, one_by_one(url))), urlsplit(url).username or "the user of this process"
     name = unquote(urlsplit(url).path.lstrip("/")) or user
     if isinstance(error, asyncpg.InvalidCatalogNameError):
-        return StartupError(f"there is no database {name!r} at {where}: make it with `createdb {flags(url)}{name}`, "
+        return StartupError(f"there is no database {name!r} at {where}: create it with `createdb {flags(url)}{name}`, "
                             "then run `asyncgate migrate --database URL`")
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
-        return StartupError(f"Postgres at {where} does not let in {unquote(user)}: {error}; the password belongs into "
-                            "database.url, and `asyncgate migrate` makes the role asyncgate_app")
+        return StartupError(f"Postgres at {where} refuses the user {unquote(user)}: {error}; put the password into "
+                            "database.url; `asyncgate migrate` creates the role asyncgate_app")
     if isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in str(error):
-        return StartupError(f"PgBouncer answers at {where}: set database.pgbouncer=true, and database.direct_url to "
-                            "the address of Postgres itself")
+        return StartupError(f"PgBouncer answers at {where}: set database.pgbouncer=true, and set database.direct_url "
+                            "to the address of Postgres itself")
     if isinstance(error, ValueError):
-        return StartupError(f"database.url is not the URL of a Postgres: {error}")
+        return StartupError(f"database.url is not a valid Postgres URL: {error}")
     if isinstance(error, OSError | TimeoutError):
         return NotNow(f"cannot reach {what}: {str(error) or where}; is Postgres running there, and is database.url "
                       "right?")
@@ -125,7 +125,7 @@ def startup_error(error: Exception, url: str, what: str = "the database") -> Sta
 
 
 def flags(url: str) -> str:
-    """Return the options by which the programs of Postgres find the server of a URL."""
+    """Return the options -h and -p with which Postgres' programs reach the server of a URL."""
     def named() -> Iterator[str]:
         host, _, port = address(one_by_one(url)[0]).rpartition(":")
         if host:

@@ -1,8 +1,9 @@
-"""Who owns what and may do what in the schema: read from the catalog, remembered, and made again when it is lost.
+"""Owners, grants and policies of the schema: read from the catalog, stored, and restored if they are lost.
 
-Roles belong to a whole server, so a dump of a database has none.  Restored on a server without them it belongs to
-whoever restored it, and the wall between tenants is gone with the policies.  Each migration therefore remembers, as
-statements in the table of migrations, what it left; `migrate` makes the roles and whatever of that is missing.
+Roles belong to a whole server, so a dump of a database does not contain them.  After a restore on a server without the
+roles, the restoring user owns everything, and the wall between tenants is missing.  Each migration therefore stores the
+statements that make the present privileges, in the table of migrations; `migrate` creates missing roles and runs the
+missing statements.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from asyncgate.parts.model.errors import StartupError
 
 ROLES = ("asyncgate_owner", "asyncgate_app", "asyncgate_sweeper", "asyncgate_auth", "asyncgate_archivist")
 OUR_SCHEMA = "(SELECT oid FROM pg_namespace WHERE nspname = 'asyncgate')"
-RESTORE_AGAIN = ("this database was restored without its roles, and does not remember what they may do; they are there "
-                 "now: restore the dump once more, into an empty database")
+RESTORE_AGAIN = ("this database was restored without its roles, and has no stored privileges; the roles exist now: "
+                 "restore the dump again, into an empty database")
 
-# The statements that make all privileges what they are, each with its place in their order: owners come first, because
-# a new owner takes the old one's place in what was granted.
+# A query for the statements that make all privileges, with their order: owners come first, because changing an owner
+# also changes existing grants.
 PRIVILEGES = f"""
 WITH granted AS (
     SELECT 'SCHEMA asyncgate' AS what, a.* FROM pg_namespace AS n, aclexplode(n.nspacl) AS a WHERE n.oid = {OUR_SCHEMA}
@@ -61,9 +62,9 @@ ORDER BY 1, 2"""
 
 
 async def privileges(db: Any, whole: bool = True) -> list[str]:
-    """Return the statements that make all privileges in the schema what they are now.
+    """Return the statements that make the present privileges in the schema.
 
-    What policies demand is read under a lock of their table: unless it is `whole`, this waits for nobody.
+    Reading the conditions of policies takes a table lock; without `whole` they are left out, and no lock is taken.
     """
     async with db.transaction():
         await db.execute("SET LOCAL search_path = pg_catalog; SET LOCAL lock_timeout = '5s'")   # so names are whole
@@ -71,26 +72,26 @@ async def privileges(db: Any, whole: bool = True) -> list[str]:
 
 
 def outline(statement: str) -> str:
-    """Return a statement without what a policy demands."""
+    """Return a statement without the conditions of a policy."""
     return re.sub(r" (USING|WITH CHECK) \(.*", "", statement, flags=re.DOTALL)
 
 
 async def make_roles(db: Any, roles: str) -> None:
-    """Make the roles that this server lacks."""
+    """Create the roles that this server lacks."""
     if await db.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = ANY ($1)", ROLES) < len(ROLES):
         await db.execute(roles)
 
 
-async def mend(db: Any) -> list[str]:
-    """Make what is missing of the privileges that the last migration left; return the statements that were needed."""
-    remembered = await last(db)
-    if remembered is None:
+async def restore_privileges(db: Any) -> list[str]:
+    """Run the stored statements of missing privileges; return these statements."""
+    stored = await stored_privileges(db)
+    if stored is None:
         owner = await db.fetchval(f"SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE oid = {OUR_SCHEMA}")
         if owner != ROLES[0]:
             raise StartupError(RESTORE_AGAIN)
         return []
     there = set(await privileges(db, whole=False))
-    missing = [statement for statement in remembered if outline(statement) not in there]
+    missing = [statement for statement in stored if outline(statement) not in there]
     try:
         async with db.transaction():
             await db.execute("SET LOCAL lock_timeout = '5s'")
@@ -98,12 +99,12 @@ async def mend(db: Any) -> list[str]:
                 await db.execute(statement)
     except asyncpg.PostgresError as error:
         raise StartupError(f"{len(missing)} privileges are missing, as after a restore on another server, and "
-                           f"cannot be made again: {error}; run this as a superuser") from None
+                           f"cannot be restored: {error}; run this command as a superuser") from None
     return missing
 
 
-async def last(db: Any) -> list[str] | None:
-    """Return what the last migration left; None where that is not remembered."""
+async def stored_privileges(db: Any) -> list[str] | None:
+    """Return the stored statements of the last migration; None if none are stored."""
     if not await db.fetchval("SELECT EXISTS (SELECT FROM pg_attribute WHERE attname = 'privileges' "
                              "AND attrelid = to_regclass('asyncgate.migrations'))"):
         return None
@@ -112,8 +113,8 @@ async def last(db: Any) -> list[str] | None:
     return found
 
 
-async def remember(db: Any) -> None:
-    """Keep what there is now, for the day when it is restored elsewhere; only whoever owns the schema can."""
+async def store_privileges(db: Any) -> None:
+    """Store the statements of the present privileges, as the schema's owner."""
     if await db.fetchval("SELECT EXISTS (SELECT FROM pg_attribute WHERE attname = 'privileges' "
                          "AND attrelid = to_regclass('asyncgate.migrations'))"):
         now = await privileges(db)

@@ -1,8 +1,8 @@
-"""The statements of the Postgres backend, put together from the Structs that they load and save.
+"""The statements of the Postgres backend, built from the Structs that they load and save.
 
-A batch has one statement that finds and locks everything and one that saves everything, because a round trip costs
-more than a dozen index probes.  Each `LATERAL (… LIMIT 1)` is one probe, whatever the planner believes of a tenant's
-size; each MATERIALIZED is a fence: what locks rows must not run twice.
+A batch has one statement that finds and locks its rows and one that saves its changes, because a round trip costs more
+than a dozen index probes.  Each `LATERAL (… LIMIT 1)` is one index probe, whatever the planner assumes about a tenant's
+size.  MATERIALIZED makes sure that a subquery with row locks runs only once.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from asyncgate.parts.model.stored import (
     export_order,
 )
 
-ARRAYS = {"bool": "bool[]", "int": "bigint[]", "float": "float8[]"}     # everything else is text
-# Fields that are no column of their table.
+ARRAYS = {"bool": "bool[]", "int": "bigint[]", "float": "float8[]"}     # every other type is text
+# Fields that are not columns of their Struct's table.
 ELSEWHERE: dict[type[Struct], tuple[str, ...]] = {Receipt: ("parents", "delivered_at")}
 
 
 def typed(kind: type[Struct], but: Iterable[str] = ()) -> dict[str, str]:
-    """Return the columns of a stored Struct, each with the array type that carries it."""
+    """Return the columns of a stored Struct, each with the array type of its parameter."""
     left_out = {*ELSEWHERE.get(kind, ()), *but}
     return {name: ARRAYS.get(kind.__annotations__[name].split(" ")[0], "text[]")
             for name in kind.__struct_fields__ if name not in left_out}
 
 
 def listed(columns: Iterable[str], prefix: str = "") -> str:
-    """Return columns as a SELECT names them."""
+    """Return columns as the list of a SELECT."""
     return ", ".join(prefix + column for column in columns)
 
 
-# A task is two rows: what never changes, and what does, its latest lease included.
+# A task is two rows: the fields that never change, and those that do, with its latest lease.
 FIELDS = list(Task.__struct_fields__)
 QUEUED = ("lane", "priority", "max_attempts")           # never change either, but the queue's index needs them
 MUTABLE = typed(Task, FIELDS[:FIELDS.index("asyncgate_instance")])
@@ -69,12 +69,12 @@ RECEIPT, PROGRESS = typed(Receipt), typed(Progress)
 
 
 def task_columns(task: str = "t.", state: str = "s.") -> str:
-    """Return the columns of a Task, from the two rows that it is."""
+    """Return the columns of a Task, from its two rows."""
     return ", ".join((task if name in CONTRACT else state) + name for name in FIELDS)
 
 
 def row_columns(task: str = "t.", state: str = "s.", progress: str = "p.") -> str:
-    """Return the columns that `named_row` makes a task, its lease and its progress of."""
+    """Return the columns from which `named_row` makes a task, its lease and its progress."""
     return (f"{task_columns(task, state)}, {state}task_id, {listed(HELD, state)}, {state}told, "
             f"{listed(PROGRESS, progress)}")
 
@@ -84,46 +84,46 @@ LEASE_AT, TOLD_AT = len(FIELDS), len(FIELDS) + 1 + len(HELD)
 
 
 def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None]:
-    """Make a task, its lease and its progress of what `row_columns` selects."""
+    """Make a task, its lease and its progress from a row of `row_columns`."""
     lease, progress = row[LEASE_AT:TOLD_AT], row[TOLD_AT + 1:]
     return (Task(*row[:LEASE_AT]), Lease(*lease) if lease[1] is not None else None,
             Progress(*progress) if progress[0] is not None else None)
 
 
 def is_stale(row: tuple[Any, ...]) -> bool:
-    """Whether the progress of a row is older than its state, for whose lock we have waited."""
+    """Whether the progress in a row is older than its state, because the statement waited for the state's row lock."""
     return bool((row[TOLD_AT + 3] or 0) != row[TOLD_AT])
 
 
-def begin(tenant: uuid.UUID, locks: Iterable[int] | None) -> str:
-    """Return the message that opens a transaction behind a tenant's wall; `locks` is None for a reader.
+def begin(tenant: uuid.UUID, turns: Iterable[int] | None) -> str:
+    """Return the SQL that begins a transaction behind a tenant's wall; `turns` are its turn keys, None for a reader.
 
-    A UUID and numbers are all that becomes part of it.  The shared lock tells readers of receipts who may still add to
-    them; the others make those take turns who answer the same receipt, or repeat the same claim.
+    Security: only a UUID and numbers are inserted into the text.  The shared writers lock tells readers of receipts
+    which transactions may still add receipts.  Transactions with the same turn key wait for each other.
     """
     parts = [f"BEGIN; SET LOCAL app.tenant_id = '{tenant}'"]
-    if locks is not None:
-        parts.append(f"SELECT pg_advisory_xact_lock_shared({WRITERS}, {writers_of(tenant)})")
-        parts += [f"SELECT pg_advisory_xact_lock({number})" for number in sorted(set(locks))]
+    if turns is not None:
+        parts.append(f"SELECT pg_advisory_xact_lock_shared({WRITERS}, {writers_key(tenant)})")
+        parts += [f"SELECT pg_advisory_xact_lock({number})" for number in sorted(set(turns))]
     return "; ".join(parts)
 
 
-WRITERS = 0x6761_7465       # the class of the locks that say who is writing a tenant's receipts
+WRITERS = 0x6761_7465       # the first half of the writers lock's key; the second half is writers_key
 
 
-def writers_of(tenant: uuid.UUID) -> int:
-    """Return the number of a tenant among those locks; two tenants that share one merely wait for each other."""
+def writers_key(tenant: uuid.UUID) -> int:
+    """Return the second half of the key of a tenant's writers lock; tenants that share a key only wait needlessly."""
     return tenant.int % (1 << 31)
 
 
-# Instances and other names have advisory locks.
-LOCK = "hashtextextended({0}, 25959)"
-LOCKED = f"""{LOCK.format('i.instance_id::text')} IN (
+# Name locks: advisory locks for the names of instances and jobs, held by a session.
+NAME_KEY = "hashtextextended({0}, 25959)"
+NAME_IS_HELD = f"""{NAME_KEY.format('i.instance_id::text')} IN (
     SELECT classid::bigint << 32 | objid::bigint FROM pg_locks
     WHERE locktype = 'advisory' AND objsubid = 1 AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
 
-# Loading.  What a statement is given is named in it as `:name`.
+# Loading.  Parameters are written as `:name`.
 
 NAMED = f"""
 ids AS MATERIALIZED (
@@ -143,7 +143,7 @@ named AS MATERIALIZED (
         SELECT {listed(STATE)} FROM asyncgate.states
         WHERE tenant_id = :tenant AND task_id = i.task_id LIMIT 1 FOR UPDATE) AS s)"""
 
-# Of each group of lanes the best, and no more than is wanted: what is locked here nobody else can claim meanwhile.
+# The best tasks of each group of lanes, no more than wanted, because other claims skip the rows that are locked here.
 OFFERED = f"""
 groups AS (SELECT * FROM unnest(:groups::bigint[], :wanted::bigint[]) AS g (number, most)),
 candidates AS MATERIALIZED (
@@ -169,7 +169,7 @@ offered AS MATERIALIZED (
         LIMIT g.most) AS s)"""
 FULL = """EXISTS (SELECT FROM groups AS g WHERE (SELECT count(*) FROM candidates AS c WHERE c.number = g.number)
                     = g.most + :slack::bigint)"""
-# Of the delayed tasks only the first is looked at: a clock that runs on cannot say where to begin in an index.
+# Only the first delayed task is checked: clock_timestamp() is volatile, so it cannot bound an index scan.
 DUE = """coalesce((SELECT next_eligible_at FROM asyncgate.states
                    WHERE tenant_id = :tenant AND status = 'queued' AND NOT ready AND held IS NULL
                    ORDER BY next_eligible_at LIMIT 1)
@@ -177,14 +177,14 @@ DUE = """coalesce((SELECT next_eligible_at FROM asyncgate.states
 
 
 class Head(NamedTuple):
-    """What LOAD says in front of each row."""
+    """The columns at the beginning of each row of LOAD."""
 
-    clock: float                # when all locks were held
-    lanes: str                  # their sum; if ours is another, another process has opened or dropped some
-    newest: str | None          # the youngest receipt
-    due: bool                   # delayed tasks wait to be promoted
-    full: bool                  # there may be more candidates than were looked at
-    group: int | None           # for which claims the row is offered; NAMED when it was asked for, None: no row
+    clock: float                # the time when all row locks were held
+    lanes: str                  # the sum of the lanes' ids; a difference shows that another process changed the lanes
+    newest: str | None          # the newest receipt
+    due: bool                   # whether delayed tasks must be promoted
+    full: bool                  # whether there may be more candidates than were read
+    group: int | None           # the group of lanes for which the row is offered, or ASKED_FOR; None: no row
 
 
 HEAD, ASKED_FOR = len(Head._fields), -1
@@ -192,9 +192,9 @@ HEAD, ASKED_FOR = len(Head._fields), -1
 
 @cache
 def load(named: bool, offered: bool) -> tuple[str, tuple[str, ...]]:
-    """Return the LOAD of batches that name tasks, claim some, do both, or neither, and what it is given.
+    """Return the LOAD statement of batches that name tasks, claim tasks, do both, or neither, and its parameters.
 
-    The clock is read for each row as it is handed out, so that of the last one is later than every lock.
+    Clock: it is read for each returned row, so the last row's time is later than the last row lock.
     """
     tables = [NAMED] * named + [OFFERED] * offered
     rows = ([f"SELECT {ASKED_FOR}::bigint AS number, {listed(STATE)} FROM named"] * named
@@ -205,15 +205,15 @@ LEFT JOIN LATERAL (SELECT {listed(CONTRACT)} FROM asyncgate.tasks
                    WHERE tenant_id = :tenant AND task_id = s.task_id LIMIT 1) AS t ON true
 LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
                    WHERE tenant_id = :tenant AND task_id = s.task_id AND s.told > 0 LIMIT 1) AS p ON true"""
-    return numbered(f"""{'WITH ' * bool(tables)}{','.join(tables)}
+    return number_parameters(f"""{'WITH ' * bool(tables)}{','.join(tables)}
 SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, one.*, {f's.number, {ROW}' if rows else 'NULL'}
 FROM (SELECT (SELECT coalesce(sum(lane), 0)::text FROM asyncgate.lanes WHERE tenant_id = :tenant::uuid),
              (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = :tenant ORDER BY receipt_id DESC LIMIT 1),
              {DUE if offered else 'false'}, {FULL if offered else 'false'}) AS one{found if rows else ''}""")
 
 
-def numbered(template: str) -> tuple[str, tuple[str, ...]]:
-    """Replace each `:name` of a statement by the place of its argument; return both."""
+def number_parameters(template: str) -> tuple[str, tuple[str, ...]]:
+    """Replace each `:name` in a statement by a number; return the statement and the names in order."""
     names: dict[str, str] = {}
 
     def place(found: re.Match[str]) -> str:
@@ -222,23 +222,24 @@ def numbered(template: str) -> tuple[str, tuple[str, ...]]:
 
 
 def columns(rows: Collection[tuple[Any, ...]], width: int) -> list[list[Any]]:
-    """Turn rows into one array for each column."""
+    """Turn rows into a list of columns."""
     return [[row[at] for row in rows] for at in range(width)]
 
 
 def arrays(names: Collection[str], rows: Collection[tuple[Any, ...]]) -> dict[str, list[Any]]:
-    """Turn rows into one array for each column, by its name."""
+    """Turn rows into columns by name."""
     return dict(zip(names, columns(rows, len(names)), strict=True))
 
 
 def bind_needs(needs: Needs) -> dict[str, Any]:
-    """Return what LOAD is given to find the tasks that a batch names."""
+    """Return the arguments of LOAD for the tasks that a batch names."""
     return {"tasks": list(needs.tasks), **arrays(("owner_kinds", "owner_ids", "keys"), needs.keys),
             "leases": list(needs.leases), **arrays(("worker_kinds", "worker_ids", "claims"), needs.repeats)}
 
 
-def offered(wanted: dict[frozenset[int], int], slack: int, starts: Callable[[int], tuple[int, str]]) -> dict[str, Any]:
-    """Return what LOAD is given to find claimable tasks, so many of each group of lanes, from where a lane starts."""
+def bind_wanted(wanted: dict[frozenset[int], int], slack: int,
+                      starts: Callable[[int], tuple[int, str]]) -> dict[str, Any]:
+    """Return the arguments of LOAD for claimable tasks: how many of each group of lanes, and where each lane starts."""
     groups = list(enumerate(wanted.items()))
     probes = [(number, lane, *starts(lane)) for number, (lanes, _) in groups for lane in lanes]
     return {**arrays(("groups", "wanted"), [(number, most) for number, (_, most) in groups]),
@@ -246,8 +247,8 @@ def offered(wanted: dict[frozenset[int], int], slack: int, starts: Callable[[int
 
 
 LANES = "SELECT lane, type, capabilities FROM asyncgate.lanes WHERE tenant_id = $1"
-# What is dropped nobody relies on: whoever writes for the tenant holds the other side of this lock.
-LOCK_LANES = f"SET LOCAL lock_timeout = '2s'; SELECT pg_advisory_xact_lock({WRITERS}, {{writers}})"
+# The exclusive writers lock: waits until no batch of the tenant runs, because batches rely on the known lanes.
+WAIT_FOR_WRITERS = f"SET LOCAL lock_timeout = '2s'; SELECT pg_advisory_xact_lock({WRITERS}, {{writers}})"
 EMPTY_LANES = """
 SELECT l.lane FROM asyncgate.lanes AS l
 WHERE l.tenant_id = $1
@@ -262,14 +263,14 @@ WHERE tenant_id = $1 AND task_id = ANY (ARRAY(
     WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at <= $2
     ORDER BY next_eligible_at LIMIT $3 FOR UPDATE SKIP LOCKED))"""
 
-# Saving: what may change → the columns that carry it → the statement over their rows.  A row that is known to be there
-# is changed by an INSERT that meets it: that goes to the row by its key, while an UPDATE joined to the new values may
-# be planned as a walk over all rows of the tenant.  For the same reason rows go away by `= ANY`.
+# Saving: kind of change → its columns → its statement.  An existing row is changed by an INSERT with ON CONFLICT, which
+# finds it by its key; an UPDATE joined with the new values may be planned as a scan over all rows of the tenant.  For
+# the same reason rows are deleted by `= ANY`.
 
 
 def insert(table: str, names: Iterable[str], key: str | None = None, changed: Iterable[str] = (),
            also: str = "") -> str:
-    """Return an INSERT of whole rows; where the row of a key is there already, `changed` is what it takes over."""
+    """Return an INSERT of whole rows; with a key, an existing row gets the new values of the `changed` columns."""
     names = list(names)
     sets = ", ".join(f"{name} = excluded.{name}" for name in changed) + also
     upsert = "" if key is None else f" ON CONFLICT (tenant_id{', ' * bool(key)}{key}) DO UPDATE SET {sets}"
@@ -289,20 +290,20 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "lanes": (LANE, insert("lanes", LANE) + NOTHING),
     "contracts": (CONTRACT, insert("tasks", CONTRACT)),
     "states": (STATE, insert("states", STATE)),
-    # Upkeep may look too early, never too late: a check_at that stays leaves the update HOT, and upkeep moves it on.
+    # Upkeep may check too early, never too late: an unchanged check_at keeps the update HOT, and upkeep moves it later.
     "moved": (STATE, insert("states", STATE, "task_id", [name for name in CHANGING if name != "check_at"],
                             ", check_at = CASE WHEN excluded.check_at > old.check_at THEN old.check_at "
                             "ELSE excluded.check_at END")),
-    # Of what only its lease has changed.
+    # Tasks of which only the lease has changed.
     "kept": (STATE, insert("states", STATE, "task_id", HELD, ", check_at = least(old.check_at, excluded.expires_at)")),
     "progress": (PROGRESS, insert("progress", PROGRESS, "task_id", PROGRESS)),
     "receipts": (STATED, insert("receipts", STATED) + " ON CONFLICT (tenant_id, task_id, receipt_key) DO NOTHING"),
-    # Only with its receipt, which `save` makes RETURN its id: one that was written before is not sent again.
+    # Only together with its receipt, whose INSERT returns its id: a receipt stored earlier is not sent again.
     "posted": (OUTGOING, insert("outbox", OUTGOING) + " WHERE r.receipt_id IN (SELECT receipt_id FROM receipts)"),
     "edges": (EDGE, insert("edges", EDGE)),
     "opened": (TO, insert("obligations", TO)),
-    # Found one by one, and deleted where they were found: Postgres 16 and older take `= ANY` on a later column of an
-    # index for a filter.  Nobody moves them meanwhile: who discharges a task has its lock.
+    # Found one by one and deleted by ctid: Postgres 16 and older treat `= ANY` on a later column of an index as a
+    # filter.  The rows cannot move meanwhile, because a batch that discharges a task has its row lock.
     "closed": (TO, "DELETE FROM asyncgate.obligations WHERE tenant_id = :tenant AND ctid = ANY (ARRAY("
                    "SELECT o.ctid FROM {rows}, LATERAL ("
                    "SELECT ctid FROM asyncgate.obligations WHERE tenant_id = :tenant AND to_kind = r.to_kind "
@@ -323,7 +324,7 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
 
 @cache
 def save(tables: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return the one statement that saves rows of these tables and tells its transaction, and what it is given."""
+    """Return the statement that saves rows of these tables and returns the transaction's id, and its parameters."""
     parts = []
     for table in tables:
         columns, statement = SAVES[table]
@@ -331,26 +332,26 @@ def save(tables: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
             statement += " RETURNING receipt_id"
         rows = ", ".join(f":{table}_{name}::{kind}" for name, kind in columns.items())
         parts.append(f"{table} AS ({statement.format(rows=f'unnest({rows}) AS r ({listed(columns)})')})")
-    return numbered(f"{'WITH ' * bool(parts)}{', '.join(parts)} SELECT pg_current_xact_id()::text")
+    return number_parameters(f"{'WITH ' * bool(parts)}{', '.join(parts)} SELECT pg_current_xact_id()::text")
 
 
-def saved(tables: tuple[str, ...], rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, Any]:
-    """Return what `save` of these tables is given."""
+def bind_rows(tables: tuple[str, ...], rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, Any]:
+    """Return the arguments of the `save` statement of these tables."""
     return {f"{table}_{name}": column for table in tables
             for name, column in arrays(SAVES[table][0], rows[table]).items()}
 
 
 def changes(work: Work) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the rows that a batch has to save, by table."""
+    """Return the rows that a batch must save, by kind of change."""
     changed = {task_id: None for task_id in (*work.moved, *work.progressed) if task_id not in work.added}
     kept = [task_id for task_id in work.leased if task_id not in work.added and task_id not in changed]
     receipts = work.written.values()
     return {
         "lanes": [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in sorted(work.lanes.items())],
         "contracts": [tuple(getattr(task, name) for name in CONTRACT) for task in work.added.values()],
-        "states": [state(work, task_id) for task_id in work.added],
-        "moved": [state(work, task_id) for task_id in changed],
-        "kept": [state(work, task_id) for task_id in kept],
+        "states": [state_row(work, task_id) for task_id in work.added],
+        "moved": [state_row(work, task_id) for task_id in changed],
+        "kept": [state_row(work, task_id) for task_id in kept],
         "progress": [astuple(progress) for progress in work.progressed.values()],
         "receipts": [(*astuple(receipt)[:len(RECEIPT)], receipt.parents[0] if receipt.parents else None)
                      for receipt in receipts],
@@ -365,7 +366,7 @@ def changes(work: Work) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def records(work: Work) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the records that a batch keeps and the keys of those that it drops, by table, in the order of keys."""
+    """Return the records to keep and the keys of those to drop, by table, in the order of keys."""
     rows: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for kind, key in sorted((one for one in work.kept if not is_dropped(work, one)), key=lambda one: one[1]):
         row = work.kept[kind, key]
@@ -373,9 +374,9 @@ def records(work: Work) -> dict[str, list[tuple[Any, ...]]]:
     return rows
 
 
-# What shows that a batch was committed, the best first: a row that was saved.  Of a table in SURE no row that was saved
-# is gone or changed a moment later, so that its absence is proof as well.  Of a lane, an edge or an obligation
-# somebody else may have saved the same, and none of them is saved alone.
+# Rows that prove that a batch was committed, the best first.  Saved rows of a table in SURE are neither deleted nor
+# changed a moment later, so a missing row also proves that the batch was not committed.  Lanes, edges and obligations
+# are no proof, because another batch may save the same row; but none of them is saved without another row.
 SURE = ("contracts", "events", "audit", *(f"kept_{table}" for kind, table in RECORDS.items() if kind in APPEND_ONLY))
 PROOFS = (*SURE, "receipts", "moved", "kept", "progress", "deliveries",
           *(f"kept_{table}" for kind, table in RECORDS.items() if kind not in APPEND_ONLY))
@@ -386,24 +387,24 @@ KEYS = {"events": ("task_id", "event_id"),
 
 
 class Proof(NamedTuple):
-    """A row that is there, as it was saved, when a batch was committed."""
+    """A query for a saved row that shows whether a batch was committed."""
 
     statement: str
     given: list[list[Any]]
-    sure: bool                  # it was not committed if the row is not there
+    sure: bool                  # whether a missing row proves that the batch was not committed
 
 
-def proof(changes: dict[str, list[tuple[Any, ...]]]) -> Proof | None:
-    """Return what to look for when nobody answered the COMMIT of a batch."""
+def find_proof(changes: dict[str, list[tuple[Any, ...]]]) -> Proof | None:
+    """Return the query that shows whether a batch was committed, if its COMMIT gets no answer."""
     for table in PROOFS:
         if rows := changes.get(table):
-            return Proof(looking_for(table), columns(rows[:1], len(SAVES[table][0])), table in SURE)
+            return Proof(proof_statement(table), columns(rows[:1], len(SAVES[table][0])), table in SURE)
     return None
 
 
 @cache
-def looking_for(table: str) -> str:
-    """Return the statement that says whether a row is there as it was saved; its key is what an index finds it by."""
+def proof_statement(table: str) -> str:
+    """Return the statement that checks whether a row is stored exactly as saved, found by an index."""
     types = SAVES[table][0]
     rows = ", ".join(f"${at}::{kind}" for at, kind in enumerate(types.values(), 2))
     key = KEYS.get(table, (next(iter(types)),))
@@ -415,24 +416,24 @@ def looking_for(table: str) -> str:
             f"WHERE ({listed(compared, 't.')}) IS NOT DISTINCT FROM ({listed(compared, 'r.')}))")
 
 
-# What leaves its table in a way of its own, which looks whether it may.
+# Rows that only these functions may delete; each function checks that the row may be deleted.
 DROPS = {Receipt: "asyncgate.archive_receipts($1::text[])", Archived: "asyncgate.forget_pointers($1::text[])",
          Task: "asyncgate.prune_tasks($1::text[])", Audit: "asyncgate.prune_audit($1::text[])"}
 
 
 def is_dropped(work: Work, one: tuple[type[Struct], tuple[str, ...]]) -> bool:
-    """Whether a batch drops a row that only leaves in one of these ways."""
+    """Whether a batch drops a row that only one of these functions may delete."""
     return one[0] in DROPS and work.kept[one] is None
 
 
-def dropped(work: Work) -> list[tuple[str, list[str]]]:
-    """Return the statements that take rows away, and what they are given."""
+def drop_statements(work: Work) -> list[tuple[str, list[str]]]:
+    """Return the calls of these functions for a batch, and their arguments."""
     ids = {kind: sorted(one[1][0] for one in work.kept if one[0] is kind and is_dropped(work, one)) for kind in DROPS}
     return [(f"SELECT {DROPS[kind]}", given) for kind, given in ids.items() if given]
 
 
-def state(work: Work, task_id: str) -> tuple[Any, ...]:
-    """Return the row of what changes of a task, its lease among it."""
+def state_row(work: Work, task_id: str) -> tuple[Any, ...]:
+    """Return a task's row in `states`, with its latest lease."""
     task, lease, progress = work.tasks[task_id], work.leases.get(task_id), work.progress.get(task_id)
     held = astuple(lease)[1:] if lease else (None,) * len(HELD)
     return (task_id, task.lane, task.priority, task.max_attempts, *astuple(task)[-len(MUTABLE):],
@@ -440,7 +441,7 @@ def state(work: Work, task_id: str) -> tuple[Any, ...]:
 
 
 def check_at(task: Task, lease: Lease | None) -> float | None:
-    """Return when upkeep must look at a task: its lease runs out, its deadline passes, or it ought not to be queued."""
+    """Return when upkeep must check a task: at the end of its lease, at its deadline, or at once if it is stuck."""
     if is_stuck(task):
         return 0.0
     moments = [lease.expires_at] if lease and task.status in ACTIVE else []
@@ -453,7 +454,7 @@ def check_at(task: Task, lease: Lease | None) -> float | None:
 
 
 def record(kind: type[Struct], table: str) -> str:
-    """Return the statement that reads records by their keys, one array for each column of a key."""
+    """Return the statement that reads records by their keys, given as one array for each column of the key."""
     key, names = export_order(kind), listed(typed(kind))
     if not key:
         return f"SELECT {names} FROM asyncgate.{table} WHERE tenant_id = $1"
@@ -524,7 +525,7 @@ SELECT min(next_eligible_at) FROM asyncgate.states
 WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2"""
 OVERDUE = f"""
 SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, ARRAY(
-    SELECT instance_id::text FROM asyncgate.instances AS i WHERE instance_id <> $4::text AND {LOCKED}), $5)"""
+    SELECT instance_id::text FROM asyncgate.instances AS i WHERE instance_id <> $4::text AND {NAME_IS_HELD}), $5)"""
 LAPSES = "SELECT look_at, tenant_id::text, task_id FROM asyncgate.lapses($1, $2)"
 COUNT = """
 SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('queued', 'leased', 'running')),
@@ -552,8 +553,9 @@ SELECT (SELECT count(*) FROM asyncgate.outbox WHERE tenant_id = $1 AND state = '
 ENTRIES = f"SELECT {listed(ENTRY)} FROM asyncgate.ledger WHERE tenant_id = $1 AND arrival > $2 AND arrival <= $3"
 TENANTS = "SELECT asyncgate.all_tenants()::text"
 
-# The youngest receipt there is, and since when the oldest transaction is open that may still add some to this tenant:
-# a lock in pg_locks that `begin` took.  The snapshot is older than the look at the locks, so nothing slips through.
+# The newest receipt, and the start of the oldest open transaction that may still add receipts of this tenant: it holds
+# the shared writers lock of `begin`.  Order: the statement's snapshot is older than its read of pg_locks, so no
+# transaction can be missed.
 HORIZONS = {table: f"""
 SELECT (SELECT {key} FROM asyncgate.{table} WHERE tenant_id = $1 ORDER BY {key} DESC LIMIT 1),
        (SELECT min(extract(epoch FROM coalesce(a.xact_start, '-infinity'))::float8) FROM pg_locks AS l
@@ -568,22 +570,22 @@ EXPORTS: dict[type[Struct], tuple[str, dict[str, str]]] = {
 
 
 def before(moment: float) -> str:
-    """Return a text that all ids made from a moment on are greater than."""
+    """Return a text that is less than every id made from a moment on."""
     ms = int(moment * 1000) if moment > 0 else 0     # it may be minus infinity
     return f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7"
 
 
 @cache
 def export(table: type[Struct], keys: tuple[str, ...]) -> str:
-    """Return the statement that reads the next 1,000 rows of a table that stores one Struct a row."""
+    """Return the statement that reads the next 1,000 rows of a table that stores one Struct per row."""
     name, columns = EXPORTS[table]
     after = ", ".join(f"${at}" for at, _ in enumerate(keys, 2))
     return (f"SELECT {listed(columns)} FROM asyncgate.{name} "
             f"WHERE tenant_id = $1 AND ({listed(keys)}) > ({after}) ORDER BY {listed(keys)} LIMIT 1000")
 
 
-def placed(given: list[Any]) -> Callable[[str], str]:
-    """Return what takes another parameter of a statement, behind the tenant, and names it."""
+def make_binder(given: list[Any]) -> Callable[[str], str]:
+    """Return a function that adds a parameter to a statement and returns its name."""
     def name(value: str) -> str:
         given.append(value)
         return f"${len(given) + 1}"
@@ -591,7 +593,7 @@ def placed(given: list[Any]) -> Callable[[str], str]:
 
 
 def receipt_row(row: tuple[Any, ...]) -> Receipt:
-    """Make a receipt of one row of RECEIPTS and its like."""
+    """Make a receipt from a row of RECEIPTS or a similar statement."""
     *facts, first, delivered_at, further = row
     parents = tuple(sorted([*([first] if first else ()), *further]))
     return Receipt(*facts, parents, delivered_at)  # type: ignore[call-arg]  # mypy cannot count a slice

@@ -96,12 +96,12 @@ T = TypeVar("T", Plan, ScheduleRef)
 def read_payload(payload: Any, kind: type[T]) -> T:
     """Decode a payload; raises Invalid.  Null means absent."""
     try:
-        return msgspec.convert(drop_nulls(payload), kind)
+        return msgspec.convert(drop_payload_nulls(payload), kind)
     except msgspec.ValidationError as wrong:
         raise Invalid(find_field(str(wrong)), str(wrong)) from None
 
 
-def drop_nulls(payload: Any) -> Any:
+def drop_payload_nulls(payload: Any) -> Any:
     """Leave out null fields, but keep those of the payload template."""
     if not isinstance(payload, dict):
         return payload

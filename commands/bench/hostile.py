@@ -20,6 +20,7 @@ import msgspec
 from asyncgate.commands.bench.bad import make_bad_key
 from asyncgate.commands.bench.beside import HOSTILE, run_rival
 from asyncgate.commands.bench.bodies import make_worst
+from asyncgate.commands.bench.load import encoded
 from asyncgate.commands.bench.rounds import Figures, Plan, measure_rounds
 from asyncgate.commands.bench.servers import BenchServer
 from asyncgate.commands.bench.wire import Failed, LoadGate, read_length
@@ -29,8 +30,12 @@ CLIENTS = 4
 LIMITED = ("security.rate_limiting.enabled=true", "security.rate_limiting.address_calls_per_minute=-1")
 ATTACKED, CONTROL = "the gate attacked", "another gate attacked"
 TIERS = {"bench-victim": "enterprise", "bench-hostile": "paid"}
+<<<<<<< HEAD
 BREAK_SECONDS = 0.01        # pause before a closed connection is opened again
 encoded = msgspec.json.encode
+=======
+BREAK_SECONDS = 0.01        # before a connection that the gate has closed is opened again
+>>>>>>> main
 
 
 async def measure_victim(server: BenchServer, other: BenchServer, plan: Plan) -> list[Figures]:

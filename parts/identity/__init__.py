@@ -8,10 +8,10 @@ from asyncgate import Caller
 
 
 class WayIn(Protocol):
-    """One kind of credential; issued keys and OAuth tokens are further ones."""
+    """One kind of credential, such as the shared token, issued keys or access tokens."""
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
-        """Return who shows this token, from where, or None if it is not of this kind or not good.
+        """Return the caller of a token; None if the token is invalid or of another kind.
 
-        Raises InvalidToken for what can be of no other kind.
+        Raises InvalidToken for an invalid token that can only be of this kind.
         """

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller, Engine, Needs, Operation, Work, forbid, instant
 from asyncgate.parts.identity.audit import (
-    Severity,
     add_line,
     body_of_line,
     current_visitor,
@@ -38,7 +37,7 @@ from asyncgate.parts.identity.keys_stored import (
     retire_key,
 )
 from asyncgate.parts.identity.notices import list_admins, tell_admins
-from asyncgate.parts.identity.oversight import mark_as_told
+from asyncgate.parts.identity.oversight import mark_as_audited
 from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidTransition, KeyNotFound, TenantNotFound
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import apply_stricter_limits, find_allowance, is_throttled, tier_of
@@ -62,6 +61,7 @@ from asyncgate.parts.model.wire_admin import (
     RevokeKey,
     RotateKey,
     SetLimits,
+    Severity,
     SuspendTenant,
     TenantRecord,
     Tenants,
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 def load_record(kind: type[Struct], *key: str) -> Callable[[Needs, Caller, Any], None]:
-    """Load one record, and where the audit log ends."""
+    """Return a loader of one record and of the end of the audit log."""
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
         needs.records.add((kind, key))
         load_head(needs, caller, ask)
@@ -81,7 +81,7 @@ def load_record(kind: type[Struct], *key: str) -> Callable[[Needs, Caller, Any],
 
 def audit_change(engine: Engine, work: Work, event: str, severity: Severity, caller: Caller, **said: Any) -> None:
     """Write an administrator's change into the audit log of the tenant that was changed."""
-    mark_as_told()
+    mark_as_audited()
     body = body_of_line(engine.settings, {**current_visitor(), **describe_caller(caller), **said})
     log_line(severity, event, work.tenant_id, body)
     if engine.settings.security.audit_logging.enabled:
@@ -149,12 +149,12 @@ async def find_tenant_named(engine: Engine, name: str) -> str | None:
     found = [id for id in await engine.backend.tenants()
              if (account := await engine.backend.record(id, Account)) and account.name == name]
     if len(found) > 1:      # from before names were unique
-        raise InvalidRequest(f"{len(found)} tenants are called {name}: name one by its id, {' or '.join(found)}")
+        raise InvalidRequest(f"{len(found)} tenants have the name {name}: use an id, {' or '.join(found)}")
     return found[0] if found else None
 
 
 def id_of_name(name: str) -> str:
-    """Return the id that a name gives a tenant, so two calls that create it at once create the same one."""
+    """Derive a tenant's id from its name, so that two concurrent calls create the same tenant."""
     return str(uuid.uuid5(TENANT_NAMES, name))
 
 
@@ -316,7 +316,7 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
     task types.  Spec 21.2.2.
     """
     tenant_id = await tenant_to_issue_for(engine, caller, ask.tenant)
-    text, key = await draw_key(engine.settings, ask, caller, engine.backend.now())
+    text, key = await make_requested_key(engine.settings, ask, caller, engine.backend.now())
     require_own_rights(caller, key)
 
     def issue(work: Work) -> None:
@@ -334,8 +334,8 @@ def require_own_rights(caller: Caller, key: Key) -> None:
                              "has; name only scopes that it has")
 
 
-async def draw_key(settings: Settings, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:
-    """Draw a new key: its text, and its row."""
+async def make_requested_key(settings: Settings, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:
+    """Make a new key; return its text and its row."""
     role = ask.role or default_role(ask.principal_kind)
     if role == "system" or ask.principal_kind in ("system", "asyncgate"):
         raise InvalidRequest("a key identifies an agent, a worker, a service or a human; the kinds system "
@@ -365,7 +365,7 @@ async def make_key(settings: Settings) -> tuple[str, str, str]:
 
 
 async def list_keys(engine: Engine, caller: Caller, ask: ListKeys) -> Keys:
-    """List the tenant's keys, revoked ones too; none of them can be read out of it."""
+    """List the tenant's keys, also revoked ones, without their secret texts."""
     tenant_id = await target_tenant(engine, caller, ask.tenant)
     rows, *ends = await read_page(engine, caller, ask, ("keys", tenant_id),
                              lambda after: engine.backend.page(tenant_id, Rows(Key, after)),

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from itertools import takewhile
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -33,6 +33,7 @@ from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.model.wire import Items, RenewLease
+from asyncgate.parts.model.wire_admin import Severity
 from asyncgate.parts.process.logs import Redaction
 
 if TYPE_CHECKING:
@@ -44,29 +45,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.audit")
 
-Severity = Literal["info", "warning", "critical"]
-Line = tuple[str, Severity, bytes]      # event, severity, canonical JSON of what else there is to say
+Line = tuple[str, Severity, bytes]      # event, severity, canonical JSON of the details
 
 LEVELS: dict[Severity, int] = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 FLUSH_SECONDS, MOST_NOTED = 1.0, 100            # different lines of one tenant; more are only counted
-COUNTED_SECONDS, MOST_COUNTED = 300.0, 10_000   # what is no refusal: noted when it first happens, then counted
-LINES_OF_PLACE, LINES_OF_STRANGERS = 20, 100    # in a minute, caused by those without a good credential
+COUNTED_SECONDS, MOST_COUNTED = 300.0, 10_000   # events other than refusals: the first is noted, the next are counted
+LINES_OF_PLACE, LINES_OF_STRANGERS = 20, 100    # lines in a minute that callers without a valid credential may cause
 MOST_TASKS, USES_SECONDS, NOTICE_SECONDS = 200, 60.0, 3600.0
 PRUNED = "audit_pruned"
 SUSPECTS, TENANTS_SECONDS, LAST_FLUSH_SECONDS = 100, 60.0, 1.0
-# What a refusal is called in the log; of the others the answer itself is enough.
+# The event and severity of each refusal that is noted; other refusals are not noted.
 EVENTS: dict[str, tuple[str, Severity]] = {
     "tenant_mismatch": ("cross_tenant_attempt", "critical"),
-    "tenant_not_found": ("cross_tenant_attempt", "critical"),       # it was named, so it was meant
+    "tenant_not_found": ("cross_tenant_attempt", "critical"),       # the request named another tenant
     "forbidden": ("authorization_failure", "warning"),
     "rate_limit_exceeded": ("rate_limit_exceeded", "warning"),
     "quota_exceeded": ("quota_exceeded", "warning"),
     "unauthenticated": ("auth_failure", "warning"),
 }
-# What may be another tenant's, which the refusal itself must not tell (docs/design.md, 21.9.3).
+# Ids that may belong to another tenant; security: the refusal itself must not tell (docs/design.md, 21.9.3).
 FOREIGN = {"task_not_found": "task_id", "receipt_not_found": "receipt_id", "key_not_found": "key_id",
            "lease_invalid_or_expired": "lease_id"}
-# The request that the running task answers, for what the log says of where it came from.
+# The request that the running task answers; audit lines take its address from here.
 visit: ContextVar[Scope | None] = ContextVar("visit", default=None)
 
 
@@ -79,7 +79,7 @@ def current_visitor() -> dict[str, str | None]:
 
 
 def body_of_line(settings: Settings, said: dict[str, Any]) -> bytes:
-    """Write what there is to say; a secret that somebody put where it does not belong is left out."""
+    """Encode the details of a line; secrets in the wrong place are masked."""
     redaction = redactor_of(tuple(settings.security.audit_logging.sensitive_fields))
     return to_canonical(redaction.tree({name: value for name, value in said.items() if value is not None}))
 
@@ -91,7 +91,7 @@ def redactor_of(fields: tuple[str, ...]) -> Redaction:
 
 
 def log_line(severity: Severity, event: str, tenant_id: str, body: bytes) -> None:
-    """Tell the process's own log; where that is JSON, what there is to say stands at the top level (21.7.4)."""
+    """Write a line to the process's own log; in JSON logs the details are top-level members (21.7.4)."""
     fields = {"event": event, "severity": severity, "tenant_id": tenant_id, **msgspec.json.decode(body)}
     log.log(LEVELS[severity], "%s %s tenant=%s %s", severity, event, tenant_id, body.decode(),
             extra={"fields": fields})
@@ -123,10 +123,10 @@ def add_line(work: Work, event: str, severity: Severity, said: bytes, at: float 
 
 def link_line(head: AuditHead, line: Audit) -> Audit:
     """Return a line with its hash, which covers the line before it."""
-    told = to_canonical((head.hash, line.audit_id, line.number, line.at, line.event, line.severity,
-                         Raw(line.body.encode())))
+    content = to_canonical((head.hash, line.audit_id, line.number, line.at, line.event, line.severity,
+                            Raw(line.body.encode())))
     return Audit(line.audit_id, line.number, line.at, line.event, line.severity, line.body,
-                 hashlib.sha256(told).hexdigest())
+                 hashlib.sha256(content).hexdigest())
 
 
 def load_head(needs: Needs, caller: Caller, ask: Any) -> None:
@@ -145,14 +145,13 @@ def find_break(lines: Iterable[Audit], before: AuditHead) -> str | None:
     return None
 
 
-# Its beginning (21.7.4: 90 days at least).
+# Pruning old lines (21.7.4: they are kept for 90 days at least).
 
 
 async def prune_lines(engine: Engine, tenant_id: str) -> int:
-    """Delete one page of lines that are too old; a new line names the last deleted one.
+    """Delete one page of lines that are too old; a new line records the number and hash of the last deleted one.
 
-    So what remains proves itself: the hashes reach from its first line, which covers the last one that has gone, to the
-    line that names that one.
+    So the rest of the chain can still be verified: its first line covers that hash.
     """
     now = engine.backend.now()
     page = await engine.backend.page(tenant_id, Rows(Audit))
@@ -164,18 +163,18 @@ async def prune_lines(engine: Engine, tenant_id: str) -> int:
     def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
         for line in old:
             work.drop_record(Audit, line.audit_id)
-        told = {"up_to": old[-1].number, "hash": old[-1].hash, "lines": len(old)}
-        add_line(work, PRUNED, "info", to_canonical(told))
+        details = {"up_to": old[-1].number, "hash": old[-1].hash, "lines": len(old)}
+        add_line(work, PRUNED, "info", to_canonical(details))
     await engine.write(drop, load_head, engine.make_own_caller(tenant_id), Sweep())
     return len(old)
 
 
 def last_pruned(line: Audit) -> AuditHead | None:
-    """Return the last deleted line that a line names; None if the line is no pruning line."""
+    """Return the last deleted line that a pruning line records; None for other lines."""
     if line.event != PRUNED:
         return None
-    told = msgspec.json.decode(line.body)
-    return AuditHead(told["up_to"], told["hash"])
+    details = msgspec.json.decode(line.body)
+    return AuditHead(details["up_to"], details["hash"])
 
 
 class Pruner:
@@ -195,11 +194,11 @@ class Pruner:
         return gone
 
 
-# Beside the requests.
+# Lines of requests.
 
 
 def describe_caller(caller: Caller) -> dict[str, Any]:
-    """Describe a caller for the log, never with its credential."""
+    """Return a caller's kind, id, role and key id for the log, never its credential."""
     return {"principal_kind": caller.principal.kind, "principal_id": caller.principal.id, "role": caller.role,
             "key_id": caller.key_id}
 
@@ -212,8 +211,8 @@ class Uses(Struct):
 
     caller: Caller
     operations: dict[str, int] = {}
-    tasks: dict[str, None] = {}         # that it changed, in their order
-    more: int = 0                       # tasks beside them
+    tasks: dict[str, None] = {}         # the tasks that it changed, in order
+    more: int = 0                       # how many more tasks it changed
 
 
 class Counted(Struct):
@@ -237,8 +236,8 @@ class Strangers:
         self.told: dict[str, int] = {}      # lines by place
         self.untold: dict[str, int] = {}    # by event
 
-    def may_be_told(self, place: str, event: str) -> bool:
-        """Whether this address may cause another line; counts the event either way."""
+    def take_line(self, place: str, event: str) -> bool:
+        """Return whether an address may cause another line; count the event either way."""
         if (minute := int(self.clock() // 60)) != self.minute:
             self.minute, self.told = minute, {}
         lines = self.told.get(place, 0)
@@ -255,14 +254,14 @@ class Auditor:
     def __init__(self, engine: Engine, enabled: bool) -> None:
         self.engine, self.enabled = engine, enabled
         self.noted: defaultdict[str, Noted] = defaultdict(dict)
-        self.words: dict[bytes, bytes] = {}     # by what was to be said
+        self.bodies: dict[bytes, bytes] = {}    # masked details, by unmasked ones
         self.missed: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
         self.counted: dict[tuple[Any, ...], Counted] = {}
         self.uses: dict[tuple[str, str], Uses] = {}     # by tenant and key
         self.strangers = Strangers(engine.backend.now)
-        self.noticed: dict[tuple[str, str], float] = {}     # when the admins of a tenant were told of something
+        self.noticed: dict[tuple[str, str], float] = {}     # by tenant and kind, when its admins were last told
         self.telling: set[asyncio.Task[None]] = set()
-        self.tenants: set[str] = set()          # those that this process knows of, and when it last asked
+        self.tenants: set[str] = set()          # known tenants, as of `asked_at`
         self.asked_at = -inf
         self.suspects: asyncio.Queue[tuple[Caller, str, str, dict[str, Any]]] = asyncio.Queue(SUSPECTS)
         self.asked: asyncio.Task[None] | None = None
@@ -271,7 +270,7 @@ class Auditor:
 
     def open(self) -> None:
         """Start writing."""
-        self.loops = [asyncio.create_task(loop()) for loop in (self._writing, self._counting, self._asking)]
+        self.loops = [asyncio.create_task(loop()) for loop in (self._writing, self._counting, self._looking_up)]
 
     async def close(self) -> None:
         """Write the noted lines and stop."""
@@ -284,40 +283,40 @@ class Auditor:
             await asyncio.wait([self.flushing])     # what it has taken is not among the notes any more
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_FLUSH_SECONDS):
-                await self.ask_all()
+                await self.look_up_all()
         self.count()
         await self.flush()
 
     def note(self, tenant_id: str, event: str, severity: Severity, *, place: str | None = None, **said: Any) -> None:
         """Note an event; events of strangers have a budget for each address."""
-        line = (event, severity, self._worded({**current_visitor(), **said}))
+        line = (event, severity, self._encode_details({**current_visitor(), **said}))
         noted = self.noted[tenant_id]
-        if place is not None and line not in noted and not self.strangers.may_be_told(place, event):
+        if place is not None and line not in noted and not self.strangers.take_line(place, event):
             return
         if line not in noted and len(noted) >= MOST_NOTED:
             self.missed[tenant_id][event] += 1
             return
         since, times = noted.get(line, (self.engine.backend.now(), 0))
         noted[line] = since, times + 1
-        if not times:       # the process's own log learns how often when the line is written
+        if not times:       # repeats go to the process's own log when the line is written
             log_line(severity, event, tenant_id, line[2])
 
-    def _worded(self, said: dict[str, Any]) -> bytes:
-        """Write what there is to say; in a flood most of it was said within this second."""
+    def _encode_details(self, said: dict[str, Any]) -> bytes:
+        """Encode the details of a line; cached for a second, because in a flood most lines are equal."""
         raw = to_canonical(said)
-        if (text := self.words.get(raw)) is None:
+        if (text := self.bodies.get(raw)) is None:
             text = body_of_line(self.engine.settings, said)
-            if len(self.words) < MOST_NOTED:
-                self.words[raw] = text
+            if len(self.bodies) < MOST_NOTED:
+                self.bodies[raw] = text
         return text
 
-    def refused(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
+    def note_refusal(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
         """Note a refusal that concerns security."""
         if not no.noted:
             no.noted = True
             self._judge(caller, operation, no.code, str(no), no.more.get("reason"), ask)
 
-    def parts(self, caller: Caller, operation: str, reply: Items) -> None:
+    def note_refused_items(self, caller: Caller, operation: str, reply: Items) -> None:
         """Note the refused items of a batch."""
         for item in reply.results:
             if item.error is not None:
@@ -325,7 +324,7 @@ class Auditor:
 
     def _judge(self, caller: Caller, operation: str, code: str, message: str, reason: str | None, ask: Any) -> None:
         if code == "lease_invalid_or_expired" and reason != "unknown":
-            return      # it came too late; else the lease is another worker's, another tenant's, or made up
+            return      # the worker's own lease has ended; "unknown" is another's lease or an invented one
         if code == "lease_invalid_or_expired":
             self.note(caller.tenant_id, "lease_refused", "warning", **describe_caller(caller), operation=operation,
                       reason=code, message=message)
@@ -339,12 +338,12 @@ class Auditor:
         elif code in FOREIGN and not (FOREIGN[code] == "lease_id" and getattr(ask, "task_id", None)):
             self._suspect(caller, FOREIGN[code], getattr(ask, FOREIGN[code], None) or "")
 
-    def unanswered(self, caller: Caller, receipt_id: str) -> None:
-        """Find out whose a receipt is of which a caller was told that nothing answers it."""
+    def check_receipt(self, caller: Caller, receipt_id: str) -> None:
+        """Check whether a receipt is another tenant's, after check_terminator found no answer to it."""
         self._suspect(caller, "receipt_id", receipt_id)
 
-    def stranger(self, no: GateError) -> None:
-        """Note a refused credential in the operator's log, because its tenant is unknown."""
+    def note_stranger(self, no: GateError) -> None:
+        """Note a refused credential in the operator's audit log, because its tenant is unknown."""
         if no.code in EVENTS and not no.noted:
             no.noted = True
             reason, message = no.because or (no.code, str(no))
@@ -352,28 +351,28 @@ class Auditor:
             self.note(self.engine.settings.default_tenant_id, *EVENTS[no.code], place=place, reason=reason,
                       message=message)
 
-    def admitted(self, caller: Caller) -> None:
-        """Note the first use of a credential in this process, and count the further ones."""
+    def note_caller(self, caller: Caller) -> None:
+        """Note the first use of a credential in this process; count further uses."""
         self.tally(caller, "auth_success", "info")
 
     def tally(self, caller: Caller, event: str, severity: Severity, **said: Any) -> None:
-        """Note an event the first time, and count it from then on."""
+        """Note the first of equal events; count further ones."""
         key = (caller.tenant_id, event, caller.key_id, caller.principal, *said.items())
         if (counted := self.counted.get(key)) is not None:
             counted.uses += 1
         elif len(self.counted) < MOST_COUNTED:
             self.counted[key] = Counted(caller.tenant_id, event, severity, {**describe_caller(caller), **said})
             self.note(caller.tenant_id, event, severity, **describe_caller(caller), **said)
-        else:       # told apart no further
+        else:       # too many different events: count the rest together
             rest = self.counted.setdefault((caller.tenant_id, event), Counted(caller.tenant_id, event, severity, {}))
             rest.uses += 1
 
-    def used(self, caller: Caller, op: Operation, ask: Any, reply: Any) -> None:
+    def count_use(self, caller: Caller, op: Operation, ask: Any, reply: Any) -> None:
         """Count an operation of a key, and remember the tasks that it changed (spec 21.9.1: audit all operations)."""
         key = caller.tenant_id, caller.key_id or ""
         if (uses := self.uses.get(key)) is None:
             if len(self.uses) >= MOST_COUNTED:
-                self._tell_uses()
+                self._note_uses()
             uses = self.uses[key] = Uses(caller)
         uses.operations[op.name] = uses.operations.get(op.name, 0) + 1
         for task_id in changed_tasks(ask, reply) if op.kind == "W" else ():
@@ -388,8 +387,8 @@ class Auditor:
             untold, self.strangers.untold = self.strangers.untold, {}
             self.note(self.engine.settings.default_tenant_id, "strangers_refused", "warning", times=untold)
 
-    def _tell_uses(self) -> None:
-        """Note what was done with each key, without the addresses of who happens to ask now."""
+    def _note_uses(self) -> None:
+        """Note the operations of each key, without the address of the current request, which is unrelated."""
         uses, self.uses = self.uses, {}
         for one in uses.values():
             said = {**describe_caller(one.caller), "operations": one.operations, "tasks": list(one.tasks) or None,
@@ -407,9 +406,9 @@ class Auditor:
         task.add_done_callback(self.telling.discard)
 
     def count(self) -> None:
-        """Note how often each event happened since the last time; forget those that did not."""
+        """Note the counts of repeated events since the last call; forget events that did not repeat."""
         visit.set(None)
-        self._tell_uses()
+        self._note_uses()
         self.tell_strangers()
         now = self.engine.backend.now()
         self.noticed = {key: at for key, at in self.noticed.items() if now - at < NOTICE_SECONDS}
@@ -421,8 +420,8 @@ class Auditor:
                 del self.counted[key]
 
     async def flush(self) -> None:
-        """Write the noted lines; lines that the database refuses are tried again with the next ones."""
-        self.words.clear()
+        """Write the noted lines; a failed write is repeated with the next lines."""
+        self.bodies.clear()
         noted, self.noted = self.noted, defaultdict(dict)
         missed, self.missed = self.missed, defaultdict(lambda: defaultdict(int))
         for tenant_id in [*noted, *(missed.keys() - noted.keys())]:
@@ -464,7 +463,7 @@ class Auditor:
                 await self.engine.write(write, load_head, caller, Sweep())
             return True
         except GateError:
-            log.exception("%d lines of the audit log of tenant %s could not be written; they are tried again",
+            log.exception("%d lines of the audit log of tenant %s could not be written; the gate tries again",
                           len(lines), tenant_id)
             return False
 
@@ -479,14 +478,14 @@ class Auditor:
         while True:
             for _ in range(round(COUNTED_SECONDS / USES_SECONDS)):
                 await asyncio.sleep(USES_SECONDS)
-                self._tell_uses()
+                self._note_uses()
                 self.tell_strangers()
             self.count()
 
-    # An id of another tenant is a 404 like any unknown one; whether it was one is found out afterwards (21.9.3).
+    # Security: an id of another tenant gets the same 404 as an unknown id; the difference is looked up later (21.9.3).
 
     def _suspect(self, caller: Caller, name: str, id: str) -> None:
-        """Queue an id for a look-up of its tenant, unless it has no tenant's mark or the caller's own."""
+        """Queue an id for a look-up of its tenant, unless it has the caller's own mark, or no mark."""
         if name != "key_id" and mark_in(id) in (None, mark_of(caller.tenant_id)):
             return
         if self.suspects.full():
@@ -494,32 +493,32 @@ class Auditor:
         elif id:
             self.suspects.put_nowait((caller, name, id, current_visitor()))
 
-    async def _asking(self) -> None:
+    async def _looking_up(self) -> None:
         while True:
-            self.asked = asyncio.create_task(self._ask(*await self.suspects.get()))
+            self.asked = asyncio.create_task(self._look_up(*await self.suspects.get()))
             await asyncio.shield(self.asked)
             await asyncio.sleep(0.01)
 
-    async def ask_all(self) -> None:
+    async def look_up_all(self) -> None:
         """Look up the tenants of all queued ids."""
         while not self.suspects.empty():
-            await self._ask(*self.suspects.get_nowait())
+            await self._look_up(*self.suspects.get_nowait())
         if self.asked is not None:
             await asyncio.wait([self.asked])
 
-    async def _ask(self, caller: Caller, name: str, id: str, where: dict[str, Any]) -> None:
+    async def _look_up(self, caller: Caller, name: str, id: str, where: dict[str, Any]) -> None:
         try:
-            if await self._elsewhere(caller.tenant_id, name, id):
+            if await self._is_foreign(caller.tenant_id, name, id):
                 self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **where, **describe_caller(caller),
                           **{f"foreign_{name}": id}, reason=f"{name.removesuffix('_id')}_not_found",
                           message="the id belongs to another tenant")
                 self.notice(caller.tenant_id, "cross_tenant_attempt", key_id=caller.key_id,
                             principal=str(caller.principal), **{f"foreign_{name}": id})
         except Exception:
-            log.exception("cannot find out which tenant id %s belongs to", id)
+            log.exception("cannot find out to which tenant id %s belongs", id)
 
-    async def _elsewhere(self, tenant_id: str, name: str, id: str) -> bool:
-        """Whether another tenant has an id; only tenants with the id's mark are asked."""
+    async def _is_foreign(self, tenant_id: str, name: str, id: str) -> bool:
+        """Whether another tenant has an id; only tenants with the id's mark are searched."""
         backend = self.engine.backend
         if name == "key_id":
             found = await backend.find_key(id)
@@ -538,9 +537,9 @@ class Auditor:
 
     async def _has(self, tenant_id: str, name: str, id: str) -> bool:
         if name == "lease_id":
-            def held(engine: Engine, work: Work, caller: Caller, ask: RenewLease) -> bool:
+            def is_live(engine: Engine, work: Work, caller: Caller, ask: RenewLease) -> bool:
                 return ask.lease_id in work.holders
-            asked = RenewLease(lease_id=id)
-            return bool(await self.engine.write(held, its_lease, self.engine.make_own_caller(tenant_id), asked))
+            ask = RenewLease(lease_id=id)
+            return bool(await self.engine.write(is_live, its_lease, self.engine.make_own_caller(tenant_id), ask))
         read = self.engine.backend.task if name == "task_id" else self.engine.backend.receipt
         return await read(tenant_id, id) is not None

@@ -1,10 +1,10 @@
-"""Rate limits as the gate sees them: which buckets a call draws from, and what its answer says about them (spec 21.4).
+"""Rate limits: which buckets a call draws from, and the headers of its answer (spec 21.4).
 
 Every call draws from up to four buckets: the server's, its tenant's, its principal's and its address's.  Heartbeats
 (`renew_lease`, `report_progress`) draw from buckets of their own, so that a worker can live on the free tier: four
 heartbeats for each call are 4,000 an hour, and ten leases that report every ten seconds and are renewed every hundred
 need 3,960.
-How a bucket fills and empties is said in `asyncgate.parts.identity.limits`.
+How a bucket fills and empties is described in `asyncgate.parts.identity.limits`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncgate.parts.model.settings import Settings, Tier
 from asyncgate.parts.model.wire import Principal
 
 HOUR, MINUTE = 3600, 60
-MOST_CALL_SECONDS = 2**51 // 1000        # calls times seconds: Lua counts in floats, which are exact to 2**53
+MOST_CALL_SECONDS = 2**51 // 1000        # limit times window: Lua counts in floats, which are exact up to 2**53
 TIER_NAMES = {"server": "Server", "ip": "Address", "tenant": "Tenant", "principal": "Principal"}
 CALL_NAMES = {"api_calls": "API call", "heartbeats": "heartbeat", "anonymous": "anonymous call", "tasks": "task"}
 WINDOW_UNITS = [("d", "day", 86_400), ("h", "hour", HOUR), ("m", "minute", MINUTE), ("s", "second", 1)]
@@ -47,10 +47,10 @@ class LimitVerdict(Struct, frozen=True):
     bucket: str
     limit: int
     remaining: int
-    reset_at: int           # epoch seconds; when the burst is there again
+    reset_at: int           # epoch seconds; when the bucket is full again
     retry_after: int        # whole seconds, at least `wait_ms`
     window_seconds: int
-    wait_ms: int            # exact: a call that comes earlier is refused, one that comes then is admitted
+    wait_ms: int            # exact: an earlier call is refused, a call after this wait is admitted
 
 
 UNLIMITED = LimitVerdict(True, "", "", -1, -1, 0, 0, 0, 0)
@@ -58,10 +58,10 @@ UNLIMITED = LimitVerdict(True, "", "", -1, -1, 0, 0, 0, 0)
 
 def buckets_for(settings: Settings, may: Tier | None, tenant_id: str | None, principal: Principal | None,
                 address: str, *, heartbeat: bool = False) -> list[Bucket]:
-    """Return the buckets that a call draws from; without a tenant, for lack of a good credential, its address's.
+    """Return the buckets that a call draws from; without a tenant (no valid credential) the server's and the address's.
 
-    The principal must be one that the credential names: a name that a caller picks itself is no limit.  A tenant that
-    may do everything is exempt from all limits but the server's.
+    The principal must come from the credential: a caller that chooses its own name could evade its limit.  Without
+    `may` the tenant is exempt from all limits but the server's.
     """
     limiting, place = settings.security.rate_limiting, f"ip:{group_address(address)}"
     server = make_bucket("server", "server:api_calls", limiting.server_calls_per_minute, MINUTE)

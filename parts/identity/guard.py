@@ -1,4 +1,4 @@
-"""What a running gate keeps of identity: issued keys as a way in, what is agreed with tenants, the auditor."""
+"""The guard of a running gate: it checks credentials, suspensions and rate limits, and feeds the audit log."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate")
 
-STATUS_SECONDS = 5.0        # how old an account may be that a request is judged by
-NO_WAY_IN = ("no way in: set ASYNCGATE_API_KEY to a secret of your choice, or issue a first key with "
-             "`asyncgate keys issue --role admin --name first --principal-id me`, or run `asyncgate dev`")
-NOT_MADE = {400, 403, 409, 413, 429}        # refusals after which there is no task; of a 503 nobody knows
+STATUS_SECONDS = 5.0        # how old a cached account may be
+NO_WAY_IN = ("no credential could be valid: set ASYNCGATE_API_KEY to a secret of your choice, or issue a first key "
+             "with `asyncgate keys issue --role admin --name first --principal-id me`, or run `asyncgate dev`")
+NOT_MADE = {400, 403, 409, 413, 429}        # refusals after which no task was created; after a 503 that is unknown
 
 
 class Accounts:
-    """What is agreed with tenants, as of five seconds ago at most, or of the last change in this process."""
+    """A cache of tenants' accounts, at most five seconds old; a change in this process shows at once."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -51,7 +51,7 @@ class Accounts:
         self.reading: dict[str, asyncio.Task[Account | None]] = {}
 
     async def of(self, tenant_id: str) -> Account | None:
-        """Return what is agreed with a tenant; many that ask at once cost one query."""
+        """Return a tenant's account; concurrent calls share one query."""
         at, account = self.read.get(tenant_id, (0.0, None))
         if 0 <= asyncio.get_running_loop().time() - at < STATUS_SECONDS:
             return account
@@ -71,7 +71,7 @@ class Accounts:
                 del self.reading[tenant_id]
 
     def _is_mine(self, tenant_id: str) -> bool:
-        """Whether nobody has changed the account since this task began to read it."""
+        """Whether the running task's query is still valid: nobody changed the account since it began."""
         return self.reading.get(tenant_id) is asyncio.current_task()
 
     def forget(self, tenant_id: str) -> None:
@@ -79,33 +79,33 @@ class Accounts:
         self.read.pop(tenant_id, None)
         self.reading.pop(tenant_id, None)
 
-    async def admit(self, caller: Caller) -> None:
-        """Refuse the credentials of a suspended tenant."""
+    async def require_active(self, caller: Caller) -> None:
+        """Refuse a caller of a suspended tenant, or with a revoked access token; raises InvalidToken."""
         account = await self.of(caller.tenant_id)
         if account is None:
             return
         since, issued = account.tokens_since, caller.issued_at
         if account.suspended_at is not None:
-            raise unfit("tenant_suspended", "the tenant is suspended")
+            raise make_refusal("tenant_suspended", "the tenant is suspended")
         if since is not None and issued is not None and issued < since:
-            raise unfit("token_revoked", "all access tokens of the tenant issued before that time were taken back")
+            raise make_refusal("token_revoked", "all access tokens of the tenant issued before that time were revoked")
 
 
-def unfit(code: str, why: str) -> InvalidToken:
-    """Make the refusal of what was good once, with the reason for the log."""
-    no = InvalidToken("this credential is not good any more")
+def make_refusal(code: str, why: str) -> InvalidToken:
+    """Make the refusal of a credential that was valid once; the reason is only for the audit log."""
+    no = InvalidToken("this credential is no longer valid")
     no.because = code, why
     return no
 
 
 class Store:
-    """Where issued keys find their rows."""
+    """The rows of issued keys in the gate's database."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.find_key = engine, engine.backend.find_key
 
     async def touch_key(self, tenant_id: str, key_id: str, now: float, place: str | None = None) -> None:
-        """Note that a key was used, and from where if that is new."""
+        """Store that a key was used, and the network that it was used from if that is new."""
         def touch(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
             key = work.find_record(Key, key_id)
             if key is not None and (key.last_used_at or 0.0) < now:
@@ -121,22 +121,23 @@ class Store:
 
 
 class Guard(Extension):
-    """Stands at the door of a running gate: who is let in, how often, and what is written down about it."""
+    """Checks every request of a running gate: credential, suspension and rate; notes what the audit log must have."""
 
     def __init__(self, engine: Engine, relieve: Callable[[Engine, str], Awaitable[int]] | None = None,
                  identity: Identity | None = None) -> None:
         self.engine, self.settings, self.relieve = engine, engine.settings, relieve
         self.identity = identity or Identity(engine.settings)
         security = engine.settings.security
-        self.keys = IssuedKeys(Store(engine), security.api_keys, engine.backend.now, moved=self.moved)
+        self.keys = IssuedKeys(Store(engine), security.api_keys, engine.backend.now,
+                               note_new_place=self.note_new_place)
         self.accounts = Accounts(engine)
         self.auditor = Auditor(engine, security.audit_logging.enabled)
         self.relieving: dict[str, asyncio.Task[None]] = {}
-        self.enforced = security.rate_limiting.enabled      # else only tenants with temporary limits
+        self.enforced = security.rate_limiting.enabled      # if not, only tenants with stricter limits are limited
         self.limits = open_limits(engine.settings, shared=self.enforced)
 
     async def __aenter__(self) -> Guard:
-        await self._require_a_way_in()
+        await self._require_credential()
         self.engine.extend(self)
         self.auditor.open()
         return self
@@ -148,8 +149,8 @@ class Guard(Extension):
         await self.keys.close()
         await self.limits.close()
 
-    async def _require_a_way_in(self) -> None:
-        """Refuse to serve a gate that nobody could enter."""
+    async def _require_credential(self) -> None:
+        """Refuse to serve a gate for which no valid credential can exist; raises StartupError."""
         backend, settings = self.engine.backend, self.settings
         if settings.api_key or settings.allow_insecure_dev or settings.security.jwt.has_keys:
             return
@@ -167,7 +168,7 @@ class Guard(Extension):
                 self._forget(work.tenant_id)
 
     def hear_news(self, news: News) -> None:
-        """Learn from a commit of another process."""
+        """Forget the keys and the account that a batch of another process has changed."""
         for key_id in news.keys:
             self.keys.forget(key_id)
         if news.account:
@@ -180,55 +181,56 @@ class Guard(Extension):
     # Every request.
 
     async def resolve(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
-        """Return who makes a request: the one way in, for every face.
+        """Return the caller of a request; every façade uses this method.
 
-        The credential is good, its tenant is not suspended, and the call is within its rate.  Who is refused is written
-        down.  An operation that is open needs no credential.  A face that does not know the operation yet counts the
-        call with `meter` as soon as it does.
+        Checks that the credential is valid, the tenant is not suspended, and the call is within its rate limits.
+        Refusals go to the audit log.  An open operation needs no credential.  A façade that does not know the operation
+        yet calls `meter` as soon as it does.
         """
         if op is not None and op.open:
-            scope["asyncgate.limits"] = ()      # how the gate is may be asked at any time
+            scope["asyncgate.limits"] = ()      # health is never limited
             return NOBODY
-        caller = await self._admit(scope, scope["headers"] if headers is None else headers)
+        caller = await self._authenticate(scope, scope["headers"] if headers is None else headers)
         if op is not None:
             await self.meter(scope, caller, op)
         return caller
 
     async def known(self, headers: Headers) -> Caller:
-        """Return whom a credential stands for, and count nothing."""
+        """Return the caller of a credential without counting the call."""
         return await self.identity.caller(headers)
 
-    async def _admit(self, scope: Scope, headers: Headers) -> Caller:
-        address = self._visited(scope, headers)
+    async def _authenticate(self, scope: Scope, headers: Headers) -> Caller:
+        """Return the caller of a valid credential of an active tenant; count and slow down invalid ones."""
+        address = self._note_visit(scope, headers)
         try:
             caller = await self.identity.caller(headers, address)
-            await self.accounts.admit(caller)
+            await self.accounts.require_active(caller)
         except Unauthenticated as no:
-            self.auditor.stranger(no)
-            if not (read_token(headers) or KEY_PREFIX).startswith(KEY_PREFIX):     # wrong issued keys are slowed down
-                await self.keys.guessed(address)
+            self.auditor.note_stranger(no)
+            if not (read_token(headers) or KEY_PREFIX).startswith(KEY_PREFIX):     # IssuedKeys counts wrong issued keys
+                await self.keys.note_guess(address)
             await self._draw(scope, self._strangers(address))
             raise
-        self.auditor.admitted(caller)
+        self.auditor.note_caller(caller)
         scope["asyncgate.caller"] = caller
         return caller
 
     async def check_caller(self, caller: Caller) -> None:
-        """Refuse a caller whose key or tenant was barred while its call waited."""
-        await self.accounts.admit(caller)
+        """Refuse a waiting call whose key was revoked or whose tenant was suspended meanwhile; raises InvalidToken."""
+        await self.accounts.require_active(caller)
         if caller.key_id is not None and not await self.keys.still_good(caller.key_id):
-            raise InvalidToken("this credential is not good any more")
+            raise InvalidToken("this credential is no longer valid")
 
-    def _visited(self, scope: Scope, headers: Headers) -> str:
-        """Note where a request comes from."""
+    def _note_visit(self, scope: Scope, headers: Headers) -> str:
+        """Note and return the address that a request comes from."""
         scope["asyncgate.address"] = address = find_client_address(scope, headers, self.settings.trusted_proxies)
         visit.set(scope)
         return address
 
     async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
-        """Count a call; raises RateLimitExceeded."""
+        """Count a call against its rate limits; raises RateLimitExceeded."""
         scope["asyncgate.operation"] = op.name if op else ""
-        may = await self._may(caller)
+        may = await self._find_limits(caller)
         if self.enforced:
             principal = caller.principal if caller.bound else None
             await self._draw(scope, buckets_for(self.settings, may, caller.tenant_id, principal,
@@ -237,11 +239,11 @@ class Guard(Extension):
             await self._draw(scope, [call_bucket(may, caller.tenant_id)])
 
     async def count_creation(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
-        """Count new tasks before they are made (21.4.2); those that are refused then do not count.
+        """Count new tasks before they are created (21.4.2); tasks that are then refused do not count.
 
-        The answer tells of that limit only when it refuses.
+        The rate-limit headers show this limit only if it refuses.
         """
-        if (may := await self._may(caller)) is None:
+        if (may := await self._find_limits(caller)) is None:
             return await create()
         bucket = task_bucket(may, caller.tenant_id)
         verdict = await self.limits.take([bucket], number)
@@ -262,7 +264,7 @@ class Guard(Extension):
         return reply
 
     def _make_room(self, tenant_id: str, *quotas: str | None) -> None:
-        """Have the oldest receipts archived of a tenant whose storage is full, where there is an archive (21.6.3)."""
+        """Archive the oldest receipts of a tenant whose storage is full, if the archive is enabled (21.6.3)."""
         if self.relieve is None or STORAGE_QUOTA not in quotas or not self.settings.archive.enabled:
             return
         if tenant_id not in self.relieving:
@@ -274,31 +276,31 @@ class Guard(Extension):
             moved = await relief
             self.auditor.note(tenant_id, "storage_full", "warning", archived=moved)
         except GateError:
-            log.exception("the archive made no room for tenant %s", tenant_id)
+            log.exception("the receipts of tenant %s could not be archived, so its storage stays full", tenant_id)
         finally:
             del self.relieving[tenant_id]
 
     async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
-        """Write down what the audit log should know of an operation that was carried out."""
+        """Note for the audit log that an operation was carried out."""
         if isinstance(reply, Items):
-            self.auditor.parts(caller, op.name, reply)
+            self.auditor.note_refused_items(caller, op.name, reply)
         elif isinstance(reply, Terminator) and not reply.has_terminator:
-            self.auditor.unanswered(caller, reply.parent_receipt_id)
+            self.auditor.check_receipt(caller, reply.parent_receipt_id)
         elif isinstance(reply, LimitsReply) and reply.used is not None:
-            await self._used(reply, reply.used)
+            await self._add_rates(reply, reply.used)
         if caller.key_id is not None:
-            self.auditor.used(caller, op, ask, reply)
+            self.auditor.count_use(caller, op, ask, reply)
         if caller.role == "admin":
             await oversee(self.auditor, op, caller, ask, reply)
 
-    def moved(self, caller: Caller, place: str) -> None:
-        """Note that a key is used from where it never was (spec 21.9.1)."""
+    def note_new_place(self, caller: Caller, place: str) -> None:
+        """Note that a key is used from a new network, and tell the tenant's admins (spec 21.9.1)."""
         self.auditor.note(caller.tenant_id, "unusual_address", "warning", **describe_caller(caller), place=place)
         self.auditor.notice(caller.tenant_id, "unusual_address", key_id=caller.key_id, place=place,
                             principal=str(caller.principal))
 
-    async def _used(self, reply: LimitsReply, used: Used) -> None:
-        """Say what is used of the rates, which no database counts."""
+    async def _add_rates(self, reply: LimitsReply, used: Used) -> None:
+        """Add to a reply how much of the rate limits is used, which no database counts."""
         account = await self.accounts.of(reply.tenant)
         may = find_allowance(self.settings, account, self.engine.backend.now())
         buckets = task_bucket(may, reply.tenant), call_bucket(may, reply.tenant)
@@ -307,19 +309,19 @@ class Guard(Extension):
         used.tasks_this_hour, used.api_calls_this_hour = tasks, calls
 
     async def passing(self, scope: Scope) -> GateError | None:
-        """Count a request that no operation has counted, such as one to an unknown path."""
+        """Count a request that no operation counted, such as one to an unknown path."""
         if not self.enforced or "asyncgate.limits" in scope:
             return None
         try:
-            await self._draw(scope, self._strangers(self._visited(scope, scope["headers"])))
+            await self._draw(scope, self._strangers(self._note_visit(scope, scope["headers"])))
         except GateError as no:
             scope.setdefault("asyncgate.limits", [])
             self.refused(scope, no)
             return no
         return None
 
-    async def _may(self, caller: Caller) -> Tier | None:
-        """Return what the caller's tenant may use; None where nothing of it is limited (21.4.5)."""
+    async def _find_limits(self, caller: Caller) -> Tier | None:
+        """Return the limits of the caller's tenant; None if it has none (21.4.5)."""
         account = await self.accounts.of(caller.tenant_id)
         if account is None and not self.enforced:
             return None
@@ -342,14 +344,14 @@ class Guard(Extension):
             raise limit_error(verdict)
 
     def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
-        """Write down the refusal of one call of a request that holds several."""
-        self.auditor.refused(caller, no, operation, ask)
+        """Note the refusal of one call of a request that has several."""
+        self.auditor.note_refusal(caller, no, operation, ask)
 
     def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
-        """Write down a refusal, where that is a matter of security; each is written once."""
+        """Note a refusal that concerns security; each is noted once."""
         if "asyncgate.address" not in scope:
-            self._visited(scope, scope["headers"])
+            self._note_visit(scope, scope["headers"])
         if (caller := scope.get("asyncgate.caller")) is None:
-            self.auditor.stranger(no)
+            self.auditor.note_stranger(no)
         else:
-            self.auditor.refused(caller, no, scope.get("asyncgate.operation", ""), ask)
+            self.auditor.note_refusal(caller, no, scope.get("asyncgate.operation", ""), ask)

@@ -25,7 +25,7 @@ from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_admin import IssuedKey, RotateCredentials, RotatedCredentials
 
-KEYS_PER_CALL = 50        # keys of one call: each costs an Argon2
+KEYS_PER_CALL = 50        # keys that one call replaces: each needs an Argon2 hash
 
 
 async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredentials) -> RotatedCredentials:

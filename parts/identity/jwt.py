@@ -1,8 +1,8 @@
 """Access tokens: JWTs of an issuer that this gate trusts (spec 21.2.1, RFC 9068, RFC 8725).
 
-A token is good when a key that this gate already holds has signed it, and its claims are for this gate, now.  Nothing
-in a token is ever followed: `kid` is looked up in memory, and a header that brings or names a key is refused.  The keys
-come from files, which must be good or the gate does not start, and from the issuer's URL, which may be down for a time.
+A token is valid if a known key has signed it and its claims are for this gate and the present time.  Security: the
+gate never follows anything in a token.  It looks `kid` up in memory, and refuses a header that contains or names a key.
+Keys come from files, which must be valid or the gate does not start, and from the issuer's URL, which may be down.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ JsonForm = TypeVar("JsonForm")
 
 log = logging.getLogger("asyncgate")
 
-MOST_TOKEN_BYTES = 8192              # characters of a token
-MOST_TOKENS_REMEMBERED = 10_000         # tokens
+MOST_TOKEN_BYTES = 8192         # the longest accepted token
+MOST_TOKENS_REMEMBERED = 10_000
 KEY_BITS = range(2048, 8193)
-MOST_KEYS = 100             # of a key set
-REFETCH_SECONDS = 60.0        # at least, between two looks at the issuer's keys
-FRESH_SECONDS = 600.0       # at most, until a key that the issuer withdrew is noticed
+MOST_KEYS = 100             # keys of a key set; the others are ignored
+REFETCH_SECONDS = 60.0      # the shortest time between two fetches of the issuer's keys
+FRESH_SECONDS = 600.0       # the longest time until the gate notices that the issuer withdrew a key
 FETCH_SECONDS = 5.0
-FOREIGN = {"jwk", "jku", "x5u", "x5c", "crit", "b64", "zip", "enc"}     # headers that would change what is trusted
-DEFAULT_SCOPES = {          # spec 21.8.3, of a token that has no scope; what an admin may do beyond it must be said
+FOREIGN = {"jwk", "jku", "x5u", "x5c", "crit", "b64", "zip", "enc"}     # headers that could change which key is trusted
+DEFAULT_SCOPES = {          # spec 21.8.3: of a token without a scope; admin scopes must be given explicitly
     "agent": frozenset({"tasks:read", "tasks:write", "receipts:read", "receipts:ack"}),
     "worker": frozenset({"tasks:lease", "receipts:read"}),
 }
@@ -61,7 +61,7 @@ def ways(settings: Settings) -> list[WayIn]:
 
 
 class Claims(Struct, frozen=True):
-    """The claims of a token; it cannot claim the kinds and roles that only the gate itself has."""
+    """The claims of a token; kinds and roles that only the gate itself has are invalid."""
 
     iss: str
     aud: str | list[str]
@@ -71,12 +71,12 @@ class Claims(Struct, frozen=True):
     tenant_id: Uuid
     principal_kind: Literal["agent", "worker", "service", "human"]
     nbf: Annotated[float, Meta(ge=0)] = 0.0
-    principal_id: Name | None = None            # sub, if it is not given
+    principal_id: Name | None = None            # default: sub
     principal_instance_id: Name | None = None
-    role: Literal["agent", "worker", "admin"] | None = None     # that of the kind, if it is not given
+    role: Literal["agent", "worker", "admin"] | None = None     # default: by the kind
     scope: str | None = None
     jti: Name | None = None
-    sid: Name | None = None                     # the grant that it came from
+    sid: Name | None = None                     # the grant that the token came from
     client_id: Name | None = None
 
     @property
@@ -89,14 +89,14 @@ class Revocations(Protocol):
     """Knows which tokens were revoked before they expired."""
 
     def revoked(self, claims: Claims) -> bool:
-        """Whether this token was revoked; asked on every request, so an implementation must not wait."""
+        """Whether this token was revoked; called on every request, so an implementation must not wait."""
 
 
 class NoRevocations:
     """No token is ever revoked."""
 
     def revoked(self, claims: Claims) -> bool:
-        """Say no."""
+        """Return False."""
         return False
 
 
@@ -108,7 +108,7 @@ class Flaw(Exception):
         self.code = code
 
 
-# What reading a key or a token may raise; a TypeError is a PEM that wants a password, msgspec's errors are ValueErrors.
+# Errors of reading a key or a token; a TypeError is a PEM that needs a password, msgspec's errors are ValueErrors.
 UNFIT = (Flaw, JoseError, ValueError, TypeError, LookupError, RecursionError)
 
 
@@ -119,15 +119,15 @@ class AccessTokens:
                  clock: Callable[[], float] = time.monotonic, http: httpx2.AsyncClient | None = None) -> None:
         self.jwt, self.now = settings.security.jwt, now
         if not self.jwt.audience:
-            raise StartupError("security.jwt.audience is empty, so the gate could accept no access token; set it")
+            raise StartupError("security.jwt.audience is empty, so the gate would refuse every access token; set it")
         self.revocations: Revocations = NoRevocations()
-        self.proven: OrderedDict[bytes, tuple[Caller, Claims]] = OrderedDict()     # by digest: the tokens are secrets
+        self.proven: OrderedDict[bytes, tuple[Caller, Claims]] = OrderedDict()     # by digest: tokens are secret
         url = self.jwt.jwks if "://" in self.jwt.jwks else ""
         http = http or (make_fetcher(settings) if url else None)
         self.keys = KeyRing(load_key_files(self.jwt), url, http, self.proven.clear, clock)
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
-        """Return the caller of a token; None for a text that does not look like a JWT."""
+        """Return the caller of a token; None for a text that is not a JWT; raises InvalidToken."""
         if token is None or not token.startswith("eyJ") or "." not in token:     # eyJ is {" in base64
             return None
         self.keys.freshen()
@@ -141,20 +141,20 @@ class AccessTokens:
 
     async def _caller(self, token: str) -> Caller:
         if len(token) > MOST_TOKEN_BYTES:
-            raise Flaw(f"it is longer than {MOST_TOKEN_BYTES} characters", "token_too_long")
+            raise Flaw(f"the token is longer than {MOST_TOKEN_BYTES} characters", "token_too_long")
         digest = sha256(token.encode()).digest()
         caller, claims = self.proven.get(digest) or await self._prove(token, digest)
         if self.now() >= claims.exp + self.jwt.leeway_seconds:
             self.proven.pop(digest, None)
-            raise Flaw("exp is over", "token_expired")
+            raise Flaw("exp has passed", "token_expired")
         if self.revocations.revoked(claims):
-            raise Flaw("it was taken back", "token_revoked")
+            raise Flaw("the token was revoked", "token_revoked")
         self.proven.move_to_end(digest)
         return caller
 
     async def _prove(self, token: str, digest: bytes) -> tuple[Caller, Claims]:
         key = await self.keys.find(key_id(token))
-        # Nothing is awaited from here on, so no change of keys comes between the proof and its place in memory.
+        # Order: no await from here on, so the keys cannot change between the check and its place in the cache.
         claims = decode_strictly(verify_signature(token, key), Claims)
         if wrong := find_flaw(claims, self.jwt, self.now()):
             raise Flaw(*wrong)
@@ -165,35 +165,35 @@ class AccessTokens:
 
 
 def key_id(token: str) -> str | None:
-    """Return which key a token says it is signed with; raises Flaw for a header that says more than it may."""
+    """Return the id of the key that a token's header names; raises Flaw for an invalid header."""
     header = decode_strictly(urlsafe_b64decode(token.partition(".")[0].encode()), dict[str, Any])
     if header.get("alg") != "RS256":
         raise Flaw("alg is not RS256", "token_algorithm")
-    if str(header.get("typ")).lower() not in ("at+jwt", "application/at+jwt"):     # an ID token is no access token
+    if str(header.get("typ")).lower() not in ("at+jwt", "application/at+jwt"):     # for example an ID token
         raise Flaw("typ is not at+jwt", "token_type")
     if foreign := FOREIGN & header.keys():
-        raise Flaw(f"the header brings {', '.join(sorted(foreign))}", "token_header")
+        raise Flaw(f"the header contains {', '.join(sorted(foreign))}", "token_header")
     kid = header.get("kid")
     if not isinstance(kid, str | None):
-        raise Flaw("kid is no text")
+        raise Flaw("kid is not a text")
     return kid
 
 
 def verify_signature(token: str, key: RSAKey) -> bytes:
-    """Return what the key has signed; raises JoseError if it has not."""
+    """Return the signed content of a token; raises JoseError if the key has not signed it."""
     return jws.deserialize_compact(token, key, algorithms=["RS256"]).payload
 
 
 def decode_strictly(text: bytes, form: type[JsonForm]) -> JsonForm:
-    """Decode JSON without repeated names, because readers differ in which value they take."""
+    """Decode JSON and refuse repeated names, because parsers differ in which value they take."""
     json.loads(text, object_pairs_hook=unique_members)
-    return msgspec.json.decode(text, type=form)     # stricter about text and numbers than the other
+    return msgspec.json.decode(text, type=form)     # stricter than `json` about text and numbers
 
 
 def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its members."""
+    """Return the members as a dict; raises Flaw for a repeated name."""
     if len(members := dict(pairs)) != len(pairs):
-        raise Flaw("a name is said twice")
+        raise Flaw("a name is repeated")
     return members
 
 
@@ -204,19 +204,19 @@ def reason_of(wrong: Exception) -> tuple[str, str]:
         return wrong.code, why
     if isinstance(wrong, BadSignatureError):
         return "token_signature", why
-    if isinstance(wrong, msgspec.ValidationError):      # it names the claim, and not what stands there
+    if isinstance(wrong, msgspec.ValidationError):      # its text names the claim but not the value
         return ("token_tenant" if "tenant_id" in why else "token_claims"), why
     return "token_malformed", type(wrong).__name__
 
 
 def find_flaw(claims: Claims, jwt: Jwt, now: float) -> tuple[str, str] | None:
-    """Return what is wrong with claims now, in words and as a code; None if nothing is."""
+    """Return why claims are invalid now, in words and as a code; None if they are valid."""
     audience = {claims.aud} if isinstance(claims.aud, str) else {*claims.aud}
     wrong = {
         ("iss is another issuer", "token_issuer"): claims.iss != jwt.issuer,
-        ("aud is for others", "token_audience"): audience.isdisjoint(jwt.audience),
-        ("nbf is to come", "token_not_yet_valid"): claims.nbf > now + jwt.leeway_seconds,
-        ("iat is to come", "token_not_yet_valid"): claims.iat > now + jwt.leeway_seconds,
+        ("aud does not name this gate", "token_audience"): audience.isdisjoint(jwt.audience),
+        ("nbf is in the future", "token_not_yet_valid"): claims.nbf > now + jwt.leeway_seconds,
+        ("iat is in the future", "token_not_yet_valid"): claims.iat > now + jwt.leeway_seconds,
         ("the issuer may not speak for that tenant", "token_tenant"): bool(jwt.tenants) and (
             claims.tenant_id not in jwt.tenants),
         ("the issuer may not give that role", "token_role"): role_of(claims) not in jwt.roles,
@@ -238,7 +238,7 @@ def caller_of_claims(claims: Claims) -> Caller:
 
 
 class KeyRing:
-    """The keys that verify tokens: those of the files, and those that the issuer publishes.
+    """The keys that verify tokens: those from files, and those that the issuer publishes.
 
     The issuer's keys are fetched again regularly; while the issuer is unreachable, its last keys stay valid.
     """
@@ -246,26 +246,26 @@ class KeyRing:
     def __init__(self, fixed: list[RSAKey], url: str, http: httpx2.AsyncClient | None, changed: Callable[[], None],
                  clock: Callable[[], float]) -> None:
         self.fixed, self.url, self.http, self.changed, self.clock = fixed, url, http, changed, clock
-        self.known, self.looked_at, self.away = KeySet([*fixed]), float("-inf"), False
-        self.looking: asyncio.Task[None] | None = None
+        self.known, self.fetched_at, self.away = KeySet([*fixed]), float("-inf"), False
+        self.fetching: asyncio.Task[None] | None = None
 
     async def find(self, kid: str | None) -> RSAKey:
         """Return a key by its id, or the only key for a token without one; fetches again for an unknown id."""
-        key = self._held(kid)
+        key = self._find_known(kid)
         if key is None:
             self.freshen(REFETCH_SECONDS)
-            if self.looking:
-                await asyncio.shield(self.looking)      # others wait for the same look
-            key = self._held(kid)
+            if self.fetching:
+                await asyncio.shield(self.fetching)      # all waiting calls share one fetch
+            key = self._find_known(kid)
         if key is None and self.away:
-            wait = max(1, round(self.looked_at + REFETCH_SECONDS - self.clock()))
+            wait = max(1, round(self.fetched_at + REFETCH_SECONDS - self.clock()))
             raise IssuerUnavailable("the issuer's keys cannot be fetched, so this access token cannot be checked; "
                                     "try again later", retry_after=wait)
         if key is None:
-            raise Flaw("kid is not known", "token_key")
+            raise Flaw("kid is unknown", "token_key")
         return key
 
-    def _held(self, kid: str | None) -> RSAKey | None:
+    def _find_known(self, kid: str | None) -> RSAKey | None:
         try:
             key = self.known.get_by_kid(kid)
         except InvalidKeyIdError:
@@ -273,12 +273,12 @@ class KeyRing:
         return key if isinstance(key, RSAKey) else None
 
     def freshen(self, after_seconds: float = FRESH_SECONDS) -> None:
-        """Start to fetch the issuer's keys, if the last fetch started that long ago."""
-        if self.http and self.looking is None and self.clock() - self.looked_at >= after_seconds:
-            self.looked_at = self.clock()
-            self.looking = asyncio.create_task(self._look(self.http))
+        """Start to fetch the issuer's keys, unless the last fetch began less than `after_seconds` ago."""
+        if self.http and self.fetching is None and self.clock() - self.fetched_at >= after_seconds:
+            self.fetched_at = self.clock()
+            self.fetching = asyncio.create_task(self._fetch(self.http))
 
-    async def _look(self, http: httpx2.AsyncClient) -> None:
+    async def _fetch(self, http: httpx2.AsyncClient) -> None:
         import httpx2
 
         try:
@@ -286,12 +286,12 @@ class KeyRing:
             keys = key_set(answer.content, strict=False)
         except (httpx2.HTTPError, httpx2.InvalidURL, *UNFIT) as error:
             self.away = True
-            log.warning("cannot fetch the issuer's keys; the last ones stay: %s: %s", type(error).__name__, error)
+            log.warning("cannot fetch the issuer's keys; the last ones stay valid: %s: %s", type(error).__name__, error)
         else:
             self.away = False
             self._take(KeySet([*self.fixed, *keys]))
         finally:
-            self.looking = None
+            self.fetching = None
 
     def _take(self, keys: KeySet) -> None:
         if keys.as_dict() != self.known.as_dict():
@@ -306,8 +306,8 @@ class JwkSet(Struct):
 
 
 def make_fetcher(settings: Settings) -> httpx2.AsyncClient:
-    """Return the client that fetches the keys."""
-    from asyncgate.parts.process.outgoing import make_client  # only who has a URL pays for it
+    """Return the HTTP client that fetches the keys."""
+    from asyncgate.parts.process.outgoing import make_client  # a large import, needed only with a URL
 
     outgoing = settings.security.outgoing
     return make_client(allow=outgoing.allow, deny=outgoing.deny, timeout_seconds=FETCH_SECONDS)
@@ -335,9 +335,9 @@ def load_key_file(path: str, name: str) -> list[RSAKey]:
         text, others = file.read(), os.fstat(file.fileno()).st_mode & 0o077
     keys = key_set(text, strict=True) if name == "jwks" else [import_key(text)]
     if others and any(key.is_private for key in keys):
-        raise Flaw("it holds a private key that others than its owner may use; chmod 600")
+        raise Flaw("it holds a private key that other users can access; run chmod 600 on it")
     if name == "private_key_path" and not keys[0].is_private:
-        raise Flaw("it holds no private key")
+        raise Flaw("it has no private key")
     return [import_key(key.public_key, key.kid) for key in keys]
 
 
@@ -350,7 +350,7 @@ def key_set(text: bytes, *, strict: bool) -> list[RSAKey]:
         except UNFIT as error:
             if strict:
                 raise
-            log.warning("skip a key of the issuer: %s", error)
+            log.warning("an invalid key of the issuer is ignored: %s", error)
     if not keys:
         raise Flaw("it has no RS256 key")
     return keys
@@ -371,9 +371,9 @@ def fits_signatures(jwk: dict[str, Any], strict: bool) -> bool:
 
 def import_key(value: Any, kid: str | None = None) -> RSAKey:
     """Make a key from a PEM, a JWK or a library key; without an id it gets its thumbprint (RFC 7638)."""
-    with warnings.catch_warnings(action="ignore", category=SecurityWarning):     # of small keys, which are refused here
+    with warnings.catch_warnings(action="ignore", category=SecurityWarning):     # about small keys, refused below
         key = RSAKey.import_key(value, {"kid": kid} if kid else None)
     if key.public_key.key_size not in KEY_BITS:
-        raise Flaw(f"an RSA key has {KEY_BITS[0]} to {KEY_BITS[-1]} bits, not {key.public_key.key_size}")
+        raise Flaw(f"an RSA key must have {KEY_BITS[0]} to {KEY_BITS[-1]} bits, not {key.public_key.key_size}")
     key.ensure_kid()
     return key

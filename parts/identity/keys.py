@@ -2,15 +2,16 @@
 
 Argon2 is costly by design, so a key goes through ever costlier steps, and most end early:
 
-    form        length, prefix, letters, checksum: a typo costs no look-up (for a proven key only the length is checked)
-    proven      a digest of the key, in this process only: the secret was right within the last 24 hours
+    form        length, prefix, letters, checksum: a typo costs no query (of a proven key only the length is checked)
+    proven      the key's digest is cached in this process: Argon2 accepted the secret within the last 24 hours
     status      revoked, suspended, limits: the row is read again after 5 seconds, or at once after `forget`
-    refused     a digest that was wrong within the last minute is refused again
-    failures    after ten wrong keys a minute, by address or key id, the slow lane, and a second before each refusal
-    Argon2      two at a time, sixteen waiting; in the slow lane one, which rests between two
+    refused     a digest that was wrong within the last minute is refused again without Argon2
+    failures    after ten wrong keys a minute, by address or key id: the slow lane, and a second before each refusal
+    Argon2      two at a time, sixteen waiting; in the slow lane one at a time, with a pause after each
 
-Failures of others never refuse a valid key: it is proven, if slowly.  From a network where it was used before it is
-proven at once, unless that address has failures too.  The answer is the same whatever is wrong with a key.
+A valid key is never refused because of others' failures; verifying it may take longer.  From a network where the key
+was used before it is verified at once, unless that address has failures too.  The answer is the same whatever is wrong
+with a key.
 """
 
 from __future__ import annotations
@@ -61,24 +62,24 @@ V = TypeVar("V")
 PROVEN_SECONDS, ROW_SECONDS, REFUSED_SECONDS, USED_SECONDS = DAY_SECONDS, 5.0, 60.0, 60.0
 FAILURES, FAILURES_SECONDS = 10, 60.0       # wrong keys by one address, or for one key id
 MOST_HASHING, MOST_WAITING = 2, 16
-REST_SECONDS, SLOW_EACH, SLOW_ALL = 0.25, 32, 1000     # of the slow lane: between two proofs, and how many may wait
-HELD_SECONDS, MOST_HELD = 1.0, 1000         # refusals of those who go on trying
-PLACES, ADDRESSES = 16, 256                 # of one key: networks that are kept, addresses that a process remembers
-MOST_PROOFS_REMEMBERED = 10_000                         # entries of each memory
+REST_SECONDS, SLOW_EACH, SLOW_ALL = 0.25, 32, 1000     # the slow lane: pause between two keys, and how many may wait
+DELAY_SECONDS, MOST_DELAYED = 1.0, 1000     # delay of refusals after too many failures, and how many at once
+PLACES, ADDRESSES = 16, 256                 # of one key: networks that are stored, addresses that a process remembers
+MOST_PROOFS_REMEMBERED = 10_000             # entries of each cache
 
 
-# What a process remembers.
+# Caches of one process.
 
 
 class Bounded(OrderedDict[K, V]):
-    """A mapping that forgets what has not been put or moved to the end for longest."""
+    """A mapping of limited size that drops its least recently used entry."""
 
     def __init__(self, most: int = MOST_PROOFS_REMEMBERED) -> None:
         super().__init__()
         self.most = most
 
     def put(self, key: K, value: V) -> None:
-        """Set an entry and count it as the latest."""
+        """Set an entry and mark it as the most recently used."""
         self[key] = value
         self.move_to_end(key)
         if len(self) > self.most:
@@ -86,18 +87,18 @@ class Bounded(OrderedDict[K, V]):
 
 
 class Failures:
-    """Counts wrong keys by name, an address or a key id; ten in a minute are too many."""
+    """Counts wrong keys by name (an address or a key id); ten in a minute are too many."""
 
     def __init__(self) -> None:
         self.counted: Bounded[str, tuple[float, int]] = Bounded()   # since when, how many
 
     def refusal(self, now: float, over: float) -> RateLimitExceeded:
-        """Make the refusal of a wrong key after ten others."""
+        """Make the refusal of a wrong key after too many others."""
         return RateLimitExceeded("too many wrong keys; wait, then send a valid key", limit=FAILURES, window="1m",
                                  retry_after=max(1, ceil(over + FAILURES_SECONDS - now)))
 
     def over(self, now: float, *names: str) -> float | None:
-        """Return since when the minute runs that one of the names has used up."""
+        """Return the start of the minute in which one of the names had too many failures; None if none had."""
         windows = (self._window(name, now) for name in names if name)
         return next((since for since, count in windows if count >= FAILURES), None)
 
@@ -113,21 +114,21 @@ class Failures:
 
 
 class Proven(Struct, eq=False):
-    """A key whose secret was right, and its row as last read."""
+    """A key whose secret Argon2 accepted, and its row as last read."""
 
     digest: bytes
     version: int
     proven_at: float
     caller: Caller | None = None
-    since: float = inf                  # from here to `until` the caller is good without a question
+    since: float = inf                  # from here to `until` the caller is valid without another check
     until: float = -inf
-    begins: float = inf                 # from here to `ends` the row lets it in
+    begins: float = inf                 # from here to `ends` the row says that the key is valid
     ends: float = -inf
     read_at: float = -inf
-    used_at: float = -inf               # as far as it has been written down
-    places: list[str] = []              # networks that it was used from, as far as that is known
-    addresses: set[str | None] = set()  # those of this process: of the same nobody asks again
-    stale: bool = True                  # the row has changed, or may have, since it was last asked for
+    used_at: float = -inf               # the last use that was stored
+    places: list[str] = []              # known networks that it was used from
+    addresses: set[str | None] = set()  # addresses that this process has already checked
+    stale: bool = True                  # the row may have changed since the last query for it
     void: bool = False                  # the row is gone, or has another hash
     reading: asyncio.Task[None] | None = None
 
@@ -151,7 +152,7 @@ def places_of(key: Key) -> list[str]:
     return msgspec.json.decode(key.places, type=list[str]) if key.places else []
 
 
-UNREACHABLE = ("system", "asyncgate")   # kinds of principal that nobody outside is
+UNREACHABLE = ("system", "asyncgate")   # kinds of principal that no key may stand for
 
 
 def caller_of_key(tenant_id: str, key: Key) -> Caller:
@@ -185,7 +186,7 @@ def place_of(address: str | None) -> str:
     return str(ip_network((ip, 24 if isinstance(ip, IPv4Address) else 48), strict=False))
 
 
-# Letting in.
+# Argon2.
 
 
 async def share_outcome(task: asyncio.Task[A]) -> A:
@@ -209,9 +210,9 @@ class Hasher:
         self.turns, self.waiting = asyncio.Semaphore(MOST_HASHING), 0
 
     async def run(self, work: Callable[[], A], still: Callable[[], None] = lambda: None) -> A:
-        """Run the work when its turn comes; `still` may refuse it then as not needed any more."""
+        """Run the work when its turn comes; `still` is called then and may raise to cancel it."""
         if self.waiting >= MOST_WAITING:
-            raise Overloaded("more keys are to be checked than the gate can keep up with; try again", retry_after=1)
+            raise Overloaded("the gate is checking too many keys; try again", retry_after=1)
         self.waiting += 1
         try:
             await self.turns.acquire()
@@ -225,13 +226,13 @@ class Hasher:
 
 
 class Guessing(Exception):
-    """A caller that waits for a proof may be guessing."""
+    """The caller of a waiting check may be guessing, so the check moves to the slow lane."""
 
 
 class SlowLane:
-    """Argon2 for those behind too many failures: one at a time with a rest, in turns by address and key id.
+    """Argon2 for callers with too many failures: one at a time with pauses, in turns by address and key id.
 
-    So deliberate failures get a small share of the processor, and a valid key among them gets its turn.
+    So deliberate failures get a small share of the CPU, and a valid key among them gets its turn.
     """
 
     def __init__(self, hasher: Hasher, sleep: Callable[[float], Awaitable[None]]) -> None:
@@ -244,7 +245,7 @@ class SlowLane:
         """Run the work when its turn comes."""
         queue = self.queues.get(name, deque())
         if len(queue) >= SLOW_EACH or len(self.queues) >= SLOW_ALL:
-            raise Overloaded("more keys are to be checked than the gate can keep up with; try again", retry_after=1)
+            raise Overloaded("the gate is checking too many keys; try again", retry_after=1)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(turn)
         self.queues[name] = queue
@@ -262,7 +263,7 @@ class SlowLane:
         name, queue = self.queues.popitem(last=False)
         turn = queue.popleft()
         if queue:
-            self.queues[name] = queue       # behind the others
+            self.queues[name] = queue       # at the end of the line
         turn.set_result(None)
 
     async def _rest(self) -> None:
@@ -283,13 +284,13 @@ class IssuedKeys:
 
     def __init__(self, store: KeyStore, costs: ApiKeys, clock: Callable[[], float] = time.time,
                  executor: Executor | None = None, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-                 moved: Callable[[Caller, str], None] = lambda caller, place: None) -> None:
+                 note_new_place: Callable[[Caller, str], None] = lambda caller, place: None) -> None:
         self.store, self.costs, self.clock, self.hasher = store, costs, clock, Hasher(executor)
-        self.sleep, self.held, self.moved = sleep, 0, moved
-        # The digests mean nothing outside this process: what is stored stays Argon2id.
+        self.sleep, self.delayed, self.note_new_place = sleep, 0, note_new_place
+        # Security: keyed digests are worthless outside this process; the database has only Argon2id hashes.
         self.keyed = blake2b(key=secrets.token_bytes(32), digest_size=32)
         self.proven: Bounded[str, Proven] = Bounded()       # by key id
-        self.refused: Bounded[bytes, float] = Bounded()     # by digest, since when
+        self.refused: Bounded[bytes, float] = Bounded()     # by digest, the time of the refusal
         self.failures, self.slow = Failures(), SlowLane(self.hasher, sleep)
         self.flights: dict[bytes, asyncio.Task[Proven | None]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -302,39 +303,39 @@ class IssuedKeys:
         keyed.update(token.encode())
         digest, entry = keyed.digest(), self.proven.get(key_id := token[ID_START:ID_END])
         if entry is not None and entry.since <= self.clock() < entry.until and compare_digest(entry.digest, digest):
-            self.proven.move_to_end(key_id)     # its checksum was right when it was proven, and it is the same text
+            self.proven.move_to_end(key_id)     # the same text was checked in full when it was proven
             caller = entry.caller
         else:
-            caller = await self._admit(*parts, digest, address) if (parts := parse(token)) else None
+            caller = await self._verify(*parts, digest, address) if (parts := parse(token)) else None
             entry = self.proven.get(key_id)
         if caller is not None and entry is not None and address not in entry.addresses:
-            self._place(entry, caller, address)
+            self._note_address(entry, caller, address)
         return caller
 
-    def _place(self, entry: Proven, caller: Caller, address: str | None) -> None:
-        """Note the network that a key is used from; report one that is new for the key."""
+    def _note_address(self, entry: Proven, caller: Caller, address: str | None) -> None:
+        """Note the network that a key is used from; report a network that is new for the key."""
         if len(entry.addresses) >= ADDRESSES:
             entry.addresses.clear()
         entry.addresses.add(address)
         if not (place := place_of(address)) or place in entry.places:
             return
         if entry.places:
-            self.moved(caller, place)
+            self.note_new_place(caller, place)
         entry.places = [place, *entry.places][:PLACES]
         assert caller.key_id is not None
         self._begin(self._touch(caller.tenant_id, caller.key_id, self.clock(), place))
 
-    async def guessed(self, address: str | None) -> None:
-        """Count a credential of no known kind, such as a guess at the shared token; repeated guesses must wait."""
+    async def note_guess(self, address: str | None) -> None:
+        """Count a credential of no known kind, such as a guess at the shared token; delay repeated guesses."""
         where, now = network_of(address), self.clock()
         over = self.failures.over(now, where)
         self.failures.add(now, where)
         if over is not None:
-            await self._hold_back()
+            await self._delay()
 
     async def still_good(self, key_id: str) -> bool:
-        """Whether a key that was accepted would be accepted again."""
-        if (entry := self.proven.get(key_id)) is None:      # pushed out by others, or void
+        """Whether a key that was accepted is still valid."""
+        if (entry := self.proven.get(key_id)) is None:      # dropped from the cache, or void
             if (found := await self.store.find_key(key_id)) is None:
                 return False
             entry = Proven(b"", found[2].version, self.clock())
@@ -342,18 +343,18 @@ class IssuedKeys:
         return await self._is_current(key_id, entry) and entry.begins <= self.clock() < entry.ends
 
     def forget(self, key_id: str) -> None:
-        """Read the row before the key is accepted again: it was revoked or changed, here or in another process."""
+        """Read the key's row before its next use, because the key was revoked or changed here or in another process."""
         if entry := self.proven.get(key_id):
             entry.forget()
 
     def forget_tenant(self, tenant_id: str) -> None:
-        """Do so for all keys of a tenant that was suspended or deleted."""
+        """Read the rows of all keys of a tenant before their next use, because the tenant was suspended or deleted."""
         for entry in self.proven.values():
             if entry.caller is None or entry.caller.tenant_id == tenant_id:
                 entry.forget()
 
     async def hash(self, secret: str) -> str:
-        """Return the hash of a new key's secret, with the costs of the settings, when its turn has come."""
+        """Return the Argon2 hash of a new key's secret, with the costs of the settings."""
         return await self.hasher.run(partial(hash_secret, secret, self.costs))
 
     async def close(self) -> None:
@@ -365,23 +366,23 @@ class IssuedKeys:
             self.slow.resting.cancel()
         await asyncio.to_thread(self.hasher.executor.shutdown)
 
-    # The slow way.
+    # Keys that the cache cannot answer for.
 
-    async def _admit(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Caller | None:
-        while entry := self._known(key_id, digest) or await self._proved(key_id, secret, digest, address):
+    async def _verify(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Caller | None:
+        while entry := self._find_proven(key_id, digest) or await self._prove_once(key_id, secret, digest, address):
             if await self._is_current(key_id, entry):
                 return entry.caller if entry.begins <= self.clock() < entry.ends else None
         return None
 
-    def _known(self, key_id: str, digest: bytes) -> Proven | None:
+    def _find_proven(self, key_id: str, digest: bytes) -> Proven | None:
         entry = self.proven.get(key_id)
         if entry is None or not compare_digest(entry.digest, digest):
             return None
         self.proven.move_to_end(key_id)
         return entry if self.clock() - entry.proven_at < PROVEN_SECONDS else None
 
-    async def _proved(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
-        """Prove the secret, once for all calls that show it meanwhile."""
+    async def _prove_once(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
+        """Verify the secret, once for all concurrent calls with the same key."""
         where, now = network_of(address), self.clock()
         over = self.failures.over(now, where, key_id)
         found: Proven | None = None
@@ -390,18 +391,18 @@ class IssuedKeys:
                 flight = self.flights[digest] = self._begin(self._fly(key_id, secret, digest, address))
             found = await share_outcome(flight)
         if found is None and over is not None:
-            await self._hold_back()
+            await self._delay()
             raise self.failures.refusal(self.clock(), over)
         return found
 
-    async def _hold_back(self) -> None:
-        """Delay callers that try key after key, so that a flood leaves the gate to others (threat A10)."""
-        if self.held < MOST_HELD:
-            self.held += 1
+    async def _delay(self) -> None:
+        """Delay a caller that tries key after key, so that a flood does not slow others down (threat A10)."""
+        if self.delayed < MOST_DELAYED:
+            self.delayed += 1
             try:
-                await self.sleep(HELD_SECONDS)
+                await self.sleep(DELAY_SECONDS)
             finally:
-                self.held -= 1
+                self.delayed -= 1
 
     async def _fly(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
         try:
@@ -411,22 +412,22 @@ class IssuedKeys:
 
     async def _prove(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
         where, found = network_of(address), await self.store.find_key(key_id)
-        if found is None:   # no Argon2 to hide that: the id is no secret, and a flood of them would be handed the CPU
+        if found is None:   # no Argon2 to hide that: ids are not secret, and a flood would use up the CPU
             self._refuse(digest, where)
             return None
         key = found[2]
-        if not await self._verified(key, secret, address):
+        if not await self._proves(key, secret, address):
             self._refuse(digest, where, key_id)
             return None
         entry = Proven(digest, key.version, self.clock())
-        self.proven.put(key_id, entry)      # where `forget` finds it, before the row is read that counts
+        self.proven.put(key_id, entry)      # order: before the row is read, so that `forget` finds the entry
         await self._is_current(key_id, entry)
         if not entry.begins <= self.clock() < entry.ends:
-            self.failures.add(self.clock(), where, key_id)  # or a count would tell a revoked key from a wrong one
+            self.failures.add(self.clock(), where, key_id)  # else the count would tell a revoked key from a wrong one
         return entry
 
-    async def _verified(self, key: Key, secret: str, address: str | None) -> bool:
-        """Whether a secret is the key's; who may be guessing is told so slowly."""
+    async def _proves(self, key: Key, secret: str, address: str | None) -> bool:
+        """Whether a secret is the key's; in the slow lane if the caller may be guessing."""
         where, work = network_of(address), partial(proves_secret, secret, key.hash)
         if self._suspect(key, address):
             return await self.slow.run((where, key.key_id), work)
@@ -439,11 +440,11 @@ class IssuedKeys:
         now, where = self.clock(), network_of(address)
         if self.failures.over(now, where) is not None:
             return True
-        usual = place_of(address) in places_of(key)     # it was proven from there: that outlives a restart
+        usual = place_of(address) in places_of(key)     # stored, so known after a restart too
         return self.failures.over(now, key.key_id) is not None and not usual
 
     def _still_trusted(self, key: Key, address: str | None) -> None:
-        if self._suspect(key, address):     # others have failed while this one waited
+        if self._suspect(key, address):     # further failures came while this check waited
             raise Guessing
 
     def _refuse(self, digest: bytes, *names: str) -> None:
@@ -451,9 +452,10 @@ class IssuedKeys:
         self.failures.add(self.clock(), *names)
 
     async def _is_current(self, key_id: str, entry: Proven) -> bool:
-        """Read the row again if it is too old, once for all waiting calls; false if the entry is void.
+        """Read the row again if it is too old, once for all waiting calls; return False if the entry is void.
 
-        While the database does not answer, a row is trusted for 5 seconds at most: the key may have been revoked.
+        Security: even while the database does not answer, a row counts for 5 seconds at most, because the key may have
+        been revoked.
         """
         if not 0 <= self.clock() - entry.read_at < ROW_SECONDS and not entry.void:
             entry.reading = entry.reading or self._begin(self._read(key_id, entry))
@@ -463,7 +465,7 @@ class IssuedKeys:
     async def _read(self, key_id: str, entry: Proven) -> None:
         try:
             entry.stale = True
-            while entry.stale:      # `forget` came while the row was on its way: it may be from before the change
+            while entry.stale:      # `forget` came during the query, so the row may be from before the change
                 entry.stale, began = False, self.clock()
                 found = await self.store.find_key(key_id)
         finally:
@@ -479,7 +481,7 @@ class IssuedKeys:
             del self.proven[key_id]
 
     def _note(self, entry: Proven, tenant_id: str, key: Key) -> None:
-        """Write that a key was used, at most once a minute."""
+        """Store that a key was used, at most once a minute."""
         now, used = self.clock(), max(entry.used_at, -inf if key.last_used_at is None else key.last_used_at)
         if entry.begins <= now < entry.ends and now - used >= USED_SECONDS:
             entry.used_at = now
@@ -488,8 +490,8 @@ class IssuedKeys:
     async def _touch(self, tenant_id: str, key_id: str, now: float, place: str | None = None) -> None:
         try:
             await self.store.touch_key(tenant_id, key_id, now, place)
-        except Exception:       # nobody waits for it, and no call fails for it
-            log.exception("cannot note that key %s was used", key_id)
+        except Exception:       # in the background: no call fails because of it
+            log.exception("cannot store that key %s was used", key_id)
 
     def _begin(self, work: Coroutine[Any, Any, A]) -> asyncio.Task[A]:
         """Start a task that goes on after its waiters have gone."""
@@ -501,7 +503,7 @@ class IssuedKeys:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
         if not task.cancelled():
-            task.exception()    # seen, even if nobody waits any more
+            task.exception()    # retrieved, so that asyncio does not complain when nobody waits any more
 
 
 if TYPE_CHECKING:

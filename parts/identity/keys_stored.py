@@ -1,8 +1,8 @@
-"""What an issued key is: the text that its holder has, and the row that the gate keeps of it (spec 21.2.2).
+"""The form of issued keys: the text that the holder has, and the row that the gate stores (spec 21.2.2).
 
     aga_ | key id, 12 | secret, 43 | CRC32 of all that, 6           base62, 65 characters in all
 
-The database holds the key id and an Argon2id hash of the secret, nothing else of that text.
+Of that text, the database has only the key id and an Argon2id hash of the secret.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asyncgate.parts.model.wire import Kind, Role
 
 LONGEST_OVERLAP = 30 * DAY_SECONDS
 
-# What a key looks like.
+# The text of a key.
 
 KEY_PREFIX, ID_LENGTH, SECRET_LENGTH, LENGTH = "aga_", 12, 43, 65
 ID_START, ID_END, SECRET_END = len(KEY_PREFIX), len(KEY_PREFIX) + ID_LENGTH, len(KEY_PREFIX) + ID_LENGTH + SECRET_LENGTH
@@ -34,13 +34,13 @@ PAIRS = [high + low for high in BASE62_DIGITS for low in BASE62_DIGITS]
 
 
 def generate() -> str:
-    """Return a new key: 71 bits of id, which are no secret, and 256 bits of secret."""
+    """Return the text of a new key: 71 bits of id, which are not secret, and 256 bits of secret."""
     start = KEY_PREFIX + "".join([secrets.choice(BASE62_DIGITS) for _ in range(ID_LENGTH + SECRET_LENGTH)])
     return start + checksum(start)
 
 
 def parse(token: str) -> tuple[str, str] | None:
-    """Return the key id and the secret, or None if this is no key at all."""
+    """Return the key id and the secret; None if the text is not a key."""
     if len(token) != LENGTH or not token.startswith(KEY_PREFIX) or not token.isascii():
         return None
     if not token[ID_START:].isalnum() or token[SECRET_END:] != checksum(token[:SECRET_END]):
@@ -55,21 +55,21 @@ def checksum(text: str) -> str:
 
 
 class KeyStore(Protocol):
-    """What issued keys need of a database."""
+    """The database methods that issued keys need."""
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
-        """Return the tenant of a key, whether that is suspended, and the key: the one read before a tenant is known.
+        """Return a key's tenant, whether the tenant is suspended, and the key: the only read before a tenant is known.
 
-        It sees every change committed before it was called, so never a replica that lags, and raises
-        DatabaseUnavailable when the database does not answer in time.
+        Must see every change committed before the call, so it must not read from a lagging replica.  Raises
+        DatabaseUnavailable if the database does not answer in time.
         """
 
     async def touch_key(self, tenant_id: str, key_id: str, now: float, place: str | None = None) -> None:
-        """Note that a key was used; the later of two times stays, and a place joins those known."""
+        """Store that a key was used: keep the later of two times, and add a place to the known ones."""
 
 
 def encode_names(names: Iterable[str] | None) -> str | None:
-    """Write scopes, capabilities or task types as they are stored."""
+    """Encode scopes, capabilities or task types for the database."""
     return None if names is None else msgspec.json.encode(sorted(names)).decode()
 
 

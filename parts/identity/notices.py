@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate")
 
-MOST_ADMINS = 20        # of a tenant; each notice is a receipt for each
+MOST_ADMINS = 20        # how many admins of a tenant get a notice; each notice is one receipt
 ADVICE = {
     "key_revoked": "find out how it was used: list_audit with its key_id",
     "credentials_rotated": "hand out the new keys; the gate refuses the old ones",
     "rate_limit_tightened": "find out what sends so many calls, then ask the operator",
-    "unusual_address": "if none of your people uses the key from there, revoke_key, then list_audit with its key_id",
+    "unusual_address": "if nobody of yours uses the key from there, call revoke_key, then list_audit with its key_id",
     "cross_tenant_attempt": "find out how the key was used: list_audit with its key_id",
 }
 
@@ -62,4 +62,4 @@ async def write_notice(engine: Engine, tenant_id: str, kind: str, **details: Any
         from asyncgate.parts.model.wire import Ask
         await engine.write(write, None, engine.make_own_caller(tenant_id), Ask())
     except GateError:
-        log.exception("the admins of tenant %s are not told of %s", tenant_id, kind)
+        log.exception("the admins of tenant %s could not be told of %s", tenant_id, kind)

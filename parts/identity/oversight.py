@@ -17,11 +17,11 @@ from asyncgate.parts.model.naming import read_principal
 from asyncgate.parts.model.queries import ANY_KIND, wanted_is
 from asyncgate.parts.model.wire import Ask, Principal, ReceiptRecord, TaskRecord
 
-TOLD = "asyncgate.told"         # where the ASGI scope says that the operation has written its own line
-A_TASK = ("task_id",)           # what a request needs that is about a task itself; a holder's names its lease too
+TOLD = "asyncgate.told"         # member of the ASGI scope: the operation has written its own audit line
+A_TASK = ("task_id",)           # the required fields of a request about a task; a lease holder's also names the lease
 
 
-def mark_as_told() -> None:
+def mark_as_audited() -> None:
     """Note that the running operation writes its own audit line."""
     if (scope := visit.get()) is not None:
         scope[TOLD] = True
@@ -32,7 +32,7 @@ async def oversee(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, rep
     if op.roles == ("admin",):
         return note_admin_operation(auditor, op, caller, ask, reply)
     me = read_principal(ask) or (caller.principal if caller.bound else None)
-    if me is None:      # the shared token, and nobody named: nothing is anybody's own
+    if me is None:      # the shared token without a named principal: nothing is the caller's own
         return
     if ask.acts and caller.bound and not me.same(caller.principal):
         auditor.tally(caller, "admin_operation", "info", operation=op.name, acts_as=str(me))

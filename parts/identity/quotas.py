@@ -1,6 +1,6 @@
-"""Quotas: the extension that counts what a tenant has, and refuses what would be too much (spec 21.6).
+"""Quotas: the extension that counts a tenant's tasks, leases and receipts, and refuses more than its tier allows.
 
-The limits and the refusals themselves are in parts/model/quotas.py.
+Spec 21.6.  The limits and the refusals themselves are in parts/model/quotas.py.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ class Quotas(Extension):
     def __init__(self, engine: Engine) -> None:
         self.engine, self.settings = engine, engine.settings
         self.tallies = counts_receipts(engine.settings.rate_limits)
-        self.exact: set[str] = set()        # tenants whose usage this process has counted itself
+        self.exact: set[str] = set()        # tenants whose usage this process has counted from the rows
 
     def name_needs(self, needs: Needs, caller: Caller, ask: Ask) -> None:
-        """Load what quotas are decided by; who counts takes turns with the tenant's other writers."""
+        """Load the account and the usage; their locks make the tenant's counting writers take turns."""
         needs.records |= {(Account, ()), (Usage, ())}
         needs.recount |= caller.tenant_id not in self.exact
         needs.tally |= self.tallies
 
     def check_new_task(self, work: Work) -> None:
-        """Refuse a new task for which there is no room; what is there can be finished."""
+        """Refuse a new task above the quotas; existing tasks can always be finished."""
         if (usage := work.find_record(Usage)) is not None:
             check_task_quotas(may := self._allowance(work), usage)
             check_receipt_quota(may, "", 0)
 
     def check_optional_receipt(self, work: Work, task_id: str) -> None:
-        """Refuse a receipt about a task that had all the receipts it may have (21.6.3)."""
+        """Refuse an optional receipt about a task that has its maximum number of receipts (21.6.3)."""
         if task_id in work.tallies:
             check_receipt_quota(self._allowance(work), task_id, work.tallies[task_id] - 1)
 
     def why_no_lease(self, work: Work) -> str | None:
-        """Let a claim come back empty when the tenant holds all the leases that it may (spec 21.6.2)."""
+        """Return why a claim gets no task: the tenant has its maximum number of leases (spec 21.6.2)."""
         usage = work.find_record(Usage)
         most = self._allowance(work).concurrent_leases if usage else -1
         return FULL_OF_LEASES if usage is not None and 0 <= most <= usage.leases else None
 
     def why_hold(self, work: Work, task: Task) -> str | None:
-        """Put a task on hold when its lease ends and another one would be a receipt too many (21.6.3)."""
+        """Return why a task is put on hold after a lease: another lease would exceed its receipts (21.6.3)."""
         most = self._allowance(work).receipts_per_task if task.task_id in work.tallies else -1
         return RECEIPTS_QUOTA if 0 <= most <= work.tallies[task.task_id] + 1 else None
 
@@ -66,12 +66,12 @@ class Quotas(Extension):
         return find_allowance(self.settings, work.find_record(Account), work.now)
 
     def after_commit(self, work: Work) -> None:
-        """Remember that the usage of a tenant is exact now."""
+        """Note that the stored usage of a tenant is exact now."""
         if work.find_record(Usage) is not None:
             self.exact.add(work.tenant_id)
 
     async def list_warnings(self, caller: Caller) -> list[str]:
-        """Say in time that the room for receipts comes to its end (spec 21.6.3)."""
+        """Return a warning if the storage for receipts is at least 80 % full (spec 21.6.3)."""
         backend = self.engine.backend
         if (usage := await backend.record(caller.tenant_id, Usage)) is None:
             return []
@@ -80,4 +80,4 @@ class Quotas(Extension):
         used = usage.receipt_bytes / GIGABYTE
         if not 0 <= 0.8 * most <= used:
             return []
-        return [f"receipts take up {used:.1f} of {most} GB; beyond that no task can be created"]
+        return [f"receipts use {used:.1f} of {most} GB; when the storage is full, no task can be created"]

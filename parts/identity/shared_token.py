@@ -1,4 +1,4 @@
-"""The shared token, and no token at all: the two credentials that need no administration (spec 19.2)."""
+"""The shared token, and access without a token: the two ways that need no administration (spec 19.2)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SharedToken:
         self.secret, self.known = settings.api_key.encode(), unbound_caller(settings)
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
-        """Compare in constant time."""
+        """Return the caller if the token is right; the comparison takes constant time."""
         return self.known if token and hmac.compare_digest(token.encode(), self.secret) else None
 
 
@@ -34,7 +34,7 @@ class InsecureDev:
         self.known, self.guarded = unbound_caller(settings), bool(settings.api_key)
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
-        """Let everybody in, but a wrong token only where there is no right one."""
+        """Return the caller for any token or none; but if a shared token is set, refuse a wrong one."""
         return None if token and self.guarded else self.known
 
 

@@ -12,8 +12,8 @@ from asyncgate.parts.model.settings import Configured, Settings, Tls, list_idle,
 
 log = logging.getLogger("asyncgate")
 
-LEAST = 16      # characters of a token that strangers may try to guess
-PLACEHOLDER = re.compile(      # written without what separates words
+LEAST = 16      # the shortest allowed token, in characters, if strangers can try to guess it
+PLACEHOLDER = re.compile(      # matched against the token without separators of words
     r"((change|replace|fill|set|edit)(me|this|it|in|by|with).*|(my|your|the|a)(secret|api|access|shared)*(key|token)?"
     r"(here|please)?"
     r"|((super|top)?secret|password|passwd|api|key|token|default|example|sample|placeholder|asyncgate|admin|root|test"
@@ -21,13 +21,13 @@ PLACEHOLDER = re.compile(      # written without what separates words
 
 
 def require_safe_start(settings: Settings) -> None:
-    """Refuse to start what would be open to the world, or promise what this release cannot do."""
+    """Refuse settings that open the gate to strangers, or that this release does not support; raises StartupError."""
     require_safe_setting(settings)
     if settings.allow_insecure_dev and not is_loopback(settings.host):
-        raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
+        raise StartupError(f"allow_insecure_dev makes everybody who reaches the gate an admin: set host to loopback, "
                            f"not {settings.host}")
     if settings.security.oauth.enabled:
-        raise StartupError("this release has no security.oauth.enabled; unset it")
+        raise StartupError("this release does not support security.oauth.enabled; unset it")
     if settings.allow_insecure_dev:
         log.warning("INSECURE: allow_insecure_dev is on, so everybody who reaches %s is an admin", settings.host)
 
@@ -41,15 +41,15 @@ def warn_of_idle_settings(configured: Configured) -> None:
 def require_safe_setting(settings: Settings) -> None:
     """Refuse one unsafe setting; the error names the setting and the remedy."""
     if settings.allow_insecure_dev and settings.database.url.startswith("postgres"):
-        raise StartupError("allow_insecure_dev lets everybody in as an admin: it is for trials on SQLite or in memory, "
-                           "not for a Postgres database; there set ASYNCGATE_API_KEY and run `asyncgate serve`")
+        raise StartupError("allow_insecure_dev makes everybody an admin: use it only for trials on SQLite or in "
+                           "memory; for a Postgres database set ASYNCGATE_API_KEY and run `asyncgate serve`")
     if settings.api_key and not is_loopback(settings.host):
         require_strong_token(settings.api_key, settings.host)
     require_private_certificate(settings.security.tls)
     covered = settings.security.tls.certificate_path or settings.trusted_proxies or settings.allow_insecure_dev
     if not (is_loopback(settings.host) or covered):
-        log.warning("plain HTTP on %s: tokens travel readable unless a proxy in front speaks TLS; name that proxy in "
-                    "trusted_proxies, or set security.tls.certificate_path", settings.host)
+        log.warning("plain HTTP on %s: others can read tokens on the network unless a proxy in front speaks TLS; name "
+                    "that proxy in trusted_proxies, or set security.tls.certificate_path", settings.host)
 
 
 def require_strong_token(token: str, host: str) -> None:
@@ -57,23 +57,23 @@ def require_strong_token(token: str, host: str) -> None:
     better = "set a random one; `openssl rand -hex 32` prints one"
     if PLACEHOLDER.fullmatch(re.sub(r"[\W_]", "", token)):
         raise StartupError(f"api_key is a placeholder, and others can reach {host}: {better}")
-    if (token + token).find(token, 1) < LEAST:      # so long is what it repeats, if it repeats something
-        raise StartupError(f"api_key is shorter than {LEAST} characters, or a short text repeated, and others can "
+    if (token + token).find(token, 1) < LEAST:      # the length of the shortest text that the token repeats
+        raise StartupError(f"api_key is shorter than {LEAST} characters, or repeats a shorter text, and others can "
                            f"reach {host}: {better}")
 
 
 def require_private_certificate(tls: Tls) -> None:
-    """Refuse a private key without its certificate, and one that others than its owner may read or change."""
+    """Refuse a private key without its certificate, and a key file that other users may read or change."""
     if not tls.certificate_path:
         if tls.private_key_path or tls.private_key_password:
             raise StartupError("security.tls.certificate_path is not set, but a private key is; set both")
         return
     paths = {"certificate_path": tls.certificate_path, "private_key_path": tls.private_key_path}
     modes = {name: mode_of(name, path) for name, path in paths.items() if path}
-    name, mode = modes.popitem()        # the key's own file, or else the one that holds both
+    name, mode = modes.popitem()        # the key's own file, or else the file with certificate and key
     if mode & 0o077 and os.name == "posix":
-        raise StartupError(f"security.tls.{name}: {paths[name]!r} holds a private key that others than its owner may "
-                           "use; chmod 600")
+        raise StartupError(f"security.tls.{name}: {paths[name]!r} holds a private key that other users can access; run "
+                           "chmod 600 on it")
 
 
 def mode_of(name: str, path: str) -> int:

@@ -1,4 +1,4 @@
-"""From a credential to a caller: every kind of credential is a way in, and all faces ask the same ones."""
+"""From a credential to a caller: the list of accepted kinds of credential, which all façades share."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from asyncgate.parts.model.settings import Settings
 
 
 class Identity:
-    """Turns credentials into callers, the same way for every façade."""
+    """Turns credentials into callers, with the same rules for every façade."""
 
     def __init__(self, settings: Settings) -> None:
         self.ways: list[WayIn] = [*access_tokens(settings), *shared_token.ways(settings)]
 
     def prefer(self, way: WayIn) -> None:
-        """Add a way in that is asked before the others."""
+        """Add a kind of credential that is tried before the others."""
         self.ways.insert(0, way)
 
     async def caller(self, headers: Headers, address: str | None = None) -> Caller:
-        """Return who a request comes from."""
+        """Return the caller of a request; raises InvalidToken or Unauthenticated."""
         token = read_token(headers)
         for way in self.ways:
             if (caller := await way.caller(token, address)) is not None:
                 return caller
         if token:
-            raise InvalidToken("this credential is not known here")
+            raise InvalidToken("this credential is unknown")
         raise Unauthenticated("a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
 
 
 class Keys:
-    """The way in for issued keys: what looks like one is never taken for another kind of credential."""
+    """Accepts issued keys; a token that looks like an issued key is never tried as another kind of credential."""
 
     def __init__(self, keys: IssuedKeys) -> None:
         self.keys = keys
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
-        """Return whom a key stands for."""
+        """Return the caller of a key; raises InvalidToken for an invalid key."""
         caller = await self.keys.caller(token, address)
         if caller is None and token is not None and token.startswith(KEY_PREFIX):
-            raise InvalidToken("this credential is not good")
+            raise InvalidToken("this credential is invalid")
         return caller
 
 
 def access_tokens(settings: Settings) -> list[WayIn]:
-    """Return the way in for JWTs, if there are keys for them; the library that checks them is large."""
+    """Return the check for JWTs if the settings name keys for them; else its large library is not imported."""
     if not settings.security.jwt.has_keys:
         return []
     from asyncgate.parts.identity import jwt

@@ -20,10 +20,10 @@ from typing import Any
 
 import httpx2
 
+from asyncgate.parts.model.connection import Address
 from asyncgate.parts.model.errors import StartupError
 
 Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MOST_ANSWER_BYTES = 2**20          # in a response body
 MOST_REDIRECTS = 3

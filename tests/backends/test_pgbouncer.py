@@ -299,5 +299,5 @@ def test_a_pgbouncer_without_its_setting_is_named() -> None:
 
     line = str(startup_error(refusal, "postgresql://asyncgate_app:secret@db:6432/gate"))
 
-    assert "PgBouncer answers at db:6432: set database.pgbouncer=true, and database.direct_url" in line
+    assert "PgBouncer answers at db:6432: set database.pgbouncer=true, and set database.direct_url" in line
     assert "secret" not in line

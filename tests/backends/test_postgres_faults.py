@@ -272,7 +272,7 @@ async def test_every_proof_of_a_commit_can_be_looked_for(gate: Gate) -> None:
     for table in sql.PROOFS:
         nothing = [[None]] * len(sql.SAVES[table][0])
 
-        found = await backend._read(TENANT, sql.looking_for(table), *nothing)
+        found = await backend._read(TENANT, sql.proof_statement(table), *nothing)
 
         assert [tuple(row) for row in found] == [(False,)], table
 

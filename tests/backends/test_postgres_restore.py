@@ -113,7 +113,7 @@ async def test_a_restored_database_that_does_not_remember_its_privileges_is_refu
     async with connected(fresh.admin_url("gate")) as db:
         await db.execute("UPDATE asyncgate.migrations SET privileges = NULL")
 
-    with pytest.raises(StartupError, match="restore the dump once more, into an empty database"):
+    with pytest.raises(StartupError, match="restore the dump again, into an empty database"):
         await migrate_database(fresh.admin_url("gate"))
 
     assert await restore(fresh, dump, "again") == ""
@@ -125,7 +125,7 @@ async def test_a_server_does_not_start_on_a_database_whose_roles_are_missing(
         fresh: Cluster, worked: tuple[Path, dict[str, list[Any]]]) -> None:
     await restore(fresh, worked[0])
 
-    with pytest.raises(StartupError, match="`asyncgate migrate` makes the role asyncgate_app"):
+    with pytest.raises(StartupError, match="`asyncgate migrate` creates the role asyncgate_app"):
         await open_backend(fresh.url("gate"))
 
 

@@ -296,14 +296,14 @@ async def test_a_server_that_a_schema_has_left_behind_does_not_start(
 
     with pytest.raises(StartupError) as refused:
         await open_backend(migrated)
-    assert str(refused.value) == (f"this database has schema {NEXT}, which has left this release behind "
-                                  f"({SCHEMA_VERSION}); run a newer one")
+    assert str(refused.value) == (f"this database has schema {NEXT}, which no longer supports this release "
+                                  f"(schema {SCHEMA_VERSION}); run a newer release")
 
 
 async def test_a_server_does_not_start_on_a_database_that_nobody_migrated(cluster: Cluster, database: str) -> None:
     with pytest.raises(StartupError) as refused:
         await open_backend(cluster.url(database))
-    assert str(refused.value) == ("this database has no schema of the gate yet: "
+    assert str(refused.value) == ("this database has no AsyncGate schema yet: "
                                   "run `asyncgate migrate --database URL` as its owner")
 
 
@@ -313,7 +313,7 @@ async def test_a_server_does_not_start_on_an_older_schema(migrated: str, admin: 
 
     with pytest.raises(StartupError) as refused:
         await open_backend(migrated)
-    assert str(refused.value) == (f"this database has schema {SCHEMA_VERSION - 1}, this release needs "
+    assert str(refused.value) == (f"this database has schema {SCHEMA_VERSION - 1}, but this release needs "
                                   f"{SCHEMA_VERSION}: run `asyncgate migrate --database URL` as its owner")
 
 
@@ -365,7 +365,7 @@ async def test_a_database_that_began_with_another_first_file_is_refused(migrated
         await db.execute("UPDATE asyncgate.meta SET value = 'another' WHERE name = $1", FIRST)
 
     for opening in (open_backend(migrated), migrate_database(admin)):
-        with pytest.raises(StartupError, match=r"another first migration.*`asyncgate receipts export` there"):
+        with pytest.raises(StartupError, match=r"another first migration.*`asyncgate receipts export` with"):
             await opening
 
 

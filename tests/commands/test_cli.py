@@ -479,7 +479,7 @@ def test_a_file_of_another_program_is_left_as_it_is(run: Run, tmp_path: Path, ma
 
     for asked in (["verify"], ["migrate"], ["keys", "issue", "--name", "n", "--principal-id", "p"]):
         result = run(*asked, "--database", f"sqlite:///{file}")
-        assert (result.exit_code, "is a database of something else" in result.stderr) == (2, True), result.output
+        assert (result.exit_code, "is a database of another program" in result.stderr) == (2, True), result.output
     assert file.read_bytes() == before
 
 

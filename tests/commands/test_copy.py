@@ -68,12 +68,9 @@ def new_target(way: tuple[str, str], fresh: Callable[[str], Awaitable[str]]) -> 
 
 
 @pytest.fixture
-async def source(new_source: New) -> str:
+async def source(way: tuple[str, str], fresh: Callable[..., Awaitable[str]]) -> str:
     """A gate in which everything has happened."""
-    url = await new_source()
-    async with opened(url) as backend:
-        await fill(backend)
-    return url
+    return await fresh(way[0], fill_at)
 
 
 @pytest.fixture
@@ -101,6 +98,11 @@ async def fill(backend: Any) -> None:
     visited = gate_on(backend, VISITED)
     await visited.as_agent("passer-by").list_tasks()
     await Upkeep(visited.engine).once("presence")
+
+
+async def fill_at(url: str) -> None:
+    async with opened(url) as backend:
+        await fill(backend)
 
 
 async def keep_books(gate: Gate) -> None:
@@ -492,11 +494,14 @@ class Dying(Around):
         await self.backend.transact(tenant_id, needs, decide)
 
 
-async def test_a_copy_goes_on_wherever_it_was_stopped(source: str, new_target: New) -> None:
+async def test_a_copy_goes_on_wherever_it_was_stopped(
+        source: str, new_target: New, way: tuple[str, str], rounds: int) -> None:
     # VISITED has presences, the others all.
     before, transactions = await rows_at(source), 2 * len(copy.COPIED_TABLES) + 1
+    # In one round the ways share the moments among them; `--rounds 3` has each way stop at each.
+    stops = range(transactions) if rounds >= len(WAYS) else range(WAYS.index(way), transactions, len(WAYS))
     async with opened(source) as old:
-        for stop in range(transactions):
+        for stop in stops:
             target = await new_target()
             async with opened(target) as new:
                 with pytest.raises(copy.CopyFailed, match="no space left"):

@@ -368,7 +368,7 @@ def test_h3_a_private_key_that_others_may_use_stops_the_start(tmp_path: Path, na
     configured = settings(security=SecuritySettings(tls=tls))
 
     (certificate if alone else key).chmod(mode)
-    with pytest.raises(StartupError, match=rf"^security\.tls\.{name}: .* others than its owner may use; chmod 600"):
+    with pytest.raises(StartupError, match=rf"^security\.tls\.{name}: .* other users can access; run chmod 600 on it"):
         require_safe_start(configured)
 
     (certificate if alone else key).chmod(0o600)
@@ -520,7 +520,7 @@ def test_a_database_that_others_may_read_is_told_of(tmp_path: Path, caplog: pyte
 
     connect(str(path)).close()
 
-    assert f"{path} may be read or written by others than its owner (mode 666)" in caplog.text
+    assert f"{path} can be accessed by other users (mode 666)" in caplog.text
 
 
 def test_an_export_is_for_its_owner_only(tmp_path: Path) -> None:

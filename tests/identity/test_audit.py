@@ -30,7 +30,7 @@ from asyncgate.parts.identity.audit import (
     add_line,
     find_break,
 )
-from asyncgate.parts.identity.keys import HELD_SECONDS
+from asyncgate.parts.identity.keys import DELAY_SECONDS
 from asyncgate.parts.identity.keys_stored import generate
 from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.ids import Ids, mark_of
@@ -532,16 +532,16 @@ async def test_who_guesses_the_shared_token_is_slowed_down_and_who_has_it_is_not
     held = list(house.holds)
     await house.good("list_tasks", facade=facade)
 
-    assert held == house.holds == [HELD_SECONDS] * 5
+    assert held == house.holds == [DELAY_SECONDS] * 5
 
 
 def test_strangers_from_everywhere_share_a_budget() -> None:
     now = [0.0]
     strangers = Strangers(lambda: now[0])
 
-    first = [strangers.may_be_told(f"192.0.2.{n % 200}", "auth_failure") for n in range(1000)]
+    first = [strangers.take_line(f"192.0.2.{n % 200}", "auth_failure") for n in range(1000)]
     now[0] = 60.0
-    again = [strangers.may_be_told("192.0.2.1", "auth_failure") for _ in range(1000)]
+    again = [strangers.take_line("192.0.2.1", "auth_failure") for _ in range(1000)]
 
     assert (sum(first), sum(again)) == (LINES_OF_STRANGERS, LINES_OF_PLACE)
     assert strangers.untold == {"auth_failure": 2000 - LINES_OF_STRANGERS - LINES_OF_PLACE}

@@ -92,13 +92,13 @@ async def test_access_tokens_from_before_a_rotation_are_refused(house: House) ->
     now = house.served.backend.now()
     before, after = (Caller(OTHER, Principal("agent", "ada"), "agent", frozenset(), issued_at=at)
                      for at in (now - 60, now + 60))
-    await house.guard.accounts.admit(before)
+    await house.guard.accounts.require_active(before)
 
     await house.good("rotate_credentials", {"tenant": OTHER})
 
-    await house.guard.accounts.admit(after)
-    with pytest.raises(Exception, match="not good any more") as refused:
-        await house.guard.accounts.admit(before)
+    await house.guard.accounts.require_active(after)
+    with pytest.raises(Exception, match="no longer valid") as refused:
+        await house.guard.accounts.require_active(before)
     assert refused.value.because[0] == "token_revoked"      # type: ignore[attr-defined]
 
 

@@ -689,7 +689,7 @@ SECRET = {"kty": "oct", "k": b64(b"a secret that is shared by everybody")}
     ("jwks", key_set(), 0o644, "no RS256 key"),
     ("jwks", key_set(published(use="enc")), 0o644, "no RS256 key"),
     ("jwks", b"[]", 0o644, "is invalid"),
-    ("jwks", b'{"keys":[],"keys":[]}', 0o644, "said twice"),
+    ("jwks", b'{"keys":[],"keys":[]}', 0o644, "is repeated"),
     ("jwks", pem(KEY.public_key()), 0o644, "is invalid"),
     ("public_key_path", b"", 0o644, "is invalid"),
     ("public_key_path", b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", 0o644, "is invalid"),
@@ -733,7 +733,7 @@ async def test_keys_are_a_way_in_and_without_them_there_is_none(tmp_path: Path) 
             pass
 
     await start(settings(tmp_path))
-    with pytest.raises(StartupError, match="no way in"):
+    with pytest.raises(StartupError, match="no credential could be valid"):
         await start(settings(None))
     assert [way for way in Gate(settings(None)).identity.ways if isinstance(way, AccessTokens)] == []
 
@@ -784,8 +784,8 @@ def far(issuer: Issuer, clock: Clock) -> AccessTokens:
 
 async def looked(way: AccessTokens) -> None:
     """Wait until a look that has begun has ended."""
-    if way.keys.looking:
-        await way.keys.looking
+    if way.keys.fetching:
+        await way.keys.fetching
 
 
 async def fates(way: AccessTokens, *tokens: str) -> list[str]:

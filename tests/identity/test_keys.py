@@ -612,7 +612,7 @@ async def test_from_where_a_key_was_used_it_is_proven_at_once_also_after_a_resta
 async def test_who_goes_on_trying_is_kept_waiting_and_nobody_else(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity_keys, "MOST_HELD", 3)      # more than that would cost memory
+    monkeypatch.setattr(identity_keys, "MOST_DELAYED", 3)      # more than that would cost memory
     hot = world.issue()
     await world.show(hot)
     for _ in range(10):
@@ -622,8 +622,8 @@ async def test_who_goes_on_trying_is_kept_waiting_and_nobody_else(
     await world.together(hot, *[generate() for _ in range(5)])
     await world.show(generate(), "192.0.2.9")
 
-    assert (quick, world.naps) == ([], [identity_keys.HELD_SECONDS] * 3)
-    assert world.keys.held == 0
+    assert (quick, world.naps) == ([], [identity_keys.DELAY_SECONDS] * 3)
+    assert world.keys.delayed == 0
 
 
 async def test_who_waits_as_long_as_told_fails_no_more_than_others(world: World) -> None:
@@ -1001,7 +1001,7 @@ async def test_a_use_that_cannot_be_noted_keeps_nobody_out(world: World, caplog:
         world.clock.now += 6
     await asyncio.gather(*world.keys.tasks)
 
-    told = [record for record in caplog.records if "cannot note" in record.getMessage()]
+    told = [record for record in caplog.records if "cannot store" in record.getMessage()]
     assert [parts(token)[0] in record.getMessage() for record in told] == [True] * 2, "the use, and the place"
 
 

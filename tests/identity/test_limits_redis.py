@@ -307,7 +307,7 @@ async def test_a_gate_counts_its_part_alone_while_the_store_is_lost(
     assert sum(verdict.admitted for verdict in verdicts) == 5
     assert {verdict.limit for verdict in verdicts} == {5}
     assert len(warnings(caplog)) == 1
-    assert warnings(caplog)[0].endswith("until it is back 1/4 of each limit is counted here")
+    assert warnings(caplog)[0].endswith("until it answers again 1/4 of each limit is counted here")
 
     if how == "killed":
         mortal.restart()
@@ -315,7 +315,7 @@ async def test_a_gate_counts_its_part_alone_while_the_store_is_lost(
         mortal.send_signal(signal.SIGCONT)
     await recovered(limits)
     assert (await limits.take([bucket])).limit == 20
-    assert warnings(caplog)[1:] == ["the store of the rate limits is back"]
+    assert warnings(caplog)[1:] == ["the store of the rate limits answers again"]
     await limits.close()
 
 

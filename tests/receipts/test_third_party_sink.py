@@ -67,7 +67,7 @@ def test_the_profile_names_a_sink_of_another_package(tmp_path: Path, environment
 
 
 @pytest.mark.parametrize(("profile", "says"), [
-    ("other", "ledger.profile: there is no sink 'other'; there are lines, memorygate, reading, receiptgate"),
+    ("other", "ledger.profile: there is no sink 'other'; choose one of lines, memorygate, reading, receiptgate"),
     ("reading", "ledger.profile: the sink 'reading' has reads = True")])
 def test_a_profile_that_cannot_be_used_stops_the_start(
         tmp_path: Path, environment: dict[str, str], profile: str, says: str) -> None:

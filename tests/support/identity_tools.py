@@ -116,7 +116,7 @@ class House:
     async def audit(self, tenant: str = HOME, event: str | None = None) -> list[dict[str, Any]]:
         """Return the lines of a tenant's log, with all that is noted by now."""
         auditor = self.guard.auditor
-        await auditor.ask_all()
+        await auditor.look_up_all()
         if auditor.flushing is not None:
             await asyncio.wait([auditor.flushing])      # what it has taken is not among the notes any more
         await auditor.flush()

@@ -5,7 +5,7 @@
 -- In this order: roles; tables by topic (the gate, tasks, receipts, schedules, identity, ledger, seals and archive);
 -- samples for the planner; the wall between tenants and the grants; the functions.
 
--- Roles belong to the whole server, so another database may have made them already.
+-- Roles belong to the whole server, so they may exist already because of another database.
 --   asyncgate_owner     owns everything here; it cannot log in
 --   asyncgate_app       the gate's role: it sees one tenant at a time, may change no receipt, owns nothing
 --   asyncgate_sweeper   owns the functions that look across tenants, for upkeep
@@ -22,7 +22,7 @@ BEGIN
             BEGIN
                 EXECUTE format('CREATE ROLE %I %s', name, CASE WHEN name IN ('asyncgate_app', 'asyncgate_archivist')
                                                           THEN 'LOGIN' ELSE 'NOLOGIN' END);
-            EXCEPTION WHEN duplicate_object OR unique_violation THEN    -- another database was faster
+            EXCEPTION WHEN duplicate_object OR unique_violation THEN    -- another session was faster
                 NULL;
             END;
         END IF;
@@ -36,7 +36,7 @@ CREATE SCHEMA asyncgate AUTHORIZATION asyncgate_owner;
 SET LOCAL ROLE asyncgate_owner;
 GRANT USAGE ON SCHEMA asyncgate TO asyncgate_app, asyncgate_sweeper, asyncgate_auth, asyncgate_archivist;
 
--- Compared byte by byte: by the rules of a language every index would be several times slower.
+-- Compared byte by byte: with a language's collation every index would be several times slower.
 CREATE DOMAIN asyncgate.id AS text COLLATE "C";
 
 
@@ -62,91 +62,92 @@ CREATE TABLE asyncgate.instances (          -- the gate processes; each also hol
     instance_id     asyncgate.id PRIMARY KEY,   -- its name, in receipts and on tasks
     since           timestamptz NOT NULL DEFAULT now(),     -- when it was first seen
     beat_at         timestamptz NOT NULL DEFAULT now(),     -- its last sign of life
-    beat_seconds    float8 NOT NULL         -- how often it means to give one
+    beat_seconds    float8 NOT NULL         -- the interval of its heartbeats
 );
 
 
--- Tasks.  From here on every row belongs to a tenant: tenant_id leads each key and each index, but for three indexes
--- whose reason stands beside them.
+-- Tasks.  From here on every row belongs to a tenant: tenant_id leads each key and each index, except three indexes,
+-- whose comments give the reason.
 
-CREATE TABLE asyncgate.tenants (            -- who has stored anything
+CREATE TABLE asyncgate.tenants (            -- the tenants that have stored anything
     tenant_id       uuid PRIMARY KEY,
     since           float8 NOT NULL         -- of the first write
 );
 
 CREATE TABLE asyncgate.lanes (              -- the distinct (type, capabilities) pairs; a claim matches lanes, not tasks
     tenant_id       uuid NOT NULL,
-    lane            bigint NOT NULL,        -- 64 bits of SHA-256 over the pair: no database hands it out
+    lane            bigint NOT NULL,        -- 64 bits of SHA-256 over the pair, so that no database must allocate it
     type            text NOT NULL,          -- of the tasks in it
-    capabilities    text NOT NULL,          -- JSON array, sorted: what a worker needs for them
+    capabilities    text NOT NULL,          -- JSON array, sorted: the capabilities that a worker needs
     PRIMARY KEY (tenant_id, lane)
 );
 
-CREATE TABLE asyncgate.tasks (              -- what never changes of a task: its contract
+CREATE TABLE asyncgate.tasks (              -- the fields of a task that never change: its contract
     tenant_id       uuid NOT NULL,
     task_id         asyncgate.id NOT NULL,  -- UUIDv7: its order is the order of creation
     type            text NOT NULL,          -- what kind of work it is
-    payload         text NOT NULL,          -- JSON as it came
-    payload_pointer text,                   -- where a peer keeps the payload instead
-    requirements    text NOT NULL,          -- JSON as it came
+    payload         text NOT NULL,          -- JSON, unchanged
+    payload_pointer text,                   -- where the payload is stored instead
+    requirements    text NOT NULL,          -- JSON, unchanged
     terms           text NOT NULL,          -- JSON: summary, instructions, expectations, timeouts
     owner_kind      asyncgate.id NOT NULL,  -- the creator, for ever (H.1)
     owner_id        asyncgate.id NOT NULL,  -- the creator's id
-    principal_ai    text NOT NULL,          -- a label for peers
-    retry_backoff_seconds bigint NOT NULL,  -- before the first retry
-    max_expiries    bigint NOT NULL,        -- leases it may lose before it is held; 0: any number
+    principal_ai    text NOT NULL,          -- a label for other systems
+    retry_backoff_seconds bigint NOT NULL,  -- the pause before the first retry
+    max_expiries    bigint NOT NULL,        -- leases it may lose before it is put on hold; 0: any number
     created_at      float8 NOT NULL,        -- by the database's clock
     duty            asyncgate.id NOT NULL,  -- its task.assigned receipt
     idempotency_key asyncgate.id,           -- of the creator
-    fingerprint     text,                   -- of the contract that carried the key
+    fingerprint     text,                   -- hash of the request that had the key
     PRIMARY KEY (tenant_id, task_id)
 );
 CREATE UNIQUE INDEX tasks_key ON asyncgate.tasks (tenant_id, owner_kind, owner_id, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 CREATE INDEX tasks_owner ON asyncgate.tasks (tenant_id, owner_kind, owner_id, task_id);
 
--- What changes of a task, and its latest lease: one narrow row and one lock, so that whoever waited for the lock reads
--- what the previous holder has written.  A heartbeat changes no indexed column, so it touches no index (HOT).
+-- The fields of a task that change, and its latest lease: one narrow row with one row lock, so that a transaction that
+-- waited for the lock reads what the previous one has written.  A heartbeat changes no indexed column, so it touches no
+-- index (HOT).
 CREATE TABLE asyncgate.states (
     tenant_id       uuid NOT NULL,
     task_id         asyncgate.id NOT NULL,  -- of its contract
-    lane            bigint NOT NULL,        -- where the queue finds it
+    lane            bigint NOT NULL,        -- its queue
     priority        bigint NOT NULL,        -- higher comes first
-    max_attempts    bigint NOT NULL,        -- failures it may have
+    max_attempts    bigint NOT NULL,        -- how often it may fail
     asyncgate_instance asyncgate.id NOT NULL, -- which gate sweeps it (Clarification C)
     updated_at      float8 NOT NULL,        -- of the last change
     status          text NOT NULL,          -- queued leased running succeeded failed canceled
     attempt         bigint NOT NULL,        -- failures so far
     fence           bigint NOT NULL,        -- leases so far, plus numbers that a move between databases skipped
     expiries        bigint NOT NULL,        -- leases lost so far
-    owed            boolean NOT NULL,       -- until its duty is discharged
-    held            text,                   -- why it is not offered although queued
+    owed            boolean NOT NULL,       -- true until its duty is discharged
+    held            text,                   -- why it is on hold (not offered although queued)
     lost_to         text NOT NULL,          -- JSON array: the workers that lost it
-    next_eligible_at float8,                -- not to be leased before
-    deadline_at     float8,                 -- to be reported when it passes, once
+    next_eligible_at float8,                -- no lease before this time
+    deadline_at     float8,                 -- when it passes, it is reported once
     started_at      float8,                 -- when its worker began
-    completed_at    float8,                 -- when it came to its end
+    completed_at    float8,                 -- when it ended
     outcome         text,                   -- JSON: the result or the error
-    artifacts       text,                   -- JSON array: where the result lies
+    artifacts       text,                   -- JSON array: where the result is
     ready           boolean NOT NULL,       -- whether the queue may offer it; set again when its time comes
-    check_at        float8,                 -- when upkeep must look at it; a heartbeat does not move it, upkeep does
+    check_at        float8,                 -- when upkeep must check it; only upkeep moves it, not a heartbeat
     told            bigint NOT NULL,        -- progress reports so far: tells a stale row of progress from the latest
-    lease_id        asyncgate.id,           -- random: only its holder was told it
+    lease_id        asyncgate.id,           -- random: only the holder knows it
     worker_kind     asyncgate.id,           -- of the holder
     worker_id       asyncgate.id,           -- of the holder
-    worker_instance text,                   -- of the holder, if it says
+    worker_instance text,                   -- of the holder, if given
     lease_fence     bigint,                 -- the number of this lease among the leases of the task
     acquired_at     float8,                 -- when it was granted
-    expires_at      float8,                 -- when it runs out
+    expires_at      float8,                 -- when it expires
     renewals        bigint,                 -- how often it was renewed
     accepted        text,                   -- its task.accepted receipt
-    claim_id        asyncgate.id,           -- of the claim, if it had one
+    claim_id        asyncgate.id,           -- the claim's id, if it had one
     ending          text,                   -- live completed failed expired released canceled
-    ttl_seconds     bigint,                 -- how long it was granted for: a renewal gives as much again
-    resumed_by      text,                   -- the instance that last resumed it, "" if that gave no name
-    resumptions     bigint DEFAULT 0,       -- how often it was resumed, as far as that is known
-    handed          text,                   -- JSON: what a ledger with custody must be told at the task's next lease:
-                                            -- the fence, the receipt that gave custody back, to whom it went
+    ttl_seconds     bigint,                 -- its length; a renewal extends by the same
+    resumed_by      text,                   -- the instance that last resumed it, "" if it gave no name
+    resumptions     bigint DEFAULT 0,       -- how often it was resumed
+    handed          text,                   -- JSON, for a ledger with custody, sent with the task's next lease:
+                                            -- the fence, the receipt that gave custody back, the receiver
     PRIMARY KEY (tenant_id, task_id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
 CREATE INDEX states_queue ON asyncgate.states (tenant_id, lane, priority DESC, task_id)
@@ -156,7 +157,7 @@ CREATE INDEX states_delayed ON asyncgate.states (tenant_id, next_eligible_at)
 CREATE UNIQUE INDEX states_lease ON asyncgate.states (tenant_id, lease_id) WHERE status IN ('leased', 'running');
 CREATE INDEX states_holder ON asyncgate.states (tenant_id, worker_kind, worker_id, claim_id)
     WHERE status IN ('leased', 'running');
-CREATE INDEX states_check ON asyncgate.states (check_at)    -- led by time: upkeep asks for all tenants at once
+CREATE INDEX states_check ON asyncgate.states (check_at)    -- begins with the time: upkeep reads all tenants at once
     WHERE check_at IS NOT NULL;
 
 CREATE TABLE asyncgate.progress (           -- the last report of a task, handed to the next worker
@@ -169,7 +170,7 @@ CREATE TABLE asyncgate.progress (           -- the last report of a task, handed
     PRIMARY KEY (tenant_id, task_id)
 ) WITH (fillfactor = 70);
 
-CREATE TABLE asyncgate.events (             -- what happened to a task and is no contract (spec 3)
+CREATE TABLE asyncgate.events (             -- events of a task that are not receipts (spec 3)
     tenant_id       uuid NOT NULL,
     event_id        asyncgate.id NOT NULL,  -- UUIDv7
     task_id         asyncgate.id NOT NULL,  -- of the task
@@ -182,21 +183,21 @@ CREATE TABLE asyncgate.events (             -- what happened to a task and is no
 
 -- Receipts.
 
-CREATE TABLE asyncgate.receipts (           -- immutable: nobody is granted to change or delete one
+CREATE TABLE asyncgate.receipts (           -- immutable: no role may change or delete a row
     tenant_id       uuid NOT NULL,
     receipt_id      asyncgate.id NOT NULL,  -- UUIDv7: its order is the order of age
     receipt_key     asyncgate.id NOT NULL,  -- of the logical receipt (H.3)
-    receipt_type    text NOT NULL,          -- what it states
+    receipt_type    text NOT NULL,          -- its type
     created_at      float8 NOT NULL,        -- by the database's clock
-    from_kind       text NOT NULL,          -- who states it
+    from_kind       text NOT NULL,          -- the sender
     from_id         text NOT NULL,          -- the sender's id
-    to_kind         asyncgate.id NOT NULL,  -- in whose inbox it lies
+    to_kind         asyncgate.id NOT NULL,  -- the recipient, in whose inbox it is
     to_id           asyncgate.id NOT NULL,  -- the recipient's id
-    task_id         asyncgate.id NOT NULL,  -- empty when it belongs to none
-    lease_id        text,                   -- under which it was stated, if under one
-    schedule_id     text,                   -- of the schedule that it reports on, if on one
-    asyncgate_instance text NOT NULL,       -- which gate wrote it (20.7)
-    hash            text NOT NULL,          -- of what it says (Clarification B)
+    task_id         asyncgate.id NOT NULL,  -- empty if it belongs to no task
+    lease_id        text,                   -- the lease under which it was stated, if any
+    schedule_id     text,                   -- the schedule that it is about, if any
+    asyncgate_instance text NOT NULL,       -- the gate that wrote it (20.7)
+    hash            text NOT NULL,          -- of its content (Clarification B)
     body            text NOT NULL,          -- canonical JSON
     parent_id       asyncgate.id,           -- its first parent; further ones are edges
     PRIMARY KEY (tenant_id, receipt_id)
@@ -213,15 +214,15 @@ CREATE TABLE asyncgate.edges (              -- the second and further parents of
 );
 CREATE INDEX edges_parent ON asyncgate.edges (tenant_id, parent_id, child_id);
 
-CREATE TABLE asyncgate.obligations (        -- the open ones: an index over the receipts, which are the evidence
+CREATE TABLE asyncgate.obligations (        -- the open ones: an index; the receipts are the evidence
     tenant_id       uuid NOT NULL,
-    to_kind         asyncgate.id NOT NULL,  -- to whom something is owed
+    to_kind         asyncgate.id NOT NULL,  -- the creditor
     to_id           asyncgate.id NOT NULL,  -- the creditor's id
     receipt_id      asyncgate.id NOT NULL,  -- the receipt that opened it
     PRIMARY KEY (tenant_id, to_kind, to_id, receipt_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
-CREATE TABLE asyncgate.deliveries (         -- telemetry: when bootstrap handed a receipt over (H.8)
+CREATE TABLE asyncgate.deliveries (         -- when bootstrap first returned a receipt (H.8)
     tenant_id       uuid NOT NULL,
     receipt_id      asyncgate.id NOT NULL,  -- of the receipt
     delivered_at    float8 NOT NULL,        -- when
@@ -231,68 +232,68 @@ CREATE TABLE asyncgate.deliveries (         -- telemetry: when bootstrap handed 
 
 -- Schedules and presences.
 
-CREATE TABLE asyncgate.schedules (          -- what schedulers last said, so that their silence is noticed (H.7.4)
+CREATE TABLE asyncgate.schedules (          -- the last reports of schedulers, to notice missing ones (H.7.4)
     tenant_id       uuid NOT NULL,
-    schedule_id     asyncgate.id NOT NULL,  -- as the scheduler calls it
-    owner_kind      text NOT NULL,          -- who asked for it
+    schedule_id     asyncgate.id NOT NULL,  -- the scheduler's id of it
+    owner_kind      text NOT NULL,          -- the principal that requested it
     owner_id        text NOT NULL,          -- the owner's id
-    scheduler_kind  text NOT NULL,          -- who runs it
+    scheduler_kind  text NOT NULL,          -- the scheduler that runs it
     scheduler_id    text NOT NULL,          -- the scheduler's id
     created         text NOT NULL,          -- its schedule.created receipt
     enabled         boolean NOT NULL,       -- whether it runs at all
-    next_run_at     float8,                 -- when it is to run next
+    next_run_at     float8,                 -- its next run
     interval_seconds float8,                -- between two runs
-    late_at         float8,                 -- when it becomes an anomaly; empty once that has been reported
+    late_at         float8,                 -- when it counts as late; empty once that was reported
     PRIMARY KEY (tenant_id, schedule_id)
 );
-CREATE INDEX schedules_late ON asyncgate.schedules (late_at)    -- led by time: upkeep asks for all tenants at once
+CREATE INDEX schedules_late ON asyncgate.schedules (late_at)    -- begins with the time: upkeep reads all tenants
     WHERE late_at IS NOT NULL;
 
-CREATE TABLE asyncgate.presences (          -- since when principals have been talking to the gate
+CREATE TABLE asyncgate.presences (          -- when principals called the gate
     tenant_id       uuid NOT NULL,
     kind            asyncgate.id NOT NULL,  -- of the principal
     id              asyncgate.id NOT NULL,  -- of the principal
-    instance_id     text,                   -- the last one seen
+    instance_id     text,                   -- the last instance seen
     first_seen_at   float8 NOT NULL,        -- when it first called
     last_seen_at    float8 NOT NULL,        -- when it last called, within a minute
-    sessions        bigint NOT NULL,        -- how often it began to talk
+    sessions        bigint NOT NULL,        -- how many sessions it began
     PRIMARY KEY (tenant_id, kind, id)
 ) WITH (fillfactor = 70);
 
 
--- Identity: who may come in, what is agreed with tenants, and what happened to either.
+-- Identity: credentials, tenants' accounts, and the audit log of both.
 
-CREATE TABLE asyncgate.accounts (           -- what is agreed with a tenant
+CREATE TABLE asyncgate.accounts (           -- a tenant's name, tier, limits and suspension
     tenant_id       uuid PRIMARY KEY,
-    name            text NOT NULL,          -- what people call it
+    name            text NOT NULL,          -- a name for people
     created_at      float8 NOT NULL,        -- when it was made
     tier            text NOT NULL,          -- empty is the default
-    suspended_at    float8,                 -- since when all of its credentials are refused
+    suspended_at    float8,                 -- since when all its credentials are refused
     exempt_until    float8,                 -- from rate limits and quotas (spec 21.4.5)
-    exempt_why      text,                   -- what was agreed
-    stricter_calls  bigint,                 -- calls an hour that it may make for a time
-    stricter_tasks  bigint,                 -- tasks an hour that it may create meanwhile
-    stricter_until  float8,                 -- the end of that time
-    stricter_why    text,                   -- what it did
-    tokens_since    float8                  -- access tokens issued before are refused, as after an incident
+    exempt_why      text,                   -- the reason for the exemption
+    stricter_calls  bigint,                 -- temporary limit of calls per hour
+    stricter_tasks  bigint,                 -- temporary limit of new tasks per hour
+    stricter_until  float8,                 -- when the temporary limits end
+    stricter_why    text,                   -- the reason for the temporary limits
+    tokens_since    float8                  -- older access tokens are refused, as after an incident
 );
 
 CREATE TABLE asyncgate.api_keys (           -- issued keys; the secret of a key is never stored
     tenant_id       uuid NOT NULL,
-    key_id          asyncgate.id NOT NULL,  -- in the key's own text; no secret
+    key_id          asyncgate.id NOT NULL,  -- part of the key's text; not secret
     hash            text NOT NULL,          -- Argon2id of its secret, as a PHC string
-    name            text NOT NULL,          -- what people call it
+    name            text NOT NULL,          -- a name for people
     principal_kind  text NOT NULL,          -- for whom it stands
     principal_id    text NOT NULL,          -- for whom it stands
-    principal_instance_id text,             -- for whom it stands, if it says
+    principal_instance_id text,             -- the principal's instance, if given
     role            text NOT NULL,          -- agent worker admin
     scopes          text NOT NULL,          -- JSON array, sorted
     capabilities    text,                   -- JSON array: those it may claim tasks for; NULL is any
     task_types      text,                   -- JSON array: those it may create and claim; NULL is any
-    not_before      float8 NOT NULL,        -- when it begins to be good
-    expires_at      float8,                 -- when it ends
+    not_before      float8 NOT NULL,        -- when it becomes valid
+    expires_at      float8,                 -- when it expires
     revoked_at      float8,                 -- when it was revoked
-    rotated_to      text,                   -- the key that takes its place
+    rotated_to      text,                   -- the key that replaces it
     version         bigint NOT NULL,        -- of the hash
     created_at      float8 NOT NULL,        -- when it was issued
     created_by      text NOT NULL,          -- who issued it
@@ -302,7 +303,7 @@ CREATE TABLE asyncgate.api_keys (           -- issued keys; the secret of a key 
 );
 CREATE UNIQUE INDEX api_keys_id ON asyncgate.api_keys (key_id);    -- led by the id, which says whose it is
 
-CREATE TABLE asyncgate.audit (              -- append-only: nobody is granted to change or delete a line
+CREATE TABLE asyncgate.audit (              -- append-only: no role may change or delete a row
     tenant_id       uuid NOT NULL,
     audit_id        asyncgate.id NOT NULL,  -- the number with leading zeros: lines sort as they are chained
     number          bigint NOT NULL,        -- 1, 2, 3, … in each tenant
@@ -320,44 +321,44 @@ CREATE TABLE asyncgate.audit_heads (        -- where each tenant's audit log end
     hash            text NOT NULL           -- of the last line
 );
 
-CREATE TABLE asyncgate.usage (              -- what a tenant uses of what its tier limits
+CREATE TABLE asyncgate.usage (              -- what a tenant uses of its quotas
     tenant_id       uuid PRIMARY KEY,
     active          bigint NOT NULL,        -- tasks that have not ended
-    leases          bigint NOT NULL,        -- that are live
-    receipt_bytes   bigint NOT NULL,        -- of their bodies
+    leases          bigint NOT NULL,        -- live leases
+    receipt_bytes   bigint NOT NULL,        -- size of the bodies of its receipts
     terminal        bigint NOT NULL         -- tasks that have ended
 );
 
 
--- The ledger: receipts on their way to one, and those that others store here where the gate itself is the ledger.
+-- The ledger: receipts to send to a ledger, and receipts that others store here if this gate serves as a ledger.
 
-CREATE TABLE asyncgate.outbox (             -- written with its receipt, gone when the ledger has taken it
+CREATE TABLE asyncgate.outbox (             -- written with its receipt, deleted when the ledger has stored it
     tenant_id       uuid NOT NULL,
-    receipt_id      asyncgate.id NOT NULL,  -- of the receipt, of which a skeleton without a body stays in receipts
-    task_id         asyncgate.id NOT NULL,  -- receipts of one task are sent in their order; empty: of none
-    content         text NOT NULL,          -- what is sent, the same bytes at each try
+    receipt_id      asyncgate.id NOT NULL,  -- the receipt; its skeleton without a body is in receipts
+    task_id         asyncgate.id NOT NULL,  -- receipts of one task are sent in order; empty: no task
+    content         text NOT NULL,          -- the bytes to send, the same at each attempt
     posted_at       float8 NOT NULL,        -- since when it has been waiting
     state           text NOT NULL,          -- waiting, or parked: refused, and not sent again
-    reason          text,                   -- what the ledger said last
-    tries           bigint NOT NULL,        -- that brought no answer
+    reason          text,                   -- the ledger's last error
+    tries           bigint NOT NULL,        -- attempts without an answer
     PRIMARY KEY (tenant_id, receipt_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX outbox_waiting ON asyncgate.outbox (tenant_id, receipt_id) WHERE state = 'waiting';
 
-CREATE TABLE asyncgate.ledger (             -- append-only: nobody is granted to change or delete a row
+CREATE TABLE asyncgate.ledger (             -- append-only: no role may change or delete a row
     tenant_id       uuid NOT NULL,
-    receipt_id      asyncgate.id NOT NULL,  -- the author's: any text
+    receipt_id      asyncgate.id NOT NULL,  -- the author's id: any text
     arrival         asyncgate.id NOT NULL,  -- UUIDv7: the order in which readers get them
-    receipt_type    text NOT NULL,          -- what it states
-    task_id         asyncgate.id NOT NULL,  -- empty when it belongs to none
-    from_kind       text NOT NULL,          -- who states it
+    receipt_type    text NOT NULL,          -- its type
+    task_id         asyncgate.id NOT NULL,  -- empty if it belongs to no task
+    from_kind       text NOT NULL,          -- the sender
     from_id         text NOT NULL,          -- the sender's id
-    to_kind         asyncgate.id NOT NULL,  -- in whose inbox it lies
+    to_kind         asyncgate.id NOT NULL,  -- the recipient, in whose inbox it is
     to_id           asyncgate.id NOT NULL,  -- the recipient's id
-    asyncgate_instance asyncgate.id NOT NULL,   -- which gate wrote it (20.7); empty when none did
-    digest          text NOT NULL,          -- of what it says
-    content         text NOT NULL,          -- JSON as it came
-    stated_kind     text NOT NULL DEFAULT '',   -- of the principal whose credential it came with; empty: unknown
+    asyncgate_instance asyncgate.id NOT NULL,   -- the gate that wrote it (20.7); empty if none did
+    digest          text NOT NULL,          -- of its content
+    content         text NOT NULL,          -- JSON, unchanged
+    stated_kind     text NOT NULL DEFAULT '',   -- kind of the principal that stored it; empty: unknown
     stated_id       text NOT NULL DEFAULT '',   -- the id of that principal
     stated_role     text NOT NULL DEFAULT '',   -- the role of that credential
     PRIMARY KEY (tenant_id, receipt_id)
@@ -367,26 +368,26 @@ CREATE INDEX ledger_to ON asyncgate.ledger (tenant_id, to_kind, to_id, arrival);
 CREATE INDEX ledger_task ON asyncgate.ledger (tenant_id, task_id, arrival);
 CREATE INDEX ledger_instance ON asyncgate.ledger (tenant_id, asyncgate_instance, arrival);
 
-CREATE TABLE asyncgate.ledger_marks (       -- how far a ledger was searched for what workers state there
+CREATE TABLE asyncgate.ledger_marks (       -- how far a ledger was read for receipts of workers
     tenant_id       uuid NOT NULL,
-    name            asyncgate.id NOT NULL,  -- what is searched for
-    receipt_id      asyncgate.id NOT NULL,  -- the last one seen
+    name            asyncgate.id NOT NULL,  -- the receipt type, or an adopted receipt's id
+    receipt_id      asyncgate.id NOT NULL,  -- the last receipt read, or the receipt's other id
     PRIMARY KEY (tenant_id, name)
 );
 
 
--- Seals and archive.  Seals are over the receipts: they reveal a receipt that was changed, added or taken away behind
--- the gate's back.  The archive (H.11) takes receipts into segment files, and a pointer stays.
+-- Seals and archive.  Seals reveal a receipt that was changed, added or deleted without the gate.  The archive (H.11)
+-- moves receipts into segment files, and a pointer stays.
 
-CREATE TABLE asyncgate.seals (              -- append-only: nobody is granted to change or delete one
+CREATE TABLE asyncgate.seals (              -- append-only: no role may change or delete a row
     tenant_id       uuid NOT NULL,
     seal_id         asyncgate.id NOT NULL,  -- the number with leading zeros: seals sort as they are chained
     number          bigint NOT NULL,        -- 1, 2, 3, … in each tenant
-    last_id         asyncgate.id NOT NULL,  -- up to which receipt all are covered
-    count           bigint NOT NULL,        -- of receipts
+    last_id         asyncgate.id NOT NULL,  -- the last receipt that it covers
+    count           bigint NOT NULL,        -- number of receipts
     digest          text NOT NULL,          -- SHA-256 over the digests of the receipts, in their order
-    marks           text NOT NULL,          -- base64: the first bytes of each of them
-    late            text NOT NULL,          -- JSON array: the receipts, where they are older than some already sealed
+    marks           text NOT NULL,          -- base64: the first bytes of each digest
+    late            text NOT NULL,          -- JSON array: its receipts, if they are older than sealed ones
     sealed_at       float8 NOT NULL,        -- when
     hash            text NOT NULL,          -- over all of this and the hash of the seal before
     PRIMARY KEY (tenant_id, seal_id)
@@ -397,25 +398,26 @@ CREATE TABLE asyncgate.seal_heads (         -- where each tenant's seals end
     number          bigint NOT NULL,        -- of the last seal
     last_id         text NOT NULL,          -- of the last seal
     hash            text NOT NULL,          -- of the last seal
-    imports         bigint NOT NULL         -- how often older receipts were written among those already there
+    imports         bigint NOT NULL         -- how often an import added receipts
 );
 
 CREATE TABLE asyncgate.archived (           -- the pointers
     tenant_id       uuid NOT NULL,
-    receipt_id      asyncgate.id NOT NULL,  -- what moved
+    receipt_id      asyncgate.id NOT NULL,  -- the archived receipt
     task_id         asyncgate.id NOT NULL,  -- of that receipt
     receipt_type    text NOT NULL,          -- of that receipt
     segment         text NOT NULL,          -- the file, within the archive's folder
-    line            bigint NOT NULL,        -- in the file
-    digest          text NOT NULL,          -- of every byte of it: seals still hold
-    chain           text NOT NULL,          -- the oldest receipt of all that moved together
-    tasks           text NOT NULL,          -- JSON array: the tasks of all that moved together
+    line            bigint NOT NULL,        -- its line in the file
+    digest          text NOT NULL,          -- of every byte of the receipt, so that seals can still be verified
+    chain           text NOT NULL,          -- the oldest receipt that moved with it
+    tasks           text NOT NULL,          -- JSON array: the tasks that moved with it
     PRIMARY KEY (tenant_id, receipt_id)
 );
 CREATE INDEX archived_task ON asyncgate.archived (tenant_id, task_id, receipt_id);
 
--- Erasing a receipt takes two roles: asyncgate_app asks for it, asyncgate_archivist says that the segment is written.
-CREATE TABLE asyncgate.segments (           -- files of the archive that the archivist has seen written
+-- Deleting a receipt needs two roles: asyncgate_app requests it, asyncgate_archivist confirms that the segment is
+-- written.
+CREATE TABLE asyncgate.segments (           -- files of the archive that the archivist has confirmed
     tenant_id       uuid NOT NULL,
     segment         text NOT NULL,          -- the file, within the archive's folder
     registered_at   timestamptz NOT NULL DEFAULT now(),     -- when
@@ -423,10 +425,10 @@ CREATE TABLE asyncgate.segments (           -- files of the archive that the arc
 );
 
 
--- Samples for the planner.  As long as it knows nothing of a table, it takes one index that tenant_id leads to be as
--- good as another, and a server keeps its plans until autovacuum has looked.  So each table with several indexes is
--- shown what its rows will be like: tenants are few and ids are many.  The samples are removed in a block of their own,
--- or the tables would pass for empty ones that nobody writes to; they are too few for autovacuum to look again.
+-- Samples for the planner.  Without statistics it treats all indexes that begin with tenant_id as equally good, and a
+-- server keeps such plans until autovacuum has analyzed the table.  So each table with several indexes gets samples of
+-- typical rows: few tenants and many ids.  The samples are removed in a block of their own, or the statistics would be
+-- those of an empty table; they are too few to make autovacuum analyze again.
 DO $$
 DECLARE
     name text;
@@ -451,8 +453,8 @@ BEGIN
 END $$;
 
 
--- The wall between tenants.  A transaction without a tenant sees nothing: the setting is empty then, and NULL equals
--- nothing.
+-- The wall between tenants.  A transaction without a tenant sees no rows: the setting is then empty, and NULL equals no
+-- value.
 
 CREATE FUNCTION asyncgate.tenant() RETURNS uuid LANGUAGE sql STABLE PARALLEL SAFE
 AS $$ SELECT nullif(current_setting('app.tenant_id', true), '')::uuid $$;
@@ -460,7 +462,7 @@ AS $$ SELECT nullif(current_setting('app.tenant_id', true), '')::uuid $$;
 DO $$
 DECLARE
     name text;
-    -- In a sub-select, so that it is worked out once for a statement and not for every row.
+    -- In a sub-select, so that it is evaluated once per statement and not for every row.
     own text := 'USING (tenant_id = (SELECT asyncgate.tenant())) WITH CHECK (tenant_id = (SELECT asyncgate.tenant()))';
 BEGIN
     FOREACH name IN ARRAY ARRAY[
@@ -475,12 +477,12 @@ BEGIN
             EXECUTE format('GRANT INSERT ON asyncgate.%I TO asyncgate_app', name);
         END IF;
     END LOOP;
-    -- The owner takes rows away, in the functions at the end of this file, behind the same wall.
+    -- The owner deletes rows, in the functions at the end of this file, behind the same wall.
     FOREACH name IN ARRAY ARRAY['receipts', 'edges', 'deliveries', 'archived', 'tasks', 'states', 'progress', 'events',
                                 'audit'] LOOP
         EXECUTE format('CREATE POLICY keeper ON asyncgate.%I TO asyncgate_owner %s', name, own);
     END LOOP;
-    -- And it looks at these before it does.
+    -- Those functions also read these tables.
     FOREACH name IN ARRAY ARRAY['segments', 'seal_heads', 'obligations'] LOOP
         EXECUTE format('CREATE POLICY keeper ON asyncgate.%I FOR SELECT TO asyncgate_owner '
                        'USING (tenant_id = (SELECT asyncgate.tenant()))', name);
@@ -493,11 +495,11 @@ GRANT UPDATE ON asyncgate.states, asyncgate.progress, asyncgate.schedules, async
     asyncgate.ledger_marks, asyncgate.seal_heads TO asyncgate_app;
 GRANT DELETE ON asyncgate.lanes, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox TO asyncgate_app;
 GRANT SELECT ON asyncgate.migrations, asyncgate.meta TO asyncgate_app;
-GRANT UPDATE (value) ON asyncgate.meta TO asyncgate_app;    -- a copy takes over the cursor_key of its source
+GRANT UPDATE (value) ON asyncgate.meta TO asyncgate_app;    -- a copied database gets its source's cursor_key
 GRANT SELECT, INSERT, UPDATE, DELETE ON asyncgate.instances TO asyncgate_app;
 GRANT SELECT, INSERT ON asyncgate.segments TO asyncgate_archivist;
 
--- Upkeep looks across tenants: at ids and moments, never at what a task or a receipt says.
+-- Upkeep reads across tenants: ids and times, never the content of a task or a receipt.
 CREATE POLICY sweep ON asyncgate.tenants FOR SELECT TO asyncgate_sweeper USING (true);
 CREATE POLICY sweep ON asyncgate.schedules FOR SELECT TO asyncgate_sweeper USING (true);
 CREATE POLICY sweep ON asyncgate.states TO asyncgate_sweeper USING (true) WITH CHECK (true);
@@ -515,7 +517,7 @@ GRANT SELECT ON asyncgate.api_keys TO asyncgate_auth;
 GRANT SELECT (tenant_id, suspended_at) ON asyncgate.accounts TO asyncgate_auth;
 
 
--- The reads that are asked most often, in one round trip: the tenant is set, then the rows are read behind the wall.
+-- The most frequent reads, in one round trip: each sets the tenant, then reads the rows behind the wall.
 
 CREATE FUNCTION asyncgate.one_task(tenant uuid, wanted text)
 RETURNS TABLE (task asyncgate.tasks, state asyncgate.states, progress asyncgate.progress) LANGUAGE plpgsql
@@ -549,7 +551,7 @@ BEGIN
 END $$;
 
 
--- The look-ups across tenants, for upkeep; and the one of a key, by its whole id.
+-- The queries across tenants, for upkeep; and the query for a key by its whole id.
 
 CREATE FUNCTION asyncgate.all_tenants() RETURNS SETOF uuid LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -563,10 +565,10 @@ AS $$
         SELECT FROM asyncgate.outbox WHERE tenant_id = t.tenant_id LIMIT 1) AS o
 $$;
 
--- What upkeep must look at, oldest first: leases that ran out before lost_at; deadlines, spent attempts and late
--- schedules as of now_at.  A lost lease is left to its owner only while that process holds its lock (`holding`);
--- everything else that is due is left to the instances that gave a sign of life (`living`) (Clarification C).  A row of
--- the kind `others` says that a lost lease has been left to its owner, who may die meanwhile.
+-- What upkeep must check, oldest first: leases that expired before lost_at; deadlines, spent attempts and late
+-- schedules as of now_at.  An expired lease is left to its own instance only while that process holds its instance lock
+-- (`holding`); everything else is left to instances with a recent sign of life (`living`) (Clarification C).  A row of
+-- the kind `others` says that an expired lease was left to its own instance, which may die meanwhile.
 CREATE FUNCTION asyncgate.overdue(now_at float8, lost_at float8, living text[], holding text[], most int)
 RETURNS TABLE (tenant_id uuid, kind text, id text) LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -575,7 +577,7 @@ AS $$
 DECLARE
     late record;
 BEGIN
-    -- Leases that were renewed since: upkeep looks at them again when they run out.
+    -- Leases that were renewed since: upkeep checks them again when they expire.
     FOR late IN
         SELECT tenant_id, task_id, least(CASE WHEN status IN ('leased', 'running') THEN expires_at END,
                                          deadline_at) AS next_at
@@ -605,7 +607,7 @@ BEGIN
         WHERE s.late_at <= now_at ORDER BY s.late_at LIMIT most);
 END $$;
 
--- When upkeep has to look at a task, known beforehand: a lost lease is taken back at its end, not at the next sweep.
+-- When upkeep must check a task: so an expired lease is taken back at its end, not at the next sweep.
 -- `look_at` may be earlier than the end of a lease: heartbeats leave check_at behind.
 CREATE FUNCTION asyncgate.lapses(since float8, most int)
 RETURNS TABLE (look_at float8, tenant_id uuid, task_id text) LANGUAGE sql STABLE SECURITY DEFINER
@@ -625,10 +627,11 @@ AS $$
 $$;
 
 
--- The only ways in which a row leaves a table that the gate may not delete from.  The owner takes it away, behind the
--- wall of the transaction's tenant, and each way looks whether the row may go.
+-- The only ways to delete a row from a table that the gate's role may not delete from.  The functions run as the owner,
+-- behind the wall of the transaction's tenant, and check that the row may be deleted.
 
--- A receipt goes when its pointer is there, its segment is registered, a seal covers it and nothing is owed for it.
+-- A receipt may be deleted when its pointer exists, its segment is registered, a seal covers it, and no obligation that
+-- it opened is still open.
 CREATE FUNCTION asyncgate.archive_receipts(ids text[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -654,7 +657,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- A pointer goes when its receipt is back.
+-- A pointer may be deleted when its receipt is restored.
 CREATE FUNCTION asyncgate.forget_pointers(ids text[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -669,7 +672,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- A settled task goes when it has no receipts any more.
+-- A settled task may be deleted when it has no receipts any more.
 CREATE FUNCTION asyncgate.prune_tasks(ids text[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -689,8 +692,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- A line of the audit log goes when it is the oldest and at least 90 days old (spec 21.7.4), by the database's own
--- clock.  Another line in the log says where it begins now.
+-- A line of the audit log may be deleted when it is the oldest and at least 90 days old (spec 21.7.4), by the
+-- database's own clock.  A later line of the log records where the log begins now.
 CREATE FUNCTION asyncgate.prune_audit(ids text[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -707,8 +710,8 @@ BEGIN
 END $$;
 
 
--- Who may call them, and as whom they run.  The functions that look across tenants go to the roles that may do so; only
--- for that moment may these roles create anything here.
+-- Who may call the functions, and as which role they run.  The functions that read across tenants get the roles that
+-- may; only for this step may these roles create objects here.
 
 DO $$
 DECLARE

@@ -1,7 +1,7 @@
 -- AsyncGate on SQLite.  Times are Unix seconds, JSON is text, ids sort by age.
 --
 -- In this order: tables by topic (the gate, tasks, receipts, schedules, identity, ledger, seals and archive); triggers
--- that keep what may not change; triggers that are the wall between tenants.
+-- that protect immutable rows; triggers that are the wall between tenants.
 
 
 -- The gate itself.
@@ -11,50 +11,50 @@ CREATE TABLE meta (
     value           TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- One row, for the triggers of the wall.  Asking the program instead would be a call into Python for each row, which
--- waits for whatever else the program is doing.
+-- One row, for the triggers of the wall.  A function in Python instead would be called for each row, and each call
+-- would wait for the other Python threads.
 CREATE TABLE wall (
     tenant_id       TEXT                    -- of the running transaction, or of the last one
 );
 INSERT INTO wall VALUES (NULL);
 
 
--- Tasks.  From here on every row belongs to a tenant: tenant_id leads each key and each index, but for one index whose
--- reason stands beside it.
+-- Tasks.  From here on every row belongs to a tenant: tenant_id leads each key and each index, except one index, whose
+-- comment gives the reason.
 
-CREATE TABLE tenants (                      -- who has stored anything: upkeep starts here
+CREATE TABLE tenants (                      -- the tenants that have stored anything; upkeep starts here
     tenant_id       TEXT PRIMARY KEY,
     since           REAL NOT NULL           -- of the first write
 ) WITHOUT ROWID;
 
 CREATE TABLE lanes (                        -- the distinct (type, capabilities) pairs; a claim matches lanes, not tasks
     tenant_id       TEXT NOT NULL,
-    lane            INTEGER NOT NULL,       -- 64 bits of SHA-256 over the pair: no database hands it out
+    lane            INTEGER NOT NULL,       -- 64 bits of SHA-256 over the pair, so that no database must allocate it
     type            TEXT NOT NULL,          -- of the tasks in it
-    capabilities    TEXT NOT NULL,          -- JSON array, sorted: what a worker needs for them
+    capabilities    TEXT NOT NULL,          -- JSON array, sorted: the capabilities that a worker needs
     PRIMARY KEY (tenant_id, lane)
 ) WITHOUT ROWID;
 
 CREATE TABLE tasks (
     tenant_id       TEXT NOT NULL,
     task_id         TEXT NOT NULL,          -- UUIDv7: its order is the order of creation
-    lane            INTEGER NOT NULL,       -- where the queue finds it
+    lane            INTEGER NOT NULL,       -- its queue
     type            TEXT NOT NULL,          -- what kind of work it is
-    payload         TEXT NOT NULL,          -- JSON as it came
-    payload_pointer TEXT,                   -- where a peer keeps the payload instead
-    requirements    TEXT NOT NULL,          -- JSON as it came
+    payload         TEXT NOT NULL,          -- JSON, unchanged
+    payload_pointer TEXT,                   -- where the payload is stored instead
+    requirements    TEXT NOT NULL,          -- JSON, unchanged
     terms           TEXT NOT NULL,          -- JSON: summary, instructions, expectations, timeouts
     owner_kind      TEXT NOT NULL,          -- the creator, for ever (H.1)
     owner_id        TEXT NOT NULL,          -- the creator's id
-    principal_ai    TEXT NOT NULL,          -- a label for peers
+    principal_ai    TEXT NOT NULL,          -- a label for other systems
     priority        INTEGER NOT NULL,       -- higher comes first
-    max_attempts    INTEGER NOT NULL,       -- failures it may have
-    retry_backoff_seconds INTEGER NOT NULL, -- before the first retry
-    max_expiries    INTEGER NOT NULL,       -- leases it may lose before it is held; 0: any number
+    max_attempts    INTEGER NOT NULL,       -- how often it may fail
+    retry_backoff_seconds INTEGER NOT NULL, -- the pause before the first retry
+    max_expiries    INTEGER NOT NULL,       -- leases it may lose before it is put on hold; 0: any number
     created_at      REAL NOT NULL,          -- by the gate's clock
     duty            TEXT NOT NULL,          -- its task.assigned receipt
     idempotency_key TEXT,                   -- of the creator
-    fingerprint     TEXT,                   -- of the contract that carried the key
+    fingerprint     TEXT,                   -- hash of the request that had the key
     asyncgate_instance TEXT NOT NULL,       -- which gate sweeps it (Clarification C)
     updated_at      REAL NOT NULL,          -- of the last change
     status          TEXT NOT NULL,          -- queued leased running succeeded failed canceled
@@ -62,17 +62,17 @@ CREATE TABLE tasks (
     fence           INTEGER NOT NULL,       -- leases so far, plus numbers that a move between databases skipped
     expiries        INTEGER NOT NULL,       -- leases lost so far
     owed            INTEGER NOT NULL,       -- 1 until its duty is discharged
-    held            TEXT,                   -- why it is not offered although queued
+    held            TEXT,                   -- why it is on hold (not offered although queued)
     lost_to         TEXT NOT NULL,          -- JSON array: the workers that lost it
-    next_eligible_at REAL,                  -- not to be leased before
-    deadline_at     REAL,                   -- to be reported when it passes, once
+    next_eligible_at REAL,                  -- no lease before this time
+    deadline_at     REAL,                   -- when it passes, it is reported once
     started_at      REAL,                   -- when its worker began
-    completed_at    REAL,                   -- when it came to its end
+    completed_at    REAL,                   -- when it ended
     outcome         TEXT,                   -- JSON: the result or the error
-    artifacts       TEXT,                   -- JSON array: where the result lies
+    artifacts       TEXT,                   -- JSON array: where the result is
     ready           INTEGER NOT NULL,       -- 1 if the queue may offer it; set again when its time comes
-    handed          TEXT,                   -- JSON: what a ledger with custody must be told at the task's next lease:
-                                            -- the fence, the receipt that gave custody back, to whom it went
+    handed          TEXT,                   -- JSON, for a ledger with custody, sent with the task's next lease:
+                                            -- the fence, the receipt that gave custody back, the receiver
     PRIMARY KEY (tenant_id, task_id)
 );
 CREATE UNIQUE INDEX tasks_key ON tasks (tenant_id, owner_kind, owner_id, idempotency_key)
@@ -88,20 +88,20 @@ CREATE INDEX tasks_spent ON tasks (tenant_id) WHERE status = 'queued' AND attemp
 CREATE TABLE leases (                       -- the latest of each task, apart from it: a heartbeat rewrites a narrow row
     tenant_id       TEXT NOT NULL,
     task_id         TEXT NOT NULL,
-    lease_id        TEXT NOT NULL,          -- random: only its holder was told it
+    lease_id        TEXT NOT NULL,          -- random: only the holder knows it
     worker_kind     TEXT NOT NULL,          -- of the holder
     worker_id       TEXT NOT NULL,          -- of the holder
-    worker_instance TEXT,                   -- of the holder, if it says
+    worker_instance TEXT,                   -- of the holder, if given
     fence           INTEGER NOT NULL,       -- the number of this lease among the leases of the task
     acquired_at     REAL NOT NULL,          -- when it was granted
-    expires_at      REAL NOT NULL,          -- when it runs out
+    expires_at      REAL NOT NULL,          -- when it expires
     renewals        INTEGER NOT NULL,       -- how often it was renewed
     accepted        TEXT NOT NULL,          -- its task.accepted receipt
-    claim_id        TEXT,                   -- of the claim, if it had one
+    claim_id        TEXT,                   -- the claim's id, if it had one
     ending          TEXT NOT NULL,          -- live completed failed expired released canceled
-    ttl_seconds     INTEGER,                -- how long it was granted for: a renewal gives as much again
-    resumed_by      TEXT,                   -- the instance that last resumed it, "" if that gave no name
-    resumptions     INTEGER NOT NULL DEFAULT 0,     -- how often it was resumed, as far as that is known
+    ttl_seconds     INTEGER,                -- its length; a renewal extends by the same
+    resumed_by      TEXT,                   -- the instance that last resumed it, "" if it gave no name
+    resumptions     INTEGER NOT NULL DEFAULT 0,     -- how often it was resumed
     PRIMARY KEY (tenant_id, task_id)
 ) WITHOUT ROWID;
 CREATE INDEX leases_live ON leases (tenant_id, expires_at) WHERE ending = 'live';
@@ -119,7 +119,7 @@ CREATE TABLE progress (
     PRIMARY KEY (tenant_id, task_id)
 ) WITHOUT ROWID;
 
-CREATE TABLE events (                       -- what happened to a task and is no contract (spec 3)
+CREATE TABLE events (                       -- events of a task that are not receipts (spec 3)
     tenant_id       TEXT NOT NULL,
     event_id        TEXT NOT NULL,          -- UUIDv7
     task_id         TEXT NOT NULL,
@@ -140,15 +140,15 @@ CREATE TABLE receipts (                     -- immutable: see the triggers
     receipt_key     TEXT NOT NULL,          -- of the logical receipt (H.3)
     receipt_type    TEXT NOT NULL,
     created_at      REAL NOT NULL,
-    from_kind       TEXT NOT NULL,          -- who states it
+    from_kind       TEXT NOT NULL,          -- the sender
     from_id         TEXT NOT NULL,
-    to_kind         TEXT NOT NULL,          -- in whose inbox it lies
+    to_kind         TEXT NOT NULL,          -- the recipient, in whose inbox it is
     to_id           TEXT NOT NULL,
-    task_id         TEXT NOT NULL,          -- empty when it belongs to none
+    task_id         TEXT NOT NULL,          -- empty if it belongs to no task
     lease_id        TEXT,
     schedule_id     TEXT,
-    asyncgate_instance TEXT NOT NULL,       -- which gate wrote it (20.7)
-    hash            TEXT NOT NULL,          -- of what it says (Clarification B)
+    asyncgate_instance TEXT NOT NULL,       -- the gate that wrote it (20.7)
+    hash            TEXT NOT NULL,          -- of its content (Clarification B)
     body            TEXT NOT NULL,          -- canonical JSON
     parent_id       TEXT,                   -- its first parent; further ones are edges
     PRIMARY KEY (tenant_id, receipt_id)
@@ -165,15 +165,15 @@ CREATE TABLE edges (                        -- the second and further parents of
 ) WITHOUT ROWID;
 CREATE INDEX edges_parent ON edges (tenant_id, parent_id, child_id);
 
-CREATE TABLE obligations (                  -- the open ones: an index over the receipts, which are the evidence
+CREATE TABLE obligations (                  -- the open ones: an index; the receipts are the evidence
     tenant_id       TEXT NOT NULL,
-    to_kind         TEXT NOT NULL,          -- to whom something is owed
+    to_kind         TEXT NOT NULL,          -- the creditor
     to_id           TEXT NOT NULL,
     receipt_id      TEXT NOT NULL,          -- the receipt that opened it
     PRIMARY KEY (tenant_id, to_kind, to_id, receipt_id)
 ) WITHOUT ROWID;
 
-CREATE TABLE deliveries (                   -- telemetry: when bootstrap handed a receipt over (H.8)
+CREATE TABLE deliveries (                   -- when bootstrap first returned a receipt (H.8)
     tenant_id       TEXT NOT NULL,
     receipt_id      TEXT NOT NULL,
     delivered_at    REAL NOT NULL,
@@ -183,27 +183,27 @@ CREATE TABLE deliveries (                   -- telemetry: when bootstrap handed 
 
 -- Schedules and presences.
 
-CREATE TABLE schedules (                    -- what schedulers last said, so that their silence is noticed (H.7.4)
+CREATE TABLE schedules (                    -- the last reports of schedulers, to notice missing ones (H.7.4)
     tenant_id       TEXT NOT NULL,
     schedule_id     TEXT NOT NULL,
-    owner_kind      TEXT NOT NULL,          -- who asked for it
+    owner_kind      TEXT NOT NULL,          -- the principal that requested it
     owner_id        TEXT NOT NULL,
-    scheduler_kind  TEXT NOT NULL,          -- who runs it
+    scheduler_kind  TEXT NOT NULL,          -- the scheduler that runs it
     scheduler_id    TEXT NOT NULL,
     created         TEXT NOT NULL,          -- its schedule.created receipt
     enabled         INTEGER NOT NULL,
     next_run_at     REAL,
     interval_seconds REAL,
-    late_at         REAL,                   -- when it becomes an anomaly; empty once that has been reported
+    late_at         REAL,                   -- when it counts as late; empty once that was reported
     PRIMARY KEY (tenant_id, schedule_id)
 ) WITHOUT ROWID;
 CREATE INDEX schedules_late ON schedules (tenant_id, late_at) WHERE late_at IS NOT NULL;
 
-CREATE TABLE presences (                    -- since when principals have been talking to the gate
+CREATE TABLE presences (                    -- when principals called the gate
     tenant_id       TEXT NOT NULL,
     kind            TEXT NOT NULL,
     id              TEXT NOT NULL,
-    instance_id     TEXT,                   -- the last one seen
+    instance_id     TEXT,                   -- the last instance seen
     first_seen_at   REAL NOT NULL,
     last_seen_at    REAL NOT NULL,
     sessions        INTEGER NOT NULL,
@@ -211,39 +211,39 @@ CREATE TABLE presences (                    -- since when principals have been t
 ) WITHOUT ROWID;
 
 
--- Identity: who may come in, what is agreed with tenants, and what happened to either.
+-- Identity: credentials, tenants' accounts, and the audit log of both.
 
-CREATE TABLE accounts (                     -- what is agreed with a tenant
+CREATE TABLE accounts (                     -- a tenant's name, tier, limits and suspension
     tenant_id       TEXT PRIMARY KEY,
     name            TEXT NOT NULL,
     created_at      REAL NOT NULL,
     tier            TEXT NOT NULL,          -- empty is the default
-    suspended_at    REAL,                   -- since when all of its credentials are refused
+    suspended_at    REAL,                   -- since when all its credentials are refused
     exempt_until    REAL,                   -- from rate limits and quotas (spec 21.4.5)
-    exempt_why      TEXT,                   -- what was agreed
-    stricter_calls  INTEGER,                -- calls an hour that it may make for a time
-    stricter_tasks  INTEGER,                -- tasks an hour that it may create meanwhile
-    stricter_until  REAL,                   -- the end of that time
-    stricter_why    TEXT,                   -- what it did
-    tokens_since    REAL                    -- access tokens issued before are refused, as after an incident
+    exempt_why      TEXT,                   -- the reason for the exemption
+    stricter_calls  INTEGER,                -- temporary limit of calls per hour
+    stricter_tasks  INTEGER,                -- temporary limit of new tasks per hour
+    stricter_until  REAL,                   -- when the temporary limits end
+    stricter_why    TEXT,                   -- the reason for the temporary limits
+    tokens_since    REAL                    -- older access tokens are refused, as after an incident
 ) WITHOUT ROWID;
 
 CREATE TABLE api_keys (                     -- issued keys; the secret of a key is never stored
     tenant_id       TEXT NOT NULL,
-    key_id          TEXT NOT NULL,          -- in the key's own text; no secret
+    key_id          TEXT NOT NULL,          -- part of the key's text; not secret
     hash            TEXT NOT NULL,          -- Argon2id of its secret, as a PHC string
-    name            TEXT NOT NULL,          -- what people call it
+    name            TEXT NOT NULL,          -- a name for people
     principal_kind  TEXT NOT NULL,          -- for whom it stands
     principal_id    TEXT NOT NULL,          -- for whom it stands
-    principal_instance_id TEXT,             -- for whom it stands, if it says
+    principal_instance_id TEXT,             -- the principal's instance, if given
     role            TEXT NOT NULL,          -- agent worker admin
     scopes          TEXT NOT NULL,          -- JSON array, sorted
     capabilities    TEXT,                   -- JSON array: those it may claim tasks for; NULL is any
     task_types      TEXT,                   -- JSON array: those it may create and claim; NULL is any
-    not_before      REAL NOT NULL,          -- when it begins to be good
-    expires_at      REAL,                   -- when it ends
+    not_before      REAL NOT NULL,          -- when it becomes valid
+    expires_at      REAL,                   -- when it expires
     revoked_at      REAL,                   -- when it was revoked
-    rotated_to      TEXT,                   -- the key that takes its place
+    rotated_to      TEXT,                   -- the key that replaces it
     version         INTEGER NOT NULL,       -- of the hash
     created_at      REAL NOT NULL,          -- when it was issued
     created_by      TEXT NOT NULL,          -- who issued it
@@ -271,44 +271,44 @@ CREATE TABLE audit_heads (                  -- where each tenant's audit log end
     hash            TEXT NOT NULL           -- of the last line
 ) WITHOUT ROWID;
 
-CREATE TABLE usage (                        -- what a tenant uses of what its tier limits
+CREATE TABLE usage (                        -- what a tenant uses of its quotas
     tenant_id       TEXT PRIMARY KEY,
     active          INTEGER NOT NULL,       -- tasks that have not ended
-    leases          INTEGER NOT NULL,       -- that are live
-    receipt_bytes   INTEGER NOT NULL,       -- of their bodies
+    leases          INTEGER NOT NULL,       -- live leases
+    receipt_bytes   INTEGER NOT NULL,       -- size of the bodies of its receipts
     terminal        INTEGER NOT NULL        -- tasks that have ended
 ) WITHOUT ROWID;
 
 
--- The ledger: receipts on their way to one, and those that others store here where the gate itself is the ledger.
+-- The ledger: receipts to send to a ledger, and receipts that others store here if this gate serves as a ledger.
 
-CREATE TABLE outbox (                       -- written with its receipt, gone when the ledger has taken it
+CREATE TABLE outbox (                       -- written with its receipt, deleted when the ledger has stored it
     tenant_id       TEXT NOT NULL,
-    receipt_id      TEXT NOT NULL,          -- of the receipt, of which a skeleton without a body stays in receipts
-    task_id         TEXT NOT NULL,          -- receipts of one task are sent in their order; empty: of none
-    content         TEXT NOT NULL,          -- what is sent, the same bytes at each try
+    receipt_id      TEXT NOT NULL,          -- the receipt; its skeleton without a body is in receipts
+    task_id         TEXT NOT NULL,          -- receipts of one task are sent in order; empty: no task
+    content         TEXT NOT NULL,          -- the bytes to send, the same at each attempt
     posted_at       REAL NOT NULL,          -- since when it has been waiting
     state           TEXT NOT NULL,          -- waiting, or parked: refused, and not sent again
-    reason          TEXT,                   -- what the ledger said last
-    tries           INTEGER NOT NULL,       -- that brought no answer
+    reason          TEXT,                   -- the ledger's last error
+    tries           INTEGER NOT NULL,       -- attempts without an answer
     PRIMARY KEY (tenant_id, receipt_id)
 );
 CREATE INDEX outbox_waiting ON outbox (tenant_id, receipt_id) WHERE state = 'waiting';
 
 CREATE TABLE ledger (                       -- append-only: see the triggers
     tenant_id       TEXT NOT NULL,
-    receipt_id      TEXT NOT NULL,          -- the author's: any text
+    receipt_id      TEXT NOT NULL,          -- the author's id: any text
     arrival         TEXT NOT NULL,          -- UUIDv7: its order is the order of commits
     receipt_type    TEXT NOT NULL,
-    task_id         TEXT NOT NULL,          -- empty when it belongs to none
-    from_kind       TEXT NOT NULL,          -- who states it
+    task_id         TEXT NOT NULL,          -- empty if it belongs to no task
+    from_kind       TEXT NOT NULL,          -- the sender
     from_id         TEXT NOT NULL,
-    to_kind         TEXT NOT NULL,          -- in whose inbox it lies
+    to_kind         TEXT NOT NULL,          -- the recipient, in whose inbox it is
     to_id           TEXT NOT NULL,
-    asyncgate_instance TEXT NOT NULL,       -- which gate wrote it (20.7); empty when none did
-    digest          TEXT NOT NULL,          -- of what it says
-    content         TEXT NOT NULL,          -- JSON as it came
-    stated_kind     TEXT NOT NULL DEFAULT '',   -- of the principal whose credential it came with; empty: unknown
+    asyncgate_instance TEXT NOT NULL,       -- the gate that wrote it (20.7); empty if none did
+    digest          TEXT NOT NULL,          -- of its content
+    content         TEXT NOT NULL,          -- JSON, unchanged
+    stated_kind     TEXT NOT NULL DEFAULT '',   -- kind of the principal that stored it; empty: unknown
     stated_id       TEXT NOT NULL DEFAULT '',   -- the id of that principal
     stated_role     TEXT NOT NULL DEFAULT '',   -- the role of that credential
     PRIMARY KEY (tenant_id, receipt_id)
@@ -318,26 +318,26 @@ CREATE INDEX ledger_to ON ledger (tenant_id, to_kind, to_id, arrival);
 CREATE INDEX ledger_task ON ledger (tenant_id, task_id, arrival);
 CREATE INDEX ledger_instance ON ledger (tenant_id, asyncgate_instance, arrival);
 
-CREATE TABLE ledger_marks (                 -- how far a ledger was searched for what workers state there
+CREATE TABLE ledger_marks (                 -- how far a ledger was read for receipts of workers
     tenant_id       TEXT NOT NULL,
-    name            TEXT NOT NULL,          -- what is searched for
-    receipt_id      TEXT NOT NULL,          -- the last one seen
+    name            TEXT NOT NULL,          -- the receipt type, or an adopted receipt's id
+    receipt_id      TEXT NOT NULL,          -- the last receipt read, or the receipt's other id
     PRIMARY KEY (tenant_id, name)
 ) WITHOUT ROWID;
 
 
--- Seals and archive.  Seals are over the receipts: they reveal a receipt that was changed, added or taken away behind
--- the gate's back.  The archive (H.11) takes receipts into segment files, and a pointer stays.
+-- Seals and archive.  Seals reveal a receipt that was changed, added or deleted without the gate.  The archive (H.11)
+-- moves receipts into segment files, and a pointer stays.
 
 CREATE TABLE seals (                        -- append-only: see the triggers
     tenant_id       TEXT NOT NULL,
     seal_id         TEXT NOT NULL,          -- the number with leading zeros: seals sort as they are chained
     number          INTEGER NOT NULL,       -- 1, 2, 3, … in each tenant
-    last_id         TEXT NOT NULL,          -- up to which receipt all are covered
-    count           INTEGER NOT NULL,       -- of receipts
+    last_id         TEXT NOT NULL,          -- the last receipt that it covers
+    count           INTEGER NOT NULL,       -- number of receipts
     digest          TEXT NOT NULL,          -- SHA-256 over the digests of the receipts, in their order
-    marks           TEXT NOT NULL,          -- base64: the first bytes of each of them
-    late            TEXT NOT NULL,          -- JSON array: the receipts, where they are older than some already sealed
+    marks           TEXT NOT NULL,          -- base64: the first bytes of each digest
+    late            TEXT NOT NULL,          -- JSON array: its receipts, if they are older than sealed ones
     sealed_at       REAL NOT NULL,          -- when
     hash            TEXT NOT NULL,          -- over all of this and the hash of the seal before
     PRIMARY KEY (tenant_id, seal_id)
@@ -348,19 +348,19 @@ CREATE TABLE seal_heads (                   -- where each tenant's seals end
     number          INTEGER NOT NULL,       -- of the last seal
     last_id         TEXT NOT NULL,          -- of the last seal
     hash            TEXT NOT NULL,          -- of the last seal
-    imports         INTEGER NOT NULL        -- how often older receipts were written among those already there
+    imports         INTEGER NOT NULL        -- how often an import added receipts
 ) WITHOUT ROWID;
 
 CREATE TABLE archived (
     tenant_id       TEXT NOT NULL,
-    receipt_id      TEXT NOT NULL,          -- what moved
+    receipt_id      TEXT NOT NULL,          -- the archived receipt
     task_id         TEXT NOT NULL,          -- of that receipt
     receipt_type    TEXT NOT NULL,          -- of that receipt
     segment         TEXT NOT NULL,          -- the file, within the archive's folder
-    line            INTEGER NOT NULL,       -- in the file
-    digest          TEXT NOT NULL,          -- of every byte of it: seals still hold
-    chain           TEXT NOT NULL,          -- the oldest receipt of all that moved together
-    tasks           TEXT NOT NULL,          -- JSON array: the tasks of all that moved together
+    line            INTEGER NOT NULL,       -- its line in the file
+    digest          TEXT NOT NULL,          -- of every byte of the receipt, so that seals can still be verified
+    chain           TEXT NOT NULL,          -- the oldest receipt that moved with it
+    tasks           TEXT NOT NULL,          -- JSON array: the tasks that moved with it
     PRIMARY KEY (tenant_id, receipt_id)
 ) WITHOUT ROWID;
 CREATE INDEX archived_task ON archived (tenant_id, task_id, receipt_id);
@@ -396,7 +396,7 @@ CREATE TRIGGER audit_keep BEFORE DELETE ON audit
         OR EXISTS (SELECT 1 FROM audit WHERE tenant_id = OLD.tenant_id AND audit_id < OLD.audit_id)
     BEGIN SELECT RAISE(ABORT, 'the audit log is append-only, and kept for 90 days at least'); END;
 
--- A receipt goes to the archive when its pointer is there, a pointer when its receipt is back, a settled task and its
+-- A receipt may be deleted when its pointer exists, a pointer when its receipt is restored, and a settled task with its
 -- events when the task has no receipts any more.
 CREATE TRIGGER receipts_keep BEFORE DELETE ON receipts
     WHEN NOT EXISTS (SELECT 1 FROM archived WHERE tenant_id = OLD.tenant_id AND receipt_id = OLD.receipt_id)
@@ -416,10 +416,9 @@ CREATE TRIGGER events_keep BEFORE DELETE ON events
     BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
 
 
--- The wall between tenants: a statement without its WHERE clause stops instead of reaching a neighbour's rows.  All of
--- the transaction stops, because nobody goes on with one that met the wall: for a trigger that may ABORT one statement
--- SQLite notes the state of every page that the statement touches.  Where rows are never updated (or never deleted) no
--- trigger is needed for that.
+-- The wall between tenants: a statement that lacks its WHERE clause fails instead of changing another tenant's rows.
+-- The triggers roll back the whole transaction: for a trigger that could ABORT only one statement, SQLite would save
+-- every page that the statement touches.  Tables whose rows are never updated (or never deleted) need no such trigger.
 
 CREATE TRIGGER lanes_insert_wall BEFORE INSERT ON lanes WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;

@@ -1,4 +1,4 @@
-"""Limits of one gate, counted in its memory; the maths in Python, which `redis` repeats in Lua."""
+"""Rate limits of one gate, counted in memory; `redis` repeats the same arithmetic in Lua."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from msgspec.structs import replace
 from asyncgate.parts.identity.limits import UNLIMITED, Bucket, Limits, LimitVerdict, verdict_of
 from asyncgate.parts.model.settings import Settings
 
-SWEPT = 8       # idle buckets that one call removes at most; more than it can add
+SWEPT = 8       # the most idle buckets that one call removes; more than a call can add
 
 
 def open_limits(settings: Settings) -> MemoryLimits:
-    """Make limits of this process alone."""
+    """Make limits for this process alone."""
     return MemoryLimits()
 
 
 class Level(Struct, frozen=True, gc=False):
-    """What is kept of a bucket; `tokens` are calls times the window in milliseconds, `last` is the last charge."""
+    """The state of a bucket; `tokens` are calls times the window in milliseconds, `last` is the last charge."""
 
     tokens: int
     at: int
@@ -32,12 +32,12 @@ class Level(Struct, frozen=True, gc=False):
 
 
 class MemoryLimits:
-    """Limits in a dict; what has been idle for three windows is swept by the calls that follow."""
+    """Limits in a dict; later calls remove buckets that were idle for three windows."""
 
     degraded = False
 
     def __init__(self, clock: Callable[[], int] | None = None) -> None:
-        # Of one window's buckets the least lately charged comes first, which is the first to be as good as new.
+        # By window; the least recently charged bucket comes first, and is the first to be full again.
         self.kept: defaultdict[int, OrderedDict[str, Level]] = defaultdict(OrderedDict)
         self.clock = clock or steady_clock()
 
@@ -48,7 +48,7 @@ class MemoryLimits:
         return self.take_now(buckets, cost)
 
     def take_now(self, buckets: Sequence[Bucket], cost: int = 1) -> LimitVerdict:
-        """Do what `take` does, without waiting."""
+        """Charge buckets as `take` does, without a coroutine."""
         now = self.clock()
         self._sweep(now)
         limited = [one for one in buckets if one.limit >= 0]
@@ -80,7 +80,7 @@ class MemoryLimits:
         for seconds, states in self.kept.items():
             for _ in range(SWEPT):
                 oldest = next(iter(states), None)
-                # As good as new after two windows; a third, or a clock that is set back would find it new too early.
+                # A bucket is full after two windows; the third is a margin for a clock that is set back.
                 if oldest is None or states[oldest].at + 3000 * seconds > now:
                     break
                 del states[oldest]

@@ -1,11 +1,11 @@
-"""Limits that several gates share, counted in Redis or Valkey: one EVALSHA a call, by the server's clock.
+"""Rate limits that several gates share, counted in Redis or Valkey: one EVALSHA per call, by the server's clock.
 
-The script is the twin of the maths in `memory`.  Its keys expire after two idle windows, by which a bucket is as
-good as new.  It takes a single primary: the keys of one call may lie in several slots of a cluster.
+The script repeats the arithmetic of `memory`.  Its keys expire after two idle windows, when a bucket is full again.
+The store must be a single primary: the keys of one call may be in several slots of a cluster.
 
-While the store is lost (it does not answer in `store_timeout_seconds`, which is the longest that any call waits for
-it) each gate counts its own calls in memory against its part of the limits, or refuses them (`on_store_failure`).
-Calls then do not wait at all; beside them the store is tried again every RETRY_SECONDS.
+If the store does not answer in `store_timeout_seconds`, which is the longest that any call waits for it, it counts as
+unreachable.  Then each gate counts its own calls in memory against its part of the limits, or refuses them
+(`on_store_failure`).  Calls then do not wait; in the background the store is tried again every RETRY_SECONDS.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ RETRY_SECONDS = 5.0
 TRIAL = Bucket("", "trial", 1_000_000, 1, 1_000_000)
 
 # KEYS are the buckets.  ARGV is the time in milliseconds (empty: the server's; only tests give one), the cost, and for
-# each bucket its limit, burst and window in milliseconds.  The answer is the deciding bucket, the time, the wait, what
-# remains, and the time until it is full.  Numbers are floats: whole ones are exact to 2^53, and below that no quotient
-# of two is rounded as far as the next whole number.
+# each bucket its limit, burst and window in milliseconds.  The answer is the deciding bucket, the time, the wait, the
+# remaining calls, and the time until it is full.  Numbers are floats: integers are exact up to 2^53, and below that the
+# quotient of two integers is never rounded to the next integer.
 SCRIPT = """
 local now, cost = tonumber(ARGV[1]), tonumber(ARGV[2])
 if not now then
@@ -119,7 +119,7 @@ local full_in = one.limit > 0 and math.ceil((one.full - one.tokens) / one.limit)
 return {deciding, now, wait, remaining(one), full_in}
 """
 
-# KEYS is the bucket.  ARGV is what it holds at most and what it gets back, each times its window, and the calls.
+# KEYS is the bucket.  ARGV is its size and the returned tokens, each times its window, and the number of calls.
 GIVE_BACK = """
 local kept = redis.call('GET', KEYS[1])
 if kept then
@@ -133,7 +133,7 @@ end
 
 
 def open_limits(settings: Settings) -> RedisLimits:
-    """Make limits that the gates with the same Redis share."""
+    """Make limits that all gates with the same Redis share."""
     limiting = settings.security.rate_limiting
     if not limiting.redis_url:
         raise StartupError("security.rate_limiting.storage is redis: set security.rate_limiting.redis_url, or memory")
@@ -142,7 +142,7 @@ def open_limits(settings: Settings) -> RedisLimits:
 
 
 def connect_redis(url: str, timeout_seconds: float) -> Redis:
-    """Make a client that connects when it is first used, and repeats nothing: a call may have been counted."""
+    """Make a client that connects at its first use and never retries, because a lost call may have been counted."""
     try:
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
@@ -150,7 +150,7 @@ def connect_redis(url: str, timeout_seconds: float) -> Redis:
     except ModuleNotFoundError:
         raise StartupError("limits in Redis need the Redis client: pip install 'asyncgate[redis]'") from None
     try:
-        # The limits set one time for a whole batch: a timer of the client's for each answer costs a fifth of the call.
+        # The limits set one timeout for a whole batch: the client's own timer for each answer costs 20 % of a call.
         return Redis.from_url(url.replace("valkey", "redis", 1) if url.startswith("valkey") else url, protocol=2,
                               retry=Retry(NoBackoff(), 0), socket_timeout=None,
                               socket_connect_timeout=timeout_seconds)
@@ -191,7 +191,7 @@ class RedisLimits:
         window = one.window_seconds * 1000
         if self.degraded:
             return await self.alone.give_back(one, cost)
-        with contextlib.suppress(*self._failures()):    # a little less is left then, which is no harm
+        with contextlib.suppress(*self._failures()):    # harmless: the bucket then has a little less left
             async with asyncio.timeout(self.timeout_seconds):
                 await self.redis.eval(GIVE_BACK, 1, f"{REDIS_PREFIX}:{one.window_seconds}:{one.key}",
                                       min(one.limit, one.burst) * window, cost * window, cost)
@@ -235,7 +235,7 @@ class RedisLimits:
                 answer.set_result(one)
 
     async def _evaluated(self, asking: list[list[Any]]) -> list[Any]:
-        """Evaluate the script for each, having given it to a server that does not know it, and nothing twice."""
+        """Run the script for each call, loading it first if the server does not know it; no call runs twice."""
         from redis.exceptions import NoScriptError
         said = await self._pipelined(asking) if self.sha else [NoScriptError()] * len(asking)
         unknown = [at for at, one in enumerate(said) if isinstance(one, NoScriptError)]
@@ -254,7 +254,7 @@ class RedisLimits:
     def _lose(self, error: Exception) -> None:
         if not self.degraded:
             instead = "calls are refused" if self.deny else f"1/{self.gates} of each limit is counted here"
-            log.warning("the store of the rate limits is unreachable (%s); until it is back %s",
+            log.warning("the store of the rate limits is unreachable (%s); until it answers again %s",
                         str(error) or "no answer", instead)
             self.degraded, self.try_again_at = True, time.monotonic() + self.retry_seconds
 
@@ -267,7 +267,7 @@ class RedisLimits:
         try:
             await self._ask([TRIAL], 1)
             self.degraded = False
-            log.warning("the store of the rate limits is back")
+            log.warning("the store of the rate limits answers again")
         except self._failures():
             self.try_again_at = time.monotonic() + self.retry_seconds
         finally:
@@ -288,7 +288,7 @@ class RedisLimits:
 
 
 def divide_bucket(one: Bucket, gates: int) -> Bucket:
-    """Return a gate's part of a bucket: at least one call, unless there is none to share."""
+    """Return a gate's part of a bucket: at least one call, unless the limit is 0."""
     if gates == 1 or not one.limit:
         return one
     return msgspec.structs.replace(one, limit=max(1, one.limit // gates), burst=max(1, one.burst // gates))
