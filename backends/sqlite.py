@@ -74,6 +74,7 @@ from asyncgate.parts.process.outages import OFTEN
 log = logging.getLogger("asyncgate.sqlite")
 R = TypeVar("R", bound=Struct)
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
+CURRENT_SCHEMA = len(list(SCHEMA.glob("[0-9]*.sql")))
 PRAGMAS = """
     PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
@@ -365,6 +366,12 @@ class Sqlite(Pages):
         """Read one row; raises an exception if the file was deleted or replaced, or cannot be read."""
         self._require_same_file()
         await self._rows("SELECT value FROM meta WHERE name = 'schema_version'")
+
+    async def is_current(self) -> bool:
+        """Whether nobody has migrated the file, or put an older one in its place."""
+        self._require_same_file()
+        found = await self._rows("SELECT value FROM meta WHERE name = 'schema_version'")
+        return found == [(str(CURRENT_SCHEMA),)]
 
     async def close(self) -> None:
         """Finish running work, close everything, and release the file for another process."""
