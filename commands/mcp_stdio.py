@@ -117,13 +117,8 @@ class Bridge:
         # Verbatim except for a missing id, so that numbers stay as the gate wrote them.
         self.write(answer.content if told.get("id") is not None else msgspec.json.encode({**told, "id": id}))
 
-<<<<<<< HEAD
-    def headers(self, message: JsonRpcMessage, method: str) -> dict[str, str]:
-        """Return the HTTP headers that MCP requires for a message."""
-=======
     def headers(self, message: JsonObject, method: str) -> dict[str, str]:
-        """Say in headers what HTTP wants there of a message."""
->>>>>>> main
+        """Return the HTTP headers that MCP requires for a message."""
         params = read_params(message)
         meta = params.get("_meta")
         version = meta.get(VERSION) if isinstance(meta, dict) else None

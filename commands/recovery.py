@@ -129,13 +129,8 @@ async def open_beside(opened: AsyncExitStack, url: str, settings: Settings) -> A
     return backend
 
 
-<<<<<<< HEAD
-async def open_alone(opened: AsyncExitStack, url: str) -> Any:
-    """Open the database for exclusive use."""
-=======
 async def open_database_alone(opened: AsyncExitStack, url: str) -> Any:
-    """Open the database so that nobody serves it."""
->>>>>>> main
+    """Open the database for exclusive use."""
     from asyncgate.commands import copy
     return await cli.open_alone(copy, opened, "database", url)
 

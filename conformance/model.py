@@ -603,13 +603,13 @@ def enclosed(name: str, raw: Any, task_id: str) -> dict[str, Any]:
 
 
 def summary(ask: Any) -> str | None:
-    """Return the worker's summary, else the summary in its result (14.3)."""
+    """14.3: return the worker's summary, else the summary in its result."""
     value = parsed(ask.result)
     told = value.get("summary") if isinstance(value, dict) else None
     return ask.result_summary or (told[:1000] if isinstance(told, str) else None)
 
 
 def lost(task: Task, lease: Lease, reason: str) -> dict[str, Any]:
-    """Return the body of a lost lease's receipt (14.6)."""
+    """14.6: return the body of a lost lease's receipt."""
     return {"task_id": task.task_id, "previous_worker_id": lease.worker.id, "attempt": task.attempt,
             "requeued": task.held is None, "reason": reason}

@@ -23,13 +23,8 @@ from asyncgate.commands.bench.servers import BenchServer
 from asyncgate.commands.bench.wire import LoadGate
 from asyncgate.parts.identity.keys_stored import ID_LENGTH, KEY_PREFIX, SECRET_LENGTH
 
-<<<<<<< HEAD
 # A key: a prefix, its id, its secret, and a CRC32 checksum of six digits over these.
-KEY_PREFIX, ID_LENGTH, SECRET_LENGTH, CHECK_LENGTH = "aga_", 12, 43, 6
-=======
-# A key: a prefix, its id, its secret, and six digits of CRC32 over all that.
 CHECK_LENGTH = 6
->>>>>>> main
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 
 

@@ -30,12 +30,7 @@ CLIENTS = 4
 LIMITED = ("security.rate_limiting.enabled=true", "security.rate_limiting.address_calls_per_minute=-1")
 ATTACKED, CONTROL = "the gate attacked", "another gate attacked"
 TIERS = {"bench-victim": "enterprise", "bench-hostile": "paid"}
-<<<<<<< HEAD
 BREAK_SECONDS = 0.01        # pause before a closed connection is opened again
-encoded = msgspec.json.encode
-=======
-BREAK_SECONDS = 0.01        # before a connection that the gate has closed is opened again
->>>>>>> main
 
 
 async def measure_victim(server: BenchServer, other: BenchServer, plan: Plan) -> list[Figures]:
