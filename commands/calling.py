@@ -172,7 +172,7 @@ def exit_for(wrong: Exception) -> click.exceptions.Exit:
 # Names of commands.
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group that suggests similar names for an unknown command."""
 
     def resolve_command(

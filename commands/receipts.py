@@ -20,7 +20,7 @@ from asyncgate.commands.calling import (
     EXIT_BROKEN,
     EXIT_CONFLICT,
     ID_TYPE,
-    Group,
+    CommandGroup,
     add_gate_options,
     as_json,
     connect_to_gate,
@@ -34,7 +34,7 @@ from asyncgate.commands.verdicts import print_answer
 RECEIPTS_PER_CALL = 200      # receipts per call
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def receipts() -> None:
     """Show the receipts of a gate, and move them to and from files and ledgers."""
 

@@ -352,7 +352,7 @@ def format_comparisons(rows: list[Figures]) -> Iterator[str]:
                    f"{one.requests_per_second / with_first.requests_per_second:.3f} × the rate with {first}")
 
 
-class Document(msgspec.Struct):
+class EchoBody(msgspec.Struct):
     """The body that the echo reads, similar to a task."""
 
     type: str
@@ -362,7 +362,7 @@ class Document(msgspec.Struct):
 async def echo(request: Any) -> Any:
     """Decode a body into a Struct and answer with JSON, as a plain Starlette route does."""
     from starlette.responses import Response
-    document = msgspec.json.decode(await request.body(), type=Document)
+    document = msgspec.json.decode(await request.body(), type=EchoBody)
     return Response(msgspec.json.encode({"type": document.type, "status": "queued"}), media_type="application/json")
 
 

@@ -59,13 +59,13 @@ def make_client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: b
     hosts in `allow`, and to others if `plain` is true.  Each redirect is checked like the first URL; the client
     follows at most three.  `timeout_seconds` covers everything, from the first look-up to the last byte.
     """
-    guard = Guard(allow, plain, timeout_seconds, most_bytes, resolve or resolve_host,
-                  tls or httpx2.create_ssl_context(), deny=deny)
+    guard = GuardedTransport(allow, plain, timeout_seconds, most_bytes, resolve or resolve_host,
+                             tls or httpx2.create_ssl_context(), deny=deny)
     return httpx2.AsyncClient(transport=guard, trust_env=False, timeout=timeout_seconds,
                               follow_redirects=redirects > 0, max_redirects=min(redirects, MOST_REDIRECTS))
 
 
-class Guard(httpx2.AsyncBaseTransport):
+class GuardedTransport(httpx2.AsyncBaseTransport):
     """A transport that checks the target of each request, and limits the response."""
 
     def __init__(self, allow: Iterable[str], plain: bool, timeout_seconds: float, most_bytes: int, resolve: Resolve,
@@ -89,7 +89,7 @@ class Guard(httpx2.AsyncBaseTransport):
                 response = await self._reach(request)
         except TimeoutError:
             raise make_timeout(self.timeout_seconds) from None
-        bounded = Bounded(response.stream, self.most_bytes, deadline, self.timeout_seconds)
+        bounded = BoundedBody(response.stream, self.most_bytes, deadline, self.timeout_seconds)
         if response.headers.get("content-encoding", "identity") != "identity":     # a megabyte may unpack to a gigabyte
             await bounded.aclose()
             raise Oversized("the answer is compressed, but the gate asked for identity")
@@ -135,7 +135,7 @@ class Guard(httpx2.AsyncBaseTransport):
         await self.inner.aclose()
 
 
-class Bounded(httpx2.AsyncByteStream):
+class BoundedBody(httpx2.AsyncByteStream):
     """A body with a deadline and a size limit; it raises an error at either."""
 
     def __init__(self, stream: Any, most_bytes: int, deadline: float, timeout_seconds: float) -> None:
