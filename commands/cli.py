@@ -60,8 +60,8 @@ SECTIONS = {
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
     "Use a gate": ("login", "logout", "profiles", "wait"),
     "Do the work": ("worker", "scheduler"),
-    "Maintain a gate": ("receipts", "archive", "verify", "reconcile", "rebuild", "backup", "copy", "conformance",
-                        "bench", "bench-server"),
+    "Maintain a gate": ("doctor", "receipts", "archive", "verify", "reconcile", "rebuild", "backup", "copy",
+                        "conformance", "bench", "bench-server"),
 }
 
 
@@ -69,7 +69,7 @@ SECTIONS = {
 MODULES = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "commands.receipts",
            "scheduler": "commands.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
            "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
-           "wait": "commands.follow", "docs": "commands.docs", "skill": "commands.skill"}
+           "wait": "commands.follow", "docs": "commands.docs", "doctor": "commands.doctor", "skill": "commands.skill"}
 
 class Clients(calling.CommandGroup):
     """A group that also finds commands by the names of the operations, with underscores."""
