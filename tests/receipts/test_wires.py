@@ -62,7 +62,7 @@ async def test_a_gate_that_sends_too_much_at_once_finds_out_without_opening_the_
 
     assert len(ledger.receipts) == 40
     assert wires.limit < 16
-    assert ledger.refusals == []
+    assert ledger.denied == []
 
 
 async def test_what_waits_counts_down_while_a_page_is_on_its_way(make_gate: Callable[..., Gate]) -> None:
