@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 import msgspec
 
 from asyncgate.clients.call import CallSpec
-from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
+from asyncgate.clients.http import (
+    FIRST_PAUSE,
+    QUIET_SECONDS,
+    AsyncHttp,
+    Refusal,
+    Unreachable,
+    WrongAddress,
+    pause_after,
+)
 from asyncgate.clients.operations import CALLS, AsyncOperations, Names, TaskRecord, TaskTerms
 from asyncgate.parts.model.wire import Status
 
@@ -32,8 +40,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 DEFAULT_PATIENCE_SECONDS = 30.0     # for one call with all its retries, in addition to `wait_seconds`
-QUIET_SECONDS = 1.0         # of an unreachable gate before the client logs a warning
-LONG_POLL = 25.0            # seconds that a wait for an ended task stays open
+LONG_POLL_SECONDS = 25.0    # how many seconds one call waits for a task to end
 ENDED_STATUSES = ("succeeded", "failed", "canceled")
 # NOT_DONE: the gate did nothing.  OUTCOME_UNKNOWN: the gate may have carried out the call.
 NOT_DONE = {408, 429, 503}
@@ -322,7 +329,7 @@ class Handle:
         while True:
             asked, least = time.monotonic(), 0.0
             try:
-                task = await self.gate.get_task(self.task_id, wait_seconds=LONG_POLL)
+                task = await self.gate.get_task(self.task_id, wait_seconds=LONG_POLL_SECONDS)
                 if task.status in ENDED_STATUSES:
                     return task
             except Unreachable:
@@ -332,5 +339,5 @@ class Handle:
                     raise
                 least = no.retry_after or 0.0
             # A gate that is stopping answers long polls at once: pause, so that this loop does not spin.
-            pauses = 0 if time.monotonic() - asked > LONG_POLL / 2 else pauses + 1
+            pauses = 0 if time.monotonic() - asked > LONG_POLL_SECONDS / 2 else pauses + 1
             await asyncio.sleep(least + pause_after(pauses + 1))

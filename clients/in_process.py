@@ -7,12 +7,13 @@ cancelled client has gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx2
 
-AsgiMessage = MutableMapping[str, Any]
+from asyncgate.parts.model.connection import AsgiMessage
+
 App = Callable[[Any, Callable[[], Awaitable[AsgiMessage]], Callable[[AsgiMessage], Awaitable[None]]], Awaitable[None]]
 
 

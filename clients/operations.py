@@ -42,6 +42,7 @@ from asyncgate.parts.model.wire_admin import (
     IssuedKey,
     Keys,
     Limits,
+    Readiness,
     RotatedCredentials,
     Severity,
     TenantRecord,
@@ -345,6 +346,7 @@ CALLS = {
     "list_seals": CallSpec("list_seals", "GET", "/v1/seals", True, "principal", ()),
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
+    "ready": CallSpec("ready", "GET", "/v1/ready", True, "", ()),
     "release_hold": CallSpec("release_hold", "POST", "/v1/tasks/{task_id}/release", False, "principal", ()),
     "release_lease": CallSpec("release_lease", "POST", "/v1/leases/release", True, "worker", ()),
     "renew_lease": CallSpec("renew_lease", "POST", "/v1/leases/renew", True, "worker", ()),
@@ -704,6 +706,12 @@ class AsyncOperations:
         For the operator.
         """
         return await self.ask("list_tenants", Tenants, locals())
+
+    async def ready(
+        self, *, tenant_id: str | None = None,
+    ) -> Readiness:
+        """Tell a load balancer whether the gate takes new callers."""
+        return await self.ask("ready", Readiness, locals())
 
     async def release_hold(
         self, task_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
@@ -1206,6 +1214,12 @@ class SyncOperations:
         For the operator.
         """
         return self.ask("list_tenants", Tenants, locals())
+
+    def ready(
+        self, *, tenant_id: str | None = None,
+    ) -> Readiness:
+        """Tell a load balancer whether the gate takes new callers."""
+        return self.ask("ready", Readiness, locals())
 
     def release_hold(
         self, task_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,

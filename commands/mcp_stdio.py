@@ -19,13 +19,13 @@ import msgspec
 
 from asyncgate.clients.http import ANSWER_SECONDS, Exchange
 from asyncgate.parts.app import Gate
+from asyncgate.parts.model.content import JsonObject
 from asyncgate.parts.model.jsonrpc import CODES, INTERNAL_ERROR, PARSE_ERROR, UNKNOWN_METHOD
 from asyncgate.parts.model.settings import Settings
 
 if TYPE_CHECKING:
     import httpx2
 
-JsonRpcMessage = dict[str, Any]
 VERSION = "io.modelcontextprotocol/protocolVersion"
 LISTEN = "subscriptions/listen"
 NAME_FIELDS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}      # what Mcp-Name repeats
@@ -77,7 +77,7 @@ class Bridge:
         if isinstance(id, str | int) and (task := self.under_way.get(id)):
             task.cancel()
 
-    async def carry(self, line: bytes, message: JsonRpcMessage, method: str, id: str | int) -> None:
+    async def carry(self, line: bytes, message: JsonObject, method: str, id: str | int) -> None:
         """Send one request and write its answer."""
         import httpx2
 
@@ -117,7 +117,7 @@ class Bridge:
         # Verbatim but for a missing id: what is a number stays as the gate wrote it.
         self.write(answer.content if told.get("id") is not None else msgspec.json.encode({**told, "id": id}))
 
-    def headers(self, message: JsonRpcMessage, method: str) -> dict[str, str]:
+    def headers(self, message: JsonObject, method: str) -> dict[str, str]:
         """Say in headers what HTTP wants there of a message."""
         params = read_params(message)
         meta = params.get("_meta")
@@ -135,7 +135,7 @@ class Bridge:
         self.write(msgspec.json.encode({"jsonrpc": "2.0", "id": id, "error": error}))
 
 
-def read_params(message: JsonRpcMessage) -> dict[str, Any]:
+def read_params(message: JsonObject) -> dict[str, Any]:
     """Return the parameters of a message."""
     params = message.get("params")
     return params if isinstance(params, dict) else {}

@@ -85,7 +85,7 @@ def test_the_table_says_what_the_matrix_says(operation: str) -> None:
 
 
 def test_no_operation_but_these_is_for_everybody() -> None:
-    assert OPERATIONS.keys() - GUARDED.keys() == {"get_config", "health", "whoami"}
+    assert OPERATIONS.keys() - GUARDED.keys() == {"get_config", "health", "ready", "whoami"}
 
 
 @pytest.mark.parametrize("role", ["agent", "worker", "admin"])

@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from msgspec import Struct
 
+from asyncgate.conformance.verify import Told
 from asyncgate.parts.model.queries import EntryFilter, Rows
 from asyncgate.parts.model.stored import Archived, Receipt, Seal, SealHead, export_key
 from asyncgate.parts.receipts.files import Reading
 from asyncgate.parts.receipts.seals import SealChain, entry_digest, receipt_digest
 
-Told = Callable[[int], None]
 ENTRIES_PER_READ = 1000
 
 

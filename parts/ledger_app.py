@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from asyncgate import CORE_OPERATIONS, Caller, Operation, __version__
 from asyncgate.backends import Backend
+from asyncgate.parts import service
 from asyncgate.parts.app import Gate, serve_forever
 from asyncgate.parts.faces.http import read_body, read_claimed_tenants
 from asyncgate.parts.faces.rest import Door, Endpoint
@@ -28,7 +29,8 @@ from asyncgate.parts.receipts.ledger import STORE, STORED_DEPTH, SURFACE, TOOLS,
 if TYPE_CHECKING:
     from asyncgate.parts.faces.mcp.facade import Facade
 
-LEDGER_OPERATIONS = table_of(*SURFACE, CORE_OPERATIONS["health"], *admin.OPERATIONS, *incidents.OPERATIONS, *SEALING)
+LEDGER_OPERATIONS = table_of(*SURFACE, CORE_OPERATIONS["health"], *admin.OPERATIONS, *incidents.OPERATIONS, *SEALING,
+                              *service.OPERATIONS)
 
 
 class Shelf(Endpoint):

@@ -38,9 +38,9 @@ from asyncgate.backends.pages import Pages
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, Hosts, as_user, startup_error
 from asyncgate.backends.postgres.instances import Membership, name_of_this_process, session, turn_key
+from asyncgate.backends.postgres.migrations import SCHEMA_VERSION, require_schema
 from asyncgate.backends.postgres.migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres.migrations import migration_sql as migration_sql
-from asyncgate.backends.postgres.migrations import require_schema
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, Refused, StartupError, outcome_unknown
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import (
@@ -195,6 +195,15 @@ class Postgres(Pages):
     async def alive(self) -> None:
         """Return if the database answers; raises DatabaseUnavailable."""
         await self._ask("SELECT 1")
+
+    async def is_current(self) -> bool:
+        """Whether the schema is as new as this process needs, and has not left it behind."""
+        number, code = (await self._ask("SELECT max(number), max(code) FROM asyncgate.migrations"))[0]
+        return number is not None and number >= SCHEMA_VERSION >= code
+
+    def is_joined(self) -> bool:
+        """Whether this process holds its lock and hears the others."""
+        return self.member is None or self.member.is_connected()
 
     async def close(self) -> None:
         """Leave the other processes and close all connections."""

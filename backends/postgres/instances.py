@@ -114,6 +114,10 @@ class Membership:
         """Whether no other process lives."""
         return not self.others
 
+    def is_connected(self) -> bool:
+        """Whether the connection that holds the lock is there."""
+        return self.db is not None and not self.db.is_closed()
+
     async def join(self) -> float | None:
         """Take the name lock and listen for news; return the last sign of life if no other process is alive."""
         try:

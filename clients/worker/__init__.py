@@ -32,7 +32,15 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
+from asyncgate.clients.http import (
+    FIRST_PAUSE,
+    QUIET_SECONDS,
+    AsyncHttp,
+    Refusal,
+    Unreachable,
+    WrongAddress,
+    pause_after,
+)
 from asyncgate.clients.worker.heart import Heart, is_temporary
 from asyncgate.clients.worker.job import Done, Fail, Job, Lost, Retry, TaskFunction, describe_error, to_json_value
 from asyncgate.clients.worker.state import Letter, Place, default_folder, take_place
@@ -41,12 +49,11 @@ __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-CLAIM_WAIT_SECONDS = 25.0         # that a claim stays open while no task arrives
-SHORT_WAIT_SECONDS = 1.0          # the same while an undelivered result waits
-QUIET_SECONDS = 1.0         # of an unreachable gate before the worker logs a warning
-DELIVERY_TRIES = 50                  # to deliver a result: some twenty seconds in all
-CANCEL_SECONDS = 10.0       # for an async function to end after it is canceled
-NOTICE_SECONDS = 1.0        # for a plain function, which cannot be canceled
+CLAIM_WAIT_SECONDS = 25.0         # how long a claim waits for a task
+SHORT_WAIT_SECONDS = 1.0          # how long it waits while an undelivered result is kept
+DELIVERY_TRIES = 50                  # attempts to deliver a result: about twenty seconds in all
+CANCEL_SECONDS = 10.0       # time for an async function to end after it is canceled
+NOTICE_SECONDS = 1.0        # time for a plain function, which cannot be canceled
 DEFAULT_STATE: Any = object()
 ME = ("worker_id", "worker_kind", "worker_instance_id")
 

@@ -21,9 +21,10 @@ from asyncgate.commands.bench.beside import BAD_KEY, run_rival
 from asyncgate.commands.bench.rounds import Figures, Plan, measure_rounds
 from asyncgate.commands.bench.servers import BenchServer
 from asyncgate.commands.bench.wire import LoadGate
+from asyncgate.parts.identity.keys_stored import ID_LENGTH, KEY_PREFIX, SECRET_LENGTH
 
 # A key: a prefix, its id, its secret, and six digits of CRC32 over all that.
-KEY_PREFIX, ID_LENGTH, SECRET_LENGTH, CHECK_LENGTH = "aga_", 12, 43, 6
+CHECK_LENGTH = 6
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 
 

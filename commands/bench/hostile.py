@@ -20,6 +20,7 @@ import msgspec
 from asyncgate.commands.bench.bad import make_bad_key
 from asyncgate.commands.bench.beside import HOSTILE, run_rival
 from asyncgate.commands.bench.bodies import make_worst
+from asyncgate.commands.bench.load import encoded
 from asyncgate.commands.bench.rounds import Figures, Plan, measure_rounds
 from asyncgate.commands.bench.servers import BenchServer
 from asyncgate.commands.bench.wire import Failed, LoadGate, read_length
@@ -30,7 +31,6 @@ LIMITED = ("security.rate_limiting.enabled=true", "security.rate_limiting.addres
 ATTACKED, CONTROL = "the gate attacked", "another gate attacked"
 TIERS = {"bench-victim": "enterprise", "bench-hostile": "paid"}
 BREAK_SECONDS = 0.01        # before a connection that the gate has closed is opened again
-encoded = msgspec.json.encode
 
 
 async def measure_victim(server: BenchServer, other: BenchServer, plan: Plan) -> list[Figures]:

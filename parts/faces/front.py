@@ -16,7 +16,15 @@ from asyncgate.parts.faces.http import find_shortcut, is_named, is_own_page, kee
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.faces.serving import Doorkeeper
-from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, is_https_by_proxy, is_loopback
+from asyncgate.parts.model.connection import (
+    STRICT_TRANSPORT,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    is_https_by_proxy,
+    is_loopback,
+)
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import Forbidden, GateError, Misdirected, NotFound, log_fault
 from asyncgate.parts.model.settings import Settings
@@ -24,7 +32,6 @@ from asyncgate.parts.model.settings import Settings
 JSON_TYPE = (b"content-type", b"application/json")
 SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; "
           b"frame-ancestors 'none'"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store")]
-STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
 STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
 
 

@@ -18,6 +18,7 @@ import msgspec
 from starlette.routing import Route
 
 from asyncgate.parts.model.clauses import remove_clause_numbers
+from asyncgate.parts.model.connection import Headers
 from asyncgate.parts.model.content import JsonObject
 from asyncgate.parts.model.wire import PLAIN, Name, Problem, Requirements
 
@@ -57,9 +58,8 @@ when either side dies, and one call shows a principal what it is owed, with the 
 - A credential without a principal lets the request name one: in the body, or as `principal_id` in the query.
 - Every refusal has a stable code in `error` and a sentence in `message`; `detail` repeats it."""
 
-Headers = list[tuple[bytes, bytes]]
-Send = Callable[..., Awaitable[None]]
-NAME_SCHEMA, NULL = msgspec.json.schema(Name), {"type": "null"}
+SendAnswer = Callable[..., Awaitable[None]]
+NAME_SCHEMA, NULL_SCHEMA = msgspec.json.schema(Name), {"type": "null"}
 
 
 def build_document(operations: Collection[Any], version: str) -> bytes:
@@ -106,7 +106,7 @@ def build_schemas(ops: Collection[Any]) -> dict[str, JsonObject]:
         schema["required"] = sorted({*schema["required"], *op.takes.needed})
         if asked := schema["properties"].get("requirements"):
             asked.pop("type", None)
-            asked["anyOf"] = [refer_to("Requirements"), NULL]
+            asked["anyOf"] = [refer_to("Requirements"), NULL_SCHEMA]
     for schema in takes.values():   # an explicit null means absent; a default would make TypeScript require the field
         for name in schema["properties"].keys() - {*schema["required"]}:
             schema["properties"][name] = allow_null_in(describe_default(schema["properties"][name]))
@@ -125,7 +125,7 @@ def allow_null_in(schema: JsonObject) -> JsonObject:
     """Allow null as a value of a field."""
     inner = {name: part for name, part in schema.items() if name not in ("default", "description")}
     free = not inner or "anyOf" in inner or "null" in inner.get("type", "")
-    return schema if free else {**{name: schema[name] for name in schema.keys() - inner}, "anyOf": [inner, NULL]}
+    return schema if free else {**{name: schema[name] for name in schema.keys() - inner}, "anyOf": [inner, NULL_SCHEMA]}
 
 
 def clean_schema(schema: Any) -> Any:
@@ -235,10 +235,10 @@ def describe_refusals(op: Any, verb: str, path: str) -> JsonObject:
         for status, names in list_codes(op, verb, path).items()}
 
 
-class Served:
+class ServedDocument:
     """A document at its own path, made on the first request."""
 
-    def __init__(self, make: Callable[[], tuple[bytes, Headers]], kind: bytes, send: Send) -> None:
+    def __init__(self, make: Callable[[], tuple[bytes, Headers]], kind: bytes, send: SendAnswer) -> None:
         self.made, self.kind, self.send = cache(make), (b"content-type", kind), send
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -251,11 +251,11 @@ class Served:
         await self.send(send, scope, 405, msgspec.json.encode(problem), [(b"allow", b"GET, HEAD")])
 
 
-def make_routes(operations: Collection[Any], version: str, send: Send) -> list[Route]:
+def make_routes(operations: Collection[Any], version: str, send: SendAnswer) -> list[Route]:
     """Return the routes of the document and of the page that shows it; neither needs a credential."""
-    made = Served(lambda: (build_document(operations, version), []), b"application/json", send)
+    made = ServedDocument(lambda: (build_document(operations, version), []), b"application/json", send)
     return [Route("/openapi.json", made),
-            Route("/docs", Served(render_page, b"text/html; charset=utf-8", send))]
+            Route("/docs", ServedDocument(render_page, b"text/html; charset=utf-8", send))]
 
 
 def render_page() -> tuple[bytes, Headers]:

@@ -30,7 +30,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from asyncgate.parts.model.connection import is_https_by_proxy
+from asyncgate.parts.model.connection import STRICT_TRANSPORT, is_https_by_proxy
 
 MAX_HEAD_BYTES = 32 * 1024
 # A client that polls comes back within 30 seconds, and common proxies keep a connection for 60. Whoever closes first
@@ -384,7 +384,6 @@ SAFE_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"connection", b"close"),
 ]
-STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
 
 
 def make_safe_headers(scheme: str | None) -> list[tuple[bytes, bytes]]:

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller, Engine, Needs, Operation, Work, forbid, instant
 from asyncgate.parts.identity.audit import (
-    Severity,
     add_line,
     body_of_line,
     current_visitor,
@@ -62,6 +61,7 @@ from asyncgate.parts.model.wire_admin import (
     RevokeKey,
     RotateKey,
     SetLimits,
+    Severity,
     SuspendTenant,
     TenantRecord,
     Tenants,

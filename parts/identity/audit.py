@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from itertools import takewhile
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -33,6 +33,7 @@ from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.model.wire import Items, RenewLease
+from asyncgate.parts.model.wire_admin import Severity
 from asyncgate.parts.process.logs import Redaction
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.audit")
 
-Severity = Literal["info", "warning", "critical"]
 Line = tuple[str, Severity, bytes]      # event, severity, canonical JSON of the details
 
 LEVELS: dict[Severity, int] = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}

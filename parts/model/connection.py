@@ -17,6 +17,7 @@ Send = Callable[[AsgiMessage], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 Address = IPv4Address | IPv6Address
 
+STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
 BLANKS = " \t"      # stripped from header values; other white space is kept, so that a token has one spelling
 LONGEST_ADDRESS = 80        # characters of an address with port and zone; longer texts would fill the cache
 
@@ -32,12 +33,6 @@ def read_token(headers: Headers) -> str | None:
     if None in tokens:
         raise TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
     return (tokens.pop() if tokens else None) or None       # an empty token means none: its variable was not set
-
-
-def address_of(scope: Scope) -> str | None:
-    """Return the peer's address; a Unix socket has none."""
-    client = scope.get("client")
-    return client[0] if client else None
 
 
 def is_loopback(host: str) -> bool:

@@ -49,6 +49,22 @@ class SharedBackend(LastingBackend, Protocol):
 
 
 @runtime_checkable
+class VersionedBackend(Protocol):
+    """Its schema can change while a process has it open."""
+
+    async def is_current(self) -> bool:
+        """Whether the schema, asked for now, is one that this process knows how to use."""
+
+
+@runtime_checkable
+class MemberBackend(Protocol):
+    """A process can lose its place among those that share the database, and get it back."""
+
+    def is_joined(self) -> bool:
+        """Whether this process has its place now."""
+
+
+@runtime_checkable
 class FileBackend(Protocol):
     """The database is a file beside the gate, which looks after it."""
 

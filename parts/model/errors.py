@@ -198,6 +198,11 @@ class DatabaseUnavailable(GateError):
     code, status = "database_unavailable", 503
 
 
+class NotReady(GateError):
+    """The gate takes no new callers now: a check of `ready` fails, or the gate drains."""
+    code, status = "not_ready", 503
+
+
 class LedgerUnavailable(GateError):
     """The ledger of a strict gate does not answer; nothing was changed."""
     code, status = "receipt_ledger_unavailable", 503

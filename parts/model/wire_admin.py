@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from asyncgate.parts.model.errors import KeyNotFound, TenantNotFound
+from asyncgate.parts.model.errors import KeyNotFound, NotReady, TenantNotFound
 from asyncgate.parts.model.examples import ALLOWED, KEY, KEY_ID, LATER, NOW, OTHER, ROOM, TENANT_ID
 from asyncgate.parts.model.wire import AnyJson, Ask, Capabilities, Kind, Moment, Name, PageAsk, Role, Text, Types, says
 
@@ -273,3 +273,20 @@ class AuditLines(Struct):
     lines: list[AuditLine]
     next_cursor: str | None = None
     cursor: str | None = None
+
+
+class Ready(Ask, kw_only=True):
+    """Check whether the gate takes new callers."""
+
+    example = ({}, {"ready": True, "migrated": True, "database": True, "joined": True, "draining": False})
+    refusals = (NotReady,)
+
+
+class Readiness(Struct):
+    """Whether the gate takes new callers, and each check by itself; a refusal has the same members."""
+
+    ready: bool
+    migrated: bool      # the schema is one that this process knows how to use
+    database: bool      # it has answered
+    joined: bool        # the process has its place among those that share the database
+    draining: bool      # it is being emptied: by an admin, or because it stops

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.ledger")
 
-RECEIPTS_PER_READ = 1000
 RECEIPTS_PER_CALL, CALL_BYTES = 250, 2 * 2**20
 FIRST_RETRY_SECONDS = 0.1          # the pause before the first retry; each further pause is twice as long
 

@@ -83,7 +83,7 @@ async def test_an_address_picks_sets_of_tools_and_all_can_be_called(served: Any)
     assert {"lease_next", "complete", "get_task"} <= sets["work"]
     assert "create_task" not in sets["work"]
     assert "issue_key" in sets["admin"]
-    assert sets["admin"] & both == {"health"}
+    assert sets["admin"] & both == {"health", "ready"}
     call = {"method": "tools/call", "params": {"name": "asyncgate.create_task", "arguments": {"type": "demo",
                                                                                               "payload": None}}}
     assert (await served.post("/mcp?tools=work", call))["result"]["status"] == "queued"
