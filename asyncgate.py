@@ -57,7 +57,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, TypeVarTuple, get_args, get_type_hints
@@ -2246,11 +2246,6 @@ class Operation:
         self.direct = inspect.iscoroutinefunction(run)
         self.reader: Reader[Ask] = Reader(self.takes, self.takes.filters or self.roles == ("admin",))
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
-
-    @cached_property    # a process that starts needs few of them
-    def fields(self) -> dict[str, Any]:
-        """The type of each field of the request."""
-        return get_type_hints(self.takes, include_extras=True)
 
     def fits(self, caller: Caller) -> bool:
         """Whether a credential may ask this at all, by its role and one of its scopes."""
