@@ -181,7 +181,7 @@ def list_required(op: Operation) -> list[str]:
 
 def render_arguments(op: Operation) -> list[str]:
     """Return the arguments of a method: required, optional, then the caller's."""
-    types = {one.name: annotate(op.fields[one.name], asked=True) for one in fields(op.takes)}
+    types = {one.name: annotate(op.reader.fields[one.name], asked=True) for one in fields(op.takes)}
     first = list_required(op)
     rest = sorted((name for name in types if name not in first), key=CALLER_FIELDS.__contains__)
     said = [f"{name}: {types[name].removesuffix(' | None')}" for name in first]
