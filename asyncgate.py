@@ -594,9 +594,9 @@ class Work:
         """Close the obligation that `receipt_id` opened in the inbox of `to`."""
         self._set(self.closed, receipt_id, to)
 
-    def add_event(self, task_id: str, event_type: str, **payload: Any) -> None:
-        """Write an event for the task's history."""
-        event = Event(self.new_id(), task_id, event_type, to_canonical(payload).decode(), self.now)
+    def add_event(self, task_id: str, event_type: str, *, event_id: str | None = None, **payload: Any) -> None:
+        """Write an event for the task's history; without an id it gets the next one."""
+        event = Event(event_id or self.new_id(), task_id, event_type, to_canonical(payload).decode(), self.now)
         self._set(self.events, event.event_id, event)
 
     def keep_record(self, row: Struct) -> None:
@@ -626,6 +626,10 @@ class Work:
     def new_id(self) -> str:
         """Return an id that sorts after all earlier ones."""
         return self.ids.new(self.now, mark_of(self.tenant_id))
+
+    def replay(self, ids: Ids, now: float) -> None:
+        """Take ids from another source, and the time of another moment, from now on: to decide again as before."""
+        self.ids, self.now = ids, now
 
     def new_lease_id(self) -> str:
         """Return an id that nobody can guess."""

@@ -267,7 +267,7 @@ def receipt_row(row: tuple[Any, ...]) -> Receipt:
     return Receipt(*row[:RECEIPT], parents, delivered_at)  # type: ignore[call-arg]  # mypy cannot count a slice
 
 
-class Call(NamedTuple):
+class WriterCall(NamedTuple):
     """A function to run on the writer thread."""
 
     run: Callable[[], Any]
@@ -295,7 +295,7 @@ class Sqlite(Pages):
         self.tenant_id: str | None = None                   # the tenant of the running transaction, for the triggers
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
         self.known: set[str] = set()
-        self.queue: queue.SimpleQueue[Flight | Call | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[Flight | WriterCall | None] = queue.SimpleQueue()
         self.readers: list[aiosqlite.Connection] = []
         self.opened = contextlib.AsyncExitStack()           # closes everything in reverse order of opening
         if lock:
@@ -400,7 +400,7 @@ class Sqlite(Pages):
                     last = True
                     break
                 flights.append(following)
-            for call in [item for item in flights if isinstance(item, Call)]:
+            for call in [item for item in flights if isinstance(item, WriterCall)]:
                 self._answer([(call.answer, *attempt(call.run))])
             if batches := [item for item in flights if isinstance(item, Flight)]:
                 self._answer(self._commit(batches))
@@ -561,7 +561,7 @@ class Sqlite(Pages):
 
     async def _on_writer(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.queue.put(Call(lambda: self.db.execute(sql, given).fetchall(), answer))
+        self.queue.put(WriterCall(lambda: self.db.execute(sql, given).fetchall(), answer))
         return await answer  # type: ignore[no-any-return]
 
     async def task(self, tenant_id: str, task_id: str) -> tuple[Task, Lease | None, Progress | None] | None:
@@ -686,7 +686,7 @@ class Sqlite(Pages):
     async def drop_lanes(self) -> int:
         """Delete the lanes in which no task waits; on the writer thread, so that no batch runs meanwhile."""
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.queue.put(Call(self._drop_lanes, answer))
+        self.queue.put(WriterCall(self._drop_lanes, answer))
         return await answer
 
     def _drop_lanes(self) -> int:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 DEFAULT_PATIENCE_SECONDS = 30.0     # for one call with all its retries, in addition to `wait_seconds`
-LONG_POLL_SECONDS = 25.0    # seconds that a wait for an ended task stays open
+LONG_POLL_SECONDS = 25.0    # how many seconds one call waits for a task to end
 ENDED_STATUSES = ("succeeded", "failed", "canceled")
 # NOT_DONE: the gate did nothing.  OUTCOME_UNKNOWN: the gate may have carried out the call.
 NOT_DONE = {408, 429, 503}

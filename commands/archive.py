@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from asyncgate.commands.calling import ID_TYPE, Group, as_json, at_gate, gate_at
+from asyncgate.commands.calling import ID_TYPE, CommandGroup, as_json, at_gate, gate_at
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import show_table
 from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.model.wire import Receipts
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def archive() -> None:
     """Move old receipts of a gate to its archive, look into it, and bring something back."""
 

@@ -171,7 +171,7 @@ def exit_for(wrong: Exception) -> click.exceptions.Exit:
 # Names of commands.
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group that tells which command may have been meant."""
 
     def resolve_command(

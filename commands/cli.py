@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, closing, suppress
 from importlib import import_module
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -48,6 +48,10 @@ from asyncgate.parts.model.settings import Configured, SettingsError, list_value
 from asyncgate.parts.model.wire import AsEither, Ask
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.configured import configured
+
+if TYPE_CHECKING:
+    from asyncgate.backends import Backend
+    from asyncgate.commands.copy import CopyStore, Tallies
 from asyncgate.parts.process.logs import start_logging
 
 SECTIONS = {
@@ -67,7 +71,7 @@ BESIDE = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "c
           "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
           "wait": "commands.follow", "docs": "commands.docs", "skill": "commands.skill"}
 
-class Clients(calling.Group):
+class Clients(calling.CommandGroup):
     """A group that also knows its commands by the names of the operations, with underscores."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -646,7 +650,7 @@ def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
     """
     from asyncgate.commands import copy as part
     try:
-        status = asyncio.run(run_copy(part, source, target, dry_run, as_json))
+        status = asyncio.run(run_copy(source, target, dry_run, as_json))
     except part.TargetUsed as used:
         raise exit_with(escape_text(str(used)), EXIT_CONFLICT) from None
     except (SettingsError, StartupError) as wrong:
@@ -658,27 +662,29 @@ def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
     sys.exit(status)
 
 
-async def run_copy(part: Any, source: str, target: str, dry_run: bool, as_json: bool) -> int:
-    """Open both sides so that nobody serves them, and copy; return the exit status."""
+async def run_copy(source: str, target: str, dry_run: bool, as_json: bool) -> int:
+    """Open both databases, refuse one that a gate serves, and copy; return the exit status."""
+    from asyncgate.commands import copy as part
     if identify_database(source) == identify_database(target):
         raise StartupError("source and target are the same database")
     async with AsyncExitStack() as opened:
-        old = await open_alone(part, opened, "source", require_database(source, "SOURCE is the gate to be copied"))
-        new = await open_alone(part, opened, "target", "memory:" if dry_run and not database_exists(target) else target)
+        old = await open_alone(opened, "source", require_database(source, "SOURCE is the gate to be copied"))
+        new = await open_alone(opened, "target", "memory:" if dry_run and not database_exists(target) else target)
         with closing(Bar("comparing", total=await verdicts.count_rows(old, [*part.COPIED_TABLES]))) as bar:
             found = await part.survey(old, new, bar.add)
         if not dry_run:
-            return await write_and_prove(part, old, new, found, mask_credentials(target), as_json)
+            return await write_and_prove(old, new, found, mask_credentials(target), as_json)
     print_tallies(found, as_json, "source", "target", "missing")
     return 0
 
 
-async def write_and_prove(part: Any, old: Any, new: Any, found: Mapping[str, Any], target: str, as_json: bool = False,
-                  more: Callable[[], Mapping[str, Any]] = dict) -> int:
-    """Write what is missing, and prove that it is there; return the exit status.
+async def write_and_prove(old: CopyStore, new: Backend, found: Tallies, target: str, as_json: bool = False,
+                          more: Callable[[], Mapping[str, Any]] = dict) -> int:
+    """Write the missing rows, and prove that the target has them all; return the exit status.
 
-    `more` is asked at the end for what else JSON is to say.
+    `more` returns further members of the JSON answer; it is called at the end.
     """
+    from asyncgate.commands import copy as part
     rows = sum(tally.source for tally in found.values())
     if any(tally.missing for tally in found.values()):
         with closing(Bar("copying", total=rows)) as bar:
@@ -696,8 +702,9 @@ async def write_and_prove(part: Any, old: Any, new: Any, found: Mapping[str, Any
     return verdicts.print_verdict(verdict, target)
 
 
-async def open_alone(part: Any, opened: AsyncExitStack, side: str, url: str) -> Any:
-    """Open one side of a copy, so that nobody else serves it."""
+async def open_alone(opened: AsyncExitStack, side: str, url: str) -> Backend:
+    """Open one side of a copy; refuse a database that a gate serves."""
+    from asyncgate.commands import copy as part
     settings = replace(load_settings().settings.database, direct_url="", pgbouncer=False)   # these are of one database
     try:
         backend = await backends.open_backend(url, serving=True, settings=settings)

@@ -20,7 +20,7 @@ from msgspec.structs import astuple, fields, replace
 from asyncgate import FENCES_SKIPPED, Needs, Work, fences_skipped
 from asyncgate.parts.model.content import encode_json, needs_of
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
-from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.ids import Ids, mark_of
 from asyncgate.parts.model.queries import Query, Rows
 from asyncgate.parts.model.stored import (
     TERMINAL,
@@ -254,9 +254,8 @@ class TenantCopy:
     async def put(self, table: type[Struct], rows: list[Any]) -> None:
         """Write rows as they are, in one transaction."""
         def decide(work: Work) -> None:
-            work.ids = self.source.ids      # which go on behind those of the source's receipts
             for row in rows:
-                add_row(work, row)
+                add_row(work, row, self.source.ids)
 
         tasks = {row.task_id for row in rows} if table in (Lease, Progress) else set()      # what they belong to
         try:
@@ -279,13 +278,17 @@ def raise_fence(row: Any) -> Any:
     return replace(row, fence=row.fence + FENCES_SKIPPED) if unfinished else row
 
 
-def add_row(work: Work, row: Any) -> None:
-    """Put a row among what is to be saved, past all rules; its lane and the event of the move follow from a task."""
+def add_row(work: Work, row: Any, ids: Ids) -> None:
+    """Add a row to the unit of work without checking the rules; a task also adds its lane and the event of the move.
+
+    The event's id comes from the source's `ids`, which continue after the ids of the source's receipts.
+    """
     match row:
         case Task():
             work.add_task(row, needs_of(Raw(row.requirements.encode())))
             if row.status not in TERMINAL:
-                work.add_event(row.task_id, "task.moved", fences_skipped=FENCES_SKIPPED)
+                event_id = ids.new(work.now, mark_of(work.tenant_id))
+                work.add_event(row.task_id, "task.moved", event_id=event_id, fences_skipped=FENCES_SKIPPED)
         case Lease():
             work.set_lease(row)
         case Progress():

@@ -16,7 +16,15 @@ import msgspec
 from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.commands import cli
-from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, EXIT_OF_STATUS, EXIT_WRONG, Group, as_json, exit_with
+from asyncgate.commands.calling import (
+    EXIT_BROKEN,
+    EXIT_CONFLICT,
+    EXIT_OF_STATUS,
+    EXIT_WRONG,
+    CommandGroup,
+    as_json,
+    exit_with,
+)
 from asyncgate.parts.identity.admin import issue_first_key
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Configured, Settings
@@ -27,7 +35,7 @@ from asyncgate.parts.process.configured import configured
 ISSUE = OPERATIONS["issue_key"]
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def keys() -> None:
     """Issue the first key of a gate, which nobody can ask for yet."""
 

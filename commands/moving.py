@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, closing, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import asdict, replace
@@ -20,6 +20,10 @@ from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.process.configured import configured
+
+if TYPE_CHECKING:
+    from asyncgate.parts.receipts.home import CopyCounts
+    from asyncgate.parts.receipts.push import PushTally
 
 
 def integrate_settings(settings: Settings) -> Settings:
@@ -101,7 +105,7 @@ def owner_of(verified: carry.FileVerdict | None) -> str | None:
 
 
 async def send_receipts(settings: Settings, file: str | None, of_file: str | None, tenants: tuple[str, ...], after: str,
-                 tally: Any, bar: Bar, refused: Callable[[str, str], None]) -> None:
+                 tally: PushTally, bar: Bar, refused: Callable[[str, str], None]) -> None:
     """Send what was asked for."""
     from asyncgate.parts.receipts import push as part
     from asyncgate.parts.receipts import sinks
@@ -133,12 +137,12 @@ def make_refusal_printer(refusals: list[dict[str, str]], as_json: bool) -> Calla
     return refused
 
 
-def format_next_call(tally: Any) -> str:
+def format_next_call(tally: PushTally) -> str:
     """Say how to go on."""
     return f"what went is there, and the same command goes on{f' with --after {tally.after}' * bool(tally.after)}"
 
 
-def print_push(tally: Any, refusals: list[dict[str, str]], as_json: bool) -> None:
+def print_push(tally: PushTally, refusals: list[dict[str, str]], as_json: bool) -> None:
     """Say what became of the receipts."""
     more = f", {tally.passed_over} are none of its business" * bool(tally.passed_over)
     lost = f", {tally.lost} are lost" * bool(tally.lost)
@@ -195,7 +199,7 @@ async def bring_home(settings: Settings, target: str, leave_lost: bool, as_json:
     async with AsyncExitStack() as opened:
         sink = recovery.open_ledger(settings)
         opened.push_async_callback(sink.close)
-        backend = await cli.open_alone(copying, opened, "database", cli.require_database(source))
+        backend = await cli.open_alone(opened, "database", cli.require_database(source))
         there = part.LedgerBackedGate(backend, sink, lenient=leave_lost)
         opened.callback(there.close)
         with closing(Bar("reading")) as bar:
@@ -203,17 +207,17 @@ async def bring_home(settings: Settings, target: str, leave_lost: bool, as_json:
         with closing(findings):
             part.require_settled(findings, leave_lost)
             waiting, foreign = findings.waiting + findings.counts["parked"], findings.foreign
-        new = await cli.open_alone(copying, opened, "target", target)
+        new = await cli.open_alone(opened, "target", target)
         with closing(Bar("comparing")) as bar:
             found = await copying.survey(there, new, bar.add)
         totals = partial(count_receipts, there.brought.values(), waiting, foreign)
-        status = await cli.write_and_prove(copying, there, new, found, mask_credentials(target), as_json, totals)
+        status = await cli.write_and_prove(there, new, found, mask_credentials(target), as_json, totals)
         if not as_json:
             print_receipts(**totals())
         return status
 
 
-def count_receipts(brought: Any, waiting: int, foreign: int) -> dict[str, int]:
+def count_receipts(brought: Iterable[CopyCounts], waiting: int, foreign: int) -> dict[str, int]:
     """Count what has come home."""
     return {**{name: sum(getattr(one, name) for one in brought) for name in ("filled", "own", "bare")},
             "waiting": waiting, "foreign": foreign}

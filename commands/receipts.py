@@ -16,7 +16,16 @@ from msgspec import Struct, field
 
 from asyncgate import TERMINATES
 from asyncgate.clients.http import Http, Refusal
-from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, ID_TYPE, Group, as_json, at_gate, exit_with, gate_at
+from asyncgate.commands.calling import (
+    EXIT_BROKEN,
+    EXIT_CONFLICT,
+    ID_TYPE,
+    CommandGroup,
+    as_json,
+    at_gate,
+    exit_with,
+    gate_at,
+)
 from asyncgate.commands.moving import bring_receipts_home, exit_on_bad_file, push
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import STYLES, Bar, escape_text
@@ -25,7 +34,7 @@ from asyncgate.commands.verdicts import print_answer
 RECEIPTS_PER_CALL = 200      # receipts of one call
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def receipts() -> None:
     """Look at the receipts of a gate and carry them elsewhere."""
 

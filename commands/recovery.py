@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack, closing
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -22,6 +21,12 @@ from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
 from asyncgate.parts.process.configured import configured
 
+if TYPE_CHECKING:
+    from asyncgate.backends import Backend
+    from asyncgate.parts.receipts.collected import Collected
+    from asyncgate.parts.receipts.reconcile import Findings, Mend
+    from asyncgate.parts.receipts.sinks import Sink
+
 READING_MS = 30_000     # nobody waits for what is read here
 
 
@@ -31,7 +36,7 @@ def allow_slow_reads(settings: Settings) -> Settings:
     return replace(settings, ledger=replace(ours, timeout_ms=max(ours.timeout_ms, READING_MS)))
 
 
-def open_ledger(settings: Settings, *, whole: bool = True) -> Any:
+def open_ledger(settings: Settings, *, whole: bool = True) -> Sink:
     """Open the ledger; `whole` is for what needs one that gives our receipts back."""
     from asyncgate.parts.receipts import sinks
     if settings.receipt_mode == "standalone":
@@ -42,12 +47,6 @@ def open_ledger(settings: Settings, *, whole: bool = True) -> Any:
             f"a ledger of the profile {sinks.ledger_profile(settings)} cannot be read back: the whole receipts are in "
             "this gate's database, and those that the ledger refused are in the outbox")
     return sink
-
-
-def import_parts() -> tuple[ModuleType, ModuleType, ModuleType]:
-    """Import what does the work."""
-    from asyncgate.parts.receipts import collected, mending, reconcile
-    return collected, reconcile, mending
 
 
 # Reconcile.
@@ -71,10 +70,10 @@ def reconcile(configured: Configured, repair: bool, as_json: bool, tenants: tupl
     A ledger that cannot be read to its end changes nothing, and that is exit status 7.  Exit status 5: there are
     differences; 0: there are none.
     """
-    part = import_parts()[0]
+    from asyncgate.parts.receipts.collected import Unreadable
     try:
         status = asyncio.run(run_reconcile(allow_slow_reads(configured.settings), repair, as_json, tenants))
-    except part.Unreadable as away:
+    except Unreadable as away:
         raise exit_with(f"{escape_text(str(away))}; nothing was compared, and nothing was changed",
                         EXIT_NO_GATE) from None
     except (SettingsError, StartupError) as wrong:
@@ -86,7 +85,6 @@ def reconcile(configured: Configured, repair: bool, as_json: bool, tenants: tupl
 
 async def run_reconcile(settings: Settings, repair: bool, as_json: bool, tenants: tuple[str, ...]) -> int:
     """Compare, repair if that is wanted and compare again; return the exit status."""
-    _, comparing, mending = import_parts()
     url = cli.require_database(settings.database.url)
     async with AsyncExitStack() as opened:
         sink = open_ledger(settings, whole=False)
@@ -95,48 +93,49 @@ async def run_reconcile(settings: Settings, repair: bool, as_json: bool, tenants
         engine, done, left = engine_over(backend, settings), {}, 0
         names = {engine.instance, backend.instance}
         if repair:
+            from asyncgate.parts.receipts.mending import Mender
             from asyncgate.parts.receipts.outbox import Ledger
             ledger = Ledger(engine)
             opened.push_async_callback(ledger.sink.close)
-            mender = mending.Mender(engine, ledger)
-            (await compare_once(comparing, backend, sink, names, tenants, mender)).close()
+            mender = Mender(engine, ledger)
+            (await compare_once(backend, sink, names, tenants, mender)).close()
             left, done = await mender.send(), dict(mender.done)
-        findings = await compare_once(comparing, backend, sink, names, tenants)
+        findings = await compare_once(backend, sink, names, tenants)
         with closing(findings):
             await add_state(backend, findings)
             (print_json if as_json else print_text)(findings, done, left, mask_credentials(url))
             return EXIT_CONFLICT if findings.wrong or left else 0
 
 
-async def compare_once(comparing: Any, backend: Any, sink: Any, names: set[str], tenants: tuple[str, ...],
-                   mend: Any = None) -> Any:
-    """Compare once, with a line that says how far it is."""
+async def compare_once(backend: Backend, sink: Sink, names: set[str], tenants: tuple[str, ...],
+                       mend: Mend | None = None) -> Findings:
+    """Compare once, with a progress bar."""
+    from asyncgate.parts.receipts.reconcile import compare_all
     with closing(Bar("comparing")) as bar:
-        return await comparing.compare_all(backend, sink, set(names), bar.add, tenants, mend)
+        return await compare_all(backend, sink, set(names), bar.add, tenants, mend)
 
 
-async def add_state(backend: Any, findings: Any) -> None:
-    """Add where the state of the gate contradicts its own receipts."""
+async def add_state(backend: Backend, findings: Findings) -> None:
+    """Add the contradictions between the gate's state and its own receipts."""
     verdict = await verdicts.verify_backend(backend)
     findings.tasks = verdict.tasks
     for problem in verdict.problems:
         findings.add("state", "", str(problem))
 
 
-async def open_beside(opened: AsyncExitStack, url: str, settings: Settings) -> Any:
-    """Open the database beside whoever serves it."""
+async def open_beside(opened: AsyncExitStack, url: str, settings: Settings) -> Backend:
+    """Open the database while a gate may be serving it."""
     backend = await open_backend(url, settings=settings.database)
     opened.push_async_callback(backend.close)
     return backend
 
 
-async def open_database_alone(opened: AsyncExitStack, url: str) -> Any:
-    """Open the database so that nobody serves it."""
-    from asyncgate.commands import copy
-    return await cli.open_alone(copy, opened, "database", url)
+async def open_database_alone(opened: AsyncExitStack, url: str) -> Backend:
+    """Open the database; refuse one that a gate serves."""
+    return await cli.open_alone(opened, "database", url)
 
 
-def print_text(findings: Any, done: dict[str, int], left: int, url: str) -> None:
+def print_text(findings: Findings, done: dict[str, int], left: int, url: str) -> None:
     """Print the differences for a person, the cure of each kind once."""
     told: set[str] = set()
     for one in findings.all():
@@ -158,7 +157,7 @@ def print_text(findings: Any, done: dict[str, int], left: int, url: str) -> None
     click.echo(f"{url}: {wrong} difference{'s' * (wrong > 1)}" if wrong else f"{url}: the ledger agrees")
 
 
-def print_json(findings: Any, done: dict[str, int], left: int, url: str) -> None:
+def print_json(findings: Findings, done: dict[str, int], left: int, url: str) -> None:
     """Print a line for each difference, and one that sums them up."""
     for one in findings.all():
         click.echo(msgspec.json.encode(one))
@@ -246,19 +245,19 @@ async def run_rebuild(settings: Settings, file: str | None, tenants: tuple[str, 
 
 
 async def read_sources(opened: AsyncExitStack, settings: Settings, file: str | None,
-               tenants: tuple[str, ...]) -> dict[str, Any]:
+               tenants: tuple[str, ...]) -> dict[str, Collected]:
     """Read all receipts before anything is written."""
-    part, _, _ = import_parts()
-    sources: dict[str, Any] = {}
+    from asyncgate.parts.receipts.collected import collect_from_file, collect_from_ledger
+    sources: dict[str, Collected] = {}
     with closing(Bar("reading", "receipts")) as bar:
         if file is not None:
-            tenant_id, sources[tenant_id] = part.collect_from_file(file, bar.add)
-            opened.callback(sources[tenant_id].close)
-            return sources
+            tenant_id, collected = collect_from_file(file, bar.add)
+            opened.callback(collected.close)
+            return {tenant_id: collected}
         sink = open_ledger(settings)
         opened.push_async_callback(sink.close)
         for tenant_id in tenants or (settings.default_tenant_id,):
-            sources[tenant_id] = await part.collect_from_ledger(sink, tenant_id, bar.add)
+            sources[tenant_id] = await collect_from_ledger(sink, tenant_id, bar.add)
             opened.callback(sources[tenant_id].close)
     return sources
 

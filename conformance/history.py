@@ -339,7 +339,7 @@ class History:
         foreign = {id: name for name, other in self.final.items() if name != self.tenant
                    for id in (*other.tasks, *other.receipts)}
         for call in self.calls:
-            for id in find_texts(call.reply):
+            for id in list_texts(call.reply):
                 if id in foreign:
                     yield f"{call.operation} showed {id}, which belongs to tenant {foreign[id]}"
         for receipt in self.end.receipts.values():
@@ -397,9 +397,9 @@ def seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def find_texts(value: Any) -> Iterator[str]:
+def list_texts(value: Any) -> Iterator[str]:
     """Every text in an answer."""
     if isinstance(value, str):
         yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from find_texts(inner)
+        yield from list_texts(inner)

@@ -110,12 +110,12 @@ def settings() -> Target:
 
 def schedules() -> Target:
     """Plans of a scheduler, with their cron expressions."""
-    from asyncgate.clients.scheduler.plan import Invalid, read_plan
+    from asyncgate.clients.scheduler.plan import InvalidOrder, read_plan
     plan = {"name": "n", "mode": "cron", "cron_expr": "*/5 3 * * 1-5", "timezone": "Europe/Berlin",
             "task_template": {"type": "t", "payload_template": {"at": "{{run_at}}"}}}
     every = {"name": "n", "mode": "interval", "interval_seconds": 60, "task_template": {"type": "t"}}
     return [json.dumps(one).encode() for one in (plan, every)], may_raise(
-        lambda text: read_plan(msgspec.json.decode(text), time.time()), Invalid, msgspec.DecodeError,
+        lambda text: read_plan(msgspec.json.decode(text), time.time()), InvalidOrder, msgspec.DecodeError,
         UnicodeDecodeError, RecursionError)
 
 

@@ -46,7 +46,7 @@ from asyncgate.parts.model.connection import is_loopback
 
 log = logging.getLogger("asyncgate.worker.ai")
 Report = Callable[[dict[str, Any]], Awaitable[None]]
-MOST_CALLS = 32             # of tools in one answer; further calls get an error
+MOST_CALLS = 32             # the most tool calls in one answer; further calls get an error
 LEAST_CHECKPOINT = 1000     # bytes; a smaller checkpoint keeps only the counts
 
 

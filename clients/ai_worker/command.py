@@ -16,7 +16,7 @@ from asyncgate.clients.worker.children import hide_credential
 from asyncgate.clients.worker.program import start_logging
 
 log = logging.getLogger("asyncgate.worker.ai")
-HEARD_SECONDS = 2.0         # that a step waits for the previous report; an unreachable gate gets the report later
+HEARD_SECONDS = 2.0         # how long a step waits for the previous report; an unreachable gate gets the report later
 LONGEST_PAUSE = 3600.0      # the most that an endpoint can delay the next attempt
 
 

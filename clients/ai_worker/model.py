@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import httpx2
 
 log = logging.getLogger("asyncgate.worker.ai")
-MOST_ANSWER_BYTES = 8 * 2**20      # of an answer
+MOST_ANSWER_BYTES = 8 * 2**20      # the largest accepted answer
 BUSY_STATUSES = frozenset({408, 409, 425, 429})      # temporary, like any 5xx: the endpoint may be ready later
 UNAUTHORIZED_STATUSES = frozenset({401, 403, 404})      # the key or the name of the model is wrong, not the task
 QUOTA_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})     # a 429 that waiting does not solve

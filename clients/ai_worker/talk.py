@@ -20,10 +20,10 @@ from asyncgate.clients.ai_worker.profile import JobLimits, Profile
 
 Offer = Mapping[str, Any]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
-SUMMARY = 1000              # characters of a result's summary, the limit of its receipt
+SUMMARY = 1000              # the longest summary of a result, in characters: the limit of its receipt
 MOST_ARTIFACTS = 100
-ARTIFACT_BYTES = 32 * 2**10 # of all artifacts; a receipt has 64 KB in all
-MOST_RESULT_DEPTH = 48             # of a result; the gate's limit for the whole request is 64
+ARTIFACT_BYTES = 32 * 2**10 # the size of all artifacts together; a receipt may have 64 KB
+MOST_RESULT_DEPTH = 48             # the deepest result; the gate's limit for the whole request is 64
 DROPPED = "[this result was dropped from the checkpoint]"
 FORGOTTEN = "[earlier steps were dropped from the checkpoint]"
 OWNER_SAYS = ("task_summary", "instructions", "success_criteria", "expected_outcome_kind", "expected_artifact_mime")

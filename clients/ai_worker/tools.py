@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from mcp import Client
 
 log = logging.getLogger("asyncgate.worker.ai")
-LONGEST_FUNCTION_NAME = 64           # of a function's name, the limit of common endpoints
-MOST_PAGES = 100            # of a server's list of tools
-SERVER_STOP_SECONDS = 10.0         # for a server to stop before it is cancelled
+LONGEST_FUNCTION_NAME = 64           # the limit of common endpoints
+MOST_PAGES = 100            # the most pages of a server's list of tools
+SERVER_STOP_SECONDS = 10.0         # time for a server to stop before it is cancelled
 
 
 class Tool(Struct, frozen=True):

@@ -29,7 +29,7 @@ from msgspec import structs
 
 from asyncgate.clients.http import FIRST_PAUSE, Refusal, Unreachable, pause_after
 from asyncgate.clients.scheduler.calendar import find_due_runs, format_time
-from asyncgate.clients.scheduler.plan import Invalid, ScheduleRef, read_payload, read_plan
+from asyncgate.clients.scheduler.plan import InvalidOrder, ScheduleRef, read_payload, read_plan
 from asyncgate.clients.scheduler.store import Control, Fired, Firing, Schedule, Store
 from asyncgate.parts.model.wire import LONGEST_PAUSE_SECONDS
 
@@ -37,12 +37,12 @@ CONTROL_TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedu
 TERMINAL_STATUSES = ("succeeded", "failed", "canceled")
 FINAL_STATUSES = (400, 409, 413)                 # refusals that a retry would not change
 LEASE_LOST = "lease_invalid_or_expired"
-TTL_SECONDS, ORDER_WAIT_SECONDS = 60, 25.0    # of a control task's lease; that a claim stays open
-TICK_SECONDS = 1.0                      # between checks of the clock, which may be set at any time
-LATER_SECONDS = 60.0                    # before another check of what only somebody else can change
+TTL_SECONDS, ORDER_WAIT_SECONDS = 60, 25.0    # length of a control task's lease; how long a claim waits
+TICK_SECONDS = 1.0                      # pause between checks of the clock, which may be set at any time
+LATER_SECONDS = 60.0                    # pause before another check of a state that only others can change
 CONCURRENT_SCHEDULES = 16                              # schedules whose runs are created concurrently
-REPORTED = 500                          # schedules in one report
-REMEMBERED_SECONDS = 30 * 86_400.0      # that an answer is kept after the gate has accepted it
+REPORTED = 500                          # the most schedules in one report
+REMEMBERED_SECONDS = 30 * 86_400.0      # how long an answer is kept after the gate has accepted it
 
 
 class OperationCaller(Protocol):
@@ -275,7 +275,7 @@ class Scheduler:
         try:
             schedule, control.result = self._ordered(offer)
             control.schedule_id = schedule.schedule_id
-        except Invalid as wrong:
+        except InvalidOrder as wrong:
             control.error = {"code": wrong.code, "field": wrong.field, "message": str(wrong)}
         self.store.carry_out(control, None if control.type == "schedule.status" else schedule)
         return control
@@ -306,11 +306,11 @@ class Scheduler:
         return schedule.settled(schedule.since)
 
     def _meant(self, offer: Mapping[str, Any]) -> Schedule:
-        """Return the schedule that a control task names; raise Invalid unless its owner created the task."""
+        """Return the schedule that a control task names; raise InvalidOrder unless its owner created the task."""
         schedule_id, owner = read_payload(offer["payload"], ScheduleRef).schedule_id, offer["created_by"]
         schedule = self.store.schedule(schedule_id)
         if schedule is None or (schedule.owner_kind, schedule.owner_id) != (owner["kind"], owner["id"]):
-            raise Invalid("schedule_id", f"{owner['kind']} {owner['id']} has no schedule {schedule_id} here",
+            raise InvalidOrder("schedule_id", f"{owner['kind']} {owner['id']} has no schedule {schedule_id} here",
                           "schedule_not_found")
         return schedule
 

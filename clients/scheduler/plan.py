@@ -20,7 +20,7 @@ PLACEHOLDER = re.compile(r"(\\?)\{\{([^{}]*)\}\}")
 FIELD_NAME, FIELD_PATH = re.compile(r"field `(\w+)`"), re.compile(r"- at `\$\.?([^`]*)`$")
 
 
-class Invalid(Exception):
+class InvalidOrder(Exception):
     """The order is invalid: `field` says where, the text says why."""
 
     def __init__(self, field: str, message: str, code: str = "invalid_schedule") -> None:
@@ -94,11 +94,11 @@ T = TypeVar("T", Plan, ScheduleRef)
 
 
 def read_payload(payload: Any, kind: type[T]) -> T:
-    """Decode a payload; raises Invalid.  Null means absent."""
+    """Decode a payload; raises InvalidOrder.  Null means absent."""
     try:
         return msgspec.convert(drop_payload_nulls(payload), kind)
     except msgspec.ValidationError as wrong:
-        raise Invalid(find_field(str(wrong)), str(wrong)) from None
+        raise InvalidOrder(find_field(str(wrong)), str(wrong)) from None
 
 
 def drop_payload_nulls(payload: Any) -> Any:
@@ -118,13 +118,13 @@ def find_field(message: str, within: str = "") -> str:
 
 
 def read_plan(payload: Any, now: float) -> Plan:
-    """Decode the payload of schedule.create, and check its times and its task; raises Invalid."""
+    """Decode the payload of schedule.create, and check its times and its task; raises InvalidOrder."""
     plan = read_payload(payload, Plan)
     wanted, other = ("interval_seconds", "cron_expr")[::1 if plan.mode == "interval" else -1]
     if getattr(plan, wanted) is None:
-        raise Invalid(wanted, f"mode {plan.mode} needs {wanted}")
+        raise InvalidOrder(wanted, f"mode {plan.mode} needs {wanted}")
     if getattr(plan, other) is not None:
-        raise Invalid(other, f"mode {plan.mode} takes no {other}; leave it out")
+        raise InvalidOrder(other, f"mode {plan.mode} takes no {other}; leave it out")
     check_times(plan)
     check_task(plan, now)
     return plan
@@ -135,11 +135,11 @@ def check_times(plan: Plan) -> None:
     try:
         load_zone(plan.timezone)
     except ValueError as wrong:
-        raise Invalid("timezone", str(wrong)) from None
+        raise InvalidOrder("timezone", str(wrong)) from None
     try:
         plan.timing("", 0)
     except ValueError as wrong:
-        raise Invalid("cron_expr", str(wrong)) from None
+        raise InvalidOrder("cron_expr", str(wrong)) from None
 
 
 def check_task(plan: Plan, now: float) -> None:
@@ -147,14 +147,14 @@ def check_task(plan: Plan, now: float) -> None:
     for path, text in find_texts(plan.task_template.payload_template, "task_template.payload_template"):
         for escaped, place in PLACEHOLDER.findall(text):
             if not escaped and place.strip() not in PLACEHOLDERS:
-                raise Invalid(path, f"{{{{{place}}}}} is not a placeholder; use one of "
-                                    f"{', '.join(PLACEHOLDERS)}, or write \\{{{{...}}}} for literal braces")
+                raise InvalidOrder(path, f"{{{{{place}}}}} is not a placeholder; use one of "
+                                         f"{', '.join(PLACEHOLDERS)}, or write \\{{{{...}}}} for literal braces")
     task = plan.task("0" * 36, "x", 0, now)
     try:
         msgspec.json.decode(msgspec.json.encode(task), type=CreateTask)
         msgspec.convert({"requirements": task.get("requirements")}, TemplateRequirements)
     except msgspec.ValidationError as wrong:
-        raise Invalid(find_field(str(wrong), "task_template"), str(wrong)) from None
+        raise InvalidOrder(find_field(str(wrong), "task_template"), str(wrong)) from None
 
 
 def find_texts(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -49,11 +49,11 @@ __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-CLAIM_WAIT_SECONDS = 25.0         # that a claim stays open while no task arrives
-SHORT_WAIT_SECONDS = 1.0          # the same while an undelivered result waits
-DELIVERY_TRIES = 50                  # to deliver a result: some twenty seconds in all
-CANCEL_SECONDS = 10.0       # for an async function to end after it is canceled
-NOTICE_SECONDS = 1.0        # for a plain function, which cannot be canceled
+CLAIM_WAIT_SECONDS = 25.0         # how long a claim waits for a task
+SHORT_WAIT_SECONDS = 1.0          # how long it waits while an undelivered result is kept
+DELIVERY_TRIES = 50                  # attempts to deliver a result: about twenty seconds in all
+CANCEL_SECONDS = 10.0       # time for an async function to end after it is canceled
+NOTICE_SECONDS = 1.0        # time for a plain function, which cannot be canceled
 DEFAULT_STATE: Any = object()
 ME = ("worker_id", "worker_kind", "worker_instance_id")
 

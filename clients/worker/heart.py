@@ -15,7 +15,7 @@ from typing import Any
 from asyncgate.clients.http import Http, Refusal, Unreachable
 
 HEARTBEAT_TIMEOUT_SECONDS = 5.0     # short, so that a hanging gate does not cost a lease that a retry could keep
-LOOK_SECONDS = 2.0          # between two checks of which leases this worker still holds
+LOOK_SECONDS = 2.0          # pause between two checks of which leases this worker still holds
 GONE = "lease_invalid_or_expired"
 
 log = logging.getLogger("asyncgate.worker")

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 RETRY_STATUS = os.EX_TEMPFAIL
 PROGRESS_FD = 3
-KILL_SECONDS = 5.0              # between SIGTERM and SIGKILL
-MOST_OUTPUT_BYTES = 16 * 2**20         # of standard output; the gate's own limit is lower
-TAIL_BYTES = 2000               # of standard error that the task's error quotes
-LINE_BYTES = 64 * 2**10         # of one line of progress
+KILL_SECONDS = 5.0              # pause between SIGTERM and SIGKILL
+MOST_OUTPUT_BYTES = 16 * 2**20         # the most standard output of a program; the gate's own limit is lower
+TAIL_BYTES = 2000               # how much of standard error the task's error quotes
+LINE_BYTES = 64 * 2**10         # the longest line of progress
 LONGEST_SLEEP = 7 * 86400.0
 
 log = logging.getLogger("asyncgate.worker")
@@ -189,7 +189,7 @@ class Run:
 
     async def ended(self, payload: bytes) -> int:
         """Write the payload and read the program's output until it ends; kill it if this call is cancelled."""
-        heard = (self._result, self._complaint, Lines(self._progress))
+        heard = (self._result, self._complaint, LineSplitter(self._progress))
         threads = [run_in_thread(feed_pipe, self.files[0], payload),
                    *map(partial(run_in_thread, read_pipe), self.files[1:], heard)]
         talking = [asyncio.ensure_future(one) for one in threads]
@@ -251,7 +251,7 @@ class Run:
         raise Fail(message, code=f"exit_{status}")
 
 
-class Lines:
+class LineSplitter:
     """Splits a stream of parts into lines."""
 
     def __init__(self, heard: Callable[[bytes], None]) -> None:
@@ -279,7 +279,7 @@ def read_pipe(file: BinaryIO, heard: Callable[[bytes], None]) -> None:
     with file, contextlib.suppress(Lost):       # a lost lease is reported elsewhere
         while part := file.read(2**16):
             heard(part)
-        if isinstance(heard, Lines):
+        if isinstance(heard, LineSplitter):
             heard(b"")
 
 

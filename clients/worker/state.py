@@ -22,7 +22,7 @@ from urllib.parse import quote
 import msgspec
 
 LETTERS = ".letters"
-LONGEST_FILE_NAME = 150      # of a file, without its suffixes
+LONGEST_FILE_NAME = 150      # without the file's suffixes
 
 log = logging.getLogger("asyncgate.worker")
 

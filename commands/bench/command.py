@@ -349,7 +349,7 @@ def compared(rows: list[Figures]) -> Iterator[str]:
                    f"{one.requests_per_second / with_first.requests_per_second:.3f} × the rate with {first}")
 
 
-class Document(msgspec.Struct):
+class EchoBody(msgspec.Struct):
     """What the echo reads: a body like a task's."""
 
     type: str
@@ -359,7 +359,7 @@ class Document(msgspec.Struct):
 async def echo(request: Any) -> Any:
     """Decode a body into a Struct and answer with JSON, as a stock Starlette route would, and do nothing else."""
     from starlette.responses import Response
-    document = msgspec.json.decode(await request.body(), type=Document)
+    document = msgspec.json.decode(await request.body(), type=EchoBody)
     return Response(msgspec.json.encode({"type": document.type, "status": "queued"}), media_type="application/json")
 
 

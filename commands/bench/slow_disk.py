@@ -41,7 +41,7 @@ def compare_clients(rows: list[Figures]) -> Iterator[str]:
                    f"the cycles/s of {count_clients(fewest.clients)}")
 
 
-def serve(pause_ms: str, *arguments: str) -> None:
+def serve_slowly(pause_ms: str, *arguments: str) -> None:
     """Serve a gate whose SQLite file is slow to commit."""
     SlowConnection.pause_seconds = float(pause_ms) / 1000
     sqlite3.connect = partial(sqlite3.connect, factory=SlowConnection)      # type: ignore[assignment]
@@ -50,4 +50,4 @@ def serve(pause_ms: str, *arguments: str) -> None:
 
 if __name__ == "__main__":
     watch_lifeline()
-    serve(*sys.argv[1:])
+    serve_slowly(*sys.argv[1:])

@@ -235,7 +235,7 @@ def describe_refusals(op: Any, verb: str, path: str) -> JsonObject:
         for status, names in list_codes(op, verb, path).items()}
 
 
-class Served:
+class ServedDocument:
     """A document at its own path, made on the first request."""
 
     def __init__(self, make: Callable[[], tuple[bytes, Headers]], kind: bytes, send: SendAnswer) -> None:
@@ -253,9 +253,9 @@ class Served:
 
 def make_routes(operations: Collection[Any], version: str, send: SendAnswer) -> list[Route]:
     """Return the routes of the document and of the page that shows it; neither needs a credential."""
-    made = Served(lambda: (build_document(operations, version), []), b"application/json", send)
+    made = ServedDocument(lambda: (build_document(operations, version), []), b"application/json", send)
     return [Route("/openapi.json", made),
-            Route("/docs", Served(render_page, b"text/html; charset=utf-8", send))]
+            Route("/docs", ServedDocument(render_page, b"text/html; charset=utf-8", send))]
 
 
 def render_page() -> tuple[bytes, Headers]:

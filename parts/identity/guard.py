@@ -98,7 +98,7 @@ def make_refusal(code: str, why: str) -> InvalidToken:
     return no
 
 
-class Store:
+class KeyStore:
     """The rows of issued keys in the gate's database."""
 
     def __init__(self, engine: Engine) -> None:
@@ -128,7 +128,7 @@ class Guard(Extension):
         self.engine, self.settings, self.relieve = engine, engine.settings, relieve
         self.identity = identity or Identity(engine.settings)
         security = engine.settings.security
-        self.keys = IssuedKeys(Store(engine), security.api_keys, engine.backend.now,
+        self.keys = IssuedKeys(KeyStore(engine), security.api_keys, engine.backend.now,
                                note_new_place=self.note_new_place)
         self.accounts = Accounts(engine)
         self.auditor = Auditor(engine, security.audit_logging.enabled)

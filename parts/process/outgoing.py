@@ -60,13 +60,13 @@ def make_client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: b
     like the first URL, at most three are followed.
     `timeout_seconds` is the time for everything, from the first look-up to the last byte.
     """
-    guard = Guard(allow, plain, timeout_seconds, most_bytes, resolve or resolve_host,
-                  tls or httpx2.create_ssl_context(), deny=deny)
+    guard = GuardedTransport(allow, plain, timeout_seconds, most_bytes, resolve or resolve_host,
+                             tls or httpx2.create_ssl_context(), deny=deny)
     return httpx2.AsyncClient(transport=guard, trust_env=False, timeout=timeout_seconds,
                               follow_redirects=redirects > 0, max_redirects=min(redirects, MOST_REDIRECTS))
 
 
-class Guard(httpx2.AsyncBaseTransport):
+class GuardedTransport(httpx2.AsyncBaseTransport):
     """A transport that judges where a request goes, and bounds what comes back."""
 
     def __init__(self, allow: Iterable[str], plain: bool, timeout_seconds: float, most_bytes: int, resolve: Resolve,
@@ -90,7 +90,7 @@ class Guard(httpx2.AsyncBaseTransport):
                 response = await self._reach(request)
         except TimeoutError:
             raise make_timeout(self.timeout_seconds) from None
-        bounded = Bounded(response.stream, self.most_bytes, deadline, self.timeout_seconds)
+        bounded = BoundedBody(response.stream, self.most_bytes, deadline, self.timeout_seconds)
         if response.headers.get("content-encoding", "identity") != "identity":     # a megabyte may unpack to a gigabyte
             await bounded.aclose()
             raise Oversized("the answer is compressed, but the gate asked for identity")
@@ -136,7 +136,7 @@ class Guard(httpx2.AsyncBaseTransport):
         await self.inner.aclose()
 
 
-class Bounded(httpx2.AsyncByteStream):
+class BoundedBody(httpx2.AsyncByteStream):
     """A body that ends in time and below its limit, or with an error."""
 
     def __init__(self, stream: Any, most_bytes: int, deadline: float, timeout_seconds: float) -> None:

@@ -39,10 +39,10 @@ from asyncgate.parts.receipts.may import discharges
 from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.receipts.seals import receipt_digest
 
-RECEIPTS_PER_PAGE = 250              # receipts read at once
-RECEIPTS_PER_SEGMENT = 2000          # receipts of one file, about: reading one of them reads the file
-RECEIPTS_PER_TRANSACTION = 200            # receipts of one transaction, about: each of them is locked
-MOST_RECEIPTS_PER_CHAIN = 5000          # receipts of one chain; a larger one stays where it is
+RECEIPTS_PER_PAGE = 250
+RECEIPTS_PER_SEGMENT = 2000          # about: reading one receipt reads the whole file
+RECEIPTS_PER_TRANSACTION = 200       # about: each of them is locked
+MOST_RECEIPTS_PER_CHAIN = 5000       # a larger chain is not archived
 
 decode_tasks = msgspec.json.Decoder(list[str]).decode
 
@@ -142,7 +142,7 @@ def count_receipts(chains: Iterable[ReceiptChain]) -> int:
     return sum(len(chain.receipts) for chain in chains)
 
 
-# Which chains.
+# Choosing chains.
 
 
 async def old_chains(engine: Engine, tenant_id: str, ages: Ages) -> Any:
@@ -221,17 +221,17 @@ def may_move(chain: ReceiptChain, ages: Ages) -> bool:
 
 
 async def has_open_obligation(engine: Engine, tenant_id: str, chain: ReceiptChain) -> bool:
-    """Whether the index has an obligation of a chain as open, whatever its receipts say."""
+    """Whether the index shows an obligation of a chain as open, whatever the receipts say."""
     for one in chain.receipts.values():
         if one.receipt_type in TERMINATES:
-            before = one.receipt_id[:-1] + chr(ord(one.receipt_id[-1]) - 1)     # so the next is this one, or not
+            before = one.receipt_id[:-1] + chr(ord(one.receipt_id[-1]) - 1)     # so the next row is this one, if open
             found = await engine.backend.page(tenant_id, ObligationFilter(one.to, before, 1))
             if [row.receipt_id for row in found] == [one.receipt_id]:
                 return True
     return False
 
 
-# How they move.
+# Moving chains.
 
 
 async def move_chains(engine: Engine, tenant_id: str, ages: Ages, chains: list[ReceiptChain],
@@ -292,7 +292,7 @@ async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains
 
 
 def is_unchanged(work: Work, chain: ReceiptChain, ages: Ages) -> bool:
-    """Whether a chain equals what the segment has, has no new receipt, and its tasks have ended."""
+    """Whether a chain still equals its copy in the segment, has no new receipt, and its tasks have ended."""
     for receipt_id, receipt in chain.receipts.items():
         there = work.receipts.get(receipt_id)
         if there is None or receipt_digest(there) != receipt_digest(receipt):
@@ -364,7 +364,7 @@ async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str])
 
 @lru_cache(4)
 def read_segment(path: str, written: float) -> tuple[Receipt | None, ...]:
-    """Return the lines of a segment, from the header on; raises ArchiveUnavailable for a damaged one."""
+    """Return the receipts of a segment by line, None for the header; raises ArchiveUnavailable if it is damaged."""
     reading = Reading(path)
     rows = tuple([line.receipt for line in reading.lines()])
     if reading.problems:
@@ -384,14 +384,14 @@ def read_archived(directory: Path, pointers: list[Archived]) -> list[Receipt]:
                                      f"{error.strerror or error}") from error
         row = rows[pointer.line - 1] if pointer.line <= len(rows) else None
         if row is None or row.receipt_id != pointer.receipt_id or receipt_digest(row).hex() != pointer.digest:
-            raise ArchiveUnavailable(f"line {pointer.line} of segment {path.name} is not receipt {pointer.receipt_id} "
-                                     "as it was archived")
+            raise ArchiveUnavailable(f"line {pointer.line} of segment {path.name} is not the archived receipt "
+                                     f"{pointer.receipt_id}")
         found.append(row)
     return found
 
 
 async def load_archived(engine: Engine, pointers: list[Archived]) -> list[Receipt]:
-    """Read receipts of the archive, on a thread."""
+    """Read archived receipts, on a thread."""
     return await asyncio.to_thread(read_archived, archive_folder(engine.settings), pointers) if pointers else []
 
 
@@ -415,7 +415,7 @@ async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archiv
     """Write the receipts of a chain back and delete its pointers, in one transaction."""
     rows = await load_archived(engine, pointers)
 
-    def needed(needs: Needs, caller: Caller, ask: Ask) -> None:
+    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         needs.records.update((Archived, (one.receipt_id,)) for one in pointers)
 
     def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
@@ -429,5 +429,5 @@ async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archiv
             work.drop_record(Archived, one.receipt_id)
         return len(back)
 
-    count: int = await engine.write(write, needed, engine.make_own_caller(tenant_id), Ask())
+    count: int = await engine.write(write, load, engine.make_own_caller(tenant_id), Ask())
     return count

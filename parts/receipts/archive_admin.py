@@ -41,14 +41,14 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
     Only an admin may list all; others see the receipts that they sent or received.  Spec H.11.
     """
     if not caller.sees_all and ask.task_id is None and ask.receipt_id is None:
-        raise forbid(caller, "the whole archive is for an admin; name a task_id or a receipt_id")
+        raise forbid(caller, "only an admin may list the whole archive; name a task_id or a receipt_id")
     mark = ("archive", ask.task_id, ask.receipt_id)
     after, limit = engine.open_cursor(caller, ask.cursor, *mark) or "", engine.limit_page(ask.limit)
-    found = await pointers(engine, caller.tenant_id, ask, after)
+    found = await find_pointers(engine, caller.tenant_id, ask, after)
     places = [one.receipt_id for one in found]
     if caller.sees_all:
         rows = await archive.load_archived(engine, found[:limit])
-    else:       # one task's at most, so all of them are read before a page is cut
+    else:       # the receipts of one task at most, so all are read before the page is cut
         rows = [row for row in await archive.load_archived(engine, found)
                 if row.to.same(caller.principal) or row.sender.same(caller.principal)]
         places = [row.receipt_id for row in rows]
@@ -56,8 +56,8 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
     return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
 
-async def pointers(engine: Engine, tenant_id: str, ask: ListArchivedReceipts, after: str) -> list[Archived]:
-    """Return the pointers that a request asks for."""
+async def find_pointers(engine: Engine, tenant_id: str, ask: ListArchivedReceipts, after: str) -> list[Archived]:
+    """Return the pointers to the requested receipts."""
     if ask.receipt_id is not None:
         one = await engine.backend.record(tenant_id, Archived, ask.receipt_id)
         return [one] if one and one.receipt_id > after and ask.task_id in (None, one.task_id) else []

@@ -124,7 +124,7 @@ def find_problem(settings: Settings, work: Work, receipt: Receipt, written: dict
         return "too_young", "its id is in the future of this gate's clock, so readers would miss earlier receipts"
     if missing := [parent for parent in receipt.parents if parent not in work.receipts and parent not in written
                    and not work.find_record(Archived, parent)]:
-        return "parent_missing", f"it answers {missing[0]}, which is not here; import that receipt first"
+        return "parent_missing", f"its parent {missing[0]} is not here; import that receipt first"
     return find_flaw(settings, receipt) or find_contradiction(work, receipt)
 
 
@@ -136,10 +136,11 @@ def find_same_statement(work: Work, receipt: Receipt, written: dict[str, Receipt
 
 
 def find_flaw(settings: Settings, receipt: Receipt) -> Problem | None:
-    """Return what is wrong with a receipt by itself; None if nothing is."""
+    """Return what is wrong with a receipt on its own; None if it is valid."""
     limits, body = settings.receipts, receipt.body.encode()
     if len(body) > limits.max_body_size_bytes or len(receipt.parents) > limits.max_parents:
-        return "too_large", f"a body has {limits.max_body_size_bytes} bytes at most, and {limits.max_parents} parents"
+        return "too_large", (f"its body may have at most {limits.max_body_size_bytes} bytes, and it may have at most "
+                             f"{limits.max_parents} parents")
     try:
         parse_json(body, "body")
         said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,

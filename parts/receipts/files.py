@@ -21,10 +21,10 @@ from asyncgate.parts.model.stored import Receipt, Seal
 from asyncgate.parts.receipts.seals import SealChain, receipt_digest
 
 MAGIC = b"\x1f\x8b"
-MOST_LINE = 4 * 2**20               # bytes of a line: the body of a receipt is 64 KiB unless the settings say otherwise
-MOST_PROBLEMS = 1000                # that are told; behind them nobody reads on
-MOST_LINE_DEPTH = 128                    # of a line's JSON; a gate takes half of it
-FREELY, TIMES = 64 * 2**20, 100     # bytes that any file may unpack to, and how many times its size a larger one
+MOST_LINE = 4 * 2**20               # the longest line in bytes; a receipt's body has at most 64 KiB by default
+MOST_PROBLEMS = 1000                # after so many problems reading stops
+MOST_LINE_DEPTH = 128               # the deepest nesting of a line's JSON; a gate accepts half of that
+FREELY, TIMES = 64 * 2**20, 100     # any file may unpack to 64 MiB, a larger one to 100 times its size
 
 
 class Header(Struct, frozen=True):
@@ -34,7 +34,7 @@ class Header(Struct, frozen=True):
     tenant_id: str
     version: int = 1
     instance: str = ""
-    seals: int = 0                      # up to which seal they are in the file
+    seals: int = 0                      # the number of the last seal in the file
     seal_hash: str = ""
     begun_at: str = ""                  # RFC 3339; empty in the archive, whose segments are made of their rows alone
 
@@ -144,18 +144,18 @@ class Reading:
                     if (line := self._line(number, text, sum)) is not None:
                         yield line
                     if len(self.problems) >= MOST_PROBLEMS:
-                        self.problems.append(f"behind line {number} nothing was read: enough is wrong")
+                        self.problems.append(f"reading stopped after line {number}: too many problems")
                         return
         except (OSError, EOFError, zlib.error) as broken:
             if number == 0 and isinstance(broken, FileNotFoundError | PermissionError | IsADirectoryError):
                 raise
-            self.problems.append(f"behind line {number} the file cannot be read: {broken}")
+            self.problems.append(f"the file cannot be read after line {number}: {broken}")
         if self.trailer is None:
             self.problems.append("the file has no trailer: its end is missing")
 
     def _line(self, number: int, text: bytes, sum: Any) -> Line | None:
         if self.trailer is not None:
-            self.problems.append(f"line {number} stands behind the trailer")
+            self.problems.append(f"line {number} is after the trailer")
             return None
         try:
             require_shallow(text)
@@ -175,9 +175,9 @@ class Reading:
     def _begin(self, line: Line) -> None:
         self.header = line.header
         if line.header is None:
-            self.problems.append("line 1 is no header of a file of receipts")
+            self.problems.append("line 1 is not the header of a file of receipts")
         elif line.header.version != 1:
-            self.problems.append(f"the file has version {line.header.version}, this release knows version 1")
+            self.problems.append(f"the file has version {line.header.version}, but this release reads only version 1")
 
     def _end(self, trailer: Trailer, sum: str) -> None:
         self.trailer = trailer
@@ -209,7 +209,7 @@ class SealedReading(Reading):
         if self.header and (self.header.seals, self.header.seal_hash) != (self.chain.head.number, self.chain.head.hash):
             self.problems.append(f"the seals end with number {self.chain.head.number}, but the header says "
                                  f"{self.header.seals}")
-        self.problems += [f"receipt {parent} is not in the file, but {child} answers it"
+        self.problems += [f"receipt {parent}, a parent of {child}, is not in the file"
                           for parent, child in self.parents.items() if parent not in self.ids]
 
     def _see(self, receipt: Receipt) -> None:

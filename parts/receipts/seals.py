@@ -26,21 +26,21 @@ START = SealHead()
 
 
 def receipt_digest(receipt: Receipt) -> bytes:
-    """Hash every byte of a receipt as it is stored; when it was delivered is no part of it."""
+    """Hash every byte of a stored receipt, without its delivery time."""
     return hashlib.sha256(_encode(astuple(receipt)[:-1])).digest()
 
 
 def entry_digest(entry: Entry) -> bytes:
-    """Hash every byte of what a ledger has filed, and under what.
+    """Hash every byte of a ledger's entry.
 
-    An entry of an older release does not say who stated it, and keeps the hash that it was sealed with.
+    An entry of an older release has no author; its hash leaves the author out, as when it was sealed.
     """
     row = astuple(entry)
     return hashlib.sha256(_encode(row if entry.stated_kind else row[:-3])).digest()
 
 
 def make_seal(head: SealHead, digests: list[bytes], last_id: str, at: float, late: Iterable[str] = ()) -> Seal:
-    """Make the next seal over receipts with these digests; the time is to be a whole number of milliseconds."""
+    """Make the next seal over receipts with these digests; the time must be a whole number of milliseconds."""
     named = list(late)
     return link_seal(head, Seal(
         f"{head.number + 1:012d}", head.number + 1, last_id, len(digests), hash_digests(digests),
@@ -60,7 +60,7 @@ def link_seal(head: SealHead, seal: Seal) -> Seal:
 
 
 def seal_head(seal: Seal, imports: int = 0) -> SealHead:
-    """Return where the chain ends when this seal is the last."""
+    """Return the head of the chain that ends with this seal."""
     return SealHead(seal.number, seal.last_id, seal.hash, imports)
 
 
@@ -71,11 +71,11 @@ class SealChain:
         self.problems: list[str] = []
         self.ranges: list[Seal] = []
         self.head = START
-        self.late: dict[str, Seal] = {}             # the seal of each receipt that one lists
+        self.late: dict[str, Seal] = {}             # the seal of each receipt that a seal lists
         self.listed: dict[str, Seal] = {}           # those seals by id
         self.found: dict[str, bytes] = {}           # digests of listed receipts
-        self.at = 0                                 # in `ranges`
-        self.held: list[tuple[str, bytes]] = []     # what was seen within that range
+        self.at = 0                                 # index of the current range in `ranges`
+        self.pending: list[tuple[str, bytes]] = []  # receipts seen in that range
         self.seen, self.unsealed, self.before = 0, 0, ""
 
     def add(self, seal: Seal) -> None:
@@ -83,7 +83,7 @@ class SealChain:
         if seal.number != self.head.number + 1:
             self.problems.append(f"seal {self.head.number + 1} is missing: the next one is number {seal.number}")
         elif link_seal(self.head, seal).hash != seal.hash:
-            self.problems.append(f"seal {seal.number} is not what was written")
+            self.problems.append(f"seal {seal.number} was changed after it was written")
         self.head = seal_head(seal)
         if not seal.late:
             self.ranges.append(seal)
@@ -98,7 +98,7 @@ class SealChain:
             return []       # its hash does not fit either
 
     def ends(self, head: SealHead | None) -> None:
-        """Compare the last seal with where the chain is said to end."""
+        """Compare the last seal with the stored head of the chain."""
         head = head or START
         if (head.number, head.hash) != (self.head.number, self.head.hash):
             self.problems.append(f"the seals end with number {self.head.number}, {self.head.hash[:16]}, but number "
@@ -117,12 +117,12 @@ class SealChain:
         while self.at < len(self.ranges) and receipt_id > self.ranges[self.at].last_id:
             self._finish()
         if self.at < len(self.ranges):
-            self.held.append((receipt_id, digest))
+            self.pending.append((receipt_id, digest))
         else:
             self.unsealed += 1
 
     def close(self) -> list[str]:
-        """Compare what is left; return all problems."""
+        """Compare the remaining ranges and lists; return all problems."""
         while self.at < len(self.ranges):
             self._finish()
         for seal in self.listed.values():
@@ -134,8 +134,8 @@ class SealChain:
 
     def _finish(self) -> None:
         """Compare a range with its seal, and go on to the next."""
-        seal, held = self.ranges[self.at], self.held
-        self.at, self.held = self.at + 1, []
+        seal, held = self.ranges[self.at], self.pending
+        self.at, self.pending = self.at + 1, []
         if len(held) != seal.count or hash_digests([one for _, one in held]) != seal.digest:
             self.problems += find_differences(seal, held)
 

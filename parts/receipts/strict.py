@@ -76,7 +76,7 @@ class Draft(Struct):
     def decide(self, decide: Decide, work: Work) -> None:
         """Decide with the remembered ids and time; keep an unchanged result, roll back and remember any other."""
         mark, real, ids = work.mark(), (work.ids, work.now), Recorded(work.ids, self.ids)
-        work.ids, work.now = ids, work.now if self.now is None else self.now
+        work.replay(ids, work.now if self.now is None else self.now)
         decide(work)
         posted = [row for row in work.posted.values() if work.written[row.receipt_id].receipt_type not in INFORMS]
         self.kept = posted == self.posted
@@ -87,7 +87,7 @@ class Draft(Struct):
             self.now, self.ids, self.posted = work.now, ids.given, posted
             self.steps = frozenset((row.task_id, work.written[row.receipt_id].receipt_key) for row in posted)
             work.take_back(mark)
-            work.ids, work.now = real
+            work.replay(*real)
 
 
 class Strict(Extension):

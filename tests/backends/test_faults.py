@@ -36,7 +36,7 @@ async def main():
     backend = await open_backend("sqlite:///" + sys.argv[1], serving=True)
     gate = Gate(Engine(backend, Settings()), sys.argv[2])
     print(await gate.create(), flush=True)
-    backend._still_there = lambda: os.kill(os.getpid(), signal.SIGKILL)     # all is written, nothing is committed
+    backend._require_same_file = lambda: os.kill(os.getpid(), signal.SIGKILL)     # all is written, nothing is committed
     await asyncio.gather(*(gate.create() for _ in range(20)))
 
 asyncio.run(main())

@@ -612,7 +612,7 @@ async def test_neither_side_may_be_served_meanwhile(source: str, target: str, st
 @pytest.mark.parametrize(("source_url", "target_url", "told"), [
     ("sqlite:///{tmp}/none.db", "sqlite:///{tmp}/b.db", "there is no database at"),
     ("sqlite:///{tmp}/a.db", "sqlite:///{tmp}/../{name}/a.db", "source and target are the same database"),
-    ("sqlite:///{tmp}/a.db", "nonsense://somebody:hush@there/gate", "the target cannot be had alone: no backend for"),
+    ("sqlite:///{tmp}/a.db", "nonsense://somebody:hush@there/gate", "the target cannot be had alone: there is no"),
     ("sqlite:///{tmp}/a.db", "sqlite:///{tmp}/no/folder.db", "the target cannot be had alone: cannot open"),
 ])
 async def test_what_cannot_be_copied_is_said_in_a_line_and_leaves_nothing_behind(

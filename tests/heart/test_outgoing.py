@@ -18,7 +18,7 @@ import trustme
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.process.outgoing import (
     Barred,
-    Guard,
+    GuardedTransport,
     Oversized,
     check_headers,
     is_own,
@@ -53,8 +53,8 @@ async def by_hand(host: str, port: int) -> list[str]:
     return await resolve_host(host, port)
 
 
-def guard(*allow: str, plain: bool = True) -> Guard:
-    return Guard(allow, plain, 5.0, 2**20, by_hand, httpx2.create_ssl_context())
+def guard(*allow: str, plain: bool = True) -> GuardedTransport:
+    return GuardedTransport(allow, plain, 5.0, 2**20, by_hand, httpx2.create_ssl_context())
 
 
 class Server:
@@ -467,7 +467,7 @@ async def test_a_server_that_always_says_a_little_more_is_left_in_time_too(serve
 async def test_redirects_share_the_time(server: Server) -> None:
     times: list[float] = []
 
-    class Noting(Guard):
+    class Noting(GuardedTransport):
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             response = await super().handle_async_request(request)
             times.append(request.extensions["deadline"])
@@ -505,10 +505,10 @@ def test_an_ipv4_address_in_disguise_is_judged_as_what_it_is() -> None:
 # This machine, by an address that is public.
 
 
-def facing(*own: str, allow: Iterable[str] = (), deny: Iterable[str] = ()) -> Guard:
+def facing(*own: str, allow: Iterable[str] = (), deny: Iterable[str] = ()) -> GuardedTransport:
     """A guard on a machine that has these addresses."""
-    return Guard(allow, True, 5.0, 2**20, by_hand, httpx2.create_ssl_context(), deny=deny,
-                 own=lambda address: str(address) in own)
+    return GuardedTransport(allow, True, 5.0, 2**20, by_hand, httpx2.create_ssl_context(), deny=deny,
+                            own=lambda address: str(address) in own)
 
 
 async def test_the_public_addresses_of_this_machine_are_not_called() -> None:

@@ -124,7 +124,7 @@ async def test_a_change_to_a_seal_is_found(path: Path, ids: list[str], column: s
     value = f"{column} + 1" if column in ("count", "sealed_at") else f"{column} || 'x'"
     damage(path, f"UPDATE seals SET {column} = {value} WHERE number = 1")
 
-    assert f"tenant {TENANT}: seal 1 is not what was written" in (await checked(path)).problems
+    assert f"tenant {TENANT}: seal 1 was changed after it was written" in (await checked(path)).problems
 
 
 @pytest.mark.parametrize(("gone", "says"), [
