@@ -12,6 +12,9 @@ from typing import Any, Required, TypedDict, TypeVar
 from msgspec import Struct, field
 
 from asyncgate.clients.call import CallSpec
+from asyncgate.parts.model.findings import (
+    Examination,
+)
 from asyncgate.parts.model.wire import (
     Created,
     CreatedBy,
@@ -328,6 +331,7 @@ CALLS = {
     "create_tenant": CallSpec("create_tenant", "POST", "/v1/tenants", False, "", ()),
     "drain_gate": CallSpec("drain_gate", "POST", "/v1/gate/drain", True, "", ()),
     "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
+    "examine_gate": CallSpec("examine_gate", "GET", "/v1/examination", True, "", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
     "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
     "get_config": CallSpec("get_config", "GET", "/v1/config", True, "", ()),
@@ -508,6 +512,16 @@ class AsyncOperations:
         schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
         """
         return await self.ask("emit_receipt", Ok, locals())
+
+    async def examine_gate(
+        self, *, tenant_id: str | None = None,
+    ) -> Examination:
+        """Examine the gate: settings, files, disk, clock, database, ledger, limits, upkeep; each finding has its cure.
+
+        For the operator.  It changes nothing.  `asyncgate doctor` asks it too, and sees what it cannot: files that the
+        settings came from, and a gate that does not run.
+        """
+        return await self.ask("examine_gate", Examination, locals())
 
     async def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
@@ -1032,6 +1046,16 @@ class SyncOperations:
         schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
         """
         return self.ask("emit_receipt", Ok, locals())
+
+    def examine_gate(
+        self, *, tenant_id: str | None = None,
+    ) -> Examination:
+        """Examine the gate: settings, files, disk, clock, database, ledger, limits, upkeep; each finding has its cure.
+
+        For the operator.  It changes nothing.  `asyncgate doctor` asks it too, and sees what it cannot: files that the
+        settings came from, and a gate that does not run.
+        """
+        return self.ask("examine_gate", Examination, locals())
 
     def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,

@@ -60,8 +60,8 @@ SECTIONS = {
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
     "Use one": ("login", "logout", "profiles", "wait"),
     "Work for one": ("worker", "scheduler"),
-    "Look after it": ("receipts", "archive", "verify", "reconcile", "rebuild", "backup", "copy", "conformance", "bench",
-                      "bench-server"),
+    "Look after it": ("doctor", "receipts", "archive", "verify", "reconcile", "rebuild", "backup", "copy",
+                      "conformance", "bench", "bench-server"),
 }
 
 
@@ -69,7 +69,7 @@ SECTIONS = {
 BESIDE = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "commands.receipts",
           "scheduler": "commands.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
           "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
-          "wait": "commands.follow", "docs": "commands.docs", "skill": "commands.skill"}
+          "wait": "commands.follow", "docs": "commands.docs", "doctor": "commands.doctor", "skill": "commands.skill"}
 
 class Clients(calling.CommandGroup):
     """A group that also knows its commands by the names of the operations, with underscores."""

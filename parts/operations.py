@@ -6,6 +6,7 @@ from msgspec.structs import astuple
 
 from asyncgate import CORE_OPERATIONS, Caller, Engine, Operation
 from asyncgate.parts import service
+from asyncgate.parts.examination import running
 from asyncgate.parts.identity import admin, incidents
 from asyncgate.parts.model.wire import WhoAmI, You
 from asyncgate.parts.receipts import admin as receipts_admin
@@ -40,4 +41,4 @@ CORE = list(CORE_OPERATIONS.values())
 AT = [op.name for op in CORE].index("check_terminator")     # those of schedules stand among those of receipts
 OPERATIONS: dict[str, Operation] = table_of(
     *CORE[:AT], EMIT_RECEIPT, REPORT_SCHEDULE, *CORE[AT:], *admin.OPERATIONS, *incidents.OPERATIONS,
-    *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *service.OPERATIONS)
+    *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *service.OPERATIONS, *running.OPERATIONS)

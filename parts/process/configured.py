@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import click
 
 from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.settings import SettingsError, load_settings
+from asyncgate.parts.model.settings import Configured, SettingsError, load_settings
 
-__all__ = ["configured"]
+__all__ = ["configurable", "configured"]
 
 
 class Unready(click.ClickException):
@@ -24,6 +24,18 @@ class Unready(click.ClickException):
 
 def configured(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that every command over settings has, and hand it what they add up to."""
+    @configurable
+    @wraps(command)
+    def run(load: Callable[[], Configured], **options: Any) -> Any:
+        try:
+            return command(load(), **options)
+        except (SettingsError, StartupError) as wrong:
+            raise Unready(str(wrong), wrong.exit_status) from None
+    return run
+
+
+def configurable(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command these options, and hand it what loads the settings; it raises SettingsError."""
     @click.option("--config", metavar="FILE", help="YAML file with settings.")
     @click.option("--database", metavar="URL", help="Where to store everything, such as sqlite:///gate.db.")
     @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Any setting that `config` lists.")
@@ -32,9 +44,6 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
         flags = {name.strip(): value for name, _, value in (one.partition("=") for one in sets)}
         flags |= {"database.url": database} if database else {}
         flags |= {name: str(options.pop(name)) for name in ("host", "port") if options.get(name) is not None}
-        try:
-            return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
-                                                                  if name not in ("host", "port")})
-        except (SettingsError, StartupError) as wrong:
-            raise Unready(str(wrong), wrong.exit_status) from None
+        return command(partial(load_settings, config, flags=flags),
+                       **{name: value for name, value in options.items() if name not in ("host", "port")})
     return run
