@@ -2245,7 +2245,6 @@ class Operation:
         self.columns: list[str] = getattr(self.gives, "columns", "").split()
         self.direct = inspect.iscoroutinefunction(run)
         self.reader: Reader[Ask] = Reader(self.takes, self.takes.filters or self.roles == ("admin",))
-        self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
     def fits(self, caller: Caller) -> bool:

@@ -330,7 +330,7 @@ def print_hints(op: Operation, reply: dict[str, Any]) -> None:
     if more := reply.get("next_cursor"):
         click.echo(f"there is more: --cursor {more}", err=True)
     elif (cursor := reply.get("cursor")) and not getattr(op.gives, "newest_first", False):
-        since = "since-receipt-id" if "since_receipt_id" in op.fields else "cursor"
+        since = "since-receipt-id" if "since_receipt_id" in op.reader.fields else "cursor"
         click.echo(f"from here on: --{since} {cursor}", err=True)
 
 

@@ -181,7 +181,7 @@ def asked_first(op: Operation) -> list[str]:
 
 def arguments(op: Operation) -> list[str]:
     """Write the arguments of a method: what must be said, what may be said, and who says it."""
-    types = {one.name: spelled(op.fields[one.name], asked=True) for one in fields(op.takes)}
+    types = {one.name: spelled(op.reader.fields[one.name], asked=True) for one in fields(op.takes)}
     first = asked_first(op)
     rest = sorted((name for name in types if name not in first), key=CALLER_FIELDS.__contains__)
     said = [f"{name}: {types[name].removesuffix(' | None')}" for name in first]

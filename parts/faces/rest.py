@@ -91,7 +91,7 @@ class Endpoint:
                     fill_principal(ask, query)
                     unknown += op.reader.beside(query, rule)
             for name, value in scope["path_params"].items():
-                setattr(ask, name, msgspec.convert(value, op.fields[name]))
+                setattr(ask, name, msgspec.convert(value, op.reader.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             raise InvalidRequest(f"{op.name}: {describe_problem(wrong)}") from None
         for named in read_claimed_tenants(query, scope["headers"]):

@@ -40,18 +40,11 @@ from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reconcile import KINDS, Difference, compare_all
 from asyncgate.parts.receipts.seals import receipt_digest
 from asyncgate.parts.receipts.strict import Strict
+from tests.support.ledger_tools import emptied
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
-PATIENCE = 30.0
 ARTIFACTS = [{"uri": "s3://bucket/result"}]
 SUPPORTED = (Task, Lease, Receipt, Event, Obligation, Outgoing)
-
-
-async def emptied(gate: Gate) -> None:
-    """Wait until the ledger has everything."""
-    async with asyncio.timeout(PATIENCE):
-        while (await gate.backend.lag(gate.tenant_id)).waiting:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def rows(gate: Gate, table: Any) -> list[Any]:
