@@ -42,6 +42,7 @@ from asyncgate.parts.model.wire import (
     You,
 )
 from asyncgate.parts.model.wire_admin import (
+    Drained,
     IssuedKey,
     Keys,
     Limits,
@@ -328,6 +329,7 @@ CALLS = {
     "create_task": CallSpec("create_task", "POST", "/v1/tasks", True, "principal", ("idempotency_key",)),
     "create_tasks": CallSpec("create_tasks", "POST", "/v1/tasks/batch", True, "principal", ()),
     "create_tenant": CallSpec("create_tenant", "POST", "/v1/tenants", False, "", ()),
+    "drain_gate": CallSpec("drain_gate", "POST", "/v1/gate/drain", True, "", ()),
     "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
     "examine_gate": CallSpec("examine_gate", "GET", "/v1/examination", True, "", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
@@ -357,6 +359,7 @@ CALLS = {
     "report_progress": CallSpec("report_progress", "POST", "/v1/tasks/{task_id}/progress", False, "worker", ()),
     "report_schedule": CallSpec("report_schedule", "POST", "/v1/schedules/report", True, "worker", ()),
     "restore_archive": CallSpec("restore_archive", "POST", "/v1/archive/{task_id}/restore", False, "", ()),
+    "resume_gate": CallSpec("resume_gate", "POST", "/v1/gate/resume", True, "", ()),
     "revoke_key": CallSpec("revoke_key", "POST", "/v1/keys/{key_id}/revoke", False, "", ()),
     "rotate_credentials": CallSpec("rotate_credentials", "POST", "/v1/credentials/rotate", False, "", ()),
     "rotate_key": CallSpec("rotate_key", "POST", "/v1/keys/{key_id}/rotate", False, "", ()),
@@ -486,6 +489,16 @@ class AsyncOperations:
         For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
         """
         return await self.ask("create_tenant", TenantRecord, locals())
+
+    async def drain_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Empty this process before it is stopped: /ready answers 503, waiting calls are answered, all others go on.
+
+        It concerns the one process that answers, until it stops or resume_gate is called.  Call it again to see what is
+        left.  For the operator.
+        """
+        return await self.ask("drain_gate", Drained, locals())
 
     async def emit_receipt(
         self, receipt_type: str, *, task_id: str | None = None, lease_id: str | None = None, fence: int | None = None,
@@ -781,6 +794,12 @@ class AsyncOperations:
         """
         return await self.ask("restore_archive", Restored, locals())
 
+    async def resume_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Take new callers again after drain_gate.  For the operator."""
+        return await self.ask("resume_gate", Drained, locals())
+
     async def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Ok:
@@ -1004,6 +1023,16 @@ class SyncOperations:
         For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
         """
         return self.ask("create_tenant", TenantRecord, locals())
+
+    def drain_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Empty this process before it is stopped: /ready answers 503, waiting calls are answered, all others go on.
+
+        It concerns the one process that answers, until it stops or resume_gate is called.  Call it again to see what is
+        left.  For the operator.
+        """
+        return self.ask("drain_gate", Drained, locals())
 
     def emit_receipt(
         self, receipt_type: str, *, task_id: str | None = None, lease_id: str | None = None, fence: int | None = None,
@@ -1298,6 +1327,12 @@ class SyncOperations:
         They stay in the database until the archive runs again.  One transaction.  Spec H.11.
         """
         return self.ask("restore_archive", Restored, locals())
+
+    def resume_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Take new callers again after drain_gate.  For the operator."""
+        return self.ask("resume_gate", Drained, locals())
 
     def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,

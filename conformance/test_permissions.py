@@ -41,6 +41,7 @@ MATRIX: dict[str, tuple[str, str]] = {
     "list_audit": ("admin", "admin:read"), "rotate_credentials": ("admin", "admin:write"),
     "seal_receipts": ("admin", "admin:write"), "list_seals": ("admin", "admin:read"),
     "export_receipts": ("admin", "admin:read"), "import_receipts": ("admin", "admin:write"),
+    "drain_gate": ("admin", "admin:write"), "resume_gate": ("admin", "admin:write"),
     "examine_gate": ("admin", "admin:read"),
     "run_archive": ("admin", "admin:write"), "restore_archive": ("admin", "admin:write"),
     "list_archived_receipts": ("agent worker admin", "receipts:read"),

@@ -21,6 +21,7 @@ from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts.archive import free_storage
+from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -34,11 +35,13 @@ class Gate(Front):
 
     guard: Guard
     upkeep: Upkeep
+    service: Service
 
     def __init__(self, settings: Settings, backend: Backend | None = None,
                  operations: dict[str, Operation] = OPERATIONS) -> None:
         self.backend, self.identity = backend, Identity(settings)
         self.ledger: Ledger | None = None       # set in integrated mode only
+        self.traffic = server.Traffic()
         super().__init__(settings, operations, self._life)
 
     @contextlib.asynccontextmanager
@@ -63,9 +66,15 @@ class Gate(Front):
             from asyncgate.parts.receipts.outbox import Ledger  # it imports the HTTP client, which is large
             self.ledger = Ledger(engine)
             engine.extend(self.ledger)
+        self.service = Service(engine, self.traffic, self.mcp.drain)
+        engine.extend(self.service)
         self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
         self.identity.prefer(Keys(self.guard.keys))
         self.opened = True
+
+    def leave(self) -> float:
+        """Take no new callers; return for how many seconds the server goes on, so that load balancers notice."""
+        return self.service.left_seconds() if self.opened else 0.0
 
     def drain(self) -> None:
         """Answer all waiting calls, because the server is about to stop."""
@@ -86,4 +95,5 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
             backend.announce(url)
         tell(url)
 
-    return server.run_server(gate, settings, drain=gate.drain, ready=announce)
+    return server.run_server(gate, settings, drain=gate.drain, ready=announce, leave=gate.leave,
+                             traffic=gate.traffic)

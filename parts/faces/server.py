@@ -29,6 +29,7 @@ from typing import Any, NoReturn, Protocol, cast
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from asyncgate.parts.model.connection import STRICT_TRANSPORT, is_https_by_proxy
 
@@ -92,14 +93,50 @@ def _ignore_url(url: str) -> None:
     """No-op: nobody wants to know the address."""
 
 
+def _at_once() -> float:
+    """Shut down without a delay after a signal."""
+    return 0.0
+
+
+class Traffic:
+    """Tells the app of the running requests, and lets it close connections so that clients reconnect elsewhere."""
+
+    def __init__(self) -> None:
+        self.leaving = False
+        self.state: ServerState | None = None   # of the server, once it exists
+
+    def count(self) -> int:
+        """Return the number of running requests."""
+        return len(self.state.tasks) if self.state else 0
+
+    def leave(self) -> None:
+        """From now on, close each connection after its next answer."""
+        self.leaving = True
+        for connection in self.state.connections if self.state else ():
+            cycle = cast(Http, connection).cycle
+            if cycle is not None and not cycle.response_started:
+                cycle.keep_alive = False
+
+    def stay(self) -> None:
+        """Keep connections open again."""
+        self.leaving = False
+
+
 def run_server(
-    app: Any, settings: Transport, *, drain: Callable[[], None], ready: Callable[[str], None] = _ignore_url
+    app: Any,
+    settings: Transport,
+    *,
+    drain: Callable[[], None],
+    ready: Callable[[str], None] = _ignore_url,
+    leave: Callable[[], float] = _at_once,
+    traffic: Traffic | None = None,
 ) -> int:
     """Serve the app until SIGTERM or SIGINT and return the exit status.
 
     `ready(url)` is called once the socket listens; with port 0 the URL has the port that the system chose.
-    `drain()` is called in the event loop when the shutdown begins: it must answer waiting polls and let no later poll
-    wait. A second signal aborts all running requests and makes the status 1.
+    `leave()` is called in the event loop when the shutdown begins: it returns for how many seconds to keep serving.
+    `drain()` is called after that time: it must answer waiting polls and let no later poll wait.
+    A second signal aborts all running requests and makes the status 1.
     """
     try:
         context = make_tls_context(settings.security.tls)
@@ -109,7 +146,9 @@ def run_server(
         sockets = bind_sockets(settings.host, settings.port)
     except OSError as error:
         return _report_bind_failure(settings.host, settings.port, error)
-    server = HttpServer(make_config(app, settings, context), drain=drain, ready=ready)
+    traffic = traffic or Traffic()
+    server = HttpServer(make_config(app, settings, context, traffic), drain=drain, ready=ready, leave=leave)
+    traffic.state = server.server_state
     try:
         server.run(sockets)
     finally:
@@ -183,12 +222,15 @@ def _report_bind_failure(host: str, port: int, error: OSError) -> int:
     return 1
 
 
-def make_config(app: Any, settings: Transport, context: ssl.SSLContext | None = None) -> uvicorn.Config:
+def make_config(
+    app: Any, settings: Transport, context: ssl.SSLContext | None = None, about: Traffic | None = None
+) -> uvicorn.Config:
     """Return uvicorn's configuration for an app and these settings; the caller configures logging."""
 
     class ConfiguredHttp(Http):
         header_timeout_seconds = settings.header_timeout_seconds
         trusted_proxies = settings.trusted_proxies
+        traffic = about or Traffic()
         # Behind a proxy, all connections come from the proxy's address: no limit.
         crowd = Crowd(0 if settings.trusted_proxies else settings.max_connections_per_address)
 
@@ -222,11 +264,17 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, *, drain: Callable[[], None], ready: Callable[[str], None] = _ignore_url
+        self,
+        config: uvicorn.Config,
+        *,
+        drain: Callable[[], None],
+        ready: Callable[[str], None] = _ignore_url,
+        leave: Callable[[], float] = _at_once,
     ) -> None:
         super().__init__(config)
         self.drain = drain
         self.ready = ready
+        self.leave = leave
         self.status = 0
         self.loop: asyncio.AbstractEventLoop
 
@@ -285,9 +333,18 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Waiting polls are running requests: uvicorn would wait for them, so they are answered first.
         try:
+            await self._linger(self.leave())
             self.drain()
         finally:
             await self._finish(sockets)
+
+    async def _linger(self, seconds: float) -> None:
+        """Go on serving, so that a load balancer can notice; a second signal ends it."""
+        until, ticks = self.loop.time() + seconds, 0
+        while self.loop.time() < until and not self.force_exit:
+            ticks += 1
+            await self.on_tick(ticks)       # else answers would carry the date of the signal
+            await asyncio.sleep(0.1)
 
     async def _finish(self, sockets: list[socket.socket] | None) -> None:
         grace = cast(int, self.config.timeout_graceful_shutdown)
@@ -539,6 +596,7 @@ class Http(HttpToolsProtocol):
     header_timeout_seconds = 10.0
     trusted_proxies: tuple[str, ...] = ()
     crowd = Crowd(0)
+    traffic = Traffic()
     where: str | None = None
 
     # uvicorn's type does not allow None, which it is before the first request.
@@ -660,6 +718,8 @@ class Http(HttpToolsProtocol):
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self._make_room(len(self.connections) - self.limit_concurrency + 1)
         super().on_headers_complete()
+        if self.traffic.leaving:
+            self.cycle.keep_alive = False
         cast(dict[str, Any], self.scope)["extensions"] = {"asyncgate.whole": CycleShortcut(self.cycle)}
         self.headers = TRAILERS
         if self.clock is not None:
