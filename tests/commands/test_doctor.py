@@ -138,6 +138,11 @@ def a_setting_that_decides_nothing(bench: Bench) -> list[str]:
     return ["ledger.url=http://localhost:1"]
 
 
+@fault("settings", "note", "database.leases decides nothing: ", "unset database.leases")
+def a_setting_that_no_release_reads(bench: Bench) -> list[str]:
+    return ["database.leases=postgres"]
+
+
 @fault("settings", "warning", "api_key is easy to guess", "openssl rand -hex 32")
 def a_weak_token(bench: Bench) -> list[str]:
     return ["api_key=change-me"]
@@ -294,13 +299,13 @@ def a_lease_that_ran_out_while_nobody_served(bench: Bench) -> list[str]:
     return []
 
 
-@fault("database", "warning", "1 receipts are parked", "asyncgate reconcile --repair")
+@fault("database", "warning", "because the ledger refused them: 1", "asyncgate reconcile --repair")
 def a_parked_receipt(bench: Bench) -> list[str]:
     bench.store("outbox", receipt_id="r", state="parked", posted_at=time.time())
     return []
 
 
-@fault("database", "error", "1 receipts wait for a ledger, and receipt_mode is standalone", "set receipt_mode")
+@fault("database", "error", "receipts wait for a ledger (1), and receipt_mode is standalone", "set receipt_mode")
 def receipts_that_nobody_sends(bench: Bench) -> list[str]:
     bench.store("outbox", receipt_id="r", state="waiting", posted_at=time.time())
     return []
@@ -457,7 +462,7 @@ def test_a_gate_that_does_not_answer_is_found(bench: Bench) -> None:
     status, found = bench.examined(options=("--url", NOWHERE))
 
     [away] = [one for one in found if one.check == "gate"]
-    assert (away.severity, away.seen.startswith("no gate answers at 127.0.0.1:9")) == ("error", True)
+    assert (away.severity, away.seen.startswith("no gate answers at http://127.0.0.1:9")) == ("error", True)
     assert "asyncgate serve" in away.cure
     assert status == 1
 
