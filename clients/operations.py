@@ -42,6 +42,7 @@ from asyncgate.parts.model.wire import (
     You,
 )
 from asyncgate.parts.model.wire_admin import (
+    Drained,
     IssuedKey,
     Keys,
     Limits,
@@ -84,7 +85,7 @@ class Complete(TypedDict, total=False):
 
 
 class TaskTerms(TypedDict, total=False):
-    """What may be said of a task beside its type and payload."""
+    """Fields of a task, besides its type and payload."""
 
     tenant_id: str | None
     principal_kind: Kind | None
@@ -328,6 +329,7 @@ CALLS = {
     "create_task": CallSpec("create_task", "POST", "/v1/tasks", True, "principal", ("idempotency_key",)),
     "create_tasks": CallSpec("create_tasks", "POST", "/v1/tasks/batch", True, "principal", ()),
     "create_tenant": CallSpec("create_tenant", "POST", "/v1/tenants", False, "", ()),
+    "drain_gate": CallSpec("drain_gate", "POST", "/v1/gate/drain", True, "", ()),
     "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
     "examine_gate": CallSpec("examine_gate", "GET", "/v1/examination", True, "", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
@@ -357,6 +359,7 @@ CALLS = {
     "report_progress": CallSpec("report_progress", "POST", "/v1/tasks/{task_id}/progress", False, "worker", ()),
     "report_schedule": CallSpec("report_schedule", "POST", "/v1/schedules/report", True, "worker", ()),
     "restore_archive": CallSpec("restore_archive", "POST", "/v1/archive/{task_id}/restore", False, "", ()),
+    "resume_gate": CallSpec("resume_gate", "POST", "/v1/gate/resume", True, "", ()),
     "revoke_key": CallSpec("revoke_key", "POST", "/v1/keys/{key_id}/revoke", False, "", ()),
     "rotate_credentials": CallSpec("rotate_credentials", "POST", "/v1/credentials/rotate", False, "", ()),
     "rotate_key": CallSpec("rotate_key", "POST", "/v1/keys/{key_id}/rotate", False, "", ()),
@@ -371,7 +374,7 @@ CALLS = {
 
 
 class AsyncOperations:
-    """All operations, to await; who makes a request is filled in."""
+    """All operations, async; the client fills in the caller."""
 
     async def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
         """Call an operation and return its reply, decoded into `reply`."""
@@ -486,6 +489,16 @@ class AsyncOperations:
         For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
         """
         return await self.ask("create_tenant", TenantRecord, locals())
+
+    async def drain_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Empty this process before it is stopped: /ready answers 503, waiting calls are answered, all others go on.
+
+        It concerns the one process that answers, until it stops or resume_gate is called.  Call it again to see what is
+        left.  For the operator.
+        """
+        return await self.ask("drain_gate", Drained, locals())
 
     async def emit_receipt(
         self, receipt_type: str, *, task_id: str | None = None, lease_id: str | None = None, fence: int | None = None,
@@ -781,6 +794,12 @@ class AsyncOperations:
         """
         return await self.ask("restore_archive", Restored, locals())
 
+    async def resume_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Take new callers again after drain_gate.  For the operator."""
+        return await self.ask("resume_gate", Drained, locals())
+
     async def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Ok:
@@ -881,15 +900,15 @@ class AsyncOperations:
     async def whoami(
         self, *, tenant_id: str | None = None,
     ) -> You:
-        """Tell who the credential stands for, and what it may do.
+        """Tell who the credential belongs to, and what it may do.
 
-        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        With bound: false it belongs to nobody in particular: each request names its caller (principal_id, worker_id).
         """
         return await self.ask("whoami", You, locals())
 
 
 class SyncOperations:
-    """All operations, to call from where nothing can be awaited."""
+    """All operations, for synchronous code; the client fills in the caller."""
 
     def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
         """Call an operation and return its reply, decoded into `reply`."""
@@ -1004,6 +1023,16 @@ class SyncOperations:
         For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
         """
         return self.ask("create_tenant", TenantRecord, locals())
+
+    def drain_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Empty this process before it is stopped: /ready answers 503, waiting calls are answered, all others go on.
+
+        It concerns the one process that answers, until it stops or resume_gate is called.  Call it again to see what is
+        left.  For the operator.
+        """
+        return self.ask("drain_gate", Drained, locals())
 
     def emit_receipt(
         self, receipt_type: str, *, task_id: str | None = None, lease_id: str | None = None, fence: int | None = None,
@@ -1299,6 +1328,12 @@ class SyncOperations:
         """
         return self.ask("restore_archive", Restored, locals())
 
+    def resume_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Take new callers again after drain_gate.  For the operator."""
+        return self.ask("resume_gate", Drained, locals())
+
     def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Ok:
@@ -1399,8 +1434,8 @@ class SyncOperations:
     def whoami(
         self, *, tenant_id: str | None = None,
     ) -> You:
-        """Tell who the credential stands for, and what it may do.
+        """Tell who the credential belongs to, and what it may do.
 
-        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        With bound: false it belongs to nobody in particular: each request names its caller (principal_id, worker_id).
         """
         return self.ask("whoami", You, locals())

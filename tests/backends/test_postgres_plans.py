@@ -187,7 +187,7 @@ async def tell(backend: Any) -> None:
     await ada.get_task_history(task_id=first.task_id)
     await w1.list_leases()
     await w1.report_schedule(schedules=[{"schedule_id": "s-1"}])
-    await Upkeep(gate.engine).remember()
+    await Upkeep(gate.engine).store_presences()
     await administer(gate)
     await backend.next_due(TENANT)
     for table in EXPORTED:

@@ -309,7 +309,7 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await w1.report_progress(**under(running), progress=mark)
     await w1.renew_lease(**under(running))
     await gate.create(payload=mark, type="waiting")
-    await Upkeep(gate.engine).remember()
+    await Upkeep(gate.engine).store_presences()
     await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=f"{mark} {gate.tenant_id}")
     await keep_books(gate, mark)
     return {**under(running), **await keys_of(gate, mark), **archived,

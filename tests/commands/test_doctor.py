@@ -248,7 +248,7 @@ def a_database_that_is_not_there(bench: Bench) -> list[str]:
     return []
 
 
-@fault("database", "error", "is a database of something else", "set database.url to the file of the gate")
+@fault("database", "error", "is a database of another program", "set database.url to the file of the gate")
 def a_database_of_another_program(bench: Bench) -> list[str]:
     bench.file.unlink()
     bench.change("CREATE TABLE songs (title TEXT)")
@@ -276,7 +276,7 @@ def a_database_of_a_newer_release(bench: Bench) -> list[str]:
     return []
 
 
-@fault("database", "error", "was made by a version with another first migration", "asyncgate migrate")
+@fault("database", "error", "with another first migration", "asyncgate migrate")
 def a_database_that_began_otherwise(bench: Bench) -> list[str]:
     bench.change("UPDATE meta SET value = 'f00' WHERE name = 'first_migration'")
     return []
