@@ -32,9 +32,9 @@ from asyncgate.parts.receipts.files import Header, pack_receipts
 from asyncgate.parts.receipts.reading import Reading
 from asyncgate.parts.receipts.rebuild import Damaged, NotEmpty, Rebuild, choose, require_empty, require_undamaged
 from asyncgate.parts.receipts.sinks import open_sink
+from tests.support.ledger_tools import emptied
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
-PATIENCE = 30.0
 ARTIFACTS = [{"uri": "s3://bucket/result"}]
 Kinds = Callable[[str], Awaitable[str]]
 
@@ -59,13 +59,6 @@ async def rows(backend: Any, table: Any, tenant_id: str) -> list[Any]:
     while page := await backend.page(tenant_id, Rows(table, export_key(found[-1]) if found else "")):
         found += page
     return found
-
-
-async def emptied(gate: Gate) -> None:
-    """Wait until the ledger has everything."""
-    async with asyncio.timeout(PATIENCE):
-        while (await gate.backend.lag(gate.tenant_id)).waiting:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def live(gate: Gate) -> dict[str, str]:
