@@ -48,7 +48,8 @@ def read_until(file: int, wanted: str) -> str:
 
 def start(gate: Live, *more: str, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE,
           ) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*LIST, *more], env=environment(gate), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+    return subprocess.Popen([*LIST, *more], env=environment(gate), stdin=subprocess.DEVNULL, stdout=stdout,
+                            stderr=stderr)
 
 
 def interrupt(watching: subprocess.Popen[bytes]) -> tuple[int, str]:
