@@ -97,7 +97,7 @@ from asyncgate.parts.model.wire import (
     GetTaskHistory, Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext, Leases,
     ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal, Problem,
     ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease, ReportProgress,
-    Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
+    Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
@@ -796,7 +796,7 @@ class Engine:
         self.shared = backend if isinstance(backend, SharedBackend) else None
         self.instance = self.settings.instance_id or backend.instance
         self.gate = Principal("asyncgate", self.instance)
-        self.born = time.monotonic()
+        self.born, self.longest_wait = time.monotonic(), self.settings.max_wait_seconds
         self.batches = Batches(backend, self.settings.batch_size, self._after_commit)
         self.waiting = Waiting(self)
         self.polls = Polls(self.settings)
@@ -825,7 +825,7 @@ class Engine:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
         self.check_request(op, caller, ask)     # first: who may not create cannot use up what others may
         carry_out: Callable[[], Awaitable[Any]] = partial(self._carry_out, op, caller, ask)
-        for count_creation in self.on.count_creation if isinstance(ask, CreateTask | CreateTasks) else ():
+        for count_creation in self.on.count_creation if ask.creates else ():
             carry_out = partial(count_creation, caller, len(getattr(ask, "tasks", "1")), carry_out)
         reply = await carry_out()
         for after_call in self.on.after_call:
@@ -900,7 +900,7 @@ class Engine:
 
     # Creating and watching tasks.
 
-    def create_task(self, work: Work, caller: Caller, ask: CreateTask) -> Created:
+    def create_task(self, work: Work, caller: Caller, ask: CreateTask, parents: tuple[str, ...] = ()) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
         The same idempotency key from the same creator again returns the first task and writes nothing.  Next:
@@ -910,7 +910,7 @@ class Engine:
         key = (task.owner_kind, task.owner_id, ask.idempotency_key or "")
         if ask.idempotency_key is not None and (first := work.keys.get(key)):
             return self._repeat_creation(work.tasks[first], task)
-        duty = self.write_receipt(work, EMISSION["create"], task, contract)
+        duty = self.write_receipt(work, EMISSION["create"], task, contract, parents=parents)
         work.add_task(replace(task, duty=duty.receipt_id), needed)
         self._limit_kinds(work)
         for check_new_task in self.on.check_new_task:
@@ -950,7 +950,7 @@ class Engine:
             raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         if not bytes(ask.payload) and ask.payload_pointer is None:
             raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
-        terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
+        terms = {name: held for name in ask.kept if (held := getattr(ask, name)) is not None}
         session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
         task = Task(
@@ -1013,11 +1013,11 @@ class Engine:
 
         With wait_seconds the answer comes when the task ends, or when the time is over, whichever is first.
         """
-        until = self._limit_wait(ask.wait_seconds)
+        begun = asyncio.get_running_loop().time()
         while True:
             with self._watch_end((caller.tenant_id, ask.task_id)) as ended:   # before reading, or it might be missed
                 found = await self._read_task(caller, ask.task_id)
-                if found[0].status in TERMINAL or self.waiting.closed or not await self.wait_for_call(ended, until):
+                if found[0].status in TERMINAL or not await self.wait_for_call(ended, self._limit_wait(begun, ask)):
                     return show_task(caller.tenant_id, *found)
                 await self.check_caller(caller)
 
@@ -1056,8 +1056,8 @@ class Engine:
         await wait_until(call, poll)
         return True
 
-    def _limit_wait(self, wait_seconds: float) -> float:
-        return asyncio.get_running_loop().time() + min(wait_seconds, self.settings.max_wait_seconds)
+    def _limit_wait(self, begun: float, ask: GetTask | LeaseNext) -> float:
+        return begun + min(ask.wait_seconds, self.longest_wait)
 
     async def _read_task(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
         """Return a task that the caller may read: its own, the one it holds or held, or any for an admin."""
@@ -1168,11 +1168,11 @@ class Engine:
         keep_within(caller, ask)
         if ask.wait_seconds <= 0:
             return await self.write(Engine._claim_tasks, its_claim, caller, ask)  # type: ignore[no-any-return]
-        until = self._limit_wait(ask.wait_seconds)
+        begun = asyncio.get_running_loop().time()
         with self.waiting.take_place(caller.tenant_id, ask) as place:
             while True:     # the place is taken before the claim, or a task created in between would be missed
                 offers: Offers = await self.write(Engine._claim_tasks, its_claim, caller, ask)
-                if offers.tasks or self.waiting.closed or not await place.wait_for_call(until):
+                if offers.tasks or not await place.wait_for_call(self._limit_wait(begun, ask)):
                     return offers
                 await self.check_caller(caller)
 
@@ -1806,9 +1806,10 @@ class Engine:
         for key in ended:
             self._wake_readers(key)
 
-    def drain(self) -> None:
-        """Answer every waiting call now, because the server is about to stop."""
-        self.waiting.close()
+    def drain(self, longest_wait: float = 0.0) -> None:
+        """Answer each call that waits for longer than this, now and from here on: the server is about to stop."""
+        self.longest_wait = longest_wait
+        self.waiting.wake_all()
         for ended in [future for futures in self.outcomes.values() for future in futures]:
             resolve(ended)
 
@@ -2059,7 +2060,7 @@ class Waiting:
     """The claims that wait for work; a waiting claim costs no database connection."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.closed = engine, False
+        self.engine = engine
         self.places: defaultdict[str, dict[Place, None]] = defaultdict(dict)    # first come, first served
         self.timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}
         self.checks: set[asyncio.Task[None]] = set()
@@ -2131,7 +2132,7 @@ class Waiting:
 
     def _plan_timer(self, tenant_id: str) -> None:
         """Find out when the tenant's next delayed task is due, unless that is known."""
-        if tenant_id not in self.timers and self.places.get(tenant_id) and not self.closed:
+        if tenant_id not in self.timers and self.places.get(tenant_id) and self.engine.longest_wait:
             check = asyncio.get_running_loop().create_task(self._look_ahead(tenant_id))
             self.checks.add(check)
             check.add_done_callback(self.checks.discard)
@@ -2149,9 +2150,8 @@ class Waiting:
         if timer := self.timers.pop(tenant_id, None):
             timer[1].cancel()
 
-    def close(self) -> None:
-        """Call every waiting claim for the last time."""
-        self.closed = True
+    def wake_all(self) -> None:
+        """Call every waiting claim."""
         for tenant_id in list(self.places):
             self._wake_places(tenant_id, None)
 
@@ -2245,7 +2245,6 @@ class Operation:
         self.columns: list[str] = getattr(self.gives, "columns", "").split()
         self.direct = inspect.iscoroutinefunction(run)
         self.reader: Reader[Ask] = Reader(self.takes, self.takes.filters or self.roles == ("admin",))
-        self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
     def fits(self, caller: Caller) -> bool:

@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -36,6 +36,7 @@ from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
 from asyncgate.backends.pages import Pages
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
+from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import (
     ArchivedFilter,
@@ -49,7 +50,7 @@ from asyncgate.parts.model.queries import (
     TaskFilter,
     page_of,
 )
-from asyncgate.parts.model.settings import DatabaseSettings
+from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.model.stored import (
     APPEND_ONLY,
     RECORDS,
@@ -950,6 +951,14 @@ async def migrate_database(url: str) -> list[str]:
     backend = await open_or_explain(Sqlite(path_of(url), carries=True))
     await backend.close()
     return [f"schema {CARRIED} as {migrations()[0].name}"] if backend.carried else []
+
+
+async def examine_database(settings: Settings, clock: Callable[[], float]) -> AsyncIterator[Finding]:
+    """Yield what is wrong with a file, on a thread."""
+    from asyncgate.backends.sqlite_examination import examine_file  # which is made of this module
+    path = path_of(settings.database.url)
+    for finding in await asyncio.to_thread(lambda: list(examine_file(path, settings, clock()))):
+        yield finding
 
 
 BACKEND: type[Backend] = Sqlite

@@ -1,4 +1,4 @@
-"""The app: it joins the engine, the guard, the upkeep and the faces into one server over one backend."""
+"""The app: join the engine, the guard, upkeep and the faces into one server over one backend."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from asyncgate.parts.faces import server
 from asyncgate.parts.faces.front import Front
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.ways import Identity, Keys
+from asyncgate.parts.metrics.counting import Metrics
 from asyncgate.parts.metrics.page import METRICS_PATH, MetricsPage
 from asyncgate.parts.metrics.shown import Sources
 from asyncgate.parts.model.connection import is_loopback
@@ -26,10 +27,10 @@ from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts.archive import free_storage
+from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from asyncgate.parts.metrics.counting import Metrics
     from asyncgate.parts.receipts.outbox import Ledger
 
 log = logging.getLogger("asyncgate")
@@ -40,11 +41,13 @@ class Gate(Front):
 
     guard: Guard
     upkeep: Upkeep
+    service: Service
 
     def __init__(self, settings: Settings, backend: Backend | None = None,
                  operations: dict[str, Operation] = OPERATIONS) -> None:
         self.backend, self.identity = backend, Identity(settings)
-        self.ledger: Ledger | None = None       # in integrated mode
+        self.ledger: Ledger | None = None       # set in integrated mode only
+        self.traffic = server.Traffic()
         super().__init__(settings, operations, self._life)
         self.counting: Metrics | None = None    # if the settings ask for it
         if settings.metrics.enabled and not settings.metrics.port:
@@ -53,10 +56,10 @@ class Gate(Front):
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         database = self.settings.database
-        async with contextlib.AsyncExitStack() as opened:   # whatever fails from here on closes what is open by then
+        async with contextlib.AsyncExitStack() as opened:   # on a failure, everything opened so far is closed
             backend = self.backend or await open_backend(database.url, serving=True, settings=database)
             opened.push_async_callback(backend.close)
-            self._furnish(engine_over(backend, self.settings))
+            self._add_parts(engine_over(backend, self.settings))
             opened.push_async_callback(self.engine.batches.wait_for_all)
             opened.push_async_callback(self.mcp.close)
             beats, lasting = self.settings.lease_sweep_interval_seconds, self.engine.lasting
@@ -66,17 +69,19 @@ class Gate(Front):
             async with self.guard, self.upkeep, self.ledger or nothing, self.counting or nothing, self._beside():
                 yield
 
-    def _furnish(self, engine: Engine) -> None:
-        """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
-        if self.settings.metrics.enabled:
-            from asyncgate.parts.metrics.counting import Metrics  # what is off costs nothing
-            self.meter = self.counting = Metrics(engine)
-            engine.extend(self.counting)        # first, so that it measures the database alone
-        self.upkeep = Upkeep(engine)
+    def _add_parts(self, engine: Engine) -> None:
+        """Add the ledger, the guard and upkeep to the engine; raises StartupError for contradictory settings."""
         if self.settings.receipt_mode != "standalone":
-            from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
+            from asyncgate.parts.receipts.outbox import Ledger  # it imports the HTTP client, which is large
             self.ledger = Ledger(engine)
+        if self.settings.metrics.enabled:
+            self.meter = self.counting = Metrics(engine, self.ledger)
+            engine.extend(self.counting)        # before the ledger, so that it measures the database alone
+        self.upkeep = Upkeep(engine)
+        if self.ledger is not None:
             engine.extend(self.ledger)
+        self.service = Service(engine, self.traffic, self.mcp.drain)
+        engine.extend(self.service)
         self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
         self.identity.prefer(Keys(self.guard.keys))
         self.opened = True
@@ -95,10 +100,14 @@ class Gate(Front):
 
     def _find_sources(self) -> Sources:
         assert self.counting is not None
-        return Sources(self.counting, self.engine, self.guard, self.upkeep.duties)
+        return Sources(self.counting, self.engine, self.guard.limits, self.upkeep.duties)
+
+    def leave(self) -> float:
+        """Take no new callers; return for how many seconds the server goes on, so that load balancers notice."""
+        return self.service.left_seconds() if self.opened else 0.0
 
     def drain(self) -> None:
-        """Answer the waiting calls; the server is about to stop."""
+        """Answer all waiting calls, because the server is about to stop."""
         if self.opened:
             self.engine.drain()
             self.mcp.drain()
@@ -106,14 +115,15 @@ class Gate(Front):
 
 def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = (),
                   kind: type[Gate] = Gate) -> int:
-    """Serve until a signal comes, with further routes beside the gate's own; return the exit status."""
+    """Serve the gate, and the routes in `beside`, until a signal stops it; return the exit status."""
     gate = kind(settings)
     gate.app.router.routes.extend(beside)
-    said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
+    tell = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
 
-    def listens(url: str) -> None:
+    def announce(url: str) -> None:
         if isinstance(backend := gate.engine.backend, FileBackend):
             backend.announce(url)
-        said(url)
+        tell(url)
 
-    return server.run_server(gate, settings, drain=gate.drain, ready=listens)
+    return server.run_server(gate, settings, drain=gate.drain, ready=announce, leave=gate.leave,
+                             traffic=gate.traffic)

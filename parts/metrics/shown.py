@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from asyncgate import Engine
-    from asyncgate.parts.identity.guard import Guard
+    from asyncgate.parts.identity.limits import Limits
     from asyncgate.parts.metrics.counting import Metrics
     from asyncgate.parts.process.duties import Duty
     from asyncgate.parts.receipts.outbox import Ledger
@@ -28,7 +28,7 @@ class Sources(Struct):
 
     metrics: Metrics
     engine: Engine
-    guard: Guard
+    limits: Limits
     duties: Mapping[str, Duty]
 
     @property
@@ -171,7 +171,7 @@ FAMILIES = (
            "1 while a circuit breaker keeps calls from the ledger or only probes it, else 0.", ("circuit",),
            find_open_circuits),
     Family("asyncgate_limits_degraded", "gauge", "1 while the shared store of rate limits does not answer, else 0.", (),
-           one(lambda sources: sources.guard.limits.degraded)),
+           one(lambda sources: sources.limits.degraded)),
     Family("asyncgate_event_loop_delay_seconds", "histogram",
            "How late the event loop ran a timer; every half second.", (), counted("lateness")),
 )

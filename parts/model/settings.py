@@ -363,6 +363,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     header_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its headers")] = 10.0
     body_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its body")] = 30.0
     shutdown_seconds: Annotated[Duration, says("Seconds open requests have to finish at shutdown")] = 4.0
+    drain_seconds: Annotated[Duration, says("Seconds a stopping gate still serves: load balancers notice")] = 0.0
     mcp_tool_names: Annotated[ToolNames, says("Spelling of MCP tool names in lists; both spellings work")] = "dotted"
     receipt_mode: Annotated[ReceiptMode, says("Whether receipts are kept here or sent to a ledger")] = "standalone"
     receipt_consistency_mode: Annotated[Consistency, says("Whether a change waits for the ledger")] = "eventual"

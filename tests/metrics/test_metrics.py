@@ -183,8 +183,9 @@ async def test_types_beyond_the_limit_are_counted_as_other(serve: Serve) -> None
 async def test_nobody_sees_metrics_without_their_scope(serve: Serve) -> None:
     served = await serve(metrics=ON)
     about: dict[str, Any] = {"name": "p", "principal_kind": "service", "principal_id": "prometheus"}
-    keys = {name: (await served.post("/v1/keys", {**about, **more}))["api_key"] for name, more in {
-        "scraper": {"scopes": ["metrics:read"]}, "agent": {}, "admin": {"role": "admin"}}.items()}
+    asked: dict[str, dict[str, Any]] = {
+        "scraper": {"scopes": ["metrics:read"]}, "agent": {}, "admin": {"role": "admin"}}
+    keys = {name: (await served.post("/v1/keys", {**about, **more}))["api_key"] for name, more in asked.items()}
 
     found = {name: (await served.call("GET", "/metrics", token=key)).status for name, key in keys.items()}
     stranger = await served.call("GET", "/metrics", token=None)
