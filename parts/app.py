@@ -20,6 +20,7 @@ from asyncgate.parts.identity.ways import Identity, Keys
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operations import OPERATIONS
+from asyncgate.parts.process.notify import Notifier
 from asyncgate.parts.receipts.archive import free_storage
 from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
@@ -90,10 +91,18 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
     gate.app.router.routes.extend(beside)
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
 
+    manager = Notifier()
+
     def listens(url: str) -> None:
         if isinstance(backend := gate.engine.backend, FileBackend):
             backend.announce(url)
         said(url)
+        manager.begin(f"serves {url}")
 
-    return server.run_server(gate, settings, drain=gate.drain, ready=listens, leave=gate.leave,
+    def leaves() -> float:
+        seconds = gate.leave()
+        manager.end(seconds + settings.shutdown_seconds + 5)
+        return seconds
+
+    return server.run_server(gate, settings, drain=gate.drain, ready=listens, leave=leaves,
                              traffic=gate.traffic)
