@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -85,8 +86,11 @@ class Gate(Front):
 
 
 def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = (),
-                  kind: type[Gate] = Gate) -> int:
-    """Serve until a signal comes, with further routes beside the gate's own; return the exit status."""
+                  kind: type[Gate] = Gate, handed: list[socket.socket] | None = None, leash: int | None = None) -> int:
+    """Serve until a signal comes, with further routes beside the gate's own; return the exit status.
+
+    A parent process has `handed` over the sockets, and holds the `leash`: see `server.run_server`.
+    """
     gate = kind(settings)
     gate.app.router.routes.extend(beside)
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
@@ -105,4 +109,4 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
         return seconds
 
     return server.run_server(gate, settings, drain=gate.drain, ready=listens, leave=leaves,
-                             traffic=gate.traffic)
+                             traffic=gate.traffic, handed=handed, leash=leash)
