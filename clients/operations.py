@@ -85,7 +85,7 @@ class Complete(TypedDict, total=False):
 
 
 class TaskTerms(TypedDict, total=False):
-    """What may be said of a task beside its type and payload."""
+    """Fields of a task, besides its type and payload."""
 
     tenant_id: str | None
     principal_kind: Kind | None
@@ -374,7 +374,7 @@ CALLS = {
 
 
 class AsyncOperations:
-    """All operations, to await; who makes a request is filled in."""
+    """All operations, async; the client fills in the caller."""
 
     async def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
         """Call an operation and return its reply, decoded into `reply`."""
@@ -900,15 +900,15 @@ class AsyncOperations:
     async def whoami(
         self, *, tenant_id: str | None = None,
     ) -> You:
-        """Tell who the credential stands for, and what it may do.
+        """Tell who the credential belongs to, and what it may do.
 
-        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        With bound: false it belongs to nobody in particular: each request names its caller (principal_id, worker_id).
         """
         return await self.ask("whoami", You, locals())
 
 
 class SyncOperations:
-    """All operations, to call from where nothing can be awaited."""
+    """All operations, for synchronous code; the client fills in the caller."""
 
     def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
         """Call an operation and return its reply, decoded into `reply`."""
@@ -1434,8 +1434,8 @@ class SyncOperations:
     def whoami(
         self, *, tenant_id: str | None = None,
     ) -> You:
-        """Tell who the credential stands for, and what it may do.
+        """Tell who the credential belongs to, and what it may do.
 
-        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        With bound: false it belongs to nobody in particular: each request names its caller (principal_id, worker_id).
         """
         return self.ask("whoami", You, locals())

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -17,14 +16,14 @@ import msgspec
 from asyncgate import __version__
 from asyncgate.backends.sqlite_examination import Holder, read_holder
 from asyncgate.clients.http import Http, Refusal, Unreachable
-from asyncgate.commands.calling import EXIT_BROKEN, EXIT_WRONG, as_json, at_gate
+from asyncgate.commands.calling import EXIT_BROKEN, EXIT_WRONG, add_gate_options, as_json
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import console, escape_text, is_terminal
 from asyncgate.parts.examination import CHECKS, examine
 from asyncgate.parts.examination.installation import Installation
 from asyncgate.parts.model.findings import Examination, Finding, alarm, all_well, note, warn, worst_of
 from asyncgate.parts.model.settings import Configured, SettingsError
-from asyncgate.parts.process.configured import configurable
+from asyncgate.parts.process.options import add_settings_loader
 
 GATE_CHECK = "gate"
 HEALTH_SECONDS = 10.0       # a gate that takes longer to say that it is healthy hangs
@@ -33,8 +32,8 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red
 
 @click.command()
 @as_json
-@at_gate
-@configurable
+@add_gate_options
+@add_settings_loader
 def doctor(load: Callable[[], Configured], at: Connection, as_json: bool) -> None:
     """Examine an installation: settings, file rights, disk, clock, database, TLS, ledger, limits, and a running gate.
 
@@ -148,8 +147,7 @@ def judge_silence(url: str, none: Exception, holder: Holder | None) -> Finding:
                      f"look into its log; if it hangs, stop it (kill {holder.pid}) and start it again")
     if isinstance(none, ValueError):
         return warn(f"the gate at {url} was not asked: {none}", "correct --url, --token or --profile")
-    return alarm(f"no gate answers at {urlsplit(url).netloc or url}: {none}",
-                 "start it with `asyncgate serve`, or correct --url")
+    return alarm(str(none), "start it with `asyncgate serve`, or correct --url")
 
 
 def of_gate(finding: Finding) -> Finding:

@@ -63,7 +63,7 @@ def serve_several(settings: Settings, number: int) -> int:
     try:
         tried = server.bind_sockets(settings.host, settings.port)       # alone: nobody else may have the port
     except OSError as error:
-        return server.tell_cannot_listen(settings.host, settings.port, error)
+        return server.report_bind_failure(settings.host, settings.port, error)
     port = tried[0].getsockname()[1]
     close_all(tried)
     return asyncio.run(Parent(settings, port, number).run())

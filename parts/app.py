@@ -1,4 +1,4 @@
-"""The app: it joins the engine, the guard, the upkeep and the faces into one server over one backend."""
+"""The app: join the engine, the guard, upkeep and the faces into one server over one backend."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Gate(Front):
     def __init__(self, settings: Settings, backend: Backend | None = None,
                  operations: dict[str, Operation] = OPERATIONS) -> None:
         self.backend, self.identity = backend, Identity(settings)
-        self.ledger: Ledger | None = None       # in integrated mode
+        self.ledger: Ledger | None = None       # set in integrated mode only
         self.traffic = server.Traffic()
         super().__init__(settings, operations, self._life)
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         database = self.settings.database
-        async with contextlib.AsyncExitStack() as opened:   # whatever fails from here on closes what is open by then
+        async with contextlib.AsyncExitStack() as opened:   # on a failure, everything opened so far is closed
             backend = self.backend or await open_backend(database.url, serving=True, settings=database)
             opened.push_async_callback(backend.close)
-            self._furnish(engine_over(backend, self.settings))
+            self._add_parts(engine_over(backend, self.settings))
             opened.push_async_callback(self.engine.batches.wait_for_all)
             opened.push_async_callback(self.mcp.close)
             beats, lasting = self.settings.lease_sweep_interval_seconds, self.engine.lasting
@@ -61,11 +61,11 @@ class Gate(Front):
             async with self.guard, self.upkeep, self.ledger or contextlib.nullcontext():
                 yield
 
-    def _furnish(self, engine: Engine) -> None:
-        """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
+    def _add_parts(self, engine: Engine) -> None:
+        """Add the ledger, the guard and upkeep to the engine; raises StartupError for contradictory settings."""
         self.upkeep = Upkeep(engine)
         if self.settings.receipt_mode != "standalone":
-            from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
+            from asyncgate.parts.receipts.outbox import Ledger  # it imports the HTTP client, which is large
             self.ledger = Ledger(engine)
             engine.extend(self.ledger)
         self.service = Service(engine, self.traffic, self.mcp.drain)
@@ -79,7 +79,7 @@ class Gate(Front):
         return self.service.left_seconds() if self.opened else 0.0
 
     def drain(self) -> None:
-        """Answer the waiting calls; the server is about to stop."""
+        """Answer all waiting calls, because the server is about to stop."""
         if self.opened:
             self.engine.drain()
             self.mcp.drain()
@@ -87,26 +87,26 @@ class Gate(Front):
 
 def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = (),
                   kind: type[Gate] = Gate, handed: list[socket.socket] | None = None, leash: int | None = None) -> int:
-    """Serve until a signal comes, with further routes beside the gate's own; return the exit status.
+    """Serve the gate, and the routes in `beside`, until a signal stops it; return the exit status.
 
     A parent process has `handed` over the sockets, and holds the `leash`: see `server.run_server`.
     """
     gate = kind(settings)
     gate.app.router.routes.extend(beside)
-    said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
+    tell = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
 
     manager = Notifier()
 
-    def listens(url: str) -> None:
+    def announce(url: str) -> None:
         if isinstance(backend := gate.engine.backend, FileBackend):
             backend.announce(url)
-        said(url)
+        tell(url)
         manager.begin(f"serves {url}")
 
-    def leaves() -> float:
+    def leave() -> float:
         seconds = gate.leave()
         manager.end(seconds + settings.shutdown_seconds + 5)
         return seconds
 
-    return server.run_server(gate, settings, drain=gate.drain, ready=listens, leave=leaves,
+    return server.run_server(gate, settings, drain=gate.drain, ready=announce, leave=leave,
                              traffic=gate.traffic, handed=handed, leash=leash)

@@ -1,4 +1,4 @@
-"""From the router to the engine: an operation by its path, and the MCP façade, opened on first use."""
+"""REST: from the router to the engine; also opens the MCP façade on first use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncgate.parts.faces.http import (
+    drop_null_members,
     fill_principal,
     make_refusal_headers,
     read_body,
     read_claimed_tenants,
     read_query,
     run_while_connected,
-    without_nulls,
 )
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
@@ -37,7 +37,7 @@ class Endpoint:
 
     def __init__(self, gate: Serving, operations: dict[str, Operation], path: str) -> None:
         self.gate, self.operations = gate, operations
-        self.names = path.partition("{")[2].partition("}")[0]       # the field that the path carries
+        self.names = path.partition("{")[2].partition("}")[0]       # the field that is a path parameter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -74,7 +74,7 @@ class Endpoint:
         return await (run_while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
-        """Read a request: a GET from its query, others from their body; fields in the path override both."""
+        """Read a request: a GET from its query, others from the body; path parameters override both."""
         rule = self.gate.settings.unknown_members
         try:
             query = read_query(scope["query_string"])
@@ -84,7 +84,7 @@ class Endpoint:
                 ask, unknown = op.reader.query(query, rule)
             else:
                 await screen_body(body, self.gate.settings.max_request_values)
-                body = without_nulls(body) if body else b"{}"
+                body = drop_null_members(body) if body else b"{}"
                 await let_others_run(len(body))
                 ask, unknown = op.reader.body(body, rule)
                 if query:
@@ -123,7 +123,7 @@ class Door:
 
     async def _open(self) -> Facade:
         async with self.opening:
-            if self.facade is None:     # otherwise another request opened it meanwhile
+            if self.facade is None:     # another request may have opened it meanwhile
                 kind = await asyncio.to_thread(self.kind)
                 await asyncio.to_thread(kind.prepare, tuple(self.operations.values()))      # 0.3 s
                 self.facade = await kind(self.gate, self.operations, self.version).open()

@@ -1,4 +1,4 @@
-"""What a façade needs from the app that serves it."""
+"""The protocols that an app implements for its faces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Doorkeeper(Protocol):
     enforced: bool          # whether every request is counted
 
     async def resolve(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
-        """Return the caller of a request, and count the call if its operation is known."""
+        """Return the caller of a request; count the call if its operation is known."""
 
     async def known(self, headers: Headers) -> Caller:
         """Return the caller of a credential without counting a call."""
@@ -33,11 +33,11 @@ class Doorkeeper(Protocol):
         """Audit the refusal of a request if it concerns security."""
 
     def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
-        """Audit the refusal of one call of a request that may hold several."""
+        """Audit the refusal of one call in a request that may contain several."""
 
 
 class Serving(Protocol):
-    """An open gate, as its faces see it."""
+    """A running gate, as its faces see it."""
 
     settings: Settings
     engine: Engine
@@ -45,11 +45,11 @@ class Serving(Protocol):
 
     @property
     def guard(self) -> Doorkeeper:
-        """Return who lets requests in."""
+        """Return the guard that authenticates requests."""
 
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = ...) -> None:
         """Send a complete answer with the security headers."""
 
     def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
-        """Return the security headers of an answer, without those that it has itself."""
+        """Return the security headers of an answer, except those in `own`, which it sets itself."""

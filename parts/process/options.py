@@ -1,4 +1,4 @@
-"""The options that every command over settings has."""
+"""The options of every command that reads the settings: --config, --database and --set."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ import click
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Configured, SettingsError, load_settings
 
-__all__ = ["configurable", "configured"]
+__all__ = ["add_settings_loader", "add_settings_options"]
 
 
-class Unready(click.ClickException):
-    """Ends a command that cannot begin; with 2 where the settings are wrong."""
+class StartFailed(click.ClickException):
+    """Ends a command that cannot start; the exit status is 2 if a setting is invalid."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
-        self.exit_code = status     # type: ignore[misc]  # click declares it for the class
+        self.exit_code = status     # type: ignore[misc]  # click declares it on the class
 
 
-def configured(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that every command over settings has, and hand it what they add up to."""
-    @configurable
+def add_settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --config, --database and --set to a command, and pass it the loaded settings."""
+    @add_settings_loader
     @wraps(command)
     def run(load: Callable[[], Configured], **options: Any) -> Any:
         try:
             return command(load(), **options)
         except (SettingsError, StartupError) as wrong:
-            raise Unready(str(wrong), wrong.exit_status) from None
+            raise StartFailed(str(wrong), wrong.exit_status) from None
     return run
 
 
-def configurable(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command these options, and hand it what loads the settings; it raises SettingsError."""
+def add_settings_loader(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, and pass it a function that loads the settings or raises SettingsError."""
     @click.option("--config", metavar="FILE", help="YAML file with settings.")
-    @click.option("--database", metavar="URL", help="Where to store everything, such as sqlite:///gate.db.")
-    @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Any setting that `config` lists.")
+    @click.option("--database", metavar="URL", help="Database URL, such as sqlite:///gate.db.")
+    @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True,
+                  help="Any setting; `asyncgate config` lists them. Repeatable.")
     @wraps(command)
     def run(config: str | None, database: str | None, sets: tuple[str, ...], **options: Any) -> Any:
         flags = {name.strip(): value for name, _, value in (one.partition("=") for one in sets)}
