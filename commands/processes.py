@@ -31,7 +31,7 @@ log = logging.getLogger("asyncgate")
 FROZEN_SECONDS = 60.0       # without a beat, after which a process is killed
 WATCH_SECONDS = 1.0         # between looks at the beats
 YOUNG_SECONDS = 10.0        # a process that ends sooner is replaced later and later
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+SHORTEST_WAIT, LONGEST_WAIT = 0.5, 30.0
 HELD_SECONDS = 2.0          # that a connection may wait for the next process of its place, before others get it
 LEASH = 0                   # the file descriptor that a process watches: its standard input
 
@@ -75,7 +75,7 @@ def close_all(sockets: list[socket.socket]) -> None:
         sock.close()
 
 
-class Place:
+class Slot:
     """One of the processes, whichever it is now, and what outlives it: its sockets and its name."""
 
     def __init__(self, number: int, settings: Settings, port: int, of: int) -> None:
@@ -114,7 +114,7 @@ class Place:
         assert self.process is not None
         status = await self.process.wait()
         old = asyncio.get_running_loop().time() - self.begun_at > YOUNG_SECONDS or self.replaced
-        self.pause = 0.0 if old else min(max(2 * self.pause, FIRST_PAUSE), LONGEST_PAUSE)
+        self.pause = 0.0 if old else min(max(2 * self.pause, SHORTEST_WAIT), LONGEST_WAIT)
         self.process = None
         return status
 
@@ -151,7 +151,7 @@ class Parent:
     """Starts the processes, replaces those that end, and stops them all."""
 
     def __init__(self, settings: Settings, port: int, number: int) -> None:
-        self.places = [Place(n, settings, port, number) for n in range(1, number + 1)]
+        self.places = [Slot(n, settings, port, number) for n in range(1, number + 1)]
         self.where = f"{settings.host}:{port}"
         self.manager = Notifier()
         self.begun, self.status = False, 0
@@ -186,7 +186,7 @@ class Parent:
         log.info("asyncgate %s serves %s with %d processes", __version__, self.where, len(self.places))
         self.manager.begin(f"{len(self.places)} processes serve {self.where}")
 
-    async def _keep(self, place: Place) -> None:
+    async def _keep(self, place: Slot) -> None:
         """Have a process in a place until the gate stops."""
         while True:
             await place.start()
