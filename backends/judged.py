@@ -33,16 +33,16 @@ def judge_outbox(waiting: int, parked: int, oldest_seconds: float, settings: Set
     """Yield what it means that receipts have not reached the ledger."""
     integrated = settings.receipt_mode != "standalone"
     if parked:
-        yield warn(f"{parked} receipts are parked: the ledger refused them",
+        yield warn(f"receipts that are parked, because the ledger refused them: {parked}",
                    "asyncgate reconcile shows why; stop the gate, and `asyncgate reconcile --repair` offers them again")
     if waiting and not integrated:
-        yield alarm(f"{waiting} receipts wait for a ledger, and receipt_mode is standalone: nobody sends them",
+        yield alarm(f"receipts wait for a ledger ({waiting}), and receipt_mode is standalone: nobody sends them",
                     "set receipt_mode and ledger.url back, or fetch what is there with `asyncgate receipts home`")
     elif waiting > settings.ledger.emission_retry.buffer_size or oldest_seconds > OLD_RECEIPT_SECONDS:
-        yield warn(f"{waiting} receipts wait for the ledger, the oldest for {oldest_seconds:,.0f} s",
+        yield warn(f"receipts wait for the ledger ({waiting}), the oldest for {oldest_seconds:,.0f} s",
                    "see what is said of the ledger; receipts are sent as soon as it takes them")
     elif integrated and not parked:
-        yield all_well(f"{waiting} receipts wait for the ledger, none is parked")
+        yield all_well(f"receipts that wait for the ledger: {waiting}; none is parked")
 
 
 def judge_skew(skew: float, unsure: float) -> Iterator[Finding]:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -148,8 +147,7 @@ def judge_silence(url: str, none: Exception, holder: Holder | None) -> Finding:
                      f"look into its log; if it hangs, stop it (kill {holder.pid}) and start it again")
     if isinstance(none, ValueError):
         return warn(f"the gate at {url} was not asked: {none}", "correct --url, --token or --profile")
-    return alarm(f"no gate answers at {urlsplit(url).netloc or url}: {none}",
-                 "start it with `asyncgate serve`, or correct --url")
+    return alarm(str(none), "start it with `asyncgate serve`, or correct --url")
 
 
 def of_gate(finding: Finding) -> Finding:

@@ -111,8 +111,8 @@ async def judge_role(db: Any, database: DatabaseSettings) -> list[Finding]:
         return [all_well(f"the role {role} stays behind the wall between tenants")]
     cure = "connect as asyncgate_app, or as a role that is a member of asyncgate_app alone"
     if database.trusted_role:
-        return [warn(f"the role {role} {' and '.join(strong)}: {FOR_TRIALS}", cure)]
-    return [alarm(f"the role {role} {' and '.join(strong)}, so the wall between tenants does not hold: `serve` refuses "
+        return [warn(f"the role {role} {strong[0]}: {FOR_TRIALS}", cure)]
+    return [alarm(f"the role {role} {strong[0]}, so the wall between tenants does not hold: `serve` refuses "
                   "to start", cure)]
 
 
@@ -193,7 +193,7 @@ async def judge_instances(db: Any, settings: Settings) -> list[Finding]:
             gone = "" if held[0] in living else ", which is gone and whose tasks nobody adopts"
             late, what = now - held[1], f"the lease of task {row[2]} of the gate {held[0]}{gone}"
     return [*found, *judge_overdue(late, what, ", ".join(living), settings),
-            all_well(f"{len(living)} gates serve this database")]
+            all_well(f"gates that serve this database: {len(living)}")]
 
 
 async def judge_tenants(db: Any, settings: Settings) -> list[Finding]:

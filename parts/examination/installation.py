@@ -31,9 +31,10 @@ class Installation(Struct, frozen=True):
     def changed(self, prefix: str) -> list[str]:
         """Return the settings below a name, or with that name, that somebody has set."""
         return [one.name for one in list_settings(Settings)
-                if (one.name == prefix or one.name.startswith(f"{prefix}.")) and self._is_set(one)]
+                if (one.name == prefix or one.name.startswith(f"{prefix}.")) and self.is_set(one)]
 
-    def _is_set(self, one: Setting) -> bool:
+    def is_set(self, one: Setting) -> bool:
+        """Whether somebody has set a setting; a running gate knows only whether it differs from its default."""
         if self.origins:
             return self.origins.get(one.name, "default") != "default"
         return bool(self.value(one.name) != one.default)

@@ -50,7 +50,7 @@ async def check_sending(at: Installation) -> AsyncIterator[Finding]:
     if (ledger := at.running.find_extension(Ledger)) is None:
         return
     circuit, lag = ledger.circuit, await ledger.lag()
-    waits = f"{lag.waiting} receipts wait"
+    waits = f"receipts that wait: {lag.waiting}"
     if circuit == "closed":
         yield all_well(f"receipts go to the ledger; {waits}")
     else:

@@ -11,7 +11,7 @@ from asyncgate.parts.identity.startup import require_strong_token
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
-from asyncgate.parts.model.settings import AuditLogging, Settings, list_settings
+from asyncgate.parts.model.settings import IDLE, AuditLogging, Settings, list_settings
 
 LATE_ADOPTION_SECONDS = 300.0       # a pause between beats after which the tasks of a dead gate wait for long
 RANDOM_KEY = "set ASYNCGATE_API_KEY to a random text: `openssl rand -hex 32` prints one"
@@ -97,7 +97,7 @@ class Idle(NamedTuple):
 
 
 LIMITING = "security.rate_limiting"
-IDLE = [
+IDLE_GROUPS = [
     Idle(lambda s: s.receipt_mode == "standalone", "ledger receipt_consistency_mode", "receipt_mode is standalone"),
     Idle(lambda s: s.receipt_mode == "receiptgate_integrated", "ledger.profile",
          "receipt_mode names the protocol already"),
@@ -125,7 +125,6 @@ IDLE = [
     Idle(lambda s: not on_postgres(s),
          "database.pool_size database.pgbouncer database.direct_url database.archive_url database.notify "
          "database.poll_seconds database.trusted_role", "the database is not Postgres"),
-    Idle(lambda s: True, "database.tasks database.leases database.receipts", "they are notes of the specification"),
 ]
 
 
@@ -161,8 +160,10 @@ def is_weak(token: str) -> bool:
 
 
 def find_idle_settings(at: Installation) -> Iterator[Finding]:
-    """Yield the settings that somebody has set and that decide nothing."""
-    for idle in IDLE:
+    """Yield the settings that somebody has set and that decide nothing, in this release or beside other settings."""
+    yield from (note(f"{one.name} decides nothing: {one.says.removeprefix(IDLE)}", f"unset {one.name}")
+                for one in list_settings(Settings) if one.idle and at.is_set(one))
+    for idle in IDLE_GROUPS:
         names = [name for prefix in idle.names.split() for name in at.changed(prefix)]
         if names and idle.holds(at.settings):
             does = "decides" if len(names) == 1 else "decide"

@@ -21,7 +21,7 @@ from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import PROBES_ONLY
 from asyncgate.backends.postgres import statements as sql
-from asyncgate.conformance.harness import Gate, under
+from asyncgate.conformance.harness import Gate, settings_for_tests, under
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.parts.model.queries import EntryFilter, OutboxFilter, ReceiptFilter, Rows, TaskFilter
 from asyncgate.parts.model.stored import (
@@ -169,7 +169,7 @@ class Listening:
 
 async def tell(backend: Any) -> None:
     """Let a gate do everything that sends another statement."""
-    gate = Gate(Engine(backend), TENANT)
+    gate = Gate(Engine(backend, settings_for_tests()), TENANT)
     ada, w1 = gate.as_agent(), gate.as_worker()
     for _ in range(3):
         await gate.create(type="mine", idempotency_key=str(uuid.uuid4()), max_attempts=2, retry_backoff_seconds=60)
@@ -540,7 +540,7 @@ async def updates(backend: Any, admin: str, least: int) -> tuple[int, int]:
 async def test_heartbeats_touch_no_index(cluster: Cluster) -> None:
     url = await cluster.migrated_database("heartbeats")
     backend: Any = await open_backend(url)
-    gate = Gate(Engine(backend), TENANT)
+    gate = Gate(Engine(backend, settings_for_tests()), TENANT)
     w1 = gate.as_worker()
     for _ in range(10):
         await gate.create()

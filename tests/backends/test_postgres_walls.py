@@ -31,7 +31,7 @@ from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.hosts import as_user
 from asyncgate.clients.http import Exchange
-from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, under
+from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, settings_for_tests, under
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
@@ -430,7 +430,7 @@ async def tables_of(db: Any) -> list[str]:
 async def settle(url: str, admin: str) -> Neighbour:
     """Let the neighbour live."""
     async with connected(admin) as db, backend_of(url) as backend:
-        backend.ids, gate = Numbered(), Gate(Engine(backend), str(uuid.uuid4()))
+        backend.ids, gate = Numbered(), Gate(Engine(backend, settings_for_tests()), str(uuid.uuid4()))
         shared, own = await live(gate, THEIRS), await live_more(gate, THEIRS)
         return Neighbour(gate.tenant_id, shared, own, await tables_of(db))
 
@@ -451,7 +451,7 @@ def our_tenant(url: str) -> str:
 
 async def twin(backend: Any, engine: Engine | None = None) -> Gate:
     """Return a tenant whose ids are the neighbour's, too."""
-    gate = Gate(engine or Engine(backend), str(uuid.uuid4()))
+    gate = Gate(engine or Engine(backend, settings_for_tests()), str(uuid.uuid4()))
     backend.ids = Numbered()
     await live(gate, OURS)
     backend.ids = Ids()
@@ -955,7 +955,7 @@ async def waited_for(admin: str, tenant_id: str, task_id: str) -> None:
 async def test_a_statement_without_its_tenant_still_finds_nothing_of_a_neighbour(
         admin: str, neighbour: Neighbour) -> None:
     async with backend_of(admin, trusted_role=True) as backend:
-        gate = Gate(Engine(backend), str(uuid.uuid4()))
+        gate = Gate(Engine(backend, settings_for_tests()), str(uuid.uuid4()))
         trials = backend.pool = Trials(backend.pool, str(urlsplit(admin).username), gate.tenant_id, neighbour)
         backend.ids = Numbered()
 
@@ -1168,5 +1168,5 @@ async def test_for_trials_it_works_as_the_role_of_the_gate(
             assert await db.fetchval("SELECT current_user") == "asyncgate_app"
 
         assert await sessions(backend, neighbour.tables) == [("", 0)] * POOL
-        gate = Gate(Engine(backend), our_tenant)
+        gate = Gate(Engine(backend, settings_for_tests()), our_tenant)
         assert (await gate.task(neighbour.shared["task_id"])).tenant_id == our_tenant

@@ -467,7 +467,8 @@ def test_a_second_gate_on_a_file_is_told_who_has_it(url: str, database: str) -> 
     done = subprocess.run(asked, env=clean(ASYNCGATE_API_KEY=KEY), capture_output=True, text=True)
 
     assert done.returncode == 1
-    assert re.search(rf"another asyncgate is serving \S+: process \d+ at {re.escape(url)}; only one process", done.stderr)
+    told = rf"another asyncgate is serving \S+: process \d+ at {re.escape(url)}; only one process"
+    assert re.search(told, done.stderr)
 
 
 @pytest.mark.parametrize("made", ["CREATE TABLE books (title)", "CREATE TABLE meta (name, value)"])

@@ -138,6 +138,11 @@ def a_setting_that_decides_nothing(bench: Bench) -> list[str]:
     return ["ledger.url=http://localhost:1"]
 
 
+@fault("settings", "note", "database.leases decides nothing: ", "unset database.leases")
+def a_setting_that_no_release_reads(bench: Bench) -> list[str]:
+    return ["database.leases=postgres"]
+
+
 @fault("settings", "warning", "api_key is easy to guess", "openssl rand -hex 32")
 def a_weak_token(bench: Bench) -> list[str]:
     return ["api_key=change-me"]
@@ -248,7 +253,7 @@ def a_database_that_is_not_there(bench: Bench) -> list[str]:
     return []
 
 
-@fault("database", "error", "is a database of something else", "set database.url to the file of the gate")
+@fault("database", "error", "is a database of another program", "set database.url to the file of the gate")
 def a_database_of_another_program(bench: Bench) -> list[str]:
     bench.file.unlink()
     bench.change("CREATE TABLE songs (title TEXT)")
@@ -276,7 +281,7 @@ def a_database_of_a_newer_release(bench: Bench) -> list[str]:
     return []
 
 
-@fault("database", "error", "was made by a version with another first migration", "asyncgate migrate")
+@fault("database", "error", "with another first migration", "asyncgate migrate")
 def a_database_that_began_otherwise(bench: Bench) -> list[str]:
     bench.change("UPDATE meta SET value = 'f00' WHERE name = 'first_migration'")
     return []
@@ -294,13 +299,13 @@ def a_lease_that_ran_out_while_nobody_served(bench: Bench) -> list[str]:
     return []
 
 
-@fault("database", "warning", "1 receipts are parked", "asyncgate reconcile --repair")
+@fault("database", "warning", "because the ledger refused them: 1", "asyncgate reconcile --repair")
 def a_parked_receipt(bench: Bench) -> list[str]:
     bench.store("outbox", receipt_id="r", state="parked", posted_at=time.time())
     return []
 
 
-@fault("database", "error", "1 receipts wait for a ledger, and receipt_mode is standalone", "set receipt_mode")
+@fault("database", "error", "receipts wait for a ledger (1), and receipt_mode is standalone", "set receipt_mode")
 def receipts_that_nobody_sends(bench: Bench) -> list[str]:
     bench.store("outbox", receipt_id="r", state="waiting", posted_at=time.time())
     return []
@@ -457,7 +462,7 @@ def test_a_gate_that_does_not_answer_is_found(bench: Bench) -> None:
     status, found = bench.examined(options=("--url", NOWHERE))
 
     [away] = [one for one in found if one.check == "gate"]
-    assert (away.severity, away.seen.startswith("no gate answers at 127.0.0.1:9")) == ("error", True)
+    assert (away.severity, away.seen.startswith("no gate answers at http://127.0.0.1:9")) == ("error", True)
     assert "asyncgate serve" in away.cure
     assert status == 1
 
