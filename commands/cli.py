@@ -484,7 +484,7 @@ def conformance(ctx: click.Context, urls: tuple[str, ...]) -> None:
 @as_json
 @add_settings_options
 def migrate(configured: Configured, print_sql: bool, after: int, as_json: bool) -> None:
-    """Create the database, or bring its schema up to date.
+    """Create the database or bring its schema up to date.
 
     On SQLite `serve` does this too.  On Postgres run it as a superuser, or as the database's owner with CREATEROLE,
     before new servers start; servers of the previous release keep running meanwhile.
