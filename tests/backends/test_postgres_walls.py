@@ -246,8 +246,8 @@ def test_an_index_that_a_tenant_does_not_lead_says_why() -> None:
     text = "\n".join(path.read_text() for path in sorted(SCHEMA.glob("*.sql")))
     reasons = dict(re.findall(r"^CREATE (?:UNIQUE )?INDEX (\w+) ON .*?-- (.+)$", text, re.M))
 
-    assert {name for name, reason in reasons.items() if "led by time" in reason} == LED_BY_TIME
-    assert {name for name, reason in reasons.items() if "led by the id" in reason} == LED_BY_ID
+    assert {name for name, reason in reasons.items() if "begins with the time" in reason} == LED_BY_TIME
+    assert {name for name, reason in reasons.items() if "begins with the id" in reason} == LED_BY_ID
 
 
 # Two tenants with rows of every kind, and the same ids of everything.
