@@ -97,7 +97,7 @@ from asyncgate.parts.model.wire import (
     GetTaskHistory, Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext, Leases,
     ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal, Problem,
     ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease, ReportProgress,
-    Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
+    Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
@@ -825,7 +825,7 @@ class Engine:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
         self.check_request(op, caller, ask)     # first: who may not create cannot use up what others may
         carry_out: Callable[[], Awaitable[Any]] = partial(self._carry_out, op, caller, ask)
-        for count_creation in self.on.count_creation if isinstance(ask, CreateTask | CreateTasks) else ():
+        for count_creation in self.on.count_creation if ask.creates else ():
             carry_out = partial(count_creation, caller, len(getattr(ask, "tasks", "1")), carry_out)
         reply = await carry_out()
         for after_call in self.on.after_call:
@@ -900,7 +900,7 @@ class Engine:
 
     # Creating and watching tasks.
 
-    def create_task(self, work: Work, caller: Caller, ask: CreateTask) -> Created:
+    def create_task(self, work: Work, caller: Caller, ask: CreateTask, parents: tuple[str, ...] = ()) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
         The same idempotency key from the same creator again returns the first task and writes nothing.  Next:
@@ -910,7 +910,7 @@ class Engine:
         key = (task.owner_kind, task.owner_id, ask.idempotency_key or "")
         if ask.idempotency_key is not None and (first := work.keys.get(key)):
             return self._repeat_creation(work.tasks[first], task)
-        duty = self.write_receipt(work, EMISSION["create"], task, contract)
+        duty = self.write_receipt(work, EMISSION["create"], task, contract, parents=parents)
         work.add_task(replace(task, duty=duty.receipt_id), needed)
         self._limit_kinds(work)
         for check_new_task in self.on.check_new_task:
@@ -950,7 +950,7 @@ class Engine:
             raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         if not bytes(ask.payload) and ask.payload_pointer is None:
             raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
-        terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
+        terms = {name: held for name in ask.kept if (held := getattr(ask, name)) is not None}
         session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
         task = Task(

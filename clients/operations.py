@@ -188,6 +188,7 @@ class TaskRecord(Struct, kw_only=True):
     progress: Any = None
     progress_at: datetime | None = None
     result: Outcome | None = None
+    rerun_of: str | None = None
 
 
 class Attention(Struct, kw_only=True):
@@ -358,6 +359,7 @@ CALLS = {
     "renew_lease": CallSpec("renew_lease", "POST", "/v1/leases/renew", True, "worker", ()),
     "report_progress": CallSpec("report_progress", "POST", "/v1/tasks/{task_id}/progress", False, "worker", ()),
     "report_schedule": CallSpec("report_schedule", "POST", "/v1/schedules/report", True, "worker", ()),
+    "rerun_task": CallSpec("rerun_task", "POST", "/v1/tasks/{task_id}/rerun", True, "principal", ("idempotency_key",)),
     "restore_archive": CallSpec("restore_archive", "POST", "/v1/archive/{task_id}/restore", False, "", ()),
     "resume_gate": CallSpec("resume_gate", "POST", "/v1/gate/resume", True, "", ()),
     "revoke_key": CallSpec("revoke_key", "POST", "/v1/keys/{key_id}/revoke", False, "", ()),
@@ -784,6 +786,20 @@ class AsyncOperations:
     ) -> Reported:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
         return await self.ask("report_schedule", Reported, locals())
+
+    async def rerun_task(
+        self, task_id: str, *, payload: Any = None, idempotency_key: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Created:
+        """Run an ended task again: a new task with its contract and payload, for the same owner.
+
+        For the owner, or an admin.  The ended task stays as it is; its history names the new task, whose rerun_of names
+        it.
+        A deadline is not taken over, and no delay.  The same idempotency key again returns the first task.
+        """
+        return await self.ask("rerun_task", Created, locals())
 
     async def restore_archive(
         self, task_id: str, *, tenant_id: str | None = None,
@@ -1318,6 +1334,20 @@ class SyncOperations:
     ) -> Reported:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
         return self.ask("report_schedule", Reported, locals())
+
+    def rerun_task(
+        self, task_id: str, *, payload: Any = None, idempotency_key: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Created:
+        """Run an ended task again: a new task with its contract and payload, for the same owner.
+
+        For the owner, or an admin.  The ended task stays as it is; its history names the new task, whose rerun_of names
+        it.
+        A deadline is not taken over, and no delay.  The same idempotency key again returns the first task.
+        """
+        return self.ask("rerun_task", Created, locals())
 
     def restore_archive(
         self, task_id: str, *, tenant_id: str | None = None,

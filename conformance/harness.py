@@ -88,10 +88,10 @@ def body(receipt: ReceiptRecord) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def refused(code: str, **more: Any) -> Iterator[None]:
+def refused(code: str, **more: Any) -> Iterator[pytest.ExceptionInfo[GateError]]:
     """Expect a refusal with this code and these further members."""
     with pytest.raises(GateError) as caught:
-        yield
+        yield caught
     assert caught.value.code == code, str(caught.value)
     assert {name: caught.value.more.get(name) for name in more} == more, str(caught.value)
 

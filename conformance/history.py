@@ -92,7 +92,7 @@ def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
     checks: tuple[Callable[[History], Iterator[str]], ...] = (
         History.i1_kept, History.i2_one_lease, History.i3_fences, History.i4_holders, History.i5_expired,
         History.i6_attempts, History.i7_terminal, History.i8_receipts, History.i9_obligations, History.i10_keys,
-        History.i11_tenants, History.i12_readers, History.order_of_claims)
+        History.i11_tenants, History.i12_readers, History.order_of_claims, History.reruns)
     histories = [History(calls, final, tenant) for tenant in sorted({call.tenant for call in calls} | set(final))]
     return [f"{check.__name__.partition('_')[0].upper()}: {wrong}"
             for history in histories for check in checks for wrong in check(history)]
@@ -178,7 +178,7 @@ class History:
 
     def i1_kept(self) -> Iterator[str]:
         """I1: acknowledged work is not lost."""
-        for call in self.done("create_task"):
+        for call in self.done("create_task", "rerun_task"):
             task_id = said(call)["task_id"]
             if task_id not in self.end.tasks:
                 yield f"task {task_id} was acknowledged and is lost"
@@ -325,7 +325,7 @@ class History:
     def i10_keys(self) -> Iterator[str]:
         """I10: one task per creator and idempotency key."""
         made: dict[tuple[str, str], str] = {}
-        for call in self.done("create_task"):
+        for call in self.done("create_task", "rerun_task"):
             if key := call.ask.get("idempotency_key"):
                 first = made.setdefault((call.by, key), said(call)["task_id"])
                 if first != said(call)["task_id"]:
@@ -367,6 +367,27 @@ class History:
                      if offer["task_id"] in self.end.tasks]
             if known != sorted(known, key=lambda task: (-task.priority, task.task_id)):
                 yield f"a claim of {call.by} got its tasks out of order"
+
+    def reruns(self) -> Iterator[str]:
+        """A task that runs another one again is linked to its end, and the history of that one says so, once."""
+        noted = Counter((event.task_id, json.loads(event.payload)["rerun_as"]) for event in self.end.events
+                        if event.event_type == "task.rerun")
+        made = {(origin, task.task_id): task for task in self.end.tasks.values()
+                if (origin := json.loads(task.terms or "{}").get("rerun_of"))}
+        for (origin, task_id), task in made.items():
+            first, ends = self.end.tasks.get(origin), self.end.chains.get(origin, ())
+            linked = {receipt.parents for receipt in self.end.of(task_id, "task.assigned")}
+            if first is None or (first.owner, first.type, first.payload) != (task.owner, task.type, task.payload):
+                yield f"task {task_id} does not have the contract of task {origin}, which it runs again"
+            elif not any({(receipt.receipt_id,)} == linked and receipt.receipt_type == ENDING_RECEIPTS.get(first.status)
+                         for receipt in ends):
+                yield f"task {task_id} is not linked to the end of task {origin}, which it runs again"
+        yield from (f"task {origin} was noted {noted[origin, task_id]} times as run again by task {task_id}"
+                    for origin, task_id in made.keys() | noted.keys()
+                    if noted[origin, task_id] != 1 or (origin, task_id) not in made)
+        for call in self.done("rerun_task"):
+            if (call.ask["task_id"], said(call)["task_id"]) not in made:
+                yield f"a rerun of task {call.ask['task_id']} was acknowledged and is lost"
 
 
 def in_turn(fences: list[int], skipped: list[int]) -> bool:

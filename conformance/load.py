@@ -28,7 +28,8 @@ REST = {
     "renew_lease": "POST /v1/leases/renew", "release_lease": "POST /v1/leases/release",
     "start_task": "POST /v1/tasks/{task_id}/running", "report_progress": "POST /v1/tasks/{task_id}/progress",
     "complete": "POST /v1/tasks/{task_id}/complete", "fail": "POST /v1/tasks/{task_id}/fail",
-    "cancel_task": "POST /v1/tasks/{task_id}/cancel", "list_receipts": "GET /v1/receipts", "health": "GET /v1/health"}
+    "cancel_task": "POST /v1/tasks/{task_id}/cancel", "rerun_task": "POST /v1/tasks/{task_id}/rerun",
+    "list_receipts": "GET /v1/receipts", "health": "GET /v1/health"}
 
 
 class OneTenant(Around):
@@ -260,6 +261,15 @@ class Load:
                 await client.ask("get_task", task_id=draw.choice(mine[-50:]))
             if mine and draw.random() < 0.05:
                 await client.insist("cancel_task", task_id=draw.choice(mine[-20:]))
+            if mine and draw.random() < 0.1:
+                await self.rerun(client, draw.choice(mine[-50:]), mine)
+
+    async def rerun(self, client: Client, task_id: str, mine: list[str]) -> None:
+        """Run a task again, if it has ended."""
+        made = await client.insist("rerun_task", task_id=task_id, idempotency_key=f"again-{client.by}-{self.next()}")
+        if made.reply:
+            mine.append(made.reply["task_id"])
+            self.made.append(mine[-1])
 
     async def worker(self, name: str) -> None:
         """Claim tasks and end them in some way, or abandon them."""

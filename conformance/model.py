@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncgate.parts.model.wire import Ask, CreateTask, LeaseNext, Principal
+from msgspec.structs import replace
+
+from asyncgate.parts.model.wire import Ask, CreateTask, LeaseNext, Principal, Timeouts
 
 GATE = Principal("asyncgate", "asyncgate-1")
 ENDED = ("succeeded", "failed", "canceled")
@@ -98,6 +100,8 @@ class Task:
     next_eligible_at: float | None
     deadline_at: float | None
     duty: str = ""
+    ended_by: str = ""                  # the receipt of its end; of a success that was located later, the located one
+    rerun_of: str | None = None
     status: str = "queued"
     attempt: int = 0
     expiries: int = 0
@@ -130,7 +134,7 @@ class Task:
                 "obligation_open": self.owed, "started_at": self.started_at, "progress": self.progress,
                 "next_eligible_at": self.next_eligible_at if self.status == "queued" else None,
                 "leased_to": live and show_principal(live.worker), "lease_expires_at": live and live.expires_at,
-                "created_by": owned(self.owner), "priority": self.priority}
+                "created_by": owned(self.owner), "priority": self.priority, "rerun_of": self.rerun_of}
 
 
 class Model:
@@ -154,9 +158,14 @@ class Model:
 
     def create_task(self, by: Principal, ask: CreateTask) -> Reply:
         """Create one task per creator and key; a replay returns the first task, with a mark if the body differs."""
+        return self.make_task(by, ask, None)
+
+    def make_task(self, by: Principal, ask: CreateTask, origin: Task | None) -> Reply:
+        """Create a task, perhaps from another one."""
         first = [task for task in self.tasks.values()
                  if ask.idempotency_key and task.ask.idempotency_key == ask.idempotency_key and same(task.owner, by)]
-        contract = contract_of(ask, by)
+        named = {"rerun_of": origin.task_id if origin else None}
+        contract = contract_of(ask, by), named
         if first and first[0].contract != contract and self.rules.refuse_mismatch:
             raise ModelRefusal("idempotency_conflict")
         if first:
@@ -168,7 +177,9 @@ class Model:
                     self.now + ask.delay_seconds if ask.delay_seconds else None,
                     ask.timeouts.deadline.timestamp() - self.epoch if ask.timeouts and ask.timeouts.deadline else None)
         self.tasks[task.task_id] = task
-        task.duty = self.emit("task.assigned", by, by, task, assignment(ask)).receipt_id
+        task.rerun_of = named["rerun_of"]
+        task.duty = self.emit("task.assigned", by, by, task, {**assignment(ask), **named},
+                              [origin.ended_by] if origin else []).receipt_id
         return {"task_id": task.task_id, "status": "queued", "payload_differs": False}
 
     def get_task(self, by: Principal, ask: Any) -> Reply:
@@ -201,6 +212,19 @@ class Model:
         if task.held:
             task.held, task.expiries, task.lost_to, task.next_eligible_at = None, 0, [], None
         return {"ok": True, "status": task.status}
+
+    def rerun_task(self, by: Principal, ask: Any) -> Reply:
+        """Make a task with the contract of an ended one, for its owner; without its deadline and its delay."""
+        task = self.own(by, ask.task_id)
+        if task.status not in ENDED:
+            raise ModelRefusal("invalid_state_transition")
+        if bytes(ask.payload):      # for a task that has lost its own
+            raise ModelRefusal("invalid_request")
+        lease_ttl = task.ask.timeouts and task.ask.timeouts.lease_ttl_seconds
+        again = replace(task.ask, idempotency_key=ask.idempotency_key, delay_seconds=None,
+                        principal_ai=task.ask.principal_ai or task.owner.id,
+                        timeouts=Timeouts(lease_ttl_seconds=lease_ttl) if lease_ttl else None)
+        return self.make_task(by if same(by, task.owner) else task.owner, again, task)
 
     def attach_artifacts(self, by: Principal, ask: Any) -> Reply:
         """Locate a result, for the owner, the worker that completed it, or an admin."""
@@ -497,6 +521,7 @@ class Model:
 
     def result_ready(self, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
         """Write task.result_ready to the owner, after any terminal receipt."""
+        task.ended_by = ended.receipt_id
         self.emit("task.result_ready", GATE, task.owner, task, {"status": task.status, **news}, [ended.receipt_id])
 
     def anomaly(self, task: Task, kind: str, lease: Lease | None, **details: Any) -> None:

@@ -154,6 +154,21 @@ async def test_what_parents_join_moves_together(gate: Gate, folder: Path) -> Non
     await sound(gate, folder)
 
 
+async def test_a_task_whose_end_is_archived_is_run_again_and_linked_to_it(gate: Gate, folder: Path) -> None:
+    offer = await gate.finished()
+    end = await gate.receipt(offer.task_id, "task.completed")
+    gate.skip(29 * DAY)
+    await gate.as_admin().run_archive()
+    gate.skip(2 * DAY)
+    await gate.as_admin().run_archive()
+    assert (await gate.task(offer.task_id)).status == "succeeded"       # only its receipts have moved
+
+    made = await gate.as_agent().rerun_task(task_id=offer.task_id)
+
+    assert (await gate.receipt(made.task_id, "task.assigned")).parents == [end.receipt_id]
+    await sound(gate, folder)
+
+
 async def test_what_cannot_move_keeps_nothing_else_from_it(gate: Gate, folder: Path) -> None:
     for story in (unlocated, leased, owed, acknowledged_lately):
         await gate.finished()

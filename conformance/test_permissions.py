@@ -19,7 +19,8 @@ pytestmark = pytest.mark.anyio
 MATRIX: dict[str, tuple[str, str]] = {
     "create_task": ("agent admin", "tasks:write"), "create_tasks": ("agent admin", "tasks:write"),
     "run_task": ("agent admin", "tasks:write"), "cancel_task": ("agent admin", "tasks:write"),
-    "release_hold": ("agent admin", "tasks:write"), "list_tasks": ("agent admin", "tasks:read"),
+    "release_hold": ("agent admin", "tasks:write"), "rerun_task": ("agent admin", "tasks:write"),
+    "list_tasks": ("agent admin", "tasks:read"),
     "get_task": ("agent worker admin", "tasks:read tasks:lease"),
     "get_task_history": ("agent worker admin", "tasks:read tasks:lease"),
     "attach_artifacts": ("agent worker admin", "tasks:write tasks:lease"),

@@ -163,6 +163,16 @@ class Programs(RuleBasedStateMachine):
         task_id = self.some_task(pick)
         self.perform(who or self.owner_of(task_id), "release_hold", task_id=task_id)
 
+    @rule(who=rarely(any_owner), pick=picks, key=st.sampled_from([None, None, "k1", "k2", "again"]),
+          payload=rarely(st.sampled_from(PAYLOADS)), done=st.booleans())
+    def rerun(self, who: Who | None, pick: int, key: str | None, payload: Any, done: bool) -> None:
+        task_id = self.done[-1 - pick % len(self.done)] if done else self.some_task(pick)
+        owner = self.owner_of(task_id)
+        given = {} if payload is None else {"payload": payload}
+        if made := self.perform(who or owner, "rerun_task", task_id=task_id, idempotency_key=key, **given):
+            self.tasks.append(made["task_id"])
+            self.owners.setdefault(made["task_id"], owner)
+
     @rule(who=rarely(anybody), pick=picks, done=st.booleans(), artifacts=st.sampled_from(ARTIFACTS),
           proof=st.sampled_from(PROOFS))
     def attach(self, who: Who | None, pick: int, done: bool, artifacts: Any, proof: Any) -> None:
