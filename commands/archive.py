@@ -13,7 +13,7 @@ from asyncgate.parts.model.wire import Receipts
 
 @click.group(cls=CommandGroup)
 def archive() -> None:
-    """Move old receipts of a gate to its archive, list them there, and restore them."""
+    """Move old receipts of a gate to its archive; list and restore archived receipts."""
 
 
 @archive.command("run")

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from asyncgate import FENCES_SKIPPED, Operation, __version__, backends
 from asyncgate.clients.http import DEFAULT_URL
-from asyncgate.commands import calling, verdicts
+from asyncgate.commands import calling, verdicts, watching
 from asyncgate.commands.bench.command import bench, bench_server
 from asyncgate.commands.calling import (
     CREDENTIAL,
@@ -254,7 +254,7 @@ class OperationCommand(click.Command):
         formatter.write_text("JSON is given inline, as @file.json, or as - for standard input.")
 
     def _section(self, param: click.Parameter) -> str:
-        if param in CONNECTION or param.is_eager:
+        if param in (*CONNECTION, watching.WATCH) or param.is_eager:
             return "Options"
         return "Caller, if the credential does not name one" if param.name in CALLER else "Fields"
 
@@ -264,7 +264,7 @@ def make_command(op: Operation) -> click.Command:
     fields = list_fields(op.takes)
 
     def run(url: str | None, token: str | None, profile: str | None, as_json: bool, data: msgspec.Raw | None,
-            **given: Any) -> None:
+            every_seconds: float | None = None, **given: Any) -> None:
         if whose := given.pop("whose", None):
             given["tenant"] = given.get("tenant") or whose
         said = {name: split_names(value) if isinstance(value, tuple) else value for name, value in given.items()
@@ -273,9 +273,13 @@ def make_command(op: Operation) -> click.Command:
         if missing := [name for name, field in fields.items() if is_needed(op.takes, field) and name not in body]:
             spelled = missing[0].upper() if missing[0] in op.takes.needed[:1] else "--" + missing[0].replace("_", "-")
             raise click.UsageError(f"{op.name} needs {spelled}")
-        call_and_print(op, calling.find_connection(profile, url, token), body, as_json)
+        at = calling.find_connection(profile, url, token)
+        if every_seconds is not None:
+            return watching.watch_list(op, at, body, every_seconds, as_json)
+        call_and_print(op, at, body, as_json)
 
-    params = [*(make_option(op, field) for field in fields.values()), *make_tenant_options(op), *CONNECTION]
+    params = [*(make_option(op, field) for field in fields.values()), *make_tenant_options(op), *CONNECTION,
+              *([watching.WATCH] if watching.is_watchable(op) else [])]
     return OperationCommand(op.name.replace("_", "-"), callback=run, params=params, short_help=op.summary.rstrip("."),
                             help=f"{op.summary}\n\n{op.text.strip()}\n\n{MORE_HELP.get(op.name, '')}".strip())
 
@@ -480,7 +484,7 @@ def conformance(ctx: click.Context, urls: tuple[str, ...]) -> None:
 @as_json
 @add_settings_options
 def migrate(configured: Configured, print_sql: bool, after: int, as_json: bool) -> None:
-    """Create the database, or bring its schema up to date.
+    """Create the database or bring its schema up to date.
 
     On SQLite `serve` does this too.  On Postgres run it as a superuser, or as the database's owner with CREATEROLE,
     before new servers start; servers of the previous release keep running meanwhile.

@@ -52,11 +52,20 @@ def main() -> None:
 @main.command()
 @click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 for any free port.")
+@click.option("--processes", type=click.IntRange(1, 256), default=1, metavar="NUMBER",
+              help="Processes that share the port, on Postgres; default 1.")
+@click.option("--sockets", "handed", hidden=True)       # what a parent hands over to each of them
 @add_settings_options
-def serve(configured: Configured) -> None:
+def serve(configured: Configured, processes: int, handed: str | None) -> None:
     """Serve the gate until SIGTERM or Ctrl-C: running requests finish, and waiting polls are answered."""
-    from asyncgate.parts.app import serve_forever
     start_logging(configured.settings)
     require_safe_start(configured.settings)
+    if handed is not None:
+        from asyncgate.commands.processes import serve_as_one_of_several
+        sys.exit(serve_as_one_of_several(configured.settings, handed))
     warn_of_idle_settings(configured)
+    if processes > 1:
+        from asyncgate.commands.processes import serve_several
+        sys.exit(serve_several(configured.settings, processes))
+    from asyncgate.parts.app import serve_forever
     sys.exit(serve_forever(configured.settings))

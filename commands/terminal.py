@@ -20,6 +20,7 @@ from asyncgate.commands import remembered
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -81,17 +82,22 @@ def format_title(column: str) -> str:
 
 def draw_table(columns: Sequence[str], rows: Rows, on: Console) -> None:
     """Draw a table that fits the window."""
+    on.print(make_table(columns, rows, on.width))
+
+
+def make_table(columns: Sequence[str], rows: Rows, width: int) -> Table:
+    """Return a table that fits into a width."""
     from rich.table import Table
     from rich.text import Text
 
     cells = fill_cells(columns, rows)
-    widths = fit_widths(cells, on.width)
+    widths = fit_widths(cells, width)
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, width in widths.items():
         drawn.add_column(format_title(name), width=width, no_wrap=True, overflow="ellipsis")
     for at in range(len(rows)):
         drawn.add_row(*(Text(cells[name][at], STYLES.get(cells[name][at], "")) for name in widths))
-    on.print(drawn)
+    return drawn
 
 
 def fit_widths(cells: dict[str, list[str]], room: int) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from asyncgate.parts.identity.ways import Identity, Keys
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operations import OPERATIONS
+from asyncgate.parts.process.notify import Notifier
 from asyncgate.parts.receipts.archive import free_storage
 from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
@@ -84,16 +86,27 @@ class Gate(Front):
 
 
 def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = (),
-                  kind: type[Gate] = Gate) -> int:
-    """Serve the gate, and the routes in `beside`, until a signal stops it; return the exit status."""
+                  kind: type[Gate] = Gate, handed: list[socket.socket] | None = None, leash: int | None = None) -> int:
+    """Serve the gate, and the routes in `beside`, until a signal stops it; return the exit status.
+
+    A parent process has `handed` over the sockets, and holds the `leash`: see `server.run_server`.
+    """
     gate = kind(settings)
     gate.app.router.routes.extend(beside)
     tell = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
+
+    manager = Notifier()
 
     def announce(url: str) -> None:
         if isinstance(backend := gate.engine.backend, FileBackend):
             backend.announce(url)
         tell(url)
+        manager.begin(f"serves {url}")
 
-    return server.run_server(gate, settings, drain=gate.drain, ready=announce, leave=gate.leave,
-                             traffic=gate.traffic)
+    def leave() -> float:
+        seconds = gate.leave()
+        manager.end(seconds + settings.shutdown_seconds + 5)
+        return seconds
+
+    return server.run_server(gate, settings, drain=gate.drain, ready=announce, leave=leave,
+                             traffic=gate.traffic, handed=handed, leash=leash)

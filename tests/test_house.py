@@ -32,7 +32,7 @@ BESIDE = (
     "hatch_build.py",
     "pyproject.toml",
 )
-TEXT = {".css", ".html", ".js", ".json", ".md", ".py", ".sql", ".yaml"}
+TEXT = {".css", ".html", ".js", ".json", ".md", ".py", ".service", ".sh", ".sql", ".tpl", ".yaml"}
 
 BANNERS = [
     "VOCABULARY",
@@ -140,7 +140,7 @@ def undocumented(path: Path, overridden: set[str]) -> list[str]:
 
 def house() -> list[Path]:
     """All text of the house."""
-    parts = (path for part in (*PARTS, "docs", "skills", "tests") for path in (ROOT / part).rglob("*"))
+    parts = (path for part in (*PARTS, "deploy", "docs", "skills", "tests") for path in (ROOT / part).rglob("*"))
     return [GATE, *(ROOT / name for name in BESIDE), *sorted(path for path in parts if path.suffix in TEXT)]
 
 

@@ -16,6 +16,8 @@ import gc
 import json
 import logging
 import math
+import os
+import signal
 import socket
 import ssl
 import sys
@@ -130,6 +132,8 @@ def run_server(
     ready: Callable[[str], None] = _ignore_url,
     leave: Callable[[], float] = _at_once,
     traffic: Traffic | None = None,
+    handed: list[socket.socket] | None = None,
+    leash: int | None = None,
 ) -> int:
     """Serve the app until SIGTERM or SIGINT and return the exit status.
 
@@ -137,18 +141,20 @@ def run_server(
     `leave()` is called in the event loop when the shutdown begins: it returns for how many seconds to keep serving.
     `drain()` is called after that time: it must answer waiting polls and let no later poll wait.
     A second signal aborts all running requests and makes the status 1.
+    A parent process has `handed` over bound sockets; the end of the file `leash` means as much as SIGTERM.
     """
     try:
         context = make_tls_context(settings.security.tls)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         return _report_bad_certificate(settings.security.tls, error)
     try:
-        sockets = bind_sockets(settings.host, settings.port)
+        sockets = handed or bind_sockets(settings.host, settings.port)
     except OSError as error:
-        return _report_bind_failure(settings.host, settings.port, error)
+        return report_bind_failure(settings.host, settings.port, error)
     traffic = traffic or Traffic()
     server = HttpServer(make_config(app, settings, context, traffic), drain=drain, ready=ready, leave=leave)
     traffic.state = server.server_state
+    server.leash = leash
     try:
         server.run(sockets)
     finally:
@@ -178,15 +184,18 @@ def _report_bad_certificate(tls: Tls, error: Exception) -> int:
     return 2
 
 
-def bind_sockets(host: str, port: int) -> list[socket.socket]:
-    """Bind every address of the host; run before the app starts, so that a port in use fails early."""
+def bind_sockets(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
+    """Bind every address of the host; run before the app starts, so that a port in use fails early.
+
+    A `shared` address may be bound again by this user; each of the sockets gets a part of the connections.
+    """
     sockets: list[socket.socket] = []
     skipped: list[OSError] = []
     for family, kind, proto, _, address in _find_addresses(host, port):
         # Port 0 means one free port for all addresses.
         where = (address[0], sockets[0].getsockname()[1] if sockets else port, *address[2:])
         try:
-            sockets.append(_bind_socket(family, kind, proto, where))
+            sockets.append(_bind_socket(family, kind, proto, where, shared))
         except OSError as error:
             # `localhost` includes ::1 even on machines without IPv6; any other failure is raised.
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -204,10 +213,10 @@ def _find_addresses(host: str, port: int) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def _bind_socket(family: int, kind: int, proto: int, address: Any) -> socket.socket:
+def _bind_socket(family: int, kind: int, proto: int, address: Any, shared: bool) -> socket.socket:
     sock = socket.socket(family, kind, proto)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
@@ -217,7 +226,8 @@ def _bind_socket(family: int, kind: int, proto: int, address: Any) -> socket.soc
     return sock
 
 
-def _report_bind_failure(host: str, port: int, error: OSError) -> int:
+def report_bind_failure(host: str, port: int, error: OSError) -> int:
+    """Say why the port cannot be used; return the exit status."""
     print(f"asyncgate: cannot listen on {host}:{port}: {error.strerror or error}", file=sys.stderr)
     return 1
 
@@ -275,12 +285,15 @@ class HttpServer(uvicorn.Server):
         self.drain = drain
         self.ready = ready
         self.leave = leave
+        self.leash: int | None = None
         self.status = 0
         self.loop: asyncio.AbstractEventLoop
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on sockets from `bind_sockets` until told to stop."""
         self.loop = asyncio.get_running_loop()
+        if self.leash is not None:
+            self.loop.add_reader(self.leash, self._let_go)
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -295,7 +308,7 @@ class HttpServer(uvicorn.Server):
         try:
             self.servers = [await self._listen(sock) for sock in sockets or ()]
         except OSError as error:
-            self.status = _report_bind_failure(self.config.host, self.config.port, error)
+            self.status = report_bind_failure(self.config.host, self.config.port, error)
             self.should_exit = True
             await self.lifespan.shutdown()
         else:
@@ -364,6 +377,13 @@ class HttpServer(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self.loop.call_soon_threadsafe(self._interrupt)
+
+    def _let_go(self) -> None:
+        """Stop in order: the parent process says so, or has died."""
+        if self.leash is not None and not os.read(self.leash, 1):
+            self.loop.remove_reader(self.leash)
+            if not self.should_exit:        # else a signal came first
+                self.handle_exit(signal.SIGTERM, None)
 
     def _interrupt(self) -> None:
         if self.force_exit or not self.started:

@@ -85,7 +85,7 @@ def test_profiles_are_listed_without_their_credentials_and_forgotten(url: str) -
     assert json.loads(listed.stdout) == {"profiles": [{"profile": "default", "url": url, "credential": "yes"}]}
     assert run("logout").exit_code == 0
     assert run("logout").exit_code == 4
-    assert run("profiles").stdout.startswith("nothing")
+    assert run("profiles").stdout.startswith("no profiles")
 
 
 def test_a_file_of_profiles_that_others_may_read_is_refused(url: str, home: Path) -> None:

@@ -281,6 +281,13 @@ def ask(live: Live, path: str, method: str = "GET") -> tuple[int, dict[str, str]
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}
 
 
+def ended(live: Live) -> int:
+    """Wait for the end of a process; return its status."""
+    status = live.process.wait(PATIENCE_SECONDS)
+    live.kill()     # which closes what it wrote to
+    return status
+
+
 def test_connections_close_behind_their_answer_while_a_gate_drains(live: Live) -> None:
     assert "connection" not in ask(live, "/v1/config")[1]
 
@@ -301,7 +308,7 @@ def test_a_gate_that_is_told_to_stop_says_so_before_it_stops_listening(start: Ca
         pass
     status, headers = ask(live, "/v1/config")
     assert (status, headers["connection"]) == (200, "close")
-    assert live.process.wait(PATIENCE_SECONDS) == 0
+    assert ended(live) == 0
 
 
 def test_a_second_signal_ends_the_time_that_load_balancers_have(start: Callable[..., Live]) -> None:
@@ -312,4 +319,4 @@ def test_a_second_signal_ends_the_time_that_load_balancers_have(start: Callable[
 
     live.process.send_signal(signal.SIGTERM)
 
-    assert live.process.wait(PATIENCE_SECONDS) == 1
+    assert ended(live) == 1
