@@ -11,7 +11,8 @@ from asyncgate.parts.examination import CHECKS, Check, examine
 from asyncgate.parts.examination.installation import Installation
 from asyncgate.parts.identity.admin import require_operator
 from asyncgate.parts.identity.guard import Guard
-from asyncgate.parts.model.findings import Examination, ExamineGate, Finding, alarm, all_well, warn, worst_of
+from asyncgate.parts.model.findings import Examination, ExamineGate, Finding, alarm, all_well, note, warn, worst_of
+from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -70,7 +71,23 @@ def check_shared_limits(at: Installation) -> Iterator[Finding]:
         yield all_well("calls are counted")
 
 
-RUNNING: dict[str, Check] = {"upkeep": check_upkeep, "sending": check_sending, "counting": check_shared_limits}
+async def check_service(at: Installation) -> AsyncIterator[Finding]:
+    """Look whether this process takes new callers."""
+    if at.running is None or (service := at.running.find_extension(Service)) is None:
+        return
+    ready = await service.readiness()
+    if ready.draining:
+        yield note("this gate drains: load balancers send it nobody new",
+                   "`asyncgate resume-gate` takes new callers again; or stop it when nothing is left")
+    if ready.database and not ready.joined:
+        yield alarm("this gate has lost its lock in the database: others take its tasks over",
+                    "see `no locks` in its log; it tries again by itself, else restart it")
+    if ready.ready:
+        yield all_well("this gate takes new callers")
+
+
+RUNNING: dict[str, Check] = {
+    "service": check_service, "upkeep": check_upkeep, "sending": check_sending, "counting": check_shared_limits}
 
 
 async def examine_gate(engine: Engine, caller: Caller, ask: ExamineGate) -> Examination:

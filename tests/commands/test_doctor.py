@@ -32,6 +32,8 @@ from asyncgate.commands.main import main
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.parts.model.findings import Examination, Finding
 from tests.conftest import TOKEN, Live
+from tests.identity.test_limits_redis import started
+from tests.support.receiptgate_stand_in import KEY, StandIn, served
 
 STRONG = "correct-horse-battery-staple-42"
 NOWHERE = "http://127.0.0.1:9"
@@ -429,6 +431,32 @@ def test_a_ledger_that_refuses_the_credential_is_found(bench: Bench) -> None:
     assert "ledger.auth_token" in no.cure
     assert STRONG not in no.seen
     assert [one.severity for one in taken if one.check == "ledger"] == ["ok"]
+
+
+def test_a_receiptgate_that_refuses_the_credential_is_found(bench: Bench) -> None:
+    with served(StandIn()) as url:
+        asked = ["receipt_mode=receiptgate_integrated", f"ledger.url={url}", "ledger.timeout_ms=30000"]
+
+        _, refused = bench.examined(*asked, f"ledger.auth_token={STRONG}")
+        _, taken = bench.examined(*asked, f"ledger.auth_token={KEY}")
+
+    [no] = [one for one in refused if one.check == "ledger"]
+    assert (no.severity, "refuses the gate's credential" in no.seen) == ("error", True)
+    assert "ledger.auth_token" in no.cure
+    assert [one.severity for one in taken if one.check == "ledger"] == ["ok"]
+
+
+def test_a_store_of_the_limits_is_well_until_it_is_killed(bench: Bench) -> None:
+    limiting = "security.rate_limiting"
+    with started() as valkey:
+        asked = [f"{limiting}.enabled=true", f"{limiting}.storage=redis", f"{limiting}.redis_url={valkey.url}",
+                 f"{limiting}.store_timeout_seconds=30"]
+        _, there = bench.examined(*asked)
+        valkey.kill()
+        _, gone = bench.examined(*asked)
+
+    assert [[one.severity for one in found if one.check == "limits"] for found in (there, gone)] == [
+        ["ok"], ["warning"]]
 
 
 @pytest.fixture

@@ -62,7 +62,8 @@ async def test_nobody_but_the_operator_may_examine_a_gate(served: Served) -> Non
 
 
 async def test_a_healthy_gate_has_no_finding(served: Served) -> None:
-    assert [(one.check, one.severity) for one in await found_in(served)] == [("upkeep", "ok")]
+    assert [(one.check, one.severity) for one in await found_in(served)] == [
+        ("service", "ok"), ("upkeep", "ok")]
 
 
 async def test_a_job_that_fails_is_found(tmp_path: Path) -> None:
@@ -76,16 +77,24 @@ async def test_a_job_that_fails_is_found(tmp_path: Path) -> None:
         [found] = [one for one in await found_in(Served(gate)) if "job sweep" in one.seen]
 
     assert (found.check, found.severity) == ("upkeep", "error")
-    assert "the last run of the job sweep failed with DatabaseUnavailable (1 of " in found.seen
+    assert "the last run of the job sweep failed with DatabaseUnavailable (" in found.seen
     assert "`upkeep: sweep failed` in the gate's log" in found.cure
 
 
 async def test_jobs_that_hang_are_found(served: Served) -> None:
-    found = await found_in(served, later=DAY)
+    found = [one for one in await found_in(served, later=DAY) if one.check == "upkeep"]
 
     assert {one.severity for one in found} == {"error"}
     assert {one.seen.split()[2] for one in found} >= {"sweep", "beat", "presence"}
     assert all("restart the gate" in one.cure for one in found)
+
+
+async def test_a_gate_that_drains_says_so(served: Served) -> None:
+    await served.post("/v1/gate/drain")
+
+    [found] = [one for one in await found_in(served) if one.check == "service"]
+
+    assert (found.severity, "asyncgate resume-gate" in found.cure) == ("note", True)
 
 
 async def test_an_open_circuit_breaker_is_found(serve: Serve) -> None:
