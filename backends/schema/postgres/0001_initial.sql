@@ -303,7 +303,7 @@ CREATE TABLE asyncgate.api_keys (           -- issued keys; the secret of a key 
     places          text,                   -- JSON array: the networks that it was used from, the last one first
     PRIMARY KEY (tenant_id, key_id)
 );
-CREATE UNIQUE INDEX api_keys_id ON asyncgate.api_keys (key_id);    -- led by the id, which says whose it is
+CREATE UNIQUE INDEX api_keys_id ON asyncgate.api_keys (key_id);    -- begins with the id, which says whose it is
 
 CREATE TABLE asyncgate.audit (              -- append-only: no role may change or delete a row
     tenant_id       uuid NOT NULL,

@@ -253,7 +253,7 @@ CREATE TABLE api_keys (                     -- issued keys; the secret of a key 
     places          TEXT,                   -- JSON array: the networks that it was used from, the last one first
     PRIMARY KEY (tenant_id, key_id)
 ) WITHOUT ROWID;
-CREATE UNIQUE INDEX api_keys_id ON api_keys (key_id);    -- led by the id, which says whose it is
+CREATE UNIQUE INDEX api_keys_id ON api_keys (key_id);    -- begins with the id, which says whose it is
 
 CREATE TABLE audit (                        -- append-only: see the triggers
     tenant_id       TEXT NOT NULL,
