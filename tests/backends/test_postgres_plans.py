@@ -86,7 +86,7 @@ INSERT INTO asyncgate.archived
 SELECT {tenant}, 'away-' || n, 'task-' || n / 4, 'task.accepted', 'segment', n, 'digest', 'chain', '[]'
 FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.schedules
-SELECT {tenant}, 's-' || n, 'agent', 'agent-' || n % 50, 'worker', 'cron', 'c', true, n, 60, 
+SELECT {tenant}, 's-' || n, 'agent', 'agent-' || n % 50, 'worker', 'cron', 'c', true, n, 60,
     CASE WHEN n % 2 = 0 THEN n END
 FROM generate_series(1, {tasks} / 10) AS n;
 INSERT INTO asyncgate.presences
