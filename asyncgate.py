@@ -6,7 +6,7 @@ It imports words (parts/model) and the tools of a process (parts/process); all t
 
     backends/        databases, found by the scheme of a URL
     parts/identity   from a credential to a caller, and what that caller may use
-    parts/receipts   what happens to receipts: ledger, outbox, seals, archive
+    parts/receipts   what happens to receipts: ledger, outbox, seals, archive; parts/metrics counts for Prometheus
     parts/faces      REST, MCP, OpenAPI, the lease protocol, the HTTP server
     parts/           what joins these rooms: the app, the table of all operations, upkeep
     clients/         programs that reach a gate over the wire; they know the words only
@@ -152,6 +152,7 @@ class Needs(Struct):
     stated: set[tuple[str, str]] = set()               # task_id, receipt_key: the receipt that states it
     records: set[tuple[type[Struct], tuple[str, ...]]] = set()     # kind and key
     recount: bool = False                              # load a Usage as it is, not as it was kept
+    calls: int = 0                                     # how many writes the batch has
     tally: bool = False                                # and how many receipts each task has that Work is `about`
 
 
@@ -236,7 +237,7 @@ RECEIPT_TYPES = tuple(sorted({one.type for one in (
     ACKNOWLEDGED, SCHEDULED, UNSCHEDULED)}))
 
 SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack",
-                    "admin:read", "admin:write"})
+                    "admin:read", "admin:write", "metrics:read"})
 LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
 CROWD = 100                     # leases that expire together and come back over all of the jitter
@@ -246,7 +247,6 @@ STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
 LOCATE = "complete again with artifacts or delivery_proof, or attach_artifacts"
 RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
-
 
 
 def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: str | None, parents: tuple[str, ...],
@@ -2015,7 +2015,7 @@ class Batches:
 
 def gather_needs(jobs: list[Job]) -> Needs:
     """Gather what the jobs of a batch need loaded; an invalid request is refused when it is decided."""
-    needs = Needs()
+    needs = Needs(calls=len(jobs))
     for job in jobs:
         with contextlib.suppress(GateError):
             if job.loads is not None:

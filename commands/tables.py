@@ -43,6 +43,14 @@ def make_settings_table() -> str:
     return format_markdown(["setting", "default", "what it does"], rows)
 
 
+def make_metrics_table() -> str:
+    """Return one row per metric: its name, its kind, its labels, and what it means."""
+    from asyncgate.parts.metrics.shown import FAMILIES
+    return format_markdown(["metric", "kind", "labels", "what it tells"], (
+        [f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels) or "–", one.says]
+        for one in FAMILIES))
+
+
 def walk_errors(kind: type[GateError] = GateError) -> Iterator[type[GateError]]:
     """Yield an error class and all its subclasses."""
     for below in kind.__subclasses__():
@@ -102,7 +110,8 @@ def make_tables() -> dict[str, str]:
     from asyncgate.commands.main import main
     from asyncgate.parts.operations import OPERATIONS
     return {"operations": make_operations_table(OPERATIONS.values()), "errors": make_errors_table(),
-            "commands": make_commands_table(main, OPERATIONS), "settings": make_settings_table()}
+            "commands": make_commands_table(main, OPERATIONS), "settings": make_settings_table(),
+            "metrics": make_metrics_table()}
 
 
 def main(arguments: Any = None) -> None:

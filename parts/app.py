@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.routing import Route
 
@@ -18,7 +19,12 @@ from asyncgate.parts.faces import server
 from asyncgate.parts.faces.front import Front
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.ways import Identity, Keys
+from asyncgate.parts.metrics.counting import Metrics
+from asyncgate.parts.metrics.page import METRICS_PATH, MetricsPage
+from asyncgate.parts.metrics.shown import Sources
+from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.database import FileBackend
+from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.notify import Notifier
@@ -45,6 +51,9 @@ class Gate(Front):
         self.ledger: Ledger | None = None       # set in integrated mode only
         self.traffic = server.Traffic()
         super().__init__(settings, operations, self._life)
+        self.counting: Metrics | None = None    # if the settings ask for it
+        if settings.metrics.enabled and not settings.metrics.port:
+            self.app.router.routes.append(Route(METRICS_PATH, MetricsPage(self, self._find_sources)))
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
@@ -58,21 +67,42 @@ class Gate(Front):
             beats, lasting = self.settings.lease_sweep_interval_seconds, self.engine.lasting
             sign = await lasting.join(self.engine.instance, beats, self.engine.hear_news) if lasting else None
             await self.upkeep.begin(sign)
-            async with self.guard, self.upkeep, self.ledger or contextlib.nullcontext():
+            nothing = contextlib.nullcontext()
+            async with self.guard, self.upkeep, self.ledger or nothing, self.counting or nothing, self._beside():
                 yield
 
     def _add_parts(self, engine: Engine) -> None:
         """Add the ledger, the guard and upkeep to the engine; raises StartupError for contradictory settings."""
-        self.upkeep = Upkeep(engine)
         if self.settings.receipt_mode != "standalone":
             from asyncgate.parts.receipts.outbox import Ledger  # it imports the HTTP client, which is large
             self.ledger = Ledger(engine)
+        if self.settings.metrics.enabled:
+            self.meter = self.counting = Metrics(engine, self.ledger)
+            engine.extend(self.counting)        # before the ledger, so that it measures the database alone
+        self.upkeep = Upkeep(engine)
+        if self.ledger is not None:
             engine.extend(self.ledger)
         self.service = Service(engine, self.traffic, self.mcp.drain)
         engine.extend(self.service)
         self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
         self.identity.prefer(Keys(self.guard.keys))
         self.opened = True
+
+    def _beside(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Return the second listener, if there is one; off loopback it speaks TLS if the gate does."""
+        metrics = self.settings.metrics
+        if not (metrics.enabled and metrics.port):
+            return contextlib.nullcontext()
+        if self.settings.allow_insecure_dev:
+            raise StartupError("metrics.port is for gates with credentials; with allow_insecure_dev set it to 0, and "
+                               f"{METRICS_PATH} is where everything else is")
+        there = replace(self.settings, host=metrics.host, port=metrics.port)
+        page = MetricsPage(self, self._find_sources)
+        return server.listen_beside(page, there, None if is_loopback(metrics.host) else self.settings.security.tls)
+
+    def _find_sources(self) -> Sources:
+        assert self.counting is not None
+        return Sources(self.counting, self.engine, self.guard.limits, self.upkeep.duties)
 
     def leave(self) -> float:
         """Take no new callers; return for how many seconds the server goes on, so that load balancers notice."""

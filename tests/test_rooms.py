@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top; a room knows those that are named, and itself.
 BELOW = ("model", "process", "heart")
-PARTS = (*BELOW, "identity", "receipts", "operating", "faces", "backends", "app")
+PARTS = (*BELOW, "identity", "receipts", "operating", "faces", "metrics", "backends", "app")
 KNOWS = {
     "model": (),
     "process": ("model",),
@@ -22,6 +22,7 @@ KNOWS = {
     "receipts": (*BELOW, "identity"),
     "operating": (*BELOW, "identity"),
     "faces": BELOW,
+    "metrics": (*BELOW, "identity", "receipts", "faces"),
     "app": PARTS,
     "clients": ("model", "process"),
     "conformance": (*PARTS, "clients"),

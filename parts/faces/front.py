@@ -15,7 +15,7 @@ from asyncgate.parts.faces import openapi
 from asyncgate.parts.faces.http import find_shortcut, is_named, is_own_page, keep_slashes, make_refusal_headers
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
-from asyncgate.parts.faces.serving import Doorkeeper
+from asyncgate.parts.faces.serving import Doorkeeper, Meter
 from asyncgate.parts.model.connection import (
     STRICT_TRANSPORT,
     Headers,
@@ -47,6 +47,7 @@ class Front:
     def __init__(self, settings: Settings, operations: dict[str, Operation],
                  lifespan: Callable[[Starlette], Any]) -> None:
         self.settings, self.operations, self.opened = settings, operations, False
+        self.meter: Meter | None = None
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
         self.mcp = Door(self, operations, __version__)
@@ -65,6 +66,8 @@ class Front:
             if no := self._check_site(scope["headers"]):
                 if self.opened:
                     self.guard.refused(scope, no)
+                if self.meter is not None:
+                    self.meter.note_refusal("rest", no)
                 return await self.send(send, scope, no.status, encode_json(no.body()))
             if endpoint := self._endpoint(scope):
                 return await endpoint(scope, receive, send)

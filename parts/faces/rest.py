@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,22 +43,30 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         more: list[tuple[bytes, bytes]] = []
+        begun, reply, refusal = perf_counter(), None, None
         try:
             reply = await self._perform(scope, receive, more)
             more += [make_warning_header(told)] if (told := read_warnings(reply)) else []
             status, body = (204, b"") if reply is None else (200, encode_json(reply))
         except GateError as no:
-            status, body = no.status, encode_json(no.body())
+            refusal, status, body = no, no.status, encode_json(no.body())
             more += make_refusal_headers(no)
             self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
             return      # the client has disconnected
         except Exception as bug:
-            status, body = 500, encode_json(log_fault(scope["path"], bug).body())
+            refusal = log_fault(scope["path"], bug)
+            status, body = refusal.status, encode_json(refusal.body())
+        if self.gate.meter is not None:
+            self.gate.meter.note_call("rest", self._name_called(scope), begun, reply, refusal)
         if "asyncgate.unknown" in scope:
             more.append(make_warning_header(scope["asyncgate.unknown"]))
             body = add_warnings(body, scope["asyncgate.unknown"]) if body else body
         await self.gate.send(send, scope, status, body, more)
+
+    def _name_called(self, scope: Scope) -> str:
+        op = self.operations.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        return op.name if op else "other"
 
     async def _perform(self, scope: Scope, receive: Receive, more: list[tuple[bytes, bytes]]) -> Any:
         verb = "GET" if scope["method"] == "HEAD" else scope["method"]

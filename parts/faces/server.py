@@ -11,6 +11,7 @@ The app times request bodies itself, because it reads them and knows how long on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import json
@@ -22,7 +23,7 @@ import socket
 import ssl
 import sys
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from operator import attrgetter, methodcaller
 from types import FrameType
@@ -34,6 +35,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from asyncgate.parts.model.connection import STRICT_TRANSPORT, is_https_by_proxy
+from asyncgate.parts.model.errors import StartupError
 
 MAX_HEAD_BYTES = 32 * 1024
 # A polling client returns within 30 seconds, and common proxies keep a connection for 60. The side that closes first
@@ -391,6 +393,30 @@ class HttpServer(uvicorn.Server):
         if self.force_exit:
             for connection in list(self.server_state.connections):
                 cast(Http, connection).transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def listen_beside(app: Any, settings: Transport, tls: Tls | None) -> AsyncIterator[None]:
+    """Serve a second app in the running loop while the block runs; raises StartupError if it cannot listen."""
+    try:
+        config = make_config(app, settings, make_tls_context(tls) if tls else None)
+        sockets = bind_sockets(settings.host, settings.port)
+    except (OSError, ValueError) as error:
+        raise StartupError(f"cannot listen on {settings.host}:{settings.port} as well: {error}") from None
+    server = HttpServer(config, drain=_do_nothing)
+    server.loop, server.lifespan = asyncio.get_running_loop(), Lifespan(config)
+    listeners = [await server._listen(sock) for sock in sockets]
+    try:
+        yield
+    finally:
+        for listener in listeners:
+            listener.close()
+        for connection in list(server.server_state.connections):
+            cast(Http, connection).transport.abort()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class Lifespan:

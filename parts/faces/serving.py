@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import Protocol
+from typing import Any, Protocol
 
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.model.connection import Headers, Scope, Send
@@ -36,12 +36,23 @@ class Doorkeeper(Protocol):
         """Audit the refusal of one call in a request that may contain several."""
 
 
+class Meter(Protocol):
+    """Counts what the faces answer."""
+
+    def note_call(self, face: str, operation: str, begun: float, reply: Any, no: GateError | None) -> None:
+        """Count a call that was answered with a reply or a refusal; `begun` is a time of `perf_counter`."""
+
+    def note_refusal(self, face: str, no: GateError) -> None:
+        """Count a request that was refused before its operation was known, unless that is counted already."""
+
+
 class Serving(Protocol):
     """A running gate, as its faces see it."""
 
     settings: Settings
     engine: Engine
     operations: dict[str, Operation]
+    meter: Meter | None         # None: nothing is counted
 
     @property
     def guard(self) -> Doorkeeper:

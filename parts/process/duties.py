@@ -54,6 +54,7 @@ class Duty(Struct):
     failures: int = 0
     last_run_at: datetime | None = None
     last_done: int = 0
+    done: int = 0           # in all runs
     last_error: str | None = None
 
 
@@ -84,6 +85,7 @@ class Duties:
         duty.runs, duty.last_run_at = duty.runs + 1, datetime.now(UTC)
         try:
             duty.last_done, duty.last_error = await duty.run(), None
+            duty.done += duty.last_done
         except Exception as error:
             duty.failures, duty.last_error = duty.failures + 1, type(error).__name__
             log.exception("upkeep: %s failed; retry in %s s", name, duty.every_seconds)

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import cache
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
@@ -246,12 +247,17 @@ class Facade:
         try:
             await self._answer(scope, receive, send)
         except GateError as no:
-            self.gate.guard.refused(scope, no)
+            self._note_refusal(scope, no)
             await self.gate.send(send, scope, no.status, encode_json(no.body()), make_refusal_headers(no))
         except asyncio.CancelledError:
             return      # the client has disconnected
         except Exception as bug:
             await self.gate.send(send, scope, 500, encode_json(log_fault(scope["path"], bug).body()))
+
+    def _note_refusal(self, scope: Scope, no: GateError) -> None:
+        self.gate.guard.refused(scope, no)
+        if self.gate.meter is not None:
+            self.gate.meter.note_refusal("mcp", no)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":       # no streams and no sessions: every POST stands alone
@@ -343,6 +349,7 @@ class Facade:
 
     async def _perform(self, call: ToolCall, caller: Caller) -> bytes:
         """Perform a call and return its reply as JSON; an unexpected exception becomes a refusal, too."""
+        begun, reply, refusal = perf_counter(), None, None
         try:
             if call.refusal is not None:
                 raise call.refusal
@@ -351,10 +358,15 @@ class Facade:
             call.beside = read_warnings(reply)
             return encode_json(reply)
         except GateError as no:
+            refusal = no
             self.gate.guard.refused_call(caller, no, call.op.name, call.ask)
             raise
         except Exception as bug:
-            raise log_fault(call.op.name, bug) from bug
+            refusal = log_fault(call.op.name, bug)
+            raise refusal from bug
+        finally:
+            if self.gate.meter is not None:
+                self.gate.meter.note_call("mcp", call.op.name, begun, reply, refusal)
 
     def _called(self, message: JsonRpcMessage) -> Operation | None:
         """Return the operation that a message calls, if any."""
@@ -422,7 +434,7 @@ class Facade:
                 return await self._error(scope, send, id, UNKNOWN_METHOD, no)
             result = await self._bare_result(scope, receive, message)
         except GateError as no:
-            self.gate.guard.refused(scope, no)
+            self._note_refusal(scope, no)
             return await self._error(scope, send, id, CODES.get(no.status, INTERNAL_ERROR), no)
         reply = encode_json({"jsonrpc": "2.0", "id": id, "result": result})
         await self.gate.send(send, scope, 200, reply, make_warning_headers(scope))
