@@ -16,7 +16,7 @@ COPY docs docs
 COPY parts parts
 COPY skills skills
 RUN python -m venv --without-pip /opt/asyncgate \
- && pip --python /opt/asyncgate/bin/python install --no-cache-dir --no-index --find-links /wheels .
+ && pip --python /opt/asyncgate/bin/python install --no-cache-dir --no-index --find-links /wheels '.[redis]'
 
 FROM python:3.12-slim
 COPY --from=build /opt/asyncgate /opt/asyncgate

@@ -6,7 +6,7 @@ It imports words (parts/model) and the tools of a process (parts/process); all t
 
     backends/        databases, found by the scheme of a URL
     parts/identity   from a credential to a caller, and what that caller may use
-    parts/receipts   what happens to receipts: ledger, outbox, seals, archive
+    parts/receipts   what happens to receipts: ledger, outbox, seals, archive; parts/metrics counts for Prometheus
     parts/faces      REST, MCP, OpenAPI, the lease protocol, the HTTP server
     parts/           what joins these rooms: the app, the table of all operations, upkeep
     clients/         programs that reach a gate over the wire; they know the words only
@@ -98,7 +98,7 @@ from asyncgate.parts.model.wire import (
     GetTaskHistory, Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext, Leases,
     ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal, Problem,
     ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease, ReportProgress,
-    Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
+    Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
@@ -154,6 +154,7 @@ class Needs(Struct):
     stated: set[tuple[str, str]] = set()               # task_id, receipt_key: the receipt that states it
     records: set[tuple[type[Struct], tuple[str, ...]]] = set()     # kind and key
     recount: bool = False                              # load a Usage as it is, not as it was kept
+    calls: int = 0                                     # how many writes the batch has
     tally: bool = False                                # and how many receipts each task has that Work is `about`
 
 
@@ -238,7 +239,7 @@ RECEIPT_TYPES = tuple(sorted({one.type for one in (
     ACKNOWLEDGED, SCHEDULED, UNSCHEDULED)}))
 
 SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack",
-                    "admin:read", "admin:write"})
+                    "admin:read", "admin:write", "metrics:read"})
 LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
 CROWD = 100                     # leases that expire together and come back over all of the jitter
@@ -248,7 +249,6 @@ STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
 LOCATE = "complete again with artifacts or delivery_proof, or attach_artifacts"
 RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
-
 
 
 def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: str | None, parents: tuple[str, ...],
@@ -668,6 +668,7 @@ class Work:
 
 
 T = TypeVar("T", bound=Ask)
+Waits = GetTask | LeaseNext | ListReceipts | ListOpenObligations
 Wanted = tuple[str, frozenset[str]]     # the type of a task, and the capabilities that it needs
 MOST_QUEUED, MOST_ENDED = 50, 100       # tasks that one News lists: it must fit into what a database passes on
 E = TypeVar("E", bound="Extension")
@@ -798,7 +799,7 @@ class Engine:
         self.shared = backend if isinstance(backend, SharedBackend) else None
         self.instance = self.settings.instance_id or backend.instance
         self.gate = Principal("asyncgate", self.instance)
-        self.born = time.monotonic()
+        self.born, self.longest_wait = time.monotonic(), self.settings.max_wait_seconds
         self.batches = Batches(backend, self.settings.batch_size, self._after_commit)
         self.waiting = Waiting(self)
         self.polls = Polls(self.settings)
@@ -827,7 +828,7 @@ class Engine:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
         self.check_request(op, caller, ask)     # first: who may not create cannot use up what others may
         carry_out: Callable[[], Awaitable[Any]] = partial(self._carry_out, op, caller, ask)
-        for count_creation in self.on.count_creation if isinstance(ask, CreateTask | CreateTasks) else ():
+        for count_creation in self.on.count_creation if ask.creates else ():
             carry_out = partial(count_creation, caller, len(getattr(ask, "tasks", "1")), carry_out)
         reply = await carry_out()
         for after_call in self.on.after_call:
@@ -907,7 +908,7 @@ class Engine:
 
     # Creating and watching tasks.
 
-    def create_task(self, work: Work, caller: Caller, ask: CreateTask) -> Created:
+    def create_task(self, work: Work, caller: Caller, ask: CreateTask, parents: tuple[str, ...] = ()) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
         The same idempotency key from the same creator again returns the first task and writes nothing.  Next:
@@ -917,7 +918,7 @@ class Engine:
         key = (task.owner_kind, task.owner_id, ask.idempotency_key or "")
         if ask.idempotency_key is not None and (first := work.keys.get(key)):
             return self._repeat_creation(work.tasks[first], task)
-        duty = self.write_receipt(work, EMISSION["create"], task, contract)
+        duty = self.write_receipt(work, EMISSION["create"], task, contract, parents=parents)
         work.add_task(replace(task, duty=duty.receipt_id), needed)
         self._limit_kinds(work)
         for check_new_task in self.on.check_new_task:
@@ -957,7 +958,7 @@ class Engine:
             raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         if not bytes(ask.payload) and ask.payload_pointer is None:
             raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
-        terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
+        terms = {name: held for name in ask.kept if (held := getattr(ask, name)) is not None}
         session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
         task = Task(
@@ -1024,18 +1025,18 @@ class Engine:
             return show_task(caller.tenant_id, *await self._read_task(caller, ask.task_id))
         if ask.wait_seconds <= 0:
             return await read()
-        return await self._wait_to_read(caller, ask.wait_seconds, Wants(end_of=ask.task_id), read,
+        return await self._wait_to_read(caller, ask, Wants(end_of=ask.task_id), read,
                                         lambda record: record.status in TERMINAL)
 
-    async def _wait_to_read(self, caller: Caller, wait_seconds: float, wants: Wants, read: Callable[[], Awaitable[R]],
+    async def _wait_to_read(self, caller: Caller, ask: Waits, wants: Wants, read: Callable[[], Awaitable[R]],
                             has_come: Callable[[R], Any]) -> R:
         """Read again and again until what is wanted has come; costs nothing between two reads."""
-        until = self._limit_wait(wait_seconds)
+        begun = asyncio.get_running_loop().time()
         with self.readers.take_seat(caller.tenant_id, wants) as seat:
             while True:     # the seat is ready before the read, or what is committed in between would be missed
                 seat.begin_look()
                 reply = await read()
-                if has_come(reply) or self.readers.closed or not await self.wait_for_call(seat.plan_look(), until):
+                if has_come(reply) or not await self.wait_for_call(seat.plan_look(), self._limit_wait(begun, ask)):
                     return reply
                 await self.check_caller(caller)
 
@@ -1046,7 +1047,7 @@ class Engine:
             wants, rows = Wants(None, await self.choose_inbox(caller, ask), ask.task_id, types), "receipts"
         else:
             wants, rows = Wants(to=self.require_subject(caller, ask), types=frozenset(TERMINATES)), "open_obligations"
-        return await self._wait_to_read(caller, ask.wait_seconds, wants, partial(self._run_now, op, caller, ask),
+        return await self._wait_to_read(caller, ask, wants, partial(self._run_now, op, caller, ask),
                                         attrgetter(rows))
 
     def is_alone(self) -> bool:
@@ -1073,8 +1074,8 @@ class Engine:
         await wait_until(call, poll)
         return True
 
-    def _limit_wait(self, wait_seconds: float) -> float:
-        return asyncio.get_running_loop().time() + min(wait_seconds, self.settings.max_wait_seconds)
+    def _limit_wait(self, begun: float, ask: Waits) -> float:
+        return begun + min(ask.wait_seconds, self.longest_wait)
 
     async def _read_task(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
         """Return a task that the caller may read: its own, the one it holds or held, or any for an admin."""
@@ -1185,11 +1186,11 @@ class Engine:
         keep_within(caller, ask)
         if ask.wait_seconds <= 0:
             return await self.write(Engine._claim_tasks, its_claim, caller, ask)  # type: ignore[no-any-return]
-        until = self._limit_wait(ask.wait_seconds)
+        begun = asyncio.get_running_loop().time()
         with self.waiting.take_place(caller.tenant_id, ask) as place:
             while True:     # the place is taken before the claim, or a task created in between would be missed
                 offers: Offers = await self.write(Engine._claim_tasks, its_claim, caller, ask)
-                if offers.tasks or self.waiting.closed or not await place.wait_for_call(until):
+                if offers.tasks or not await place.wait_for_call(self._limit_wait(begun, ask)):
                     return offers
                 await self.check_caller(caller)
 
@@ -1815,10 +1816,11 @@ class Engine:
         self.waiting.hear_news(news)
         self.readers.hear(news)
 
-    def drain(self) -> None:
-        """Answer every waiting call now, because the server is about to stop."""
-        self.waiting.close()
-        self.readers.close()
+    def drain(self, longest_wait: float = 0.0) -> None:
+        """Answer each call that waits for longer than this, now and from here on: the server is about to stop."""
+        self.longest_wait = longest_wait
+        self.waiting.wake_all()
+        self.readers.wake_all()
 
     def limit_page(self, wished: int | None) -> int:
         """Return how many rows a page has."""
@@ -2011,7 +2013,7 @@ class Batches:
 
 def gather_needs(jobs: list[Job]) -> Needs:
     """Gather what the jobs of a batch need loaded; an invalid request is refused when it is decided."""
-    needs = Needs()
+    needs = Needs(calls=len(jobs))
     for job in jobs:
         with contextlib.suppress(GateError):
             if job.loads is not None:
@@ -2056,7 +2058,7 @@ class Waiting:
     """The claims that wait for work; a waiting claim costs no database connection."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.closed = engine, False
+        self.engine = engine
         self.places: defaultdict[str, dict[Place, None]] = defaultdict(dict)    # first come, first served
         self.timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}
         self.checks: set[asyncio.Task[None]] = set()
@@ -2128,7 +2130,7 @@ class Waiting:
 
     def _plan_timer(self, tenant_id: str) -> None:
         """Find out when the tenant's next delayed task is due, unless that is known."""
-        if tenant_id not in self.timers and self.places.get(tenant_id) and not self.closed:
+        if tenant_id not in self.timers and self.places.get(tenant_id) and self.engine.longest_wait:
             check = asyncio.get_running_loop().create_task(self._look_ahead(tenant_id))
             self.checks.add(check)
             check.add_done_callback(self.checks.discard)
@@ -2146,9 +2148,8 @@ class Waiting:
         if timer := self.timers.pop(tenant_id, None):
             timer[1].cancel()
 
-    def close(self) -> None:
-        """Call every waiting claim for the last time."""
-        self.closed = True
+    def wake_all(self) -> None:
+        """Call every waiting claim."""
         for tenant_id in list(self.places):
             self._wake_places(tenant_id, None)
 
@@ -2242,7 +2243,6 @@ class Operation:
         self.columns: list[str] = getattr(self.gives, "columns", "").split()
         self.direct = inspect.iscoroutinefunction(run)
         self.reader: Reader[Ask] = Reader(self.takes, self.takes.filters or self.roles == ("admin",))
-        self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
     def fits(self, caller: Caller) -> bool:

@@ -15,7 +15,7 @@ parts/model/database.py has protocols for abilities that only some databases hav
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
@@ -38,20 +38,22 @@ from asyncgate.parts.model.queries import (
     ReceiptFilter,
     Row,
     Rows,
+    ScheduleFilter,
     TaskFilter,
     wanted_is,
 )
 
 if TYPE_CHECKING:
     from asyncgate import Needs, Work
+    from asyncgate.parts.model.findings import Finding
     from asyncgate.parts.model.ids import Ids
-    from asyncgate.parts.model.settings import DatabaseSettings
+    from asyncgate.parts.model.settings import DatabaseSettings, Settings
     from asyncgate.parts.model.stored import Key, Lag, Receipt
 
 __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "EntryFilter", "EventFilter",
            "FileBackend", "LastingBackend", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf", "Query",
-           "ReceiptFilter", "Row", "Rows", "SharedBackend", "TaskFilter", "is_lasting", "is_shared", "migrate",
-           "migration_sql", "open_backend", "wanted_is"]
+           "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter", "is_lasting", "is_shared",
+           "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
@@ -172,6 +174,14 @@ class ScriptedModule(Protocol):
         """Return the SQL of all migrations after a schema number."""
 
 
+@runtime_checkable
+class ExaminedModule(Protocol):
+    """A backend that can be looked into without being opened."""
+
+    def examine_database(self, settings: Settings, clock: Callable[[], float]) -> AsyncIterator[Finding]:
+        """Yield what is wrong with the database of the settings, and change nothing; `clock` is this machine's."""
+
+
 async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Backend:
     """Open the backend for the scheme of `url`; `serving` reserves the database if only one process may serve it."""
     return await _module(url).open_backend(url, serving=serving, settings=settings)
@@ -190,6 +200,19 @@ def migration_sql(url: str, after: int) -> str:
     if isinstance(module := _module(url), ScriptedModule):
         return module.migration_sql(after)
     raise StartupError("this backend migrates its schema when it is opened; there is no SQL to run by hand")
+
+
+def look_into(settings: Settings, clock: Callable[[], float]) -> AsyncIterator[Finding]:
+    """Yield what a database says of itself; nothing where its backend cannot be asked."""
+    module = _module(settings.database.url)
+    return module.examine_database(settings, clock) if isinstance(module, ExaminedModule) else nothing_found()
+
+
+async def nothing_found() -> AsyncIterator[Finding]:
+    """Yield nothing."""
+    none: tuple[Finding, ...] = ()
+    for finding in none:
+        yield finding
 
 
 def is_lasting(url: str) -> bool:

@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -36,6 +36,7 @@ from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
 from asyncgate.backends.pages import Pages
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
+from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import (
     ArchivedFilter,
@@ -46,10 +47,11 @@ from asyncgate.parts.model.queries import (
     OutboxFilter,
     OutboxOf,
     ReceiptFilter,
+    ScheduleFilter,
     TaskFilter,
     page_of,
 )
-from asyncgate.parts.model.settings import DatabaseSettings
+from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.model.stored import (
     APPEND_ONLY,
     RECORDS,
@@ -64,6 +66,7 @@ from asyncgate.parts.model.stored import (
     Outgoing,
     Progress,
     Receipt,
+    Schedule,
     Task,
     Usage,
     export_order,
@@ -183,6 +186,10 @@ TERMINATED = """
         OR EXISTS (SELECT 1 FROM edges AS e JOIN receipts AS r ON r.tenant_id = ?1 AND r.receipt_id = e.child_id
                    WHERE e.tenant_id = ?1 AND e.parent_id = ?2
                    AND r.receipt_type IN (SELECT value FROM json_each(?3)))"""
+OPEN_FOR_ALL = RECEIPTS + """
+    AND r.receipt_id IN (
+        SELECT receipt_id FROM obligations WHERE tenant_id = ?1 AND receipt_id > ?2 ORDER BY receipt_id LIMIT ?3)
+    ORDER BY r.receipt_id"""
 OPEN = RECEIPTS + """
     AND r.receipt_id IN (
         SELECT receipt_id FROM obligations
@@ -237,6 +244,11 @@ LAG = """
     SELECT (SELECT count(*) FROM outbox WHERE tenant_id = ?1 AND state = 'waiting'),
            (SELECT count(*) FROM outbox WHERE tenant_id = ?1 AND state = 'parked'),
            (SELECT posted_at FROM outbox WHERE tenant_id = ?1 AND state = 'waiting' ORDER BY receipt_id LIMIT 1)"""
+SCHEDULES = f"""
+    SELECT {listed(Schedule)} FROM schedules WHERE tenant_id = ? AND schedule_id > ? ORDER BY schedule_id LIMIT ?"""
+SCHEDULES_OF = f"""
+    SELECT {listed(Schedule)} FROM schedules
+    WHERE tenant_id = ? AND owner_kind = ? AND owner_id = ? AND schedule_id > ? ORDER BY schedule_id LIMIT ?"""
 LATE = "SELECT schedule_id FROM schedules WHERE tenant_id = ? AND late_at <= ? ORDER BY late_at LIMIT ?"
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
@@ -619,8 +631,17 @@ class Sqlite(Pages):
 
     async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
         """Return a page of open obligations from their index."""
-        rows = await self._rows(OPEN, tenant_id, of.to.kind, of.to.id, of.after or "", of.limit)
+        after = of.after or ""
+        rows = await (self._rows(OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
+                      else self._rows(OPEN_FOR_ALL, tenant_id, after, of.limit))
         return [receipt_row(row) for row in rows]
+
+    async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
+        """Return a page of schedules, in the order of their ids."""
+        after = of.after or ""
+        rows = await (self._rows(SCHEDULES_OF, tenant_id, of.owner.kind, of.owner.id, after, of.limit) if of.owner
+                      else self._rows(SCHEDULES, tenant_id, after, of.limit))
+        return [Schedule(*row) for row in rows]
 
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
         """Whether a child of the receipt has one of the types."""
@@ -950,6 +971,14 @@ async def migrate_database(url: str) -> list[str]:
     backend = await open_or_explain(Sqlite(path_of(url), carries=True))
     await backend.close()
     return [f"schema {CARRIED} as {migrations()[0].name}"] if backend.carried else []
+
+
+async def examine_database(settings: Settings, clock: Callable[[], float]) -> AsyncIterator[Finding]:
+    """Yield what is wrong with a file, on a thread."""
+    from asyncgate.backends.sqlite_examination import examine_file  # which is made of this module
+    path = path_of(settings.database.url)
+    for finding in await asyncio.to_thread(lambda: list(examine_file(path, settings, clock()))):
+        yield finding
 
 
 BACKEND: type[Backend] = Sqlite

@@ -12,6 +12,9 @@ from typing import Any, Required, TypedDict, TypeVar
 from msgspec import Struct, field
 
 from asyncgate.clients.call import CallSpec
+from asyncgate.parts.model.findings import (
+    Examination,
+)
 from asyncgate.parts.model.wire import (
     Created,
     CreatedBy,
@@ -39,6 +42,7 @@ from asyncgate.parts.model.wire import (
     You,
 )
 from asyncgate.parts.model.wire_admin import (
+    Drained,
     IssuedKey,
     Keys,
     Limits,
@@ -48,6 +52,10 @@ from asyncgate.parts.model.wire_admin import (
     TenantRecord,
     Tenants,
     Tier,
+)
+from asyncgate.parts.model.wire_operating import (
+    AllObligations,
+    Schedules,
 )
 from asyncgate.parts.model.wire_receipts import (
     ArchiveRun,
@@ -81,7 +89,7 @@ class Complete(TypedDict, total=False):
 
 
 class TaskTerms(TypedDict, total=False):
-    """What may be said of a task beside its type and payload."""
+    """Fields of a task, besides its type and payload."""
 
     tenant_id: str | None
     principal_kind: Kind | None
@@ -184,6 +192,7 @@ class TaskRecord(Struct, kw_only=True):
     progress: Any = None
     progress_at: datetime | None = None
     result: Outcome | None = None
+    rerun_of: str | None = None
 
 
 class Attention(Struct, kw_only=True):
@@ -325,7 +334,9 @@ CALLS = {
     "create_task": CallSpec("create_task", "POST", "/v1/tasks", True, "principal", ("idempotency_key",)),
     "create_tasks": CallSpec("create_tasks", "POST", "/v1/tasks/batch", True, "principal", ()),
     "create_tenant": CallSpec("create_tenant", "POST", "/v1/tenants", False, "", ()),
+    "drain_gate": CallSpec("drain_gate", "POST", "/v1/gate/drain", True, "", ()),
     "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
+    "examine_gate": CallSpec("examine_gate", "GET", "/v1/examination", True, "", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
     "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
     "get_config": CallSpec("get_config", "GET", "/v1/config", True, "", ()),
@@ -341,8 +352,10 @@ CALLS = {
     "list_audit": CallSpec("list_audit", "GET", "/v1/audit", True, "principal", ()),
     "list_keys": CallSpec("list_keys", "GET", "/v1/keys", True, "principal", ()),
     "list_leases": CallSpec("list_leases", "GET", "/v1/leases", True, "worker", ()),
+    "list_obligations": CallSpec("list_obligations", "GET", "/v1/obligations", True, "principal", ()),
     "list_open_obligations": CallSpec("list_open_obligations", "GET", "/v1/obligations/open", True, "principal", ()),
     "list_receipts": CallSpec("list_receipts", "GET", "/v1/receipts", True, "principal", ()),
+    "list_schedules": CallSpec("list_schedules", "GET", "/v1/schedules", True, "principal", ()),
     "list_seals": CallSpec("list_seals", "GET", "/v1/seals", True, "principal", ()),
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
@@ -352,7 +365,9 @@ CALLS = {
     "renew_lease": CallSpec("renew_lease", "POST", "/v1/leases/renew", True, "worker", ()),
     "report_progress": CallSpec("report_progress", "POST", "/v1/tasks/{task_id}/progress", False, "worker", ()),
     "report_schedule": CallSpec("report_schedule", "POST", "/v1/schedules/report", True, "worker", ()),
+    "rerun_task": CallSpec("rerun_task", "POST", "/v1/tasks/{task_id}/rerun", True, "principal", ("idempotency_key",)),
     "restore_archive": CallSpec("restore_archive", "POST", "/v1/archive/{task_id}/restore", False, "", ()),
+    "resume_gate": CallSpec("resume_gate", "POST", "/v1/gate/resume", True, "", ()),
     "revoke_key": CallSpec("revoke_key", "POST", "/v1/keys/{key_id}/revoke", False, "", ()),
     "rotate_credentials": CallSpec("rotate_credentials", "POST", "/v1/credentials/rotate", False, "", ()),
     "rotate_key": CallSpec("rotate_key", "POST", "/v1/keys/{key_id}/rotate", False, "", ()),
@@ -367,7 +382,7 @@ CALLS = {
 
 
 class AsyncOperations:
-    """All operations, to await; who makes a request is filled in."""
+    """All operations, async; the client fills in the caller."""
 
     async def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
         """Call an operation and return its reply, decoded into `reply`."""
@@ -483,6 +498,16 @@ class AsyncOperations:
         """
         return await self.ask("create_tenant", TenantRecord, locals())
 
+    async def drain_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Empty this process before it is stopped: /ready answers 503, waiting calls are answered, all others go on.
+
+        It concerns the one process that answers, until it stops or resume_gate is called.  Call it again to see what is
+        left.  For the operator.
+        """
+        return await self.ask("drain_gate", Drained, locals())
+
     async def emit_receipt(
         self, receipt_type: str, *, task_id: str | None = None, lease_id: str | None = None, fence: int | None = None,
         schedule_id: str | None = None, parents: Names | None = None, body: Mapping[str, Any] | None = None,
@@ -495,6 +520,16 @@ class AsyncOperations:
         schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
         """
         return await self.ask("emit_receipt", Ok, locals())
+
+    async def examine_gate(
+        self, *, tenant_id: str | None = None,
+    ) -> Examination:
+        """Examine the gate: settings, files, disk, clock, database, ledger, limits, upkeep; each finding has its cure.
+
+        For the operator.  It changes nothing.  `asyncgate doctor` asks it too, and sees what it cannot: files that the
+        settings came from, and a gate that does not run.
+        """
+        return await self.ask("examine_gate", Examination, locals())
 
     async def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
@@ -652,6 +687,18 @@ class AsyncOperations:
         """
         return await self.ask("list_leases", Leases, locals())
 
+    async def list_obligations(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> AllObligations:
+        """List what is still owed to anybody in the tenant, oldest first: to whom, how old, and for which task.
+
+        With principal_id it is what is owed to that principal.
+        """
+        return await self.ask("list_obligations", AllObligations, locals())
+
     async def list_open_obligations(
         self, *, since_receipt_id: str | None = None, limit: int | None = None, wait_seconds: float | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
@@ -678,6 +725,18 @@ class AsyncOperations:
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
         return await self.ask("list_receipts", Receipts, locals())
+
+    async def list_schedules(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Schedules:
+        """List schedules as their schedulers last reported them: an agent's own, or any in the tenant for an admin.
+
+        late_since is set once two runs are missed.  In the order of their ids.
+        """
+        return await self.ask("list_schedules", Schedules, locals())
 
     async def list_seals(
         self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
@@ -758,6 +817,20 @@ class AsyncOperations:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
         return await self.ask("report_schedule", Reported, locals())
 
+    async def rerun_task(
+        self, task_id: str, *, payload: Any = None, idempotency_key: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Created:
+        """Run an ended task again: a new task with its contract and payload, for the same owner.
+
+        For the owner, or an admin.  The ended task stays as it is; its history names the new task, whose rerun_of names
+        it.
+        A deadline is not taken over, and no delay.  The same idempotency key again returns the first task.
+        """
+        return await self.ask("rerun_task", Created, locals())
+
     async def restore_archive(
         self, task_id: str, *, tenant_id: str | None = None,
     ) -> Restored:
@@ -766,6 +839,12 @@ class AsyncOperations:
         They stay in the database until the archive runs again.  One transaction.  Spec H.11.
         """
         return await self.ask("restore_archive", Restored, locals())
+
+    async def resume_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Take new callers again after drain_gate.  For the operator."""
+        return await self.ask("resume_gate", Drained, locals())
 
     async def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
@@ -867,15 +946,15 @@ class AsyncOperations:
     async def whoami(
         self, *, tenant_id: str | None = None,
     ) -> You:
-        """Tell who the credential stands for, and what it may do.
+        """Tell who the credential belongs to, and what it may do.
 
-        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        With bound: false it belongs to nobody in particular: each request names its caller (principal_id, worker_id).
         """
         return await self.ask("whoami", You, locals())
 
 
 class SyncOperations:
-    """All operations, to call from where nothing can be awaited."""
+    """All operations, for synchronous code; the client fills in the caller."""
 
     def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
         """Call an operation and return its reply, decoded into `reply`."""
@@ -991,6 +1070,16 @@ class SyncOperations:
         """
         return self.ask("create_tenant", TenantRecord, locals())
 
+    def drain_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Empty this process before it is stopped: /ready answers 503, waiting calls are answered, all others go on.
+
+        It concerns the one process that answers, until it stops or resume_gate is called.  Call it again to see what is
+        left.  For the operator.
+        """
+        return self.ask("drain_gate", Drained, locals())
+
     def emit_receipt(
         self, receipt_type: str, *, task_id: str | None = None, lease_id: str | None = None, fence: int | None = None,
         schedule_id: str | None = None, parents: Names | None = None, body: Mapping[str, Any] | None = None,
@@ -1003,6 +1092,16 @@ class SyncOperations:
         schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
         """
         return self.ask("emit_receipt", Ok, locals())
+
+    def examine_gate(
+        self, *, tenant_id: str | None = None,
+    ) -> Examination:
+        """Examine the gate: settings, files, disk, clock, database, ledger, limits, upkeep; each finding has its cure.
+
+        For the operator.  It changes nothing.  `asyncgate doctor` asks it too, and sees what it cannot: files that the
+        settings came from, and a gate that does not run.
+        """
+        return self.ask("examine_gate", Examination, locals())
 
     def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
@@ -1160,6 +1259,18 @@ class SyncOperations:
         """
         return self.ask("list_leases", Leases, locals())
 
+    def list_obligations(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> AllObligations:
+        """List what is still owed to anybody in the tenant, oldest first: to whom, how old, and for which task.
+
+        With principal_id it is what is owed to that principal.
+        """
+        return self.ask("list_obligations", AllObligations, locals())
+
     def list_open_obligations(
         self, *, since_receipt_id: str | None = None, limit: int | None = None, wait_seconds: float | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
@@ -1186,6 +1297,18 @@ class SyncOperations:
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
         return self.ask("list_receipts", Receipts, locals())
+
+    def list_schedules(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Schedules:
+        """List schedules as their schedulers last reported them: an agent's own, or any in the tenant for an admin.
+
+        late_since is set once two runs are missed.  In the order of their ids.
+        """
+        return self.ask("list_schedules", Schedules, locals())
 
     def list_seals(
         self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
@@ -1266,6 +1389,20 @@ class SyncOperations:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
         return self.ask("report_schedule", Reported, locals())
 
+    def rerun_task(
+        self, task_id: str, *, payload: Any = None, idempotency_key: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Created:
+        """Run an ended task again: a new task with its contract and payload, for the same owner.
+
+        For the owner, or an admin.  The ended task stays as it is; its history names the new task, whose rerun_of names
+        it.
+        A deadline is not taken over, and no delay.  The same idempotency key again returns the first task.
+        """
+        return self.ask("rerun_task", Created, locals())
+
     def restore_archive(
         self, task_id: str, *, tenant_id: str | None = None,
     ) -> Restored:
@@ -1274,6 +1411,12 @@ class SyncOperations:
         They stay in the database until the archive runs again.  One transaction.  Spec H.11.
         """
         return self.ask("restore_archive", Restored, locals())
+
+    def resume_gate(
+        self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Drained:
+        """Take new callers again after drain_gate.  For the operator."""
+        return self.ask("resume_gate", Drained, locals())
 
     def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
@@ -1375,8 +1518,8 @@ class SyncOperations:
     def whoami(
         self, *, tenant_id: str | None = None,
     ) -> You:
-        """Tell who the credential stands for, and what it may do.
+        """Tell who the credential belongs to, and what it may do.
 
-        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        With bound: false it belongs to nobody in particular: each request names its caller (principal_id, worker_id).
         """
         return self.ask("whoami", You, locals())

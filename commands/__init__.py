@@ -1,1 +1,1 @@
-"""The command line: one file for each command or group of them, and how their answers look on a terminal."""
+"""The command line: one file for each command or group, and the formatting of their output."""

@@ -1,10 +1,10 @@
-"""`asyncgate archive`: old receipts out of the database, and back."""
+"""`asyncgate archive`: move old receipts out of the database, and back."""
 
 from __future__ import annotations
 
 import click
 
-from asyncgate.commands.calling import ID_TYPE, CommandGroup, as_json, at_gate, gate_at
+from asyncgate.commands.calling import ID_TYPE, CommandGroup, add_gate_options, as_json, connect_to_gate
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import show_table
 from asyncgate.commands.verdicts import print_answer
@@ -13,21 +13,21 @@ from asyncgate.parts.model.wire import Receipts
 
 @click.group(cls=CommandGroup)
 def archive() -> None:
-    """Move old receipts of a gate to its archive, look into it, and bring something back."""
+    """Move old receipts of a gate to its archive; list and restore archived receipts."""
 
 
 @archive.command("run")
-@click.option("--vacuum", is_flag=True, help="On SQLite: give the space back to the system; writes wait meanwhile.")
+@click.option("--vacuum", is_flag=True, help="On SQLite: return the freed space to the system; writes wait meanwhile.")
 @as_json
-@at_gate
+@add_gate_options
 def run_archive(at: Connection, vacuum: bool, as_json: bool) -> None:
-    """Move all receipts that are old enough to the archive, and prune the tasks that are.
+    """Move receipts past their retention to the archive, and prune tasks past theirs.
 
-    For an admin; the operator's run is for all tenants.  The gate needs archive.directory, and goes on meanwhile.
-    What is old enough: receipt_retention_days, archive.terminal_days, task_retention_days.
+    For admins; the operator's run covers all tenants.  The gate needs archive.directory, and keeps serving meanwhile.
+    The settings receipt_retention_days, archive.terminal_days and task_retention_days set the ages.
     """
     receipts = segments = pruned = 0
-    with gate_at(at) as gate:
+    with connect_to_gate(at) as gate:
         more = True
         while more:
             done = gate.call("run_archive", vacuum=vacuum or None)
@@ -42,11 +42,11 @@ def run_archive(at: Connection, vacuum: bool, as_json: bool) -> None:
 @archive.command("list")
 @click.argument("task_id", metavar="[TASK]", type=ID_TYPE, required=False)
 @as_json
-@at_gate
+@add_gate_options
 def list_(at: Connection, task_id: str | None, as_json: bool) -> None:
-    """List the receipts of TASK that are in the archive; an admin may list all of it."""
+    """List the archived receipts of TASK; an admin may omit TASK to list all."""
     cursor, rows = None, []
-    with gate_at(at) as gate:
+    with connect_to_gate(at) as gate:
         while True:
             page = gate.call("list_archived_receipts", task_id=task_id, limit=200, cursor=cursor)
             rows += page["receipts"]
@@ -60,9 +60,9 @@ def list_(at: Connection, task_id: str | None, as_json: bool) -> None:
 @archive.command()
 @click.argument("task_id", metavar="TASK", type=ID_TYPE)
 @as_json
-@at_gate
+@add_gate_options
 def restore(at: Connection, task_id: str, as_json: bool) -> None:
-    """Bring the receipts of TASK back, byte for byte; they stay until the archive runs again.  For an admin."""
-    with gate_at(at) as gate:
+    """Restore the receipts of TASK, byte for byte, until the archive runs again.  For admins."""
+    with connect_to_gate(at) as gate:
         back = gate.call("restore_archive", task_id=task_id)
-    print_answer(as_json, back, f"{back['receipts']} receipts of {len(back['task_ids'])} tasks are back")
+    print_answer(as_json, back, f"{back['receipts']} receipts of {len(back['task_ids'])} tasks are restored")

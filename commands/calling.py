@@ -1,8 +1,8 @@
-"""What every command that calls a gate shares: where the gate is, who calls, and how the program ends.
+"""Shared by every command that calls a gate: the connection options, the call, and the exit status.
 
-The exit status tells what kind of answer it was: 0 done, 1 something broke, 2 the request or the configuration is
-wrong, 3 not allowed, 4 not there, 5 in conflict with the state of things, 6 too many requests, 7 no gate answers; of a
-task that is waited for: 8 it failed, 9 it was canceled, 10 it has not ended.
+The exit status tells the kind of answer: 0 success, 1 internal error, 2 invalid request or configuration, 3 not
+allowed, 4 not found, 5 conflict with the current state, 6 too many requests, 7 the gate does not answer; when waiting
+for a task: 8 it failed, 9 it was canceled, 10 it has not ended.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 EXIT_BROKEN, EXIT_WRONG, EXIT_DENIED, EXIT_NOT_FOUND, EXIT_CONFLICT = range(1, 6)
 EXIT_TOO_MANY, EXIT_NO_GATE, EXIT_FAILED, EXIT_CANCELED, EXIT_NOT_ENDED = range(6, 11)
-EXIT_INTERRUPTED = 130       # by Ctrl-C, as a shell says it
+EXIT_INTERRUPTED = 130       # by Ctrl-C, as in a shell
 EXIT_OF_STATUS = {400: EXIT_WRONG, 413: EXIT_WRONG, 415: EXIT_WRONG, 401: EXIT_DENIED, 403: EXIT_DENIED,
                   404: EXIT_NOT_FOUND, 409: EXIT_CONFLICT, 429: EXIT_TOO_MANY}
-EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request or configuration, 3 not allowed, 4 not found, "
-               "5 conflict, 6 too many, 7 no gate answers; run-task and wait: 8 failed, 9 canceled, 10 not ended.")
+EXIT_STATUS = ("Exit status: 0 success, 1 internal error, 2 invalid request or configuration, 3 not allowed, "
+               "4 not found, 5 conflict, 6 too many requests, 7 no answer from the gate; run-task and wait: 8 task "
+               "failed, 9 task canceled, 10 task not ended.")
 
 
 # Options.
 
 
 class Id(click.ParamType[str]):
-    """An id, whole or as short as a table on a terminal has shown it."""
+    """An id, whole or shortened as a table on a terminal showed it."""
 
     name = "text"
 
@@ -50,7 +51,7 @@ class Id(click.ParamType[str]):
 
 
 class Duration(click.ParamType[float]):
-    """A number of seconds, or a duration with its unit."""
+    """A number of seconds, or a duration with a unit."""
 
     name = "duration"
 
@@ -58,13 +59,13 @@ class Duration(click.ParamType[float]):
         self.least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds; whole ones as a whole number."""
+        """Return the seconds, as an integer if possible."""
         if isinstance(value, int | float):
             return value
         try:
             seconds = durations.parse_duration(str(value))
         except ValueError:
-            self.fail(f"{value!r} is no duration: give seconds, or a number with ms, s, m, h, d or w, as in 90d or "
+            self.fail(f"{value!r} is not a duration: use seconds, or numbers with ms, s, m, h, d or w, such as 90d or "
                       "1h30m", param, ctx)
         if not self.least <= seconds < float("inf"):
             self.fail(f"{value!r} is less than {self.least:g} seconds", param, ctx)
@@ -72,26 +73,26 @@ class Duration(click.ParamType[float]):
 
 
 class Moment(click.ParamType[str]):
-    """A day, a moment or a duration from now."""
+    """A date, a time or a duration from now."""
 
     name = "moment"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the moment as RFC 3339 writes it."""
+        """Return the time in RFC 3339 format."""
         try:
             return durations.parse_moment(str(value).strip('"'), datetime.now(UTC)).isoformat()
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no moment: give a day as in 2026-12-31, a time as in 2026-12-31T18:00 (UTC, "
-                      "unless it ends with an offset), or how long from now, as in 90d", param, ctx)
+            self.fail(f"{value!r} is not a time: use a date such as 2026-12-31, a time such as 2026-12-31T18:00 (UTC "
+                      "unless it has an offset), or a duration from now such as 90d", param, ctx)
 
 
 class Credential(click.ParamType[str]):
-    """A credential, or @FILE that holds it: what stands on a command line, all users of a machine can see."""
+    """A credential, or @FILE that contains it: all users of a machine can see its command lines."""
 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Read the file, if it is one."""
+        """Return the credential; read it from the file if one is given."""
         if not str(value).startswith("@"):
             return str(value)
         try:
@@ -102,29 +103,29 @@ class Credential(click.ParamType[str]):
 
 ID_TYPE, DURATION, MOMENT, CREDENTIAL = Id(), Duration(), Moment(), Credential()
 GATE = [
-    click.Option(["--url"], help=f"Where the gate is; default ASYNCGATE_URL, else {DEFAULT_URL}."),
+    click.Option(["--url"], help=f"URL of the gate; default ASYNCGATE_URL, else {DEFAULT_URL}."),
     click.Option(["--token"], type=CREDENTIAL, metavar="TOKEN | @FILE",
-                 help="The credential; default ASYNCGATE_API_KEY. Better kept by `asyncgate login`."),
-    click.Option(["--profile"], metavar="NAME", help="A gate that `asyncgate login` knows, instead of both."),
+                 help="Credential; default ASYNCGATE_API_KEY. `asyncgate login` stores one safely."),
+    click.Option(["--profile"], metavar="NAME", help="Profile of `asyncgate login`, instead of --url and --token."),
 ]
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def at_gate(run: F) -> F:
-    """Give a command the options that say where the gate is, and hand it what they add up to."""
+def add_gate_options(run: F) -> F:
+    """Add --url, --token and --profile to a command, and pass it the connection."""
     if not hasattr(run, "__click_params__"):
         run.__click_params__ = []       # type: ignore[attr-defined]
 
     @wraps(run)
-    def found(*, url: str | None, token: str | None, profile: str | None, **given: Any) -> Any:
+    def run_at_gate(*, url: str | None, token: str | None, profile: str | None, **given: Any) -> Any:
         return run(at=find_connection(profile, url, token), **given)
 
-    found.__click_params__ = [*GATE[::-1], *run.__click_params__]       # type: ignore[attr-defined]
-    return found        # type: ignore[return-value]
+    run_at_gate.__click_params__ = [*GATE[::-1], *run.__click_params__]       # type: ignore[attr-defined]
+    return run_at_gate      # type: ignore[return-value]
 
 
 def find_connection(profile: str | None, url: str | None, token: str | None) -> Connection:
-    """Return where to go, or end the program."""
+    """Return the connection to use, or exit with an error."""
     try:
         return profiles.choose_connection(profile, url, token)
     except ValueError as wrong:
@@ -135,36 +136,36 @@ def find_connection(profile: str | None, url: str | None, token: str | None) -> 
 
 
 @contextmanager
-def gate_at(at: Connection) -> Iterator[Http]:
-    """Call a gate; a refusal ends the program with its class as exit status."""
+def connect_to_gate(at: Connection) -> Iterator[Http]:
+    """Connect to a gate; a refusal ends the program with an exit status for its kind."""
     with exit_on_refusal(), Http(at.url, at.token) as gate:
         yield gate
 
 
 @contextmanager
 def exit_on_refusal() -> Iterator[None]:
-    """Make of each no, and of a gate that is not there, the end of the program."""
+    """End the program on a refusal, or if the gate does not answer."""
     try:
         yield
     except Refusal as no:
         again = f" (try again in {no.retry_after:g} s)" if no.retry_after is not None else ""
-        login = "; `asyncgate login` keeps a credential" * (no.status == 401)
+        login = "; `asyncgate login` stores a credential" * (no.status == 401)
         raise exit_with(f"{no.code} ({no.status}): {escape_text(no.message)}{again}{login}",
                     EXIT_OF_STATUS.get(no.status, EXIT_BROKEN)) from None
-    except Unreachable as none:
-        raise exit_with(str(none), EXIT_NO_GATE) from None
+    except Unreachable as away:
+        raise exit_with(str(away), EXIT_NO_GATE) from None
     except ValueError as wrong:
         raise exit_with(str(wrong), EXIT_WRONG) from None
 
 
 def exit_with(message: str, status: int) -> click.exceptions.Exit:
-    """Print what went wrong; return what ends the program with this exit status."""
+    """Print an error; return the exception that ends the program with this exit status."""
     click.echo(f"Error: {message}", err=True)
     return click.exceptions.Exit(status)
 
 
 def exit_for(wrong: Exception) -> click.exceptions.Exit:
-    """End the program because of settings, or of what they name."""
+    """Print an error; return the exception that ends the program with the error's own exit status."""
     return exit_with(escape_text(str(wrong)), getattr(wrong, "exit_status", EXIT_WRONG))
 
 
@@ -172,12 +173,12 @@ def exit_for(wrong: Exception) -> click.exceptions.Exit:
 
 
 class CommandGroup(click.Group):
-    """A group that tells which command may have been meant."""
+    """A group that suggests similar names for an unknown command."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or say which one is near."""
+        """Find the command, or suggest similar names."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as unknown:
@@ -185,7 +186,7 @@ class CommandGroup(click.Group):
 
 
 def suggest_names(said: str, names: list[str]) -> str:
-    """Ask for the names that are near to what was said."""
+    """Return a hint with the names that are similar to an unknown one."""
     said = said.replace("_", "-")
     near = get_close_matches(said, names, 3) or [name for name in names if said in name][:3]
     return f" Did you mean {' or '.join(near)}?" if near else ""

@@ -1,4 +1,4 @@
-"""Receipts between a gate and a file: `asyncgate receipts export`, `import` and `verify`."""
+"""Move receipts between a gate and a file: `asyncgate receipts export`, `import` and `verify`."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from asyncgate.parts.receipts.files import (
     fsync_folder,
 )
 
-IMPORT_BATCH, BATCH_BYTES = 250, 2 * 2**20     # receipts of one import
+IMPORT_BATCH, BATCH_BYTES = 250, 2 * 2**20     # limits of one import call: receipts, bytes
 RECEIPTS_PER_PAGE = 1000
 
 to_receipt = msgspec.json.Decoder(list[Receipt]).decode
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file so that, if it is made, only its owner may read it: receipts are nobody else's business."""
+    """Open a file; if it is new, only its owner may read it, because receipts are private."""
     return os.open(path, flags, 0o600)
 
 
-class Interfered(Exception):
-    """Something happened meanwhile that makes the file wrong."""
+class ExportSpoiled(Exception):
+    """A change during the export made the file incomplete."""
 
 
-# Out of a gate.
+# From a gate to a file.
 
 
-class Partial:
-    """A file that is being written, beside the one that it will be: started again, it goes on where it stood."""
+class PartialFile:
+    """An unfinished file beside its target; a restarted export resumes it."""
 
     def __init__(self, target: str, header: Header) -> None:
         self.target, self.path = target, f"{target}.partial"
@@ -54,7 +54,7 @@ class Partial:
         self.file: IO[bytes] = open(  # noqa: SIM115
             self.path, "r+b" if os.path.exists(self.path) else "w+b", opener=open_private)
         self.writer, there = Writer(self.file), 0
-        for text, line in self._kept():
+        for text, line in self._read_earlier():
             self.writer.take(text, line, there=True)
             self.header = line.header or self.header
             self.last = line.receipt.receipt_id if line.receipt else self.last
@@ -63,8 +63,8 @@ class Partial:
         self.file.truncate()
         self.is_new = there == 0
 
-    def _kept(self) -> Iterator[tuple[bytes, Line]]:
-        """Yield the lines that an earlier attempt has written whole, if it was of the same tenant."""
+    def _read_earlier(self) -> Iterator[tuple[bytes, Line]]:
+        """Yield the complete lines of an earlier attempt, if it was for the same tenant."""
         for number, text in enumerate(self.file):
             try:
                 line = decode_line(text)
@@ -76,7 +76,7 @@ class Partial:
             yield text, line
 
     def finish(self) -> None:
-        """Write the trailer, make all durable and give the file its name."""
+        """Write the trailer, sync the file to disk, and rename it to its target."""
         self.writer.end()
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -96,47 +96,47 @@ class Partial:
         fsync_folder(os.path.dirname(os.path.abspath(self.target)))
 
 
-def export_receipts(gate: Http, target: str, told: Any, of: Any = lambda total: None) -> Partial:
-    """Write all receipts of the gate's tenant into a file, with the seals over them.
+def export_receipts(gate: Http, target: str, count: Any, set_total: Any = lambda total: None) -> PartialFile:
+    """Write all receipts of the gate's tenant into a file, with their seals.
 
-    `told` learns how many receipts of each page, `of` how many there will be.
+    `count` is called with the number of receipts of each page, `set_total` with the expected total.
     """
     end = gate.call("seal_receipts")
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     config = gate.call("get_config")
-    partial = Partial(target, Header("asyncgate-receipts", end["tenant_id"], 1, config["instance_id"], end["number"],
-                                     end["hash"], begun))
+    header = Header("asyncgate-receipts", end["tenant_id"], 1, config["instance_id"], end["number"], end["hash"], begun)
+    partial = PartialFile(target, header)
     if partial.is_new:
         partial.writer.put(Line(header=partial.header))
     sealed = 0
     for seal in fetch_seals(gate, partial.writer.seals, partial.header.seals):
         partial.writer.put(Line(seal=seal))
         sealed += seal.count
-    of(max(sealed, partial.writer.receipts) or None)
-    told(partial.writer.receipts)
+    set_total(max(sealed, partial.writer.receipts) or None)
+    count(partial.writer.receipts)
     while page := fetch_page(gate, partial.last):
         for receipt in page:
             partial.writer.put(Line(receipt=receipt))
         partial.last = page[-1].receipt_id
         partial.file.flush()
-        told(len(page))
+        count(len(page))
     if any(seal.late for seal in fetch_seals(gate, partial.header.seals, None)):
         partial.file.close()
         os.remove(partial.path)
-        raise Interfered("older receipts were imported into the gate meanwhile, and the file would lack some; it was "
-                         "removed: export again")
+        raise ExportSpoiled("older receipts were imported into the gate during the export, so the file would be "
+                            "incomplete and was removed; export again")
     partial.finish()
     return partial
 
 
 def fetch_page(gate: Http, after: str) -> list[Receipt]:
-    """Return the next receipts as they are stored."""
+    """Return the next page of stored receipts."""
     reply = gate.send("export_receipts", {"after": after or None, "limit": RECEIPTS_PER_PAGE})
     return to_receipt(msgspec.json.decode(reply, type=dict[str, msgspec.Raw])["receipts"])
 
 
 def fetch_seals(gate: Http, after: int, up_to: int | None) -> Iterator[Seal]:
-    """Yield the seals between two numbers as they are stored."""
+    """Yield the stored seals between two numbers."""
     cursor = None
     while True:
         page = gate.call("list_seals", after=after or None, limit=200, cursor=cursor)
@@ -149,17 +149,17 @@ def fetch_seals(gate: Http, after: int, up_to: int | None) -> Iterator[Seal]:
 
 
 def to_seal(one: dict[str, Any]) -> Seal:
-    """Return a seal as it is stored; its time was a whole number of milliseconds."""
+    """Return a seal in its stored form; its time is a whole number of milliseconds."""
     return Seal(f"{one['number']:012d}", one["number"], one["last_receipt_id"], one["count"], one["digest"],
                 one["marks"], msgspec.json.encode(one["late"]).decode() if one.get("late") else "",
                 datetime.fromisoformat(one["sealed_at"]).timestamp(), one["hash"])
 
 
-# Into a gate.
+# From a file to a gate.
 
 
 class ImportTally(Struct):
-    """What became of the receipts of a file."""
+    """The outcome of an import."""
 
     imported: int = 0
     present: int = 0
@@ -167,7 +167,7 @@ class ImportTally(Struct):
 
 
 def import_file(gate: Http, path: str, told: Any) -> ImportTally:
-    """Send a sound file to a gate, in pieces that the gate takes whole; what is there already is left alone."""
+    """Send a sound file to a gate in atomic batches; receipts that are there already stay unchanged."""
     tally = ImportTally()
     for batch in batches(path):
         reply = gate.call("import_receipts", receipts=batch)
@@ -178,7 +178,7 @@ def import_file(gate: Http, path: str, told: Any) -> ImportTally:
 
 
 def batches(path: str) -> Iterator[list[Receipt]]:
-    """Yield the receipts of a file in pieces that are not too large for one request."""
+    """Yield the receipts of a file in batches that fit into one request."""
     batch: list[Receipt] = []
     size = 0
     for line in Reading(path).lines():
@@ -193,11 +193,11 @@ def batches(path: str) -> Iterator[list[Receipt]]:
         yield batch
 
 
-# By itself.
+# A file by itself.
 
 
 class FileVerdict(NamedTuple):
-    """What a file holds, and what is wrong with it."""
+    """The contents of a file, and its problems."""
 
     header: Header | None
     receipts: int
@@ -207,7 +207,7 @@ class FileVerdict(NamedTuple):
 
 
 def verify_file(path: str, told: Any = lambda rows: None) -> FileVerdict:
-    """Check a file without any database: its sum, its chain of seals, each receipt's hash and its parents."""
+    """Check a file without a database: its checksum, its chain of seals, each receipt's hash and parents."""
     held, problems = SealedReading(path), list[str]()
     for line in held.lines():
         if (one := line.receipt) is None:
@@ -216,17 +216,17 @@ def verify_file(path: str, told: Any = lambda rows: None) -> FileVerdict:
         said = receipt_hash(one.receipt_type, one.sender, one.to, one.task_id, one.lease_id, one.schedule_id,
                             one.parents, one.body.encode())
         if said != one.hash:
-            problems.append(f"receipt {one.receipt_id} does not have the hash of what it says")
+            problems.append(f"receipt {one.receipt_id} does not match its hash")
     return FileVerdict(held.header, held.receipts, held.seals, held.chain.unsealed, [*held.problems, *problems])
 
 
 def require_sound(path: str, told: Any) -> FileVerdict:
-    """Check a file and refuse one that is not sound."""
+    """Check a file; raise an error if it is not sound."""
     verdict = verify_file(path, told)
     if verdict.problems:
         more = f" (and {len(verdict.problems) - 1} more; `asyncgate receipts verify` names them)" * (
             len(verdict.problems) > 1)
-        raise Damaged(f"{path} is not as it was written, nothing was imported: {verdict.problems[0]}{more}")
+        raise Damaged(f"{path} is damaged, nothing was imported: {verdict.problems[0]}{more}")
     return verdict
 
 

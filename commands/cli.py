@@ -1,6 +1,6 @@
-"""The commands that call a gate, one per operation, made from the table of operations; and the tools around a gate.
+"""The commands that call a gate, generated one per operation from the table, and the tools around a gate.
 
-How they end is said in `calling`, how their answers look in `terminal`.
+`calling` defines the exit statuses, `terminal` the output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from asyncgate import FENCES_SKIPPED, Operation, __version__, backends
 from asyncgate.clients.http import DEFAULT_URL
-from asyncgate.commands import calling, verdicts
+from asyncgate.commands import calling, verdicts, watching
 from asyncgate.commands.bench.command import bench, bench_server
 from asyncgate.commands.calling import (
     CREDENTIAL,
@@ -33,8 +33,8 @@ from asyncgate.commands.calling import (
     GATE,
     ID_TYPE,
     MOMENT,
+    add_gate_options,
     as_json,
-    at_gate,
     exit_with,
 )
 from asyncgate.commands.profiles import Connection
@@ -47,7 +47,7 @@ from asyncgate.parts.model.errors import GateError, NotNow, StartupError
 from asyncgate.parts.model.settings import Configured, SettingsError, list_values, load_settings, mask_credentials
 from asyncgate.parts.model.wire import AsEither, Ask
 from asyncgate.parts.operations import OPERATIONS
-from asyncgate.parts.process.configured import configured
+from asyncgate.parts.process.options import add_settings_options
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -55,33 +55,33 @@ if TYPE_CHECKING:
 from asyncgate.parts.process.logs import start_logging
 
 SECTIONS = {
-    "Try it": ("demo", "dev"),
-    "Learn it": ("docs", "skill"),
+    "Get started": ("demo", "dev"),
+    "Documentation": ("docs", "skill"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
-    "Use one": ("login", "logout", "profiles", "wait"),
-    "Work for one": ("worker", "scheduler"),
-    "Look after it": ("receipts", "archive", "verify", "reconcile", "rebuild", "backup", "copy", "conformance", "bench",
-                      "bench-server"),
+    "Use a gate": ("login", "logout", "profiles", "wait"),
+    "Do the work": ("worker", "scheduler"),
+    "Maintain a gate": ("doctor", "receipts", "archive", "verify", "reconcile", "rebuild", "backup", "copy",
+                        "conformance", "bench", "bench-server"),
 }
 
 
-# In modules of their own; some are made of this one, so they cannot be there before it.
-BESIDE = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "commands.receipts",
-          "scheduler": "commands.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
-          "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
-          "wait": "commands.follow", "docs": "commands.docs", "skill": "commands.skill"}
+# Commands in other modules, imported on demand; some of these modules import this one.
+MODULES = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "commands.receipts",
+           "scheduler": "commands.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
+           "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
+           "wait": "commands.follow", "docs": "commands.docs", "doctor": "commands.doctor", "skill": "commands.skill"}
 
 class Clients(calling.CommandGroup):
-    """A group that also knows its commands by the names of the operations, with underscores."""
+    """A group that also finds commands by the names of the operations, with underscores."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name every command."""
-        return sorted([*super().list_commands(ctx), *BESIDE])
+        """List the names of all commands."""
+        return sorted([*super().list_commands(ctx), *MODULES])
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""
-        if name in BESIDE:
-            part = import_module(f"asyncgate.{BESIDE[name]}")
+        if name in MODULES:
+            part = import_module(f"asyncgate.{MODULES[name]}")
             command: click.Command = getattr(part, "list_profiles" if name == "profiles" else name)
             return command
         return super().get_command(ctx, name.replace("_", "-"))
@@ -91,14 +91,14 @@ commands = Clients("clients", commands=[bench, bench_server])
 
 
 def write_sections(group: click.Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the list of commands in sections: the tools by what they are for, then the operations."""
+    """Write the list of commands in sections: the tools by purpose, then the operations."""
     tools = [name for names in SECTIONS.values() for name in names]
     others = [name for name in group.list_commands(ctx) if name not in tools]
     operations = [name for name in others if name.replace("-", "_") in OPERATIONS]
     more = [name for name in others if name not in operations]
     wide = max(map(len, [*tools, *others]))
-    asks = f"Operations (of the gate at --url, ASYNCGATE_URL or {DEFAULT_URL})"
-    for title, names in {**SECTIONS, "More": more, asks: operations}.items():
+    calls = f"Operations (call the gate at --url, ASYNCGATE_URL or {DEFAULT_URL})"
+    for title, names in {**SECTIONS, "More": more, calls: operations}.items():
         found = [(name, command) for name in names if (command := group.get_command(ctx, name))]
         if found:
             with formatter.section(title):
@@ -109,7 +109,7 @@ def write_sections(group: click.Group, ctx: click.Context, formatter: click.Help
 
 
 def shorten_help(command: click.Command, most: int) -> str:
-    """Say what a command is for in one line, without the finer points."""
+    """Return the help of a command in one short line."""
     text = re.split(r"[:;(.]", command.get_short_help_str(200))[0].strip()
     return text if len(text) <= most else text.rpartition(", ")[0] or text
 
@@ -118,17 +118,17 @@ def shorten_help(command: click.Command, most: int) -> str:
 
 
 class JsonValue(click.ParamType[msgspec.Raw]):
-    """A JSON value: as it stands, from a file as @file.json, or from standard input as -."""
+    """A JSON value: inline, from a file as @file.json, or from standard input as -."""
 
     name = "json"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> msgspec.Raw:
-        """Read the text and see that it is JSON; it goes to the gate as it is."""
+        """Return the text unchanged, after a check that it is JSON."""
         text = self._text(str(value), param, ctx)
         try:
             msgspec.json.decode(text)
         except (ValueError, RecursionError) as wrong:
-            quoted = "" if value == "-" or value.startswith("@") else "; a text needs its quotes: '\"text\"'"
+            quoted = "" if value == "-" or value.startswith("@") else "; a string needs quotes: '\"text\"'"
             self.fail(f"this is not JSON: {wrong}{quoted if text.strip()[:1] not in b'{[' else ''}", param, ctx)
         return msgspec.Raw(text)
 
@@ -148,7 +148,7 @@ JSON = JsonValue()
 
 
 class OptionForm(msgspec.Struct):
-    """What the command line must know of a field: its type, whether it repeats, and what it says of itself."""
+    """The properties of a field as an option: its type, whether it repeats, and its description."""
 
     type: click.ParamType[Any] = JSON
     repeats: bool = False
@@ -161,7 +161,7 @@ SCALARS: list[tuple[type[inspect.Type], click.ParamType[Any]]] = [
 
 
 def find_form(kind: inspect.Type) -> OptionForm:
-    """Find out how a field of this type is written on the command line."""
+    """Return the form of an option for a field of this type."""
     if isinstance(kind, inspect.Metadata):
         inner = find_form(kind.type)
         return OptionForm(inner.type, inner.repeats, (kind.extra_json_schema or {}).get("description") or inner.says)
@@ -170,16 +170,16 @@ def find_form(kind: inspect.Type) -> OptionForm:
     if isinstance(kind, inspect.LiteralType):
         return OptionForm(click.Choice([str(value) for value in kind.values]))
     if isinstance(kind, inspect.FrozenSetType | inspect.ListType) and find_form(kind.item_type).type is click.STRING:
-        return OptionForm(click.STRING, repeats=True, says="several with commas between them, or by repeating it")
+        return OptionForm(click.STRING, repeats=True, says="comma-separated, or repeat the option")
     if isinstance(kind, inspect.DateTimeType):
-        return OptionForm(MOMENT, says="a day as in 2026-12-31, a time, or how long from now as in 90d")
+        return OptionForm(MOMENT, says="a date such as 2026-12-31, a time, or a duration from now such as 90d")
     if isinstance(kind, inspect.StructType):
-        return OptionForm(says=f"an object of {', '.join(field.encode_name for field in kind.fields)}")
+        return OptionForm(says=f"an object with {', '.join(field.encode_name for field in kind.fields)}")
     return OptionForm(next((type for of, type in SCALARS if isinstance(kind, of)), JSON))
 
 
-def fields_of(takes: type[Ask]) -> dict[str, inspect.Field]:
-    """Return the fields of a request by name; what is particular to it before what all requests share."""
+def list_fields(takes: type[Ask]) -> dict[str, inspect.Field]:
+    """Return the fields of a request by name: required ones first, those that name the caller last."""
     info = inspect.type_info(takes)
     assert isinstance(info, inspect.StructType)
     found = {field.name: field for field in info.fields}
@@ -190,19 +190,19 @@ CALLER = frozenset(AsEither.__struct_fields__)
 
 
 def is_needed(takes: type[Ask], field: inspect.Field) -> bool:
-    """Whether a request is nothing without this field."""
+    """Whether a request requires this field."""
     return field.required or field.name in takes.needed
 
 
-def is_an_id(field: str) -> bool:
-    """Whether a field takes what a table may have shown short."""
+def is_id_field(field: str) -> bool:
+    """Whether a field accepts an id that a table may have shortened."""
     return field.endswith(("task_id", "receipt_id", "schedule_id"))
 
 
 def make_option(op: Operation, field: inspect.Field) -> click.Parameter:
-    """Make the option of a field; the id that an operation is about is an argument."""
+    """Make the option of a field; the first required field becomes an argument."""
     known = find_form(field.type)
-    if is_an_id(field.name):
+    if is_id_field(field.name):
         known.type = ID_TYPE
     if field.name.endswith("_seconds"):
         known.type = DURATION
@@ -210,7 +210,7 @@ def make_option(op: Operation, field: inspect.Field) -> click.Parameter:
         return click.Argument([field.name], type=known.type, required=False, metavar=field.name.upper())
     name = "--" + field.name.replace("_", "-")
     if (op.name, field.name) == ("run_task", "wait_seconds"):
-        known.says = "how long to wait for the end, as in 10m"
+        known.says = "longest time to wait for the end, such as 10m"
     says = [known.says, "required" if is_needed(op.takes, field) else "",
             f"default {field.default}" if field.default not in (NODEFAULT, None, "", 0.0) else ""]
     declared = f"{name}/--no-{name[2:]}" if known.type is click.BOOL else name
@@ -219,8 +219,8 @@ def make_option(op: Operation, field: inspect.Field) -> click.Parameter:
                         multiple=known.repeats, metavar=metavar, help="; ".join(filter(None, says)))
 
 
-def tenant_options(op: Operation) -> list[click.Parameter]:
-    """Let the tenant that an operation is about stand as an argument or behind --tenant, whichever somebody writes."""
+def make_tenant_options(op: Operation) -> list[click.Parameter]:
+    """Accept the tenant of an operation both as an argument and as --tenant."""
     if op.takes.needed[:1] == ("tenant",):
         return [click.Option(["--tenant", "whose"], help="the same as TENANT")]
     alone = {*op.takes.__struct_fields__} - {*Ask.__struct_fields__} == {"tenant"}
@@ -228,19 +228,20 @@ def tenant_options(op: Operation) -> list[click.Parameter]:
 
 
 def split_names(values: Iterable[str]) -> list[str]:
-    """Return the names of an option that repeats, each of which may be several with commas between them."""
+    """Return the names of a repeatable option, whose values may be comma-separated."""
     return [name for value in values for name in map(str.strip, value.split(",")) if name]
 
 
 CONNECTION = [
-    click.Option(["--data"], type=JSON, metavar="JSON", help="The whole request as one object; options win over it."),
+    click.Option(["--data"], type=JSON, metavar="JSON",
+                 help="The whole request as a JSON object; options override its fields."),
     *GATE,
-    click.Option(["--json", "as_json"], is_flag=True, help="Print the reply as the gate sent it."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print the gate's reply as JSON."),
 ]
 
 
 class OperationCommand(click.Command):
-    """The command of one operation; its help tells the fields of the request from who asks and where."""
+    """The command of one operation; its help groups the options by purpose."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections."""
@@ -250,20 +251,20 @@ class OperationCommand(click.Command):
             with formatter.section(title):
                 formatter.write_dl([record for _, record in records])
         formatter.write_paragraph()
-        formatter.write_text("JSON is given as it stands, as @file.json, or as - for standard input.")
+        formatter.write_text("JSON is given inline, as @file.json, or as - for standard input.")
 
     def _section(self, param: click.Parameter) -> str:
-        if param in CONNECTION or param.is_eager:
+        if param in (*CONNECTION, watching.WATCH) or param.is_eager:
             return "Options"
-        return "Who asks, where the credential does not say" if param.name in CALLER else "Fields"
+        return "Caller, if the credential does not name one" if param.name in CALLER else "Fields"
 
 
 def make_command(op: Operation) -> click.Command:
     """Make the command of an operation."""
-    fields = fields_of(op.takes)
+    fields = list_fields(op.takes)
 
     def run(url: str | None, token: str | None, profile: str | None, as_json: bool, data: msgspec.Raw | None,
-            **given: Any) -> None:
+            every_seconds: float | None = None, **given: Any) -> None:
         if whose := given.pop("whose", None):
             given["tenant"] = given.get("tenant") or whose
         said = {name: split_names(value) if isinstance(value, tuple) else value for name, value in given.items()
@@ -272,21 +273,25 @@ def make_command(op: Operation) -> click.Command:
         if missing := [name for name, field in fields.items() if is_needed(op.takes, field) and name not in body]:
             spelled = missing[0].upper() if missing[0] in op.takes.needed[:1] else "--" + missing[0].replace("_", "-")
             raise click.UsageError(f"{op.name} needs {spelled}")
-        call_and_print(op, calling.find_connection(profile, url, token), body, as_json)
+        at = calling.find_connection(profile, url, token)
+        if every_seconds is not None:
+            return watching.watch_list(op, at, body, every_seconds, as_json)
+        call_and_print(op, at, body, as_json)
 
-    params = [*(make_option(op, field) for field in fields.values()), *tenant_options(op), *CONNECTION]
+    params = [*(make_option(op, field) for field in fields.values()), *make_tenant_options(op), *CONNECTION,
+              *([watching.WATCH] if watching.is_watchable(op) else [])]
     return OperationCommand(op.name.replace("_", "-"), callback=run, params=params, short_help=op.summary.rstrip("."),
                             help=f"{op.summary}\n\n{op.text.strip()}\n\n{MORE_HELP.get(op.name, '')}".strip())
 
 
-MORE_HELP = {"run_task": """This command goes on by itself, for as long as --wait-seconds says: it prints the id at once
-and shows what happens to the task.  After Ctrl-C `asyncgate wait TASK` goes on.
+MORE_HELP = {"run_task": """This command prints the id at once, and shows the progress of the task for up to
+--wait-seconds.  After Ctrl-C, `asyncgate wait TASK` continues.
 
-Exit status: 0 the task succeeded, 8 it failed, 9 it was canceled, 10 it has not ended."""}
+Exit status: 0 succeeded, 8 failed, 9 canceled, 10 not ended."""}
 
 
 def read_data(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.Raw | None) -> dict[str, Any]:
-    """Take apart the object of --data; JSON that the gate stores stays as it was written."""
+    """Split the object of --data into fields; JSON that the gate stores stays unchanged."""
     if data is None:
         return {}
     try:
@@ -300,22 +305,22 @@ def read_data(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.
 
 
 def call_and_print(op: Operation, at: Connection, body: Mapping[str, Any], as_json: bool) -> None:
-    """Call the gate and print what it says."""
+    """Call the gate and print its reply."""
     if op.name == "run_task":
         from asyncgate.commands.follow import run_task
         sys.exit(run_task(at, body, as_json))
-    with calling.gate_at(at) as gate:
+    with calling.connect_to_gate(at) as gate:
         reply = gate.send(op.name, body)
     click.echo(reply) if as_json else print_reply(op, msgspec.json.decode(reply))
 
 
-# From a reply to what a person reads.
+# Print replies.
 
 SEAL_DIGITS = 64        # of SHA-256
 
 
 def print_reply(op: Operation, reply: dict[str, Any]) -> None:
-    """Print a reply: a list as a table, anything else as names and values; what it warns of on stderr."""
+    """Print a reply: a list as a table, anything else as names and values; its warnings on stderr."""
     for text in reply.pop("warnings", None) or ():
         click.echo(f"warning: {escape_text(text)}", err=True)
     rows = next((value for value in reply.values() if isinstance(value, list)), None) if op.columns else None
@@ -326,12 +331,12 @@ def print_reply(op: Operation, reply: dict[str, Any]) -> None:
 
 
 def print_hints(op: Operation, reply: dict[str, Any]) -> None:
-    """Say on stderr how to get the next page, and after the last one what comes later."""
+    """Print on stderr the option for the next page, or after the last page for later entries."""
     if more := reply.get("next_cursor"):
-        click.echo(f"there is more: --cursor {more}", err=True)
+        click.echo(f"next page: --cursor {more}", err=True)
     elif (cursor := reply.get("cursor")) and not getattr(op.gives, "newest_first", False):
-        since = "since-receipt-id" if "since_receipt_id" in op.fields else "cursor"
-        click.echo(f"from here on: --{since} {cursor}", err=True)
+        since = "since-receipt-id" if "since_receipt_id" in op.reader.fields else "cursor"
+        click.echo(f"later entries: --{since} {cursor}", err=True)
 
 
 for _op in OPERATIONS.values():
@@ -342,36 +347,36 @@ for _op in OPERATIONS.values():
 
 
 @commands.command()
-@click.option("--port", metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
-@click.option("--no-worker", is_flag=True, help="Run no echo worker.")
-@configured
+@click.option("--port", metavar="NUMBER", help="Port to listen on; default 8080, 0 for any free port.")
+@click.option("--no-worker", is_flag=True, help="Do not start the echo worker.")
+@add_settings_options
 def dev(configured: Configured, no_worker: bool) -> None:
-    """Run a gate to try things on: no credential, this machine only, with a worker that echoes.
+    """Run a gate for development: no credential, this machine only, with an echo worker.
 
-    It keeps everything in ./asyncgate-dev.db unless --database says otherwise.  Ctrl-C stops it.
+    It stores everything in ./asyncgate-dev.db unless --database names another database.  Ctrl-C stops it.
     """
     from asyncgate.commands.dev import run_dev
     sys.exit(run_dev(configured, worker=not no_worker))
 
 
 @commands.command()
-@click.option("--url", help=f"The gate to speak for; default ASYNCGATE_URL, else {DEFAULT_URL}.")
-@click.option("--token", type=CREDENTIAL, metavar="TOKEN | @FILE", help="The credential; default ASYNCGATE_API_KEY.")
-@click.option("--profile", metavar="NAME", help="A gate that `asyncgate login` knows, instead of both.")
-@click.option("--agent", metavar="ID", help="The agent that speaks where a call names nobody.")
-@click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that take no dots.")
-@click.option("--tools", default="", metavar="SETS", help="List the tools of these sets only: delegate,work,admin.")
-@configured
+@click.option("--url", help=f"URL of the gate; default ASYNCGATE_URL, else {DEFAULT_URL}.")
+@click.option("--token", type=CREDENTIAL, metavar="TOKEN | @FILE", help="Credential; default ASYNCGATE_API_KEY.")
+@click.option("--profile", metavar="NAME", help="Profile of `asyncgate login`, instead of --url and --token.")
+@click.option("--agent", metavar="ID", help="Agent id for calls that name no caller.")
+@click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that do not allow dots.")
+@click.option("--tools", default="", metavar="SETS", help="List only these sets of tools: delegate,work,admin.")
+@add_settings_options
 def mcp(configured: Configured, url: str | None, token: str | None, profile: str | None, agent: str | None,
         underscores: bool, tools: str) -> None:
-    """Speak MCP on standard input and output, for hosts that start a program: Claude Desktop and others.
+    """Serve MCP on standard input and output, for hosts that start a program: Claude Desktop and others.
 
-    With --url it speaks for a running gate; with --database it is a gate itself, for one host alone.
+    With --url it connects to a running gate; with --database it is itself a gate, for this host only.
     """
     from asyncgate.commands import mcp_stdio as stdio
     own = configured.origins["database.url"].startswith("flag")
     if own and (url or token or profile):
-        raise click.UsageError("give --url for a running gate, or --database for one of its own, not both")
+        raise click.UsageError("give --url for a running gate, or --database for a new one, not both")
     start_logging(configured.settings)
     path = stdio.make_path(agent, underscores, tools)
     try:
@@ -380,67 +385,67 @@ def mcp(configured: Configured, url: str | None, token: str | None, profile: str
     except ValueError as wrong:
         raise exit_with(str(wrong), EXIT_WRONG) from None
     except (BrokenPipeError, KeyboardInterrupt):
-        sys.exit(0)     # the host has gone
+        sys.exit(0)     # the host has closed the pipe
 
 
 @commands.command()
-@click.option("--keep", is_flag=True, help="Keep the database and the server's log, and say where they are.")
+@click.option("--keep", is_flag=True, help="Keep the database and the server's log, and print their folder.")
 def demo(keep: bool) -> None:
-    """Watch the work of an agent survive a killed worker: real processes, a real database, about ten seconds."""
+    """Watch an agent's work survive a killed worker: real processes, a real database, about ten seconds."""
     from asyncgate.commands.demo import run_demo
     sys.exit(run_demo(keep=keep))
 
 
-class Passing(click.Command):
-    """A command that hands on what stands behind --."""
+class PassingCommand(click.Command):
+    """A command that passes on the arguments after --."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Part the arguments at --."""
+        """Split the arguments at --."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta["passed"] = args[at + 1:]
         return super().parse_args(ctx, args[:at])
 
 
-@commands.command(cls=Passing, epilog="Example: asyncgate worker --type ocr.page -- ./ocr.sh")
+@commands.command(cls=PassingCommand, epilog="Example: asyncgate worker --type ocr.page -- ./ocr.sh")
 @click.argument("what", metavar="[echo | sleep_then_return | http_get | -- PROGRAM]", required=False)
 @click.option("--ai", "profile_file", metavar="FILE",
-              help="Do them with a language model and tools, as this profile says.")
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="Type of task to take; may be repeated.")
-@click.option("--worker-id", metavar="ID", help="The worker's name; default its key's principal, or the host's.")
-@click.option("--worker-kind", metavar="KIND", help="The kind of the key's principal, where that is not worker.")
+              help="Use a language model with tools; FILE is its profile.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Type of task to lease; repeatable.")
+@click.option("--worker-id", metavar="ID", help="Id of the worker; default the key's principal, else the host name.")
+@click.option("--worker-kind", metavar="KIND", help="Kind of the key's principal, if it is not worker.")
 @click.option("--capabilities", "--capability", "capabilities", multiple=True, metavar="NAME,…",
-              callback=lambda ctx, param, given: split_names(given), help="What it can do; may be repeated.")
-@click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Tasks at a time.")
-@click.option("--ttl", "ttl_seconds", type=calling.Duration(1), help="How long a lease lasts without a heartbeat.")
+              callback=lambda ctx, param, given: split_names(given), help="Capability of the worker; repeatable.")
+@click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Tasks to run at once.")
+@click.option("--ttl", "ttl_seconds", type=calling.Duration(1), help="Duration of a lease without a heartbeat.")
 @click.option("--drain", "drain_seconds", type=DURATION, default=20.0, show_default="20s",
-              help="How long tasks have to end after SIGTERM.")
-@click.option("--state", type=click.Path(file_okay=False), help="Folder for what outlives the process.")
-@click.option("--forget", is_flag=True, help="Keep nothing on disk: no dead letters, another instance at every start.")
-@click.option("--allow", multiple=True, metavar="HOST", help="http_get: host or network to reach though not public.")
-@click.option("--plain-http", is_flag=True, help="http_get: allow http://, not https:// only.")
+              help="Time for running tasks to end after SIGTERM.")
+@click.option("--state", type=click.Path(file_okay=False), help="Folder for state that survives restarts.")
+@click.option("--forget", is_flag=True, help="Store nothing on disk: no dead letters, a new instance id at each start.")
+@click.option("--allow", multiple=True, metavar="HOST", help="http_get: private host or network to allow.")
+@click.option("--plain-http", is_flag=True, help="http_get: allow http:// as well as https://.")
 @click.option("--timeout", "timeout_seconds", type=calling.Duration(0.001), default=30.0, show_default="30s",
-              help="http_get: how long an answer may take.")
+              help="http_get: timeout of a request.")
 @click.option("--lifeline", "quiet", is_flag=True, hidden=True)
-@at_gate
+@add_gate_options
 @click.pass_context
 def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file: str | None, forget: bool,
            quiet: bool, **about: Any) -> None:
-    """Do tasks: three built-in kinds, any program that is called for each task, or a language model with tools.
+    """Run a worker: three built-in task types, a program called for each task, or a language model with tools.
 
-    A program finds the payload as JSON on standard input, and ASYNCGATE_TASK_ID, ASYNCGATE_ATTEMPT and the like in its
-    environment; what it writes to standard output is the result, JSON or text.  Each line on file descriptor 3 is
-    progress; an object with a member "checkpoint" comes back as ASYNCGATE_CHECKPOINT if the task has to be begun again.
+    A program reads the payload as JSON from standard input, and ASYNCGATE_TASK_ID, ASYNCGATE_ATTEMPT and others from
+    its environment.  Its standard output is the result, JSON or text.  Each line on file descriptor 3 is progress; an
+    object with a member "checkpoint" is passed as ASYNCGATE_CHECKPOINT if the task is retried.
 
-    Exit status 0 completes the task, 75 or a signal costs an attempt, any other fails it with the end of standard
-    error.  When the lease is lost, its process group gets SIGTERM, five seconds later SIGKILL.
+    Exit status 0 completes the task, 75 or a signal retries it, any other status fails it with the end of standard
+    error as the message.  If the lease is lost, the process group gets SIGTERM, and SIGKILL five seconds later.
     """
     from asyncgate.clients.worker import program as part
     command = ctx.meta["passed"]
     if what not in (None, *part.BUILT_IN_TASKS):
-        raise click.UsageError(f"{what!r} is none of {', '.join(part.BUILT_IN_TASKS)}; a program stands behind --")
+        raise click.UsageError(f"{what!r} is not one of {', '.join(part.BUILT_IN_TASKS)}; put a program after --")
     about |= {"url": at.url, "token": at.token}
     if [bool(what), bool(command), bool(profile_file)].count(True) != 1 or (command and not about["types"]):
-        raise click.UsageError("say which tasks: echo, sleep_then_return, http_get, --ai FILE, "
+        raise click.UsageError("name the tasks: echo, sleep_then_return, http_get, --ai FILE, "
                                "or --type TYPE -- PROGRAM")
     if quiet:
         from asyncgate.commands.dev import watch_lifeline
@@ -462,39 +467,41 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
         raise click.ClickException(str(wrong)) from None
 
 
-@commands.command(cls=Passing, options_metavar="", epilog="Example: asyncgate conformance memory:// -- -k lease -x")
+@commands.command(cls=PassingCommand, options_metavar="",
+                  epilog="Example: asyncgate conformance memory:// -- -k lease -x")
 @click.argument("urls", metavar="[URL]... [-- PYTEST ARGUMENTS]", nargs=-1)
 @click.pass_context
 def conformance(ctx: click.Context, urls: tuple[str, ...]) -> None:
-    """Run the suite that every backend must pass, on the backends that the URLs name."""
+    """Run the conformance suite of backends on the given database URLs."""
     from asyncgate.conformance.run import run
     sys.exit(run(urls, ctx.meta["passed"]))
 
 
 @commands.command()
 @click.option("--print-sql", is_flag=True, help="Print the SQL instead of running it; needs no connection.")
-@click.option("--after", type=int, default=0, metavar="NUMBER", help="With --print-sql: what this schema lacks.")
+@click.option("--after", type=int, default=0, metavar="NUMBER",
+              help="With --print-sql: only migrations after this number.")
 @as_json
-@configured
+@add_settings_options
 def migrate(configured: Configured, print_sql: bool, after: int, as_json: bool) -> None:
     """Create the database or bring its schema up to date.
 
-    On SQLite `serve` does it too.  On Postgres run it as a superuser, or as the database's owner with CREATEROLE,
-    before new servers start; those of the release before go on meanwhile.
+    On SQLite `serve` does this too.  On Postgres run it as a superuser, or as the database's owner with CREATEROLE,
+    before new servers start; servers of the previous release keep running meanwhile.
     """
     database = configured.settings.database
     if print_sql:
         return click.echo(backends.migration_sql(database.url, after), nl=False)
     done = asyncio.run(backends.migrate(database.url, database))
-    said = (f"applied {name}" if name.endswith(".sql") else f"made again: {name}" for name in done)
-    print_answer(as_json, {"applied": done}, *said, "the schema is up to date")
+    lines = (f"applied {name}" if name.endswith(".sql") else f"recreated {name}" for name in done)
+    print_answer(as_json, {"applied": done}, *lines, "the schema is up to date")
 
 
 @commands.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@configured
+@add_settings_options
 def config(configured: Configured, as_json: bool) -> None:
-    """Print every setting with its value, secrets masked, and where it came from."""
+    """Print every setting with its value (secrets masked) and its origin."""
     rows = list_values(configured)
     if as_json:
         listed = [{"name": name, "value": value, "from": origin} for name, value, origin in rows]
@@ -506,10 +513,10 @@ def config(configured: Configured, as_json: bool) -> None:
 
 @commands.command()
 @click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
-@configured
+@click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 for any free port.")
+@add_settings_options
 def ledger(configured: Configured) -> None:
-    """Serve a receipt ledger for gates in integrated mode: MemoryGate's role, on a database of its own."""
+    """Serve a receipt ledger for gates in integrated mode, in the role of MemoryGate, with its own database."""
     start_logging(configured.settings)
     require_safe_start(configured.settings)
     warn_of_idle_settings(configured)
@@ -526,30 +533,30 @@ def openapi() -> None:
 
 
 def check_seals(ctx: click.Context, param: click.Parameter, said: tuple[str, ...]) -> tuple[str, ...]:
-    """See that each noted seal is whole: a part of a hash proves nothing."""
+    """Check that each given seal is complete: a part of a hash proves nothing."""
     for one in said:
         number, _, digest = one.partition(":")
         if not number.isdecimal() or not re.fullmatch(r"[0-9a-f]*", digest):
-            raise click.BadParameter(f"{one!r} is no seal: give NUMBER:HASH, as `asyncgate seal-receipts` prints them")
+            raise click.BadParameter(f"{one!r} is not a seal: use NUMBER:HASH, as printed by `asyncgate seal-receipts`")
         if len(digest) != SEAL_DIGITS:
-            raise click.BadParameter(f"the hash of seal {number} has {SEAL_DIGITS} digits, and {digest!r} has "
-                                     f"{len(digest)}: give all of it")
+            raise click.BadParameter(f"the hash of seal {number} must have {SEAL_DIGITS} digits; {digest!r} has "
+                                     f"{len(digest)}")
     return said
 
 
 @commands.command()
-@click.option("--ledger", is_flag=True, help="Hold every receipt against its seal, too.")
+@click.option("--ledger", is_flag=True, help="Also check every receipt against its seal.")
 @click.option("--seal", "anchors", metavar="NUMBER:HASH", multiple=True, callback=check_seals,
-              help="With --ledger: a seal noted elsewhere, with its whole hash.")
+              help="With --ledger: a seal recorded elsewhere, with its full hash; repeatable.")
 @as_json
-@configured
+@add_settings_options
 def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_json: bool) -> None:
-    """Check that a stored gate is sound; the server may go on meanwhile.
+    """Verify the database of a gate; the server may keep running.
 
-    Receipts match the states of their tasks, open obligations equal the evidence, created = discharged + open, and no
-    line of the audit log was changed, moved or taken away.  With --ledger: no sealed receipt was changed, added or
-    taken away; a seal that was noted elsewhere shows that nobody has made a new chain over other receipts.
-    Exit status 1 if anything is wrong.
+    Checks that receipts match the states of their tasks, that open obligations match the receipts, that created =
+    discharged + open, and that no line of the audit log was changed, moved or removed.  With --ledger also that no
+    sealed receipt was changed, added or removed; a seal recorded elsewhere proves that the chain was not rewritten.
+    Exit status 1 if a check fails.
     """
     url = require_database(configured.settings.database.url)
     verdict = asyncio.run(verdicts.verify_url(url, configured.settings.database))
@@ -566,15 +573,15 @@ def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_js
     sys.exit(EXIT_BROKEN if verdict.problems or found.problems else 0)
 
 
-def require_database(url: str, names: str = "--database names another") -> str:
-    """Return the URL of a database that is there: opening one that is not would make it."""
+def require_database(url: str, hint: str = "--database names another") -> str:
+    """Return the URL if its database exists; opening it would create a missing one."""
     if not database_exists(url):
-        raise StartupError(f"there is no database at {url.removeprefix('sqlite:///')}; {names}")
+        raise StartupError(f"there is no database at {url.removeprefix('sqlite:///')}; {hint}")
     return url
 
 
 def database_exists(url: str) -> bool:
-    """Whether a database is there, as far as that can be told before it is opened."""
+    """Whether a database exists, as far as its URL tells."""
     path = url.removeprefix("sqlite:///")
     return path in (url, ":memory:") or os.path.exists(path)
 
@@ -582,12 +589,12 @@ def database_exists(url: str) -> bool:
 @commands.command()
 @click.argument("target", type=click.Path(dir_okay=False))
 @as_json
-@configured
+@add_settings_options
 def backup(configured: Configured, target: str, as_json: bool) -> None:
-    """Copy the database of a gate to a new file and verify the copy; the server may go on meanwhile."""
+    """Copy the database of a gate to a new file, and verify the copy; the server may keep running."""
     url = require_database(configured.settings.database.url)
     if os.path.lexists(target):
-        raise click.ClickException(f"{target} is there already, and a backup overwrites nothing")
+        raise click.ClickException(f"{target} exists already; a backup needs a new file")
     verdict = copy_file(url, target, f"{os.path.abspath(target)}.partial")
     size = os.path.getsize(target)
     if as_json:
@@ -596,7 +603,7 @@ def backup(configured: Configured, target: str, as_json: bool) -> None:
 
 
 def copy_file(url: str, target: str, partial: str) -> Any:
-    """Copy to a file beside the target, check it, and give it its name: a target that is there is whole."""
+    """Copy to a file beside the target, verify it, then rename it, so that an existing target is complete."""
     try:
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except OSError as error:
@@ -608,18 +615,19 @@ def copy_file(url: str, target: str, partial: str) -> Any:
         os.link(partial, target)
         return verdict
     except OSError as error:
-        raise click.ClickException(f"the backup failed, nothing was kept: {error.strerror or error}") from None
+        raise click.ClickException(f"the backup failed and was removed: {error.strerror or error}") from None
     finally:
         remove_files(partial, f"{partial}-wal", f"{partial}-shm")
 
 
 async def copy_backend(url: str, target: str) -> None:
-    """Let the backend copy itself, if it can."""
+    """Let the backend copy its database, if it can."""
     backend = await backends.open_backend(url)
     try:
         source = backend
         if not isinstance(source, FileBackend):
-            raise click.ClickException(f"the backend of {url.partition(':')[0]}: makes no copies; use its own tools")
+            raise click.ClickException(f"the backend {url.partition(':')[0]} does not support backup; use the "
+                                       "database's own tools")
         with closing(Bar("copying", "pages")) as bar:
             await source.backup(target, bar.reach)
     finally:
@@ -629,24 +637,23 @@ async def copy_backend(url: str, target: str) -> None:
 @commands.command("copy")
 @click.argument("source")
 @click.argument("target")
-@click.option("--dry-run", is_flag=True, help="Write no row: say how much there is, and how much of it is missing.")
+@click.option("--dry-run", is_flag=True, help="Write nothing; count the rows and the missing ones.")
 @as_json
 def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
-    """Carry a whole gate into another database and prove that all of it is there.
+    """Copy a whole gate into another database, and verify that it is complete.
 
-    SOURCE and TARGET are database URLs, such as sqlite:///gate.db; of Postgres itself, not of a PgBouncer before it.
-    Stop the gate first: a database that somebody serves is refused.  The target is empty (a Postgres as `asyncgate
-    migrate` has made it), or holds a part of this very copy: stopped in the middle, by Ctrl-C or worse, the same
-    command goes on where it stood.  Serve the target only after exit status 0.
+    SOURCE and TARGET are database URLs, such as sqlite:///gate.db; for Postgres not the URL of a PgBouncer.  Stop the
+    gate first: a database in use is refused.  The target must be empty (on Postgres: as created by `asyncgate
+    migrate`), or contain a part of this copy: after an interruption, the same command resumes.  Serve the target only
+    after exit status 0.
 
-    Everything comes along as it is: tasks, leases, progress, receipts with the times of their delivery, open
-    obligations, events, schedules, presences, and the key that cursors are sealed with.  Workers go on under their
-    leases, and clients with their cursors.
+    Everything is copied: tasks, leases, progress, receipts with their delivery times, open obligations, events,
+    schedules, presences, and the key that signs cursors.  Leases and cursors stay valid.
 
-    One thing is changed: the fence of each unfinished task is raised by 1,000, and an event task.moved says so.  If the
-    old gate is started by mistake, whatever it leases is outranked by the next lease of the new one.
+    One thing changes: the fence of each unfinished task is raised by 1,000, recorded by an event task.moved.  If the
+    old gate is started by mistake, the next lease of the new gate outranks its leases.
 
-    The source is only read.  Exit status 5: the target is in use, and nothing was written over.
+    The source is only read.  Exit status 5: the target is in use; nothing was overwritten.
     """
     from asyncgate.commands import copy as part
     try:
@@ -658,7 +665,7 @@ def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
     except (part.CopyFailed, part.Served, GateError) as wrong:
         raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise exit_with("stopped before the end; the same command goes on from here", EXIT_BROKEN) from None
+        raise exit_with("interrupted; run the same command to resume", EXIT_BROKEN) from None
     sys.exit(status)
 
 
@@ -668,7 +675,7 @@ async def run_copy(source: str, target: str, dry_run: bool, as_json: bool) -> in
     if identify_database(source) == identify_database(target):
         raise StartupError("source and target are the same database")
     async with AsyncExitStack() as opened:
-        old = await open_alone(opened, "source", require_database(source, "SOURCE is the gate to be copied"))
+        old = await open_alone(opened, "source", require_database(source, "SOURCE must be an existing gate"))
         new = await open_alone(opened, "target", "memory:" if dry_run and not database_exists(target) else target)
         with closing(Bar("comparing", total=await verdicts.count_rows(old, [*part.COPIED_TABLES]))) as bar:
             found = await part.survey(old, new, bar.add)
@@ -697,29 +704,29 @@ async def write_and_prove(old: CopyStore, new: Backend, found: Tallies, target: 
         return verdicts.print_verdict(verdict, target, as_json, tables=make_rows(proved, columns),
                              fences_raised=proved["events"].moved, **more())
     print_tallies(proved, False, *columns)
-    click.echo(f"{proved['events'].moved} unfinished tasks have a fence raised by {FENCES_SKIPPED:,}, and an event "
-               "task.moved beside those above")
+    click.echo(f"raised the fences of {proved['events'].moved} unfinished tasks by {FENCES_SKIPPED:,}, and added an "
+               "event task.moved to each")
     return verdicts.print_verdict(verdict, target)
 
 
 async def open_alone(opened: AsyncExitStack, side: str, url: str) -> Backend:
     """Open one side of a copy; refuse a database that a gate serves."""
     from asyncgate.commands import copy as part
-    settings = replace(load_settings().settings.database, direct_url="", pgbouncer=False)   # these are of one database
+    # direct_url and pgbouncer describe one database, not both sides.
+    settings = replace(load_settings().settings.database, direct_url="", pgbouncer=False)
     try:
         backend = await backends.open_backend(url, serving=True, settings=settings)
         opened.push_async_callback(backend.close)
         await part.join(backend)
     except (StartupError, part.Served) as wrong:
-        status = getattr(wrong, "exit_status",
-                         EXIT_BROKEN)      # that somebody serves it is nothing wrong with its name
+        status = getattr(wrong, "exit_status", EXIT_BROKEN)     # a database in use is not a wrong request
         kind = StartupError if status == EXIT_WRONG else NotNow
-        raise kind(f"the {side} cannot be had alone: {wrong}") from None
+        raise kind(f"cannot open the {side} for exclusive use: {wrong}") from None
     return backend
 
 
 def make_rows(tallies: Mapping[str, Any], columns: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return what a walk has counted, table by table."""
+    """Return the counts of a walk, one row per table."""
     rows = ((name, {"source": tally.source, "target": tally.target, "missing": tally.missing,
                     "source_sha256": tally.source_hash.hexdigest()[:16],
                     "target_sha256": tally.target_hash.hexdigest()[:16]}) for name, tally in tallies.items())
@@ -727,7 +734,7 @@ def make_rows(tallies: Mapping[str, Any], columns: tuple[str, ...]) -> list[dict
 
 
 def print_tallies(tallies: Mapping[str, Any], as_json: bool, *columns: str) -> None:
-    """Print what a walk has counted."""
+    """Print the counts of a walk."""
     rows = make_rows(tallies, columns)
     if as_json:
         return click.echo(msgspec.json.encode({"tables": rows}))
@@ -737,13 +744,13 @@ def print_tallies(tallies: Mapping[str, Any], as_json: bool, *columns: str) -> N
 
 
 def identify_database(url: str) -> str:
-    """Return what tells a database from another: a file by its real path."""
+    """Return an identity for a database: for a file its real path, else the URL."""
     path = url.removeprefix("sqlite:///")
     return os.path.realpath(path) if path != url and path != ":memory:" else url
 
 
 def remove_files(*paths: str) -> None:
-    """Remove files that may be there."""
+    """Remove files if they exist."""
     for path in paths:
         with suppress(FileNotFoundError):
             os.remove(path)

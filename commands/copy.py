@@ -1,11 +1,11 @@
-"""Carry a whole gate into another database: what `asyncgate copy SOURCE TARGET` does.
+"""Copy a whole gate into another database, for `asyncgate copy SOURCE TARGET`.
 
-It knows no database and no rule: it reads pages of stored rows on both sides and writes those that the target lacks,
-as they are.  So an interrupted copy is just started again, the last walk is the proof, and a row that only the target
-has, or has otherwise, shows that somebody has used it.
+This module knows no specific database and no rule: it reads pages of stored rows on both sides, and writes the rows
+that the target lacks.  So an interrupted copy is simply started again, and the last walk is the proof.  A row that is
+different in the target, or only there, shows that somebody has used the target.
 
-One thing differs at the target: the fence of each unfinished task is raised, and an event says so.  The source may be
-started again by mistake; what it then leases is outranked by the next lease of the target.
+One thing differs in the target: the fence of each unfinished task is raised, and an event records that.  If the source
+is started again by mistake, the next lease of the target outranks its leases.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from asyncgate.parts.model.stored import (
 )
 from asyncgate.parts.model.wire import Principal
 
-# In this order, or a task would be there without what it was: see `Tenant.raised`.  Usage is counted anew.
+# In this order, so that no task arrives before its history: see `TenantCopy.raised`.  Usage is counted again.
 COPIED_TABLES: dict[type[Struct], str] = {
     Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Obligation: "obligations",
     Event: "events", Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys",
@@ -54,7 +54,7 @@ COPIED_TABLES: dict[type[Struct], str] = {
     LedgerMark: "ledger_marks", Seal: "seals", SealHead: "seal_heads", Archived: "archived"}
 
 TRUTHS = {table: [field.name for field in fields(table) if field.type is bool] for table in COPIED_TABLES}
-COPY_NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # how a copy takes part where several processes can: one at a time
+COPY_NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # a copy's instance name: one copy at a time
 
 CountRows = Callable[[int], None]
 ByKey = dict[str, Any]      # rows by their export keys
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class CopyStore(Protocol):
-    """What a copy needs of a backend."""
+    """The methods of a backend that a copy needs."""
 
     ids: Ids
     secret: bytes
@@ -71,13 +71,13 @@ class CopyStore(Protocol):
         """Return the next rows of a table."""
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
-        """Save what `decide` puts into the work, all or nothing."""
+        """Save the changes that `decide` makes, all or nothing."""
 
     async def tenants(self) -> list[str]:
         """Return every tenant."""
 
     async def keep_secret(self, secret: bytes) -> None:
-        """Sign cursors with this key."""
+        """Store the key that signs cursors."""
 
 
 class Served(Exception):
@@ -85,32 +85,32 @@ class Served(Exception):
 
 
 class TargetUsed(Exception):
-    """The target has what the source has not: it is another gate's, or one of the two was used since they parted."""
+    """The target has rows that the source lacks: it belongs to another gate, or one of them was used meanwhile."""
 
     def __init__(self, row: str) -> None:
-        super().__init__(f"the target is in use, take an empty database: {row}")
+        super().__init__(f"the target is in use; choose an empty database: {row}")
         self.row = row
 
 
 class CopyFailed(Exception):
-    """The target did not take a row, or gave back another one."""
+    """The target did not store a row, or returned a different one."""
 
 
 class CopyPage(Struct):
-    """What a page of the source is at the target: by export key the rows as they belong there, and those that are."""
+    """A page of the source beside the target: by export key, the expected rows and the existing ones."""
 
     rows: ByKey
     there: ByKey = field(default_factory=dict)
-    moved: int = 0      # events of this very move, which only the target has
+    moved: int = 0      # events of this copy, which only the target has
 
     @property
     def missing(self) -> list[Any]:
-        """Return what is still to be written."""
+        """Return the rows still to be written."""
         return [row for key, row in self.rows.items() if key not in self.there]
 
 
 class TableTally(Struct):
-    """What a walk has seen of one table; the hashes are over all rows of a side, in their order."""
+    """The counts of a walk over one table; the hashes cover all rows of a side, in order."""
 
     source: int = 0
     target: int = 0
@@ -135,43 +135,43 @@ Tallies = dict[str, TableTally]
 
 
 async def join(side: CopyStore) -> None:
-    """Take part in a database that nobody else uses; raises Served, or StartupError when another copy does."""
+    """Join a database that nobody else uses; raises Served, or StartupError if another copy uses it."""
     if isinstance(side, LastingBackend):
         await side.join(COPY_NAME, BEAT_SECONDS, lambda news: None)
-    await require_undisturbed(side)
+    await require_unused(side)
 
 
-async def require_undisturbed(*sides: CopyStore) -> None:
-    """See that nobody has come."""
+async def require_unused(*sides: CopyStore) -> None:
+    """Check that no other process has joined."""
     for side in sides:
         if isinstance(side, LastingBackend):
             try:
                 await side.beat()
-            except Exception as error:      # whatever a database may raise
+            except Exception as error:      # any error of a database driver
                 raise CopyFailed(f"a database does not answer: {error}") from error
         if isinstance(side, SharedBackend) and not side.is_alone():
-            raise Served("another process is using it, or died less than a minute ago; stop it, and copy again")
+            raise Served("another process uses it, or died less than a minute ago; stop that process and copy again")
 
 
 async def survey(source: CopyStore, target: CopyStore, told: CountRows) -> Tallies:
-    """Count both sides and write nothing; raises TargetUsed unless the target is empty or a part of this copy."""
+    """Count both sides without writing; raises TargetUsed unless the target is empty or a part of this copy."""
     return await walk(source, target, told)
 
 
 async def carry(source: CopyStore, target: CopyStore, told: CountRows) -> None:
-    """Write what the target lacks, up to 1,000 rows in a transaction."""
+    """Write the rows that the target lacks, up to 1,000 in a transaction."""
     await walk(source, target, told, write=True)
 
 
 async def prove(source: CopyStore, target: CopyStore, told: CountRows) -> Tallies:
-    """Compare every row once more, and let the target honour the source's cursors; raises CopyFailed."""
+    """Compare every row again, and make the source's cursors valid in the target; raises CopyFailed."""
     try:
         tallies = await walk(source, target, told, hashed=True)
     except TargetUsed as differs:
-        raise CopyFailed(f"the target did not keep what was written: {differs.row}") from None
+        raise CopyFailed(f"the target returned a different row than was written: {differs.row}") from None
     for name, tally in tallies.items():
         if tally.missing or tally.source_hash.digest() != tally.target_hash.digest():
-            raise CopyFailed(f"the target did not keep all {name}: {tally.missing} of {tally.source} are missing")
+            raise CopyFailed(f"the target lost rows of {name}: {tally.missing} of {tally.source} are missing")
     if target.secret != source.secret:
         await target.keep_secret(source.secret)
     return tallies
@@ -179,10 +179,10 @@ async def prove(source: CopyStore, target: CopyStore, told: CountRows) -> Tallie
 
 async def walk(source: CopyStore, target: CopyStore, told: CountRows, *, write: bool = False,
                hashed: bool = False) -> Tallies:
-    """Go through all tables of all tenants on both sides; `told` learns of every page how many rows it had."""
+    """Walk through all tables of all tenants on both sides; call `told` with the number of rows of each page."""
     tallies = {name: TableTally() for name in COPIED_TABLES.values()}
     for tenant_id in sorted({*await source.tenants(), *await target.tenants()}):
-        await require_undisturbed(source, target)
+        await require_unused(source, target)
         tenant = TenantCopy(source, target, tenant_id)
         for table, name in COPIED_TABLES.items():
             async for page in tenant.pages(table):
@@ -192,21 +192,21 @@ async def walk(source: CopyStore, target: CopyStore, told: CountRows, *, write: 
                     tallies[name].hash(tenant_id, page)
                 tallies[name].add(page)
                 told(len(page.rows))
-    await require_undisturbed(source, target)
+    await require_unused(source, target)
     return tallies
 
 
 class TenantCopy:
-    """One tenant's rows on both sides."""
+    """The rows of one tenant on both sides."""
 
     def __init__(self, source: CopyStore, target: CopyStore, tenant_id: str) -> None:
         self.source, self.target, self.tenant_id = source, target, tenant_id
-        self.raised: set[str] = set()       # tasks at the target whose event of the move has not been seen yet
+        self.raised: set[str] = set()       # tasks in the target whose event task.moved has not been seen yet
 
     async def pages(self, table: type[Struct]) -> AsyncIterator[CopyPage]:
-        """Yield every page of the source, and at last an empty one, beside which stands what else the target has.
+        """Yield every page of the source, and finally an empty one with the rows that only the target has.
 
-        The target is read once, ahead of what is written: a row of one's own is never read again.
+        The target is read once, ahead of the writes, so that rows just written are never read again.
         """
         after: str | None = ""
         there = self._at_target(table)
@@ -216,7 +216,7 @@ class TenantCopy:
             page = CopyPage({export_key(one): raise_fence(normalize_row(one)) for one in found})
             after = next(reversed(page.rows), None)
             if table is Receipt and after:
-                self.source.ids.after(after)    # or the event of the move could seem older, where clocks differ
+                self.source.ids.after(after)    # otherwise the event task.moved could seem older, if clocks differ
             while key is not None and (after is None or key <= after):
                 self._compare(page, key, row)
                 key, row = await anext(there)
@@ -233,7 +233,7 @@ class TenantCopy:
         yield None, None
 
     def _compare(self, page: CopyPage, key: str, row: Any) -> None:
-        """Accept what the source has, and the event of this move once for each unfinished task; nothing else."""
+        """Accept rows of the source, and one event task.moved for each unfinished task; nothing else."""
         if page.rows.get(key) == row:
             page.there[key] = row
             self._remember(row)
@@ -241,7 +241,7 @@ class TenantCopy:
             self.raised.remove(row.task_id)
             page.moved += 1
         else:
-            why = "is not as in the source" if key in page.rows else "is not in the source"
+            why = "differs from the source" if key in page.rows else "is not in the source"
             raise TargetUsed(f"{COPIED_TABLES[type(row)]} row {key} of tenant {self.tenant_id} {why}")
 
     def _is_of_the_move(self, row: Any) -> bool:
@@ -252,28 +252,28 @@ class TenantCopy:
             self.raised.add(row.task_id)
 
     async def put(self, table: type[Struct], rows: list[Any]) -> None:
-        """Write rows as they are, in one transaction."""
+        """Write rows unchanged, in one transaction."""
         def decide(work: Work) -> None:
             for row in rows:
                 add_row(work, row, self.source.ids)
 
-        tasks = {row.task_id for row in rows} if table in (Lease, Progress) else set()      # what they belong to
+        tasks = {row.task_id for row in rows} if table in (Lease, Progress) else set()      # their tasks
         try:
             await self.target.transact(self.tenant_id, Needs(tasks=tasks), decide)
-        except Exception as error:      # whatever a database may raise
-            raise CopyFailed(f"the target does not take these {COPIED_TABLES[table]}: {error}") from error
+        except Exception as error:      # any error of a database driver
+            raise CopyFailed(f"the target refuses these {COPIED_TABLES[table]}: {error}") from error
         for row in rows:
             self._remember(row)
 
 
 def normalize_row(row: Any) -> Any:
-    """Return a row as its Struct declares it: a truth value is a number in some databases."""
+    """Return a row with the types of its Struct: some databases store booleans as numbers."""
     truths = {name: bool(getattr(row, name)) for name in TRUTHS[type(row)]}
     return replace(row, **truths) if truths else row
 
 
 def raise_fence(row: Any) -> Any:
-    """Return a row as it belongs at the target."""
+    """Return the row for the target: an unfinished task gets a higher fence."""
     unfinished = isinstance(row, Task) and row.status not in TERMINAL
     return replace(row, fence=row.fence + FENCES_SKIPPED) if unfinished else row
 

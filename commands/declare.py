@@ -1,7 +1,7 @@
-"""The typed methods of the Python client, made from the table of operations: `python -m asyncgate.commands.declare`.
+"""Generate the typed methods of the Python client: `python -m asyncgate.commands.declare`.
 
-It writes clients/operations.py: a method per operation, once to await and once to call, the replies with their JSON as
-plain values, and the shapes of what goes into a batch.  A test holds that file equal to what this makes.
+It writes clients/operations.py from the table of operations: an async and a sync method per operation, the replies with
+JSON as plain values, and the types of batch items.  A test checks that the file is up to date.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from msgspec import NODEFAULT, Meta, Raw, Struct, UnsetType
 from msgspec.structs import FieldInfo, fields
 
 from asyncgate import Operation
-from asyncgate.parts.model import wire, wire_admin, wire_receipts
+from asyncgate.parts.model import findings, wire, wire_admin, wire_operating, wire_receipts
 from asyncgate.parts.model.wire import AsEither, AsPrincipal, CreateTask
 from asyncgate.parts.operations import OPERATIONS
 
-MODULES = (wire, wire_admin, wire_receipts)
+MODULES = (findings, wire, wire_admin, wire_operating, wire_receipts)
 FILE = Path(__file__).parents[1] / "clients" / "operations.py"
 WIDE = 120
 KEY_FIELDS = ("idempotency_key", "claim_id")
-CALLER_FIELDS = frozenset(AsEither.__struct_fields__)     # who asks: after what is asked
-SUBMITTED = ("type", "payload", "requirements", "idempotency_key")     # which `submit` has better names for
+CALLER_FIELDS = frozenset(AsEither.__struct_fields__)     # fields that name the caller: placed last
+SUBMITTED = ("type", "payload", "requirements", "idempotency_key")     # `submit` has its own names for these
 CHOICES = {get_args(choice): name for module in MODULES for name, choice in vars(module).items()
            if get_origin(choice) is Literal}
 PLAIN = {Raw: "Any", Any: "Any", datetime: "datetime", str: "str", int: "int", float: "float", bool: "bool",
-         NoneType: "None", UnsetType: "None"}      # what may be left out is shown as None
+         NoneType: "None", UnsetType: "None"}      # an optional argument defaults to None
 HEAD = '''\
 """Every operation of the gate as a typed method, and what comes back.
 
@@ -53,24 +53,24 @@ R = TypeVar("R")
 Names = Set[str] | list[str] | tuple[str, ...]      # a text alone is not a collection of names
 '''
 CLASS_ABOUT = {
-    "AsyncOperations": ("async def", "await ", "All operations, to await; who makes a request is filled in."),
-    "SyncOperations": ("def", "", "All operations, to call from where nothing can be awaited."),
+    "AsyncOperations": ("async def", "await ", "All operations, async; the client fills in the caller."),
+    "SyncOperations": ("def", "", "All operations, for synchronous code; the client fills in the caller."),
 }
 
 
 # Types.
 
 
-def spelled(kind: Any, *, asked: bool) -> str:
-    """Write a type as the client shows it: requests take what is convenient, replies are what they are."""
+def annotate(kind: Any, *, asked: bool) -> str:
+    """Return a type annotation for the client: wide in requests, exact in replies."""
     if get_origin(kind) is Annotated:
-        return "Mapping[str, Any]" if asked and is_object(kind) else spelled(get_args(kind)[0], asked=asked)
+        return "Mapping[str, Any]" if asked and is_object(kind) else annotate(get_args(kind)[0], asked=asked)
     if get_origin(kind) in (Union, UnionType):
-        return " | ".join(dict.fromkeys(spelled(one, asked=asked) for one in get_args(kind)))
+        return " | ".join(dict.fromkeys(annotate(one, asked=asked) for one in get_args(kind)))
     if get_origin(kind) is Literal:
         return CHOICES.get(get_args(kind)) or f"Literal[{', '.join(map(repr, get_args(kind)))}]"
     if get_origin(kind) in (list, frozenset):
-        inner = spelled(get_args(kind)[0], asked=asked)
+        inner = annotate(get_args(kind)[0], asked=asked)
         return f"list[{inner}]" if not asked else "Names" if inner == "str" else f"Sequence[{inner}]"
     if get_origin(kind) is dict:
         return "Mapping[str, Any]" if asked else "dict[str, Any]"
@@ -79,17 +79,17 @@ def spelled(kind: Any, *, asked: bool) -> str:
 
 
 def is_object(kind: Any) -> bool:
-    """Whether a field of any JSON is said to be an object."""
+    """Whether a field that accepts any JSON is declared as an object."""
     return any(isinstance(meta, Meta) and (meta.extra_json_schema or {}).get("type") == ["object", "null"]
                for meta in get_args(kind)[1:])
 
 
-def inside(kind: Any) -> Iterator[Any]:
-    """Yield the plain types that a type is made of."""
+def list_plain_types(kind: Any) -> Iterator[Any]:
+    """Yield the plain types in a type."""
     if not get_args(kind) or get_origin(kind) is Literal:
         yield kind
     for one in get_args(kind) if get_origin(kind) is not Annotated else get_args(kind)[:1]:
-        yield from inside(one)
+        yield from list_plain_types(one)
 
 
 def is_struct(kind: Any) -> bool:
@@ -97,105 +97,105 @@ def is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Struct)
 
 
-def hints(kind: type[Struct]) -> dict[str, Any]:
+def read_hints(kind: type[Struct]) -> dict[str, Any]:
     """Return the types of a Struct's fields."""
     return get_type_hints(kind, include_extras=True)
 
 
-def parts_of(kind: type[Struct]) -> Iterator[Any]:
+def list_field_types(kind: type[Struct]) -> Iterator[Any]:
     """Yield the plain types of all fields of a Struct."""
-    for hint in hints(kind).values():
-        yield from inside(hint)
+    for hint in read_hints(kind).values():
+        yield from list_plain_types(hint)
 
 
-def reached(kinds: Iterable[type[Struct]]) -> list[type[Struct]]:
-    """Return Structs and all that they are made of, what is used before what uses it."""
+def sort_structs(kinds: Iterable[type[Struct]]) -> list[type[Struct]]:
+    """Return Structs and the Structs in them, in order of definition."""
     found: dict[type[Struct], None] = {}
     for kind in kinds:
-        found |= dict.fromkeys([*reached(part for part in parts_of(kind) if is_struct(part)), kind])
+        found |= dict.fromkeys([*sort_structs(part for part in list_field_types(kind) if is_struct(part)), kind])
     return list(found)
 
 
 def holds_json(kind: type[Struct]) -> bool:
-    """Whether a reply has any JSON in it, which the client shows as a plain value."""
-    return any(one is Raw or (is_struct(one) and holds_json(one)) for one in parts_of(kind))
+    """Whether a reply contains arbitrary JSON, which the client returns as a plain value."""
+    return any(one is Raw or (is_struct(one) and holds_json(one)) for one in list_field_types(kind))
 
 
-def nullable(hint: Any) -> bool:
+def allows_null(hint: Any) -> bool:
     """Whether a field may be null."""
-    return not {NoneType, UnsetType}.isdisjoint(inside(hint))
+    return not {NoneType, UnsetType}.isdisjoint(list_plain_types(hint))
 
 
-# Replies and shapes.
+# Replies and parts of requests.
 
 
-def reply(kind: type[Struct]) -> str:
-    """Write the Struct of a reply."""
-    lines = [f"    {one.name}: {spelled(hints(kind)[one.name], asked=False)}{default(kind, one)}"
+def render_reply(kind: type[Struct]) -> str:
+    """Return the source of a reply's Struct."""
+    lines = [f"    {one.name}: {annotate(read_hints(kind)[one.name], asked=False)}{render_default(kind, one)}"
              for one in fields(kind)]
     return "\n".join([f"class {kind.__name__}(Struct, kw_only=True):", f'    """{first_line(kind)}"""', "", *lines])
 
 
-def default(kind: type[Struct], one: FieldInfo) -> str:
-    """Write the default of a reply's field: what may be null may be absent, as in the answer of an older gate."""
+def render_default(kind: type[Struct], one: FieldInfo) -> str:
+    """Return the default of a reply's field: a nullable field may be absent, as in the reply of an older gate."""
     if one.encode_name != one.name:
         return f' = field(name="{one.encode_name}")'
-    if nullable(hints(kind)[one.name]) or (one.default_factory is wire.nothing):
+    if allows_null(read_hints(kind)[one.name]) or (one.default_factory is wire.nothing):
         return " = None"
     if one.default is not NODEFAULT:
         return f" = {one.default!r}"
     return " = []" if one.default_factory is list else ""
 
 
-def shape(kind: type[Struct], name: str, base: str, of: list[FieldInfo], says: str) -> str:
-    """Write the shape of a part of a request: a dictionary with these members."""
+def render_shape(kind: type[Struct], name: str, base: str, of: list[FieldInfo], says: str) -> str:
+    """Return the source of a TypedDict for a part of a request."""
     needed = getattr(kind, "needed", ())
-    types = {one.name: spelled(hints(kind)[one.name], asked=True) for one in of}
+    types = {one.name: annotate(read_hints(kind)[one.name], asked=True) for one in of}
     lines = [f"    {one.name}: Required[{types[one.name]}]" if one.required or one.name in needed else
              f"    {one.name}: {types[one.name]}" for one in of]
     return "\n".join([f"class {name}({base}, total=False):", f'    """{says}"""', "", *lines])
 
 
-def shapes(kind: type[Struct]) -> list[str]:
-    """Write a part of a request; that of a new task without what `submit` names otherwise is a shape of its own."""
+def render_shapes(kind: type[Struct]) -> list[str]:
+    """Return the source of the TypedDicts for a part of a request; `submit` gets its own for a new task."""
     if kind is not CreateTask:
-        return [shape(kind, kind.__name__, "TypedDict", [*fields(kind)], first_line(kind))]
+        return [render_shape(kind, kind.__name__, "TypedDict", [*fields(kind)], first_line(kind))]
     terms = [one for one in fields(kind) if one.name not in SUBMITTED]
     rest = [one for one in fields(kind) if one.name in SUBMITTED]
-    return [shape(kind, "TaskTerms", "TypedDict", terms, "What may be said of a task beside its type and payload."),
-            shape(kind, kind.__name__, "TaskTerms", rest, first_line(kind))]
+    return [render_shape(kind, "TaskTerms", "TypedDict", terms, "Fields of a task, besides its type and payload."),
+            render_shape(kind, kind.__name__, "TaskTerms", rest, first_line(kind))]
 
 
 def first_line(kind: type[Struct]) -> str:
-    """Return what a Struct says it is."""
+    """Return the first line of a Struct's docstring."""
     return (kind.__doc__ or "").partition("\n")[0]
 
 
 # Methods.
 
 
-def asked_first(op: Operation) -> list[str]:
-    """Return the fields without which a request is nothing, in order: they may be given by position."""
+def list_required(op: Operation) -> list[str]:
+    """Return the required fields of a request, in order: they may be positional."""
     return [one.name for one in fields(op.takes) if one.required or one.name in op.takes.needed]
 
 
-def arguments(op: Operation) -> list[str]:
-    """Write the arguments of a method: what must be said, what may be said, and who says it."""
-    types = {one.name: spelled(op.fields[one.name], asked=True) for one in fields(op.takes)}
-    first = asked_first(op)
+def render_arguments(op: Operation) -> list[str]:
+    """Return the arguments of a method: required, optional, then the caller's."""
+    types = {one.name: annotate(op.reader.fields[one.name], asked=True) for one in fields(op.takes)}
+    first = list_required(op)
     rest = sorted((name for name in types if name not in first), key=CALLER_FIELDS.__contains__)
     said = [f"{name}: {types[name].removesuffix(' | None')}" for name in first]
-    return ["self", *said, "*", *(f"{name}: {optional(types[name])} = None" for name in rest)]
+    return ["self", *said, "*", *(f"{name}: {make_optional(types[name])} = None" for name in rest)]
 
 
-def optional(spelling: str) -> str:
-    """Let an argument be left out."""
+def make_optional(spelling: str) -> str:
+    """Make an annotation optional."""
     return spelling if spelling.endswith("None") or spelling == "Any" else f"{spelling} | None"
 
 
-def method(op: Operation, define: str, wait: str) -> str:
-    """Write the method of an operation."""
-    taken = textwrap.fill(", ".join(arguments(op)).replace(" ", "\0").replace(",\0", ", "), WIDE - 8,
+def render_method(op: Operation, define: str, wait: str) -> str:
+    """Return the source of an operation's method."""
+    taken = textwrap.fill(", ".join(render_arguments(op)).replace(" ", "\0").replace(",\0", ", "), WIDE - 8,
                           break_long_words=False, break_on_hyphens=False).replace("\0", " ")
     gives = op.gives.__name__
     text = "\n".join(textwrap.fill(line, WIDE - 8) for line in op.text.strip().splitlines())
@@ -205,21 +205,21 @@ def method(op: Operation, define: str, wait: str) -> str:
             + textwrap.indent(body, " " * 8))
 
 
-def methods(name: str) -> str:
-    """Write the class of all methods."""
+def render_class(name: str) -> str:
+    """Return the source of the class with all methods."""
     define, wait, says = CLASS_ABOUT[name]
     ask = (f"    {define} ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:\n"
            f'        """Call an operation and return its reply, decoded into `reply`."""\n'
            f"        raise NotImplementedError")
-    made = (method(op, define, wait) for op in sorted(OPERATIONS.values(), key=lambda op: op.name))
+    made = (render_method(op, define, wait) for op in sorted(OPERATIONS.values(), key=lambda op: op.name))
     return "\n\n".join([f'class {name}:\n    """{says}"""', ask, *made])
 
 
 # The file.
 
 
-def imports(text: str) -> str:
-    """Write the imports of the words of the wire that a text uses."""
+def render_imports(text: str) -> str:
+    """Return the imports that a text needs."""
     words = "".join(letter if letter.isidentifier() or letter.isdigit() else " " for letter in text).split()
     made = {line.split()[1].partition("(")[0] for line in text.splitlines() if line.startswith("class ")}
     used, lines = set(words) - made, []
@@ -232,49 +232,51 @@ def imports(text: str) -> str:
 
 
 def is_own(module: Any, name: str) -> bool:
-    """Whether a module is where a word of the wire is declared: a reply without JSON, or a choice."""
+    """Whether a module declares a name itself: a reply without JSON, or a choice."""
     found = vars(module).get(name)
     choice = get_origin(found) is Literal and (module is wire or name not in vars(wire))
     return choice or (is_struct(found) and found.__module__ == module.__name__)
 
 
-def calls(ops: Sequence[Operation]) -> str:
-    """Write how each operation is called over REST, and whether its repetition does no harm."""
+def render_calls(ops: Sequence[Operation]) -> str:
+    """Return the source of the REST call of each operation, and whether a retry is safe."""
     lines = [f'    "{op.name}": CallSpec("{op.name}", "{op.rest[0][0]}", "{op.rest[0][1]}", {is_repeatable(op)}, '
-             f'"{find_caller(op)}", {keys_of(op)}),'.replace("'", '"') for op in ops]
+             f'"{find_caller(op)}", {list_key_fields(op)}),'.replace("'", '"') for op in ops]
     return "\n".join(["CALLS = {", *lines, "}"])
 
 
 def find_caller(op: Operation) -> str:
-    """Say as what a caller may name itself in a request."""
+    """Return the role in which a request names its caller."""
     if issubclass(op.takes, AsPrincipal):
         return "principal"
     return "worker" if "worker_id" in op.takes.__struct_fields__ else ""
 
 
-def keys_of(op: Operation) -> tuple[str, ...]:
-    """Return the members by which the gate knows a request again."""
+def list_key_fields(op: Operation) -> tuple[str, ...]:
+    """Return the members by which the gate deduplicates a request."""
     return tuple(name for name in KEY_FIELDS if name in op.takes.__struct_fields__)
 
 
 def is_repeatable(op: Operation) -> bool:
-    """Whether a call may be repeated when nobody knows whether it was carried out."""
-    return op.idempotent or any(name in KEY_FIELDS for kind in reached([op.takes]) for name in kind.__struct_fields__)
+    """Whether a call may be retried when its outcome is unknown."""
+    kinds = sort_structs([op.takes])
+    return op.idempotent or any(name in KEY_FIELDS for kind in kinds for name in kind.__struct_fields__)
 
 
-def source() -> str:
-    """Write the whole file."""
+def render_file() -> str:
+    """Return the source of the whole file."""
     ops = sorted(OPERATIONS.values(), key=lambda op: op.name)
-    replies = [reply(kind) for kind in reached(op.gives for op in ops) if holds_json(kind)]
-    within = reached(part for op in ops for part in parts_of(op.takes) if is_struct(part) and holds_json(part))
-    parts = [text for kind in within if holds_json(kind) for text in shapes(kind)]
-    body = "\n\n\n".join([*parts, *replies, calls(ops), *(methods(name) for name in CLASS_ABOUT)]) + "\n"
-    return HEAD + imports(body) + "\n" + SHARED_FIELDS + "\n\n" + body
+    replies = [render_reply(kind) for kind in sort_structs(op.gives for op in ops) if holds_json(kind)]
+    within = sort_structs(
+        part for op in ops for part in list_field_types(op.takes) if is_struct(part) and holds_json(part))
+    parts = [text for kind in within if holds_json(kind) for text in render_shapes(kind)]
+    body = "\n\n\n".join([*parts, *replies, render_calls(ops), *(render_class(name) for name in CLASS_ABOUT)]) + "\n"
+    return HEAD + render_imports(body) + "\n" + SHARED_FIELDS + "\n\n" + body
 
 
 def main() -> None:
-    """Write the file, into another place where one is named."""
-    Path((sys.argv[1:] or [str(FILE)])[0]).write_text(source(), encoding="utf-8")
+    """Write the file, or another file if the arguments name one."""
+    Path((sys.argv[1:] or [str(FILE)])[0]).write_text(render_file(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Watch an agent's work survive a killed worker: `asyncgate demo`.
+"""`asyncgate demo`: watch an agent's work survive a killed worker.
 
-Everything is real: a server process on a SQLite file, an agent that hands over its work and is gone, two workers, and
-SIGKILL.  The one that tells the story only looks, kills, and asks the gate what is true in the end.
+Everything is real: a server process on a SQLite file, an agent that creates tasks and exits, two workers, and SIGKILL.
+The narrator only watches, kills, and asks the gate for the result.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ END_STATUSES = ("succeeded", "failed", "canceled")
 
 
 class DemoFailed(Exception):
-    """The demo did not show what it promises."""
+    """The demo did not succeed."""
 
 
-# The parts that run in processes of their own.
+# The parts that run in separate processes.
 
 
 class Document(Struct):
-    """What is read."""
+    """A document to read."""
 
     document: str
     pages: int
 
 
 async def read_document(document: Document, job: Job) -> JsonObject:
-    """Read a document page by page, report each page, and go on where a lost worker stopped."""
+    """Read a document page by page, report each page, and resume where a lost worker stopped."""
     done = (job.progress or {}).get("page", 0)
     for page in range(done + 1, document.pages + 1):
         await asyncio.sleep(PAGE_SECONDS)
@@ -66,15 +66,15 @@ async def read_document(document: Document, job: Job) -> JsonObject:
 
 
 def run_demo_worker(worker_id: str) -> None:
-    """Be a worker until told to stop."""
+    """Run a worker until told to stop."""
     worker = Worker(worker_id=worker_id, capabilities=SKILLS[worker_id], ttl_seconds=TTL_SECONDS, state=None,
                     drain_seconds=0)
     worker.task("read")(read_document)
     worker.run()
 
 
-def hand_over() -> None:
-    """Be the agent: create the tasks in one call, and forget."""
+def create_tasks() -> None:
+    """Run the agent: create the tasks in one call, and exit."""
     tasks = [{"type": "read", "payload": {"document": f"doc-{number:02}", "pages": 3 + number % 4},
               "requirements": {"capabilities": [NEEDS[number % 4]]}, "priority": 10 * (number % 3),
               "idempotency_key": f"doc-{number:02}"} for number in range(1, TASK_COUNT + 1)]
@@ -86,7 +86,7 @@ def hand_over() -> None:
 
 
 class Stage:
-    """The processes of the demo and their folder; whatever happens, they are gone at the end."""
+    """The processes of the demo and their folder; both are always removed at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.token = folder, secrets.token_urlsafe(24)
@@ -108,50 +108,50 @@ class Stage:
         return rest.split()[0] if found and "\n" in rest else None
 
     def run(self, name: str, *arguments: str) -> None:
-        """Start a part in a process of its own."""
+        """Start a part in a separate process."""
         with self.log.open("ab") as log:
             self.children[name] = start_program("asyncgate.commands.demo", *arguments, url=self.url, token=self.token,
                                         stdout=log, stderr=log, cwd=self.folder)
 
     def finish(self, name: str) -> None:
-        """Wait until a part has done its work."""
+        """Wait until a part has finished."""
         status = self.children[name].wait(WAIT_LIMIT_SECONDS)
         if status:
             raise DemoFailed(f"the {name} ended with status {status}")
 
     def wait(self, look: Callable[[], Any], what: str) -> Any:
-        """Look again and again until there is something to see."""
+        """Poll until `look` returns something."""
         deadline = time.monotonic() + WAIT_LIMIT_SECONDS
         while not (seen := look()):
             if time.monotonic() > deadline:
-                raise DemoFailed(f"waited {WAIT_LIMIT_SECONDS:g} s for {what} in vain")
+                raise DemoFailed(f"timeout: waited {WAIT_LIMIT_SECONDS:g} s for {what}")
             time.sleep(0.03)
         return seen
 
     def close(self) -> None:
-        """End every process: the workers while the gate still hears what they give back."""
+        """End every process: the workers first, so that the gate still receives their released leases."""
         server = self.children.pop("server", None)
         stop_children(*self.children.values())
         stop_children(*([server] if server else []))
 
 
-# The picture.
+# The display.
 
 
 class DemoScreen:
-    """Lines that stay; below them a block that is drawn anew on a terminal, and a line now and then elsewhere."""
+    """Permanent lines; below them a block redrawn on a terminal, or an occasional line elsewhere."""
 
     def __init__(self) -> None:
         self.began, self.live, self.shown = time.monotonic(), sys.stdout.isatty(), 0
         self.drawn: list[str] = []
 
     def say(self, text: str = "") -> None:
-        """Print a line that stays."""
+        """Print a permanent line with the time."""
         self._wipe()
         click.echo(f"{time.monotonic() - self.began:5.1f} s  {text}" if text else "")
 
     def end(self, text: str) -> None:
-        """Print what needs no time."""
+        """Print a permanent line without the time."""
         self._wipe()
         click.echo(text)
 
@@ -161,7 +161,7 @@ class DemoScreen:
             self.drawn = []
 
     def draw(self, tasks: list[JsonObject]) -> None:
-        """Show how the tasks fare."""
+        """Show the progress of the tasks."""
         done = sum(task["status"] in END_STATUSES for task in tasks)
         if self.live:
             self._redraw([line[:shutil.get_terminal_size().columns - 1] for line in format_progress(tasks)])
@@ -177,7 +177,7 @@ class DemoScreen:
 
 
 def format_progress(tasks: list[JsonObject]) -> Iterator[str]:
-    """Draw a bar over all tasks and a line for each worker."""
+    """Draw a bar for all tasks, and a line for each worker."""
     count = Counter("done" if task["status"] in END_STATUSES else "held" if task["leased_to"] else "queued"
                     for task in tasks)
     bar = "█" * count["done"] + "▒" * count["held"] + "·" * count["queued"]
@@ -188,13 +188,13 @@ def format_progress(tasks: list[JsonObject]) -> Iterator[str]:
 
 
 def describe_progress(task: JsonObject) -> str:
-    """Tell how far a task is."""
+    """Describe the progress of a task."""
     page = (task["progress"] or {}).get("page", 0)
     return f"{task['payload']['document']}, page {page} of {task['payload']['pages']}"
 
 
 def format_tree(events: list[JsonObject]) -> Iterator[str]:
-    """Draw the receipts of a task: each below the one that it answers; an obligation that nothing answers is open."""
+    """Draw the receipts of a task as a tree: each below the receipt that it answers."""
     receipts = [event["receipt"] for event in events if event.get("receipt")]
     known = {receipt["receipt_id"] for receipt in receipts}
     below: defaultdict[str, list[JsonObject]] = defaultdict(list)
@@ -213,10 +213,10 @@ def format_tree(events: list[JsonObject]) -> Iterator[str]:
 
 
 def describe_receipt(receipt: JsonObject, children: list[JsonObject]) -> str:
-    """Say who states a receipt to whom, and whether an obligation is discharged."""
+    """Describe the sender and recipient of a receipt, and whether an obligation is discharged."""
     ends = f"{format_principal(receipt['from'])} → {format_principal(receipt['to'])}"
     if receipt["receipt_type"] == "lease.expired":
-        return f"{ends}   the lease of {receipt['body']['previous_worker_id']} ran out"
+        return f"{ends}   the lease of {receipt['body']['previous_worker_id']} expired"
     if receipt["receipt_type"] not in TERMINATES:
         return ends
     closed = any(child["receipt_type"] in TERMINATES[receipt["receipt_type"]] for child in children)
@@ -224,7 +224,7 @@ def describe_receipt(receipt: JsonObject, children: list[JsonObject]) -> str:
 
 
 def format_principal(principal: JsonObject) -> str:
-    """Name a principal: the gate by what it is, others by who they are."""
+    """Name a principal: the gate by its kind, others by their id."""
     return "gate" if principal["kind"] == "asyncgate" else str(principal["id"])
 
 
@@ -232,7 +232,7 @@ def format_principal(principal: JsonObject) -> str:
 
 
 def run_demo(*, keep: bool = False) -> int:
-    """Play the demo; return the exit status."""
+    """Run the demo; return the exit status."""
     folder = Path(tempfile.mkdtemp(prefix="asyncgate-demo-"))
     stage, screen = Stage(folder), DemoScreen()
     for sign in (signal.SIGTERM, signal.SIGHUP):
@@ -240,7 +240,7 @@ def run_demo(*, keep: bool = False) -> int:
     try:
         play_story(stage, screen)
         return 0
-    except Exception as error:      # whatever it is: who watches must learn it, and nothing may be left behind
+    except Exception as error:      # report any error, and leave nothing behind
         expected = isinstance(error, DemoFailed | Refusal | Unreachable)
         screen.end(f"\nThe demo failed: {error if expected else repr(error)}\n\n"
                    f"The end of the log:\n{read_tail(stage.log)}")
@@ -257,18 +257,18 @@ def run_demo(*, keep: bool = False) -> int:
 
 
 def read_tail(log: Path) -> str:
-    """Return the last lines of a log."""
+    """Return the last lines of the log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log.exists() else "(there is none)"
 
 
 def play_story(stage: Stage, screen: DemoScreen) -> None:
-    """Play the acts, one after another."""
+    """Run the steps of the demo in order."""
     url = stage.serve()
-    screen.say(f"a gate serves {url} on a SQLite file")
+    screen.say(f"a gate serves {url} from a SQLite file")
     with Http(url, stage.token) as gate:
         stage.run("agent", "agent")
         stage.finish("agent")
-        screen.say(f"an agent has handed over {TASK_COUNT} tasks, and is gone; it remembers nothing")
+        screen.say(f"an agent has created {TASK_COUNT} tasks and exited; it remembers nothing")
         for worker, skills in SKILLS.items():
             stage.run(worker, "worker", worker)
             screen.say(f"{worker} starts; it can do {', '.join(skills)}")
@@ -278,28 +278,28 @@ def play_story(stage: Stage, screen: DemoScreen) -> None:
 
 
 def read_tasks(gate: Http, screen: DemoScreen) -> list[JsonObject]:
-    """Read all tasks, and show them."""
+    """Read and show all tasks."""
     tasks: list[JsonObject] = gate.call("list_tasks", limit=TASK_COUNT + 1)["tasks"]
     screen.draw(tasks)
     return tasks
 
 
 def kill_victim(stage: Stage, screen: DemoScreen, gate: Http) -> str:
-    """Kill the first worker in the middle of a task; return the task."""
+    """Kill the first worker during a task; return the task."""
     def reading() -> JsonObject | None:
         return next((task for task in read_tasks(gate, screen) if (task["leased_to"] or {}).get("id") == VICTIM
                      and 0 < (task["progress"] or {}).get("page", 0) < task["payload"]["pages"] - 2), None)
-    task: JsonObject = stage.wait(reading, f"{VICTIM} to be in the middle of a task")
+    task: JsonObject = stage.wait(reading, f"{VICTIM} to work on a task")
     victim = stage.children[VICTIM]
     victim.kill()
     victim.wait()
     screen.say(f"{VICTIM} is killed (SIGKILL) while it reads {describe_progress(task)}; "
-               f"its lease runs out in {TTL_SECONDS} s")
+               f"its lease expires in {TTL_SECONDS} s")
     return str(task["task_id"])
 
 
 def watch_tasks(stage: Stage, screen: DemoScreen, gate: Http, task_id: str) -> None:
-    """Watch the lease run out, the other worker take over, and all tasks come to their end."""
+    """Watch the lease expire, the other worker take over, and all tasks end."""
     told = 0
 
     def finished() -> bool:
@@ -308,7 +308,7 @@ def watch_tasks(stage: Stage, screen: DemoScreen, gate: Http, task_id: str) -> N
         task = next(task for task in tasks if task["task_id"] == task_id)
         if told == 0 and task["expiries"]:
             told += 1
-            screen.say(f"the lease on {task['payload']['document']} has run out; the gate offers the task again")
+            screen.say(f"the lease on {task['payload']['document']} has expired; the gate offers the task again")
         if told == 1 and ((task["leased_to"] or {}).get("id") == HEIR or task["status"] in END_STATUSES):
             told += 1
             screen.say(f"{HEIR} takes over {describe_progress(task)}")
@@ -324,28 +324,28 @@ def watch_tasks(stage: Stage, screen: DemoScreen, gate: Http, task_id: str) -> N
 
 
 def show_proof(stage: Stage, screen: DemoScreen, gate: Http, task_id: str) -> None:
-    """Show the receipts of the task that survived, what is still owed, and that the database is sound."""
+    """Show the receipts of the task that survived, the open obligations, and the result of `verify`."""
     task, history = gate.call("get_task", task_id=task_id), gate.call("get_task_history", task_id=task_id, limit=200)
-    screen.end(f"\nWhat happened to {task['payload']['document']}, by its receipts:\n")
+    screen.end(f"\nThe history of {task['payload']['document']}, from its receipts:\n")
     screen.end("\n".join(format_tree(history["events"])))
     page = task["result"]["result"]["begun_at_page"]
-    screen.end(f"\n  {HEIR} began at page {page}: the gate had handed it the progress of {VICTIM}")
+    screen.end(f"\n  {HEIR} started at page {page}: the gate passed on the progress of {VICTIM}")
     owed = gate.call("list_open_obligations", **AGENT)["open_obligations"]
-    screen.end(f"\n{len(owed)} open obligations: the answer when the agent comes back and asks what it is still owed")
+    screen.end(f"\n{len(owed)} open obligations: the gate's answer when the agent asks what it is still owed")
     verdict = asyncio.run(verify_url(stage.database))
     screen.end(f"verified: {format_counts(verdict)}")
     if owed or verdict.problems:
         raise DemoFailed("; ".join([f"{len(owed)} obligations are open", *map(str, verdict.problems)]))
-    screen.end(f"Nothing was lost.  It took {time.monotonic() - screen.began:.1f} s.")
+    screen.end(f"Nothing was lost.  The demo took {time.monotonic() - screen.began:.1f} s.")
 
 
 def play_part(role: str, *arguments: str) -> None:
-    """Play one part, in a process that does not outlive the demo."""
+    """Run one part, in a process that ends with the demo."""
     watch_lifeline()
     if role == "serve":
         main([*SERVE, "--database", arguments[0]])
     elif role == "agent":
-        hand_over()
+        create_tasks()
     else:
         run_demo_worker(arguments[0])
 

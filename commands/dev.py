@@ -1,4 +1,4 @@
-"""A gate to try things on: `asyncgate dev`.  It also knows how to start programs that end when their starter does."""
+"""`asyncgate dev`: a gate for development.  Also starts child processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from asyncgate.parts.model.settings import UNPREFIXED, Configured, Settings
 from asyncgate.parts.process.logs import start_logging
 
 DATABASE = "sqlite:///asyncgate-dev.db"
-CHILD_STOP_SECONDS = 3.0      # that a child has to end by itself
+CHILD_STOP_SECONDS = 3.0      # for a child to end by itself
 READY = """\
 AsyncGate {version} is ready at {url}
-No credential is needed, only this machine gets in.  Everything is kept in {database}
+No credential is needed; only this machine has access.  The database is {database}
 
 Create a task:
 
   curl -s {url}/v1/tasks -H 'content-type: application/json' -d '{body}'
 
-What to try next{where}:
+Next steps{where}:
 
 {hints}
 
-Ctrl-C stops it; the database stays.
+Ctrl-C stops the gate; the database remains.
 """
 BODY = '{"type": "echo", "payload": {"hello": "world"}, "result_delivery": "inline", "agent_id": "me"}'
-LOOK = {"asyncgate list-tasks": "the tasks, and how they fare",
+LOOK = {"asyncgate list-tasks": "all tasks with their status",
         "asyncgate get-task TASK_ID": "one task, with its result",
         "asyncgate list-open-obligations --agent-id me": "what is still owed to you"}
-WITH_WORKER = {"asyncgate run-task --type echo --payload '{\"again\": true}'": "create a task and see its result"}
-ALONE = {"asyncgate lease-next --worker-id me --accept-types echo": "be the worker: lease the task",
-         "asyncgate complete TASK_ID --lease-id LEASE_ID --worker-id me --result '\"done\"'": "and end it"}
+WITH_WORKER = {"asyncgate run-task --type echo --payload '{\"again\": true}'": "create a task and wait for its result"}
+ALONE = {"asyncgate lease-next --worker-id me --accept-types echo": "act as a worker: lease the task",
+         "asyncgate complete TASK_ID --lease-id LEASE_ID --worker-id me --result '\"done\"'": "complete the task"}
 
 
 def run_dev(configured: Configured, *, worker: bool) -> int:
-    """Serve until a signal comes, with an echo worker beside; return the exit status."""
+    """Serve until a signal stops it, with an optional echo worker; return the exit status."""
     settings = adjust_settings(configured)
     start_logging(settings)
     require_safe_start(settings)
@@ -66,7 +66,7 @@ def run_dev(configured: Configured, *, worker: bool) -> int:
 
 
 def adjust_settings(configured: Configured) -> Settings:
-    """Turn settings into those of a gate to try things on, wherever the user has not said otherwise."""
+    """Replace defaults by those of a development gate; keep the values that the user set."""
     settings, origins = configured.settings, configured.origins
     settings = replace(settings, allow_insecure_dev=True)
     if origins["database.url"] == "default":
@@ -75,8 +75,8 @@ def adjust_settings(configured: Configured) -> Settings:
 
 
 def format_banner(settings: Settings, url: str, worker: bool) -> str:
-    """Tell where the gate is and what to do with it."""
-    hints = LOOK | (WITH_WORKER if worker else ALONE) | {f"{url}/docs": "every operation, in a browser"}
+    """Return the address of the gate, and commands to try."""
+    hints = LOOK | (WITH_WORKER if worker else ALONE) | {f"{url}/docs": "all operations, in a browser"}
     wide = max(map(len, hints))
     return READY.format(version=asyncgate.__version__, url=url, database=settings.database.url, body=BODY,
                         where="" if url == DEFAULT_URL else f" (first: export ASYNCGATE_URL={url})",
@@ -85,24 +85,24 @@ def format_banner(settings: Settings, url: str, worker: bool) -> str:
 
 def start_program(module: str, *arguments: str, url: str = "", token: str = "",
                   **options: Any) -> subprocess.Popen[Any]:
-    """Start a program of this package; its standard input is the line that ties it to this process."""
-    command = [sys.executable, "-P", "-m", module, *arguments]     # -P: nothing is imported from the user's folder
-    return subprocess.Popen(command, stdin=subprocess.PIPE, env=child_environment(url, token), **options)
+    """Start a program of this package; it ends when this process closes its standard input."""
+    command = [sys.executable, "-P", "-m", module, *arguments]     # -P: do not import from the user's folder
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=make_child_environment(url, token), **options)
 
 
-def child_environment(url: str, token: str) -> dict[str, str]:
-    """Return an environment in which a child finds this package, this gate and this token, and no other settings."""
+def make_child_environment(url: str, token: str) -> dict[str, str]:
+    """Return an environment for a child: this package, URL and token, and no other settings."""
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith("ASYNCGATE_") and name not in UNPREFIXED}
     home = Path(asyncgate.__file__).resolve()
-    if home.name == "asyncgate.py":     # a bare checkout is not on the path of other processes
+    if home.name == "asyncgate.py":     # a checkout that is not installed is not on the path of other processes
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home.parent), kept.get("PYTHONPATH")]))
     given = {"ASYNCGATE_URL": url, "ASYNCGATE_API_KEY": token}
     return kept | {name: value for name, value in given.items() if value}
 
 
 def watch_lifeline() -> None:
-    """Stop this process when its standard input closes: so it never outlives the one that started it."""
+    """Stop this process when its standard input closes, so that it never outlives its parent."""
     def watch() -> None:
         while os.read(0, 1024):
             pass
@@ -111,7 +111,7 @@ def watch_lifeline() -> None:
 
 
 def stop_children(*children: subprocess.Popen[Any]) -> None:
-    """End children: first politely, all at once, then for certain."""
+    """End children: send SIGTERM to all, then kill those that remain."""
     for child in children:
         if child.poll() is None:
             child.terminate()

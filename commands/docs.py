@@ -1,4 +1,4 @@
-"""Read the documentation without a network: `asyncgate docs` lists, shows, opens and builds it."""
+"""`asyncgate docs`: list, show, open and build the documentation, without a network."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".m
 
 @click.command(epilog="Example: asyncgate docs workers | less")
 @click.argument("page", required=False)
-@click.option("--open", "opens", is_flag=True, help="Show the site in a browser, from this machine; Ctrl-C ends it.")
+@click.option("--open", "opens", is_flag=True, help="Serve the site locally and open it in a browser; Ctrl-C stops it.")
 @click.option("--build", "folder", metavar="DIRECTORY", type=click.Path(file_okay=False, path_type=Path),
-              help="Write the site, with llms.txt and each page as HTML and as Markdown.")
+              help="Write the site: llms.txt, and each page as HTML and as Markdown.")
 @as_json
 def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> None:
     """Read the documentation, without a network.
 
-    Without PAGE this lists the pages.  PAGE is shown in the terminal, or as its Markdown in a pipe.  All pages together
-    are a site: --open shows it, at PAGE if one is named; --build writes it for any web server, below any path.
+    Without PAGE this lists the pages.  A PAGE is shown in the terminal, or printed as Markdown in a pipe.  --open shows
+    all pages as a site, starting at PAGE; --build writes the site for any web server and path.
     """
     known = read_pages()
     if folder and (page or opens):
-        raise click.UsageError("--build writes all pages: give neither a page nor --open with it")
+        raise click.UsageError("--build writes all pages; it excludes PAGE and --open")
     if as_json and (folder or opens):
-        raise click.UsageError("--json prints pages: give neither --build nor --open with it")
+        raise click.UsageError("--json excludes --build and --open")
     if folder:
         return write_site(folder)
     found = find_page(page, known) if page else None
@@ -48,7 +48,7 @@ def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> N
 
 
 def find_page(said: str, known: Mapping[str, DocPage]) -> DocPage:
-    """Find a page by its name, however it is spelled, or end the program with the name that is near."""
+    """Find a page by its name in any spelling, or exit with a similar name."""
     name = said.lower().removesuffix(".md").rpartition("/")[2].replace("_", "-")
     if name not in known:
         near = suggest_names(name, [*known])
@@ -58,18 +58,18 @@ def find_page(said: str, known: Mapping[str, DocPage]) -> DocPage:
 
 
 def list_entry(page: DocPage) -> dict[str, str]:
-    """Return what the list says of a page: all but its text."""
+    """Return the list entry of a page: everything but its text."""
     return {"name": page.name, "path": page.path, "section": page.section, "title": page.title, "about": page.about}
 
 
 def list_pages(known: Mapping[str, DocPage]) -> None:
-    """Print the names of the pages and what each is about."""
+    """Print the names and topics of the pages."""
     show_table(["page", "about"], [{"page": name, "about": page.about} for name, page in known.items()])
     click.echo("asyncgate docs PAGE shows one; --open shows all of them in a browser", err=True)
 
 
 def show_page(page: DocPage) -> None:
-    """Show a page: its Markdown where a program reads it, else laid out, a screen at a time."""
+    """Show a page: as Markdown to a program, else formatted in a pager."""
     if not is_terminal(sys.stdout):
         return click.echo(page.text, nl=False)
     from rich.markdown import Markdown
@@ -84,10 +84,10 @@ def show_page(page: DocPage) -> None:
 
 
 def write_site(folder: Path) -> None:
-    """Write the site into a folder that is new, empty, or holds an earlier one."""
+    """Write the site into a folder that is new, empty, or contains an earlier site."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "llms.txt").exists():
-        raise click.UsageError(f"{folder} holds other files (there is no llms.txt of an earlier site): "
-                               "give a new or an empty directory")
+        raise click.UsageError(f"{folder} contains other files (it has no llms.txt of an earlier site): "
+                               "use a new or empty directory")
     files = build_site()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,22 +99,22 @@ def write_site(folder: Path) -> None:
 
 
 def serve_site(files: Mapping[str, str], first: str) -> None:
-    """Serve the site on loopback and ask a browser to show it, until Ctrl-C."""
+    """Serve the site on loopback and open it in a browser, until Ctrl-C."""
     class Reader(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             send_file(self, files)
 
         def log_message(self, *_: object) -> None:
-            pass        # whoever reads wants no line for each file
+            pass        # no log line for each file
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Reader) as server:
         url = f"http://127.0.0.1:{server.server_port}/{first}"
         serving = Thread(target=server.serve_forever, daemon=True)
         serving.start()
-        click.echo(f"{url} (Ctrl-C ends it)")
+        click.echo(f"{url} (Ctrl-C stops it)")
         try:
             if not webbrowser.open(url):
-                click.echo("no browser was found here: open the address in one on this machine", err=True)
+                click.echo("no browser found: open the URL on this machine", err=True)
             serving.join()
         except KeyboardInterrupt:
             server.shutdown()

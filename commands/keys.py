@@ -1,6 +1,6 @@
-"""`asyncgate keys issue`: the first key of a gate, made beside it, because nobody can ask for it yet.
+"""`asyncgate keys issue`: issue the first key of a gate, before any credential for it exists.
 
-It opens the database itself, so nothing else may serve a SQLite file meanwhile; a running gate issues keys with
+The command opens the database itself, so nobody may serve a SQLite file meanwhile; a running gate issues keys with
 `asyncgate issue-key`.
 """
 
@@ -30,18 +30,18 @@ from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Configured, Settings
 from asyncgate.parts.model.wire_admin import IssueKey
 from asyncgate.parts.operations import OPERATIONS
-from asyncgate.parts.process.configured import configured
+from asyncgate.parts.process.options import add_settings_options
 
 ISSUE = OPERATIONS["issue_key"]
 
 
 @click.group(cls=CommandGroup)
 def keys() -> None:
-    """Issue the first key of a gate, which nobody can ask for yet."""
+    """Issue the first key of a gate, before any credential for it exists."""
 
 
 async def write_first_key(settings: Settings, said: dict[str, Any]) -> Any:
-    """Write a new key into the database of the settings."""
+    """Write a new key into the database that the settings name."""
     backend = await open_backend(settings.database.url, serving=True, settings=settings.database)
     try:
         return await issue_first_key(Engine(backend, settings), msgspec.convert(said, IssueKey, strict=False))
@@ -51,13 +51,13 @@ async def write_first_key(settings: Settings, said: dict[str, Any]) -> Any:
 
 @keys.command()
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE",
-              help="Write the key to a new file that its owner alone can read, instead of to standard output.")
+              help="Write the key to a new file that only you can read, instead of standard output.")
 @as_json
-@configured
+@add_settings_options
 def issue(configured: Configured, out: str | None, as_json: bool, **given: Any) -> None:
-    """Issue a key by writing it into the database itself; nothing may serve a SQLite file meanwhile.
+    """Issue a key directly in the database; nobody may serve a SQLite file meanwhile.
 
-    The text of the key goes to standard output, or to the FILE of --out, once.  With a gate that runs: asyncgate
+    The text of the key is shown once, on standard output or in the FILE of --out.  With a running gate use asyncgate
     issue-key.
     """
     with KeyFile(out) as kept:
@@ -69,12 +69,12 @@ def issue(configured: Configured, out: str | None, as_json: bool, **given: Any) 
         return click.echo(msgspec.json.encode(said))
     if not out:
         click.echo(made.api_key)
-    where = f"its text is in {out}" if out else "its text is shown this once"
+    where = f"its text is in {out}" if out else "its text is shown only once"
     click.echo(f"key {key.key_id} for {key.principal_kind} {key.principal_id}, {key.role}; {where}", err=True)
 
 
 def issue_or_exit(configured: Configured, given: dict[str, Any]) -> Any:
-    """Issue the key, or end the program."""
+    """Issue the key, or exit with an error."""
     said = {name: value for name, value in given.items() if value not in (None, (), "")}
     try:
         return asyncio.run(write_first_key(configured.settings, said))
@@ -83,7 +83,7 @@ def issue_or_exit(configured: Configured, given: dict[str, Any]) -> Any:
 
 
 class KeyFile:
-    """The file of a key: made before the key is, so that no key is issued that cannot be kept."""
+    """The file of a key; it is created before the key, so that no key is issued that cannot be saved."""
 
     def __init__(self, path: str | None) -> None:
         self.path, self.is_full = path, False
@@ -93,7 +93,7 @@ class KeyFile:
             try:
                 self.file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             except FileExistsError:
-                raise exit_with(f"{self.path} is there already, and a key overwrites nothing", EXIT_CONFLICT) from None
+                raise exit_with(f"{self.path} exists already; give --out a new file", EXIT_CONFLICT) from None
             except OSError as error:
                 raise exit_with(f"cannot write {self.path}: {error.strerror}", EXIT_WRONG) from None
         return self
@@ -113,4 +113,4 @@ class KeyFile:
 
 
 issue.params += [cli.make_option(ISSUE, field) for name,
-                 field in cli.fields_of(ISSUE.takes).items() if name != "tenant_id"]
+                 field in cli.list_fields(ISSUE.takes).items() if name != "tenant_id"]

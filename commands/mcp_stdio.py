@@ -1,8 +1,8 @@
-"""MCP over standard input and output, for hosts that start a program instead of knowing an address.
+"""MCP over standard input and output, for hosts that start a program instead of calling a URL.
 
-Each line is one message and becomes one POST to a gate's /mcp: to a running gate, with its credential, or to one inside
-this process.  The gate keeps nothing between messages, so all there is to remember here is the protocol version that an
-older client has agreed on.  Standard output carries messages and nothing else.
+Each line is one message and becomes one POST to a gate's /mcp: to a running gate, with its credential, or to a gate
+inside this process.  The gate is stateless, so this module only keeps the protocol version that an older client
+negotiated.  Standard output carries only messages.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
 LISTEN = "subscriptions/listen"
-NAME_FIELDS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}      # what Mcp-Name repeats
+NAME_FIELDS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}      # repeated in Mcp-Name
 ACCEPTED = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-FINISH_SECONDS = 5.0              # for what is under way when the host closes its end
-LONGEST_WAIT_SECONDS = 60.0     # that a gate can be set to
+FINISH_SECONDS = 5.0              # for running requests after the host closes its end
+LONGEST_WAIT_SECONDS = 60.0     # the upper limit of a gate's setting
 
 
 class Bridge:
-    """Carries messages from a host to a gate and the answers back."""
+    """Passes messages from a host to a gate, and the answers back."""
 
     def __init__(self, client: httpx2.AsyncClient, exchange: Exchange, path: str, write: Callable[[bytes], None],
                  *, streams: bool) -> None:
         self.client, self.exchange, self.url, self.write = client, exchange, exchange.url + path, write
-        self.streams = streams      # whether answers can be read while they are written
-        self.agreed = ""            # the version of the handshake, if there was one
+        self.streams = streams      # whether answers can be streamed
+        self.agreed = ""            # the version of the handshake, if any
         self.under_way: dict[Any, asyncio.Task[None]] = {}
 
     async def serve(self, read: Callable[[], bytes]) -> None:
-        """Carry messages until the host closes its end."""
+        """Pass on messages until the host closes its end."""
         while line := await asyncio.to_thread(read):
             if line.strip():
                 self.take(line)
@@ -57,23 +57,23 @@ class Bridge:
         await asyncio.gather(*left, return_exceptions=True)
 
     def take(self, line: bytes) -> None:
-        """Set out with one message; many may be under way at once."""
+        """Start sending one message; several may run at once."""
         try:
             message = msgspec.json.decode(line)
         except (ValueError, RecursionError) as wrong:
             return self.refuse(None, PARSE_ERROR, f"this line is not JSON: {wrong}")
         if not isinstance(message, dict):
-            return self.refuse(None, PARSE_ERROR, "one message a line, please: an object")
+            return self.refuse(None, PARSE_ERROR, "send one message per line: a JSON object")
         id, method = message.get("id"), message.get("method")
         if method == "notifications/cancelled":
             self.cancel(read_params(message).get("requestId"))
-        elif isinstance(method, str) and isinstance(id, str | int):    # others want no answer
+        elif isinstance(method, str) and isinstance(id, str | int):    # notifications get no answer
             task = asyncio.get_running_loop().create_task(self.carry(line.strip(), message, method, id), name=method)
             self.under_way[id] = task
             task.add_done_callback(lambda _: self.under_way.pop(id, None))
 
     def cancel(self, id: Any) -> None:
-        """Give a request up; the gate sees that nobody waits any more."""
+        """Cancel a request; the gate sees the disconnect."""
         if isinstance(id, str | int) and (task := self.under_way.get(id)):
             task.cancel()
 
@@ -82,7 +82,7 @@ class Bridge:
         import httpx2
 
         if method == LISTEN and not self.streams:
-            return self.refuse(id, UNKNOWN_METHOD, "subscriptions need a running gate: --url")
+            return self.refuse(id, UNKNOWN_METHOD, "subscriptions need a running gate: use --url")
         headers = self.headers(message, method)
         patience = httpx2.Timeout(ANSWER_SECONDS, read=None) if method == LISTEN else self.client.timeout
         try:
@@ -96,7 +96,7 @@ class Bridge:
         self.answer(answer, method, id)
 
     async def pass_on(self, answer: httpx2.Response) -> None:
-        """Write the messages of a subscription as they come."""
+        """Write the messages of a subscription as they arrive."""
         async for text in answer.aiter_lines():
             if text.startswith("data:"):
                 self.write(text[5:].strip().encode())
@@ -114,11 +114,11 @@ class Bridge:
             return self.refuse(id, CODES.get(answer.status_code, INTERNAL_ERROR), str(told.get("message")), told)
         if method == "initialize" and isinstance(result := told.get("result"), dict):
             self.agreed = str(result.get("protocolVersion", ""))
-        # Verbatim but for a missing id: what is a number stays as the gate wrote it.
+        # Verbatim except for a missing id, so that numbers stay as the gate wrote them.
         self.write(answer.content if told.get("id") is not None else msgspec.json.encode({**told, "id": id}))
 
     def headers(self, message: JsonObject, method: str) -> dict[str, str]:
-        """Say in headers what HTTP wants there of a message."""
+        """Return the HTTP headers that MCP requires for a message."""
         params = read_params(message)
         meta = params.get("_meta")
         version = meta.get(VERSION) if isinstance(meta, dict) else None
@@ -130,7 +130,7 @@ class Bridge:
                 **named}
 
     def refuse(self, id: Any, code: int, text: str, data: Any = None) -> None:
-        """Write a failure of our own."""
+        """Write an error of this bridge."""
         error = {"code": code, "message": text, **({"data": data} if data is not None else {})}
         self.write(msgspec.json.encode({"jsonrpc": "2.0", "id": id, "error": error}))
 
@@ -142,7 +142,7 @@ def read_params(message: JsonObject) -> dict[str, Any]:
 
 
 def encode_header(text: str) -> str:
-    """Write a text as a header takes it: as it is, or as MCP encodes what no header can hold."""
+    """Encode a text for a header: unchanged, or in MCP's encoding if a header cannot contain it."""
     safe = text.isascii() and text.isprintable() and text == text.strip() and not text.startswith("=?base64?")
     return text if safe else f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
@@ -154,7 +154,7 @@ def write_message(line: bytes) -> None:
 
 
 def make_path(agent: str | None, underscored: bool, tools: str = "") -> str:
-    """Return the path and query that say how tools are named, which are listed, and who speaks for want of a name."""
+    """Return the path and query for the spelling of tools, the listed sets, and the default caller."""
     said = {"principal_kind": "agent", "principal_id": agent} if agent else {}
     said |= {"tools": tools} if tools else {}
     return f"/mcp{'/u' if underscored else ''}{'?' if said else ''}{urlencode(said, safe=',')}"
@@ -171,10 +171,10 @@ async def serve_running(url: str | None, token: str | None, path: str) -> None:
 
 
 async def serve_embedded(settings: Settings, path: str) -> None:
-    """Serve standard input and output from a gate inside this process; whoever started it is let in."""
+    """Serve standard input and output from a gate inside this process, which needs no credential."""
     import httpx2
 
-    logging.getLogger("asyncgate.audit").setLevel(logging.WARNING)      # a host shows what it finds in stderr
+    logging.getLogger("asyncgate.audit").setLevel(logging.WARNING)      # a host shows stderr to its user
     gate = Gate(msgspec.structs.replace(settings, host="127.0.0.1", api_key="", allow_insecure_dev=True))
     async with gate.app.router.lifespan_context(gate.app):
         transport: Any = httpx2.ASGITransport(app=gate)

@@ -1,4 +1,4 @@
-"""`asyncgate receipts push` and `home`: from a gate's own database into a ledger, and back (spec 20.9)."""
+"""`asyncgate receipts push` and `home`: move receipts from a gate's database to a ledger, and back (spec 20.9)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
 from asyncgate.parts.model.stored import Receipt
-from asyncgate.parts.process.configured import configured
+from asyncgate.parts.process.options import add_settings_options
 
 if TYPE_CHECKING:
     from asyncgate.parts.receipts.home import CopyCounts
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
 
 def integrate_settings(settings: Settings) -> Settings:
-    """Return the settings as they are once receipts go to the ledger, with time for large calls."""
+    """Return the settings in integrated mode, with long timeouts for large calls."""
     mode = "memorygate_integrated" if settings.receipt_mode == "standalone" else settings.receipt_mode
     return recovery.allow_slow_reads(replace(settings, receipt_mode=mode))
 
 
-# To the ledger.
+# From the gate to the ledger.
 
 
 @click.command()
-@click.option("--file", metavar="FILE", help="A file of `asyncgate receipts export`, instead of the database.")
+@click.option("--file", metavar="FILE", help="Exported file to send, instead of the database.")
 @click.option("--tenant", "tenants", metavar="ID", multiple=True,
-              help="Only this tenant; may be given several times.  With --file: whose receipts they become there.")
-@click.option("--after", metavar="TENANT:ID", default="", help="Begin behind this receipt, where an earlier push was.")
+              help="Only this tenant; repeatable.  With --file: the tenant that receives them.")
+@click.option("--after", metavar="TENANT:ID", default="", help="Start after this receipt, to resume an earlier push.")
 @as_json
-@configured
+@add_settings_options
 def push(configured: Configured, file: str | None, tenants: tuple[str, ...], after: str, as_json: bool) -> None:
-    """Send all receipts of a gate, or of an exported FILE, to the ledger of the settings.
+    """Send all receipts of a gate, or of an exported FILE, to the ledger in the settings.
 
-    The way from standalone into a ledger: ledger.url says where it is, whatever receipt_mode still says.  All
-    tenants go, oldest receipts first, with those in the archive; the database is only read, and the gate may go on
-    meanwhile.  What it writes then is not sent: stop it for the last push.
+    This moves a gate from standalone mode to a ledger: ledger.url names the ledger, whatever receipt_mode is.  The push
+    covers all tenants, oldest receipts first, including archived ones.  The database is only read, and the gate may
+    keep running; stop it before the last push, because receipts written meanwhile are not sent.
 
-    Sending a receipt again changes nothing, so after an interruption the same command goes on; --after saves the way
-    to where it stood.  A receipt that the ledger refuses is listed, and the others go on.
+    Sending a receipt twice changes nothing, so after an interruption run the same command again; --after skips the
+    receipts already sent.  Refused receipts are listed, and the others are sent.
 
-    Exit status 0: the ledger has them all.  5: some it has not.  7: it does not answer.
+    Exit status 0: the ledger has all receipts.  5: it lacks some.  7: it does not answer.
     """
     from asyncgate.parts.receipts import push as part
     settings = integrate_settings(configured.settings)
@@ -68,7 +68,7 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
         raise exit_with(f"{escape_text(str(away))}; {format_next_call(tally)}", EXIT_NO_GATE) from None
     except KeyboardInterrupt:
         print_push(tally, refusals, as_json)
-        raise exit_with(f"stopped before the end; {format_next_call(tally)}", EXIT_BROKEN) from None
+        raise exit_with(f"interrupted; {format_next_call(tally)}", EXIT_BROKEN) from None
     except (SettingsError, StartupError) as wrong:
         raise calling.exit_for(wrong) from None
     except GateError as wrong:
@@ -79,34 +79,34 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
 
 @contextmanager
 def exit_on_bad_file(path: str) -> Iterator[None]:
-    """Say in one line what a file has that cannot be used."""
-    from asyncgate.commands.carry import Interfered
+    """Report in one line why a file cannot be used, and exit."""
+    from asyncgate.commands.carry import ExportSpoiled
     from asyncgate.parts.receipts.files import Damaged
 
     try:
         yield
-    except (Damaged, Interfered) as wrong:
+    except (Damaged, ExportSpoiled) as wrong:
         raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except OSError as error:
         raise exit_with(f"{path}: {error.strerror or error}", EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise exit_with("stopped before the end; the same command goes on from here", EXIT_BROKEN) from None
+        raise exit_with("interrupted; run the same command to resume", EXIT_BROKEN) from None
 
 
 def check_file(file: str) -> carry.FileVerdict:
-    """See that a file is as it was written; return what it has."""
+    """Verify a file; return its contents."""
     with closing(Bar("checking", "receipts")) as bar:
         return carry.require_sound(file, bar.add)
 
 
 def owner_of(verified: carry.FileVerdict | None) -> str | None:
-    """Return whose receipts a file has."""
+    """Return the tenant of a file's receipts."""
     return verified.header.tenant_id if verified and verified.header else None
 
 
 async def send_receipts(settings: Settings, file: str | None, of_file: str | None, tenants: tuple[str, ...], after: str,
                  tally: PushTally, bar: Bar, refused: Callable[[str, str], None]) -> None:
-    """Send what was asked for."""
+    """Send the receipts of the database or the file."""
     from asyncgate.parts.receipts import push as part
     from asyncgate.parts.receipts import sinks
     sink = sinks.open_sink(settings)
@@ -116,8 +116,8 @@ async def send_receipts(settings: Settings, file: str | None, of_file: str | Non
         first, _, behind = after.partition(":")
         if file is not None:
             if not sink.reads:
-                raise StartupError("this ledger wants to know of tasks, too: push from the database")
-            (tenant_id,) = tenants if len(tenants) == 1 else (of_file or "",)      # a file says whose it is
+                raise StartupError("this ledger needs the tasks, too: push from the database instead of --file")
+            (tenant_id,) = tenants if len(tenants) == 1 else (of_file or "",)      # a file names its tenant
             await push.send(tenant_id, part.read_exported(push, tenant_id, carry.batches(file), behind))
             return
         backend = await recovery.open_beside(opened, cli.require_database(settings.database.url), settings)
@@ -129,7 +129,7 @@ async def send_receipts(settings: Settings, file: str | None, of_file: str | Non
 
 
 def make_refusal_printer(refusals: list[dict[str, str]], as_json: bool) -> Callable[[str, str], None]:
-    """Return what names a receipt that the ledger does not have now: at once, or in the list for JSON."""
+    """Return a function that reports a refused receipt: at once, or in a list for JSON."""
     def refused(receipt_id: str, why: str) -> None:
         refusals.append({"receipt_id": receipt_id, "why": why})
         if not as_json:
@@ -138,38 +138,39 @@ def make_refusal_printer(refusals: list[dict[str, str]], as_json: bool) -> Calla
 
 
 def format_next_call(tally: PushTally) -> str:
-    """Say how to go on."""
-    return f"what went is there, and the same command goes on{f' with --after {tally.after}' * bool(tally.after)}"
+    """Describe how to resume."""
+    return f"run the same command to resume{f', with --after {tally.after}' * bool(tally.after)}; sent receipts stay"
 
 
 def print_push(tally: PushTally, refusals: list[dict[str, str]], as_json: bool) -> None:
-    """Say what became of the receipts."""
-    more = f", {tally.passed_over} are none of its business" * bool(tally.passed_over)
+    """Print the outcome of a push."""
+    more = f", {tally.passed_over} do not concern it" * bool(tally.passed_over)
     lost = f", {tally.lost} are lost" * bool(tally.lost)
     verdicts.print_answer(as_json, {**asdict(tally), "refusals": refusals},
                  f"the ledger has {tally.taken} of the receipts and refuses {tally.refused}{lost}{more}")
 
 
-# And back.
+# From the ledger to the gate.
 
 
 @click.command("home")
 @click.argument("target", metavar="TARGET")
-@click.option("--leave-lost", is_flag=True, help="Go on without what the ledger lost or changed; hashes of it stay.")
+@click.option("--leave-lost", is_flag=True,
+              help="Continue without receipts that the ledger lost or changed; keep their hashes.")
 @as_json
-@configured
+@add_settings_options
 def bring_receipts_home(configured: Configured, target: str, leave_lost: bool, as_json: bool) -> None:
-    """Bring the receipts of a gate home from its ledger: a copy of the gate at TARGET has them whole.
+    """Copy a gate to TARGET, with its whole receipts from the ledger.
 
-    The way from a ledger back to standalone.  The settings are still those of integrated mode and name the gate's
-    database; TARGET is the URL of a fresh one, as for `asyncgate copy`.  Stop the gate first.  Everything comes along
-    as with `asyncgate copy`, and each receipt gets its body from the ledger, or from the outbox where it still waits;
-    one that does not have its own hash then is refused.  Gate and ledger are compared first, and only read.
+    This moves a gate from a ledger back to standalone mode.  Use the settings of integrated mode, which name the gate's
+    database; TARGET is the URL of an empty database, as for `asyncgate copy`.  Stop the gate first.  The command
+    compares gate and ledger, then copies everything as `asyncgate copy` does; each receipt gets its body from the
+    ledger, or from the outbox, and must match its hash.  Gate and ledger are only read.
 
-    What others stated in the ledger stays there.  Serve TARGET, with receipt_mode standalone, only after exit status 0.
-    The same command goes on after an interruption.
+    Receipts of other authors stay in the ledger.  Serve TARGET, with receipt_mode standalone, only after exit status 0.
+    After an interruption, run the same command to resume.
 
-    Exit status 5: gate and ledger differ, or TARGET is in use; 7: the ledger cannot be read.  Nothing was written then.
+    Exit status 5: gate and ledger differ, or TARGET is in use; 7: the ledger cannot be read.  Then nothing was written.
     """
     from asyncgate.commands import copy as copying
     from asyncgate.parts.receipts import collected
@@ -185,16 +186,16 @@ def bring_receipts_home(configured: Configured, target: str, leave_lost: bool, a
     except (copying.CopyFailed, copying.Served, GateError) as wrong:
         raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise exit_with("stopped before the end; the same command goes on from here", EXIT_BROKEN) from None
+        raise exit_with("interrupted; run the same command to resume", EXIT_BROKEN) from None
     sys.exit(status)
 
 
 async def bring_home(settings: Settings, target: str, leave_lost: bool, as_json: bool) -> int:
-    """Compare, then copy with bodies, and say what came; return the exit status."""
+    """Compare, copy with bodies, and print the counts; return the exit status."""
     from asyncgate.commands import copy as copying
     source = settings.database.url
     if cli.identify_database(source) == cli.identify_database(target):
-        raise StartupError("TARGET is the database of the gate itself; name a fresh one")
+        raise StartupError("TARGET is the gate's own database; name an empty one")
     from asyncgate.parts.receipts import home as part
     async with AsyncExitStack() as opened:
         sink = recovery.open_ledger(settings)
@@ -218,17 +219,17 @@ async def bring_home(settings: Settings, target: str, leave_lost: bool, as_json:
 
 
 def count_receipts(brought: Iterable[CopyCounts], waiting: int, foreign: int) -> dict[str, int]:
-    """Count what has come home."""
+    """Count the receipts by origin."""
     return {**{name: sum(getattr(one, name) for one in brought) for name in ("filled", "own", "bare")},
             "waiting": waiting, "foreign": foreign}
 
 
 def print_receipts(*, filled: int, own: int, bare: int, waiting: int, foreign: int) -> None:
-    """Say what has come home."""
-    click.echo(f"{filled} receipts have come home, {own} were whole here")
+    """Print the counts of receipts."""
+    click.echo(f"{filled} receipts came from the ledger or the outbox, {own} were whole in the gate")
     if bare:
-        click.echo(f"{bare} are hashes only: the ledger lost or changed what they said")
+        click.echo(f"{bare} are hashes only: the ledger lost or changed them")
     if waiting:
-        click.echo(f"{waiting} of them the ledger does not have yet; they go there if the gate is integrated again")
+        click.echo(f"{waiting} of them are not in the ledger yet; they are sent if the gate returns to integrated mode")
     if foreign:
-        click.echo(f"{foreign} receipts that others stated stay at the ledger")
+        click.echo(f"{foreign} receipts of other authors stay in the ledger")

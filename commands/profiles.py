@@ -1,7 +1,7 @@
-"""Gates that one has logged in to, by name, so that no credential has to stand on a command line.
+"""Profiles: gates and their credentials by name, so that no credential is needed on a command line.
 
-They are in ~/.config/asyncgate/profiles.json, readable by their owner alone.  A profile is an address and a credential
-together: neither is ever used with the other half of something else.
+They are stored in ~/.config/asyncgate/profiles.json, which only its owner can read.  A profile is a URL and a
+credential that belong together: neither is ever combined with a URL or a credential from elsewhere.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ DEFAULT_PROFILE = "default"
 
 
 class StoredProfile(msgspec.Struct, omit_defaults=True):
-    """One gate, and the credential for it."""
+    """One gate and the credential for it."""
 
     url: str
     token: str = ""
-    plain_http: bool = False        # its owner has said that the credential may go there unencrypted
+    plain_http: bool = False        # the owner allows sending the credential unencrypted
 
 
 class Connection(NamedTuple):
-    """Where a gate is and what lets one in; None is what the environment says."""
+    """The URL of a gate and a credential; None means the value from the environment."""
 
     url: str | None
     token: str | None
 
 
 def profiles_file() -> Path:
-    """Return where the profiles are kept."""
+    """Return the path of the file of profiles."""
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(config) / "asyncgate" / "profiles.json"
 
 
 def read_profiles() -> dict[str, StoredProfile]:
-    """Read the profiles; raises ValueError for a file that is none, or that others may read."""
+    """Read the profiles; raises ValueError if the file is invalid, or if others may read it."""
     path = profiles_file()
     try:
         found = path.stat().st_mode
@@ -47,15 +47,15 @@ def read_profiles() -> dict[str, StoredProfile]:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     if found & 0o077:
-        raise ValueError(f"{path} holds credentials, and others may read it: chmod 600 {path}")
+        raise ValueError(f"{path} contains credentials, and other users may read it: chmod 600 {path}")
     try:
         return msgspec.json.decode(text, type=dict[str, StoredProfile])
     except msgspec.DecodeError as wrong:
-        raise ValueError(f"{path} is no file of profiles ({wrong}): remove it and run `asyncgate login`") from None
+        raise ValueError(f"{path} is not a file of profiles ({wrong}): remove it and run `asyncgate login`") from None
 
 
 def write_profiles(profiles: dict[str, StoredProfile]) -> None:
-    """Write the profiles, for their owner alone."""
+    """Write the profiles to a file that only its owner can read."""
     path = profiles_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
@@ -65,13 +65,13 @@ def write_profiles(profiles: dict[str, StoredProfile]) -> None:
 
 
 def choose_connection(name: str | None, url: str | None, token: str | None) -> Connection:
-    """Return where to go: what stands on the command line, else a profile, else what the environment says.
+    """Return the connection: from the command line, else from a profile, else from the environment.
 
-    The profile is the one that is named, on the command line or as ASYNCGATE_PROFILE; where nothing at all is said,
-    the one called default.  Raises ValueError.
+    The command line or ASYNCGATE_PROFILE names the profile; the profile named default is used if nothing else is
+    given.  Raises ValueError.
     """
     if name and (url or token):
-        raise ValueError("a profile is an address and a credential: give --profile, or --url and --token")
+        raise ValueError("a profile contains URL and credential: give --profile, or --url and --token")
     if url or token:
         return Connection(url, token)
     said = name or os.environ.get("ASYNCGATE_PROFILE")
@@ -81,7 +81,7 @@ def choose_connection(name: str | None, url: str | None, token: str | None) -> C
     kept = read_profiles()
     if said and said not in kept:
         raise ValueError(f"there is no profile {said!r}{format_others(kept)}; "
-                         f"make it: asyncgate login --profile {said}")
+                         f"create it: asyncgate login --profile {said}")
     profile = kept.get(said or DEFAULT_PROFILE)
     if profile is None:
         return Connection(None, None)
@@ -91,5 +91,5 @@ def choose_connection(name: str | None, url: str | None, token: str | None) -> C
 
 
 def format_others(kept: dict[str, StoredProfile]) -> str:
-    """Name the profiles that there are."""
+    """List the names of the existing profiles."""
     return f" among {', '.join(sorted(kept))}" if kept else ""

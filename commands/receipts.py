@@ -1,4 +1,4 @@
-"""`asyncgate receipts`: look at the receipts of a gate over the wire, and carry them to and from files."""
+"""`asyncgate receipts`: show the receipts of a gate, and move them to and from files."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from asyncgate.commands.calling import (
     EXIT_CONFLICT,
     ID_TYPE,
     CommandGroup,
+    add_gate_options,
     as_json,
-    at_gate,
+    connect_to_gate,
     exit_with,
-    gate_at,
 )
 from asyncgate.commands.moving import bring_receipts_home, exit_on_bad_file, push
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import STYLES, Bar, escape_text
 from asyncgate.commands.verdicts import print_answer
 
-RECEIPTS_PER_CALL = 200      # receipts of one call
+RECEIPTS_PER_CALL = 200      # receipts per call
 
 
 @click.group(cls=CommandGroup)
 def receipts() -> None:
-    """Look at the receipts of a gate and carry them elsewhere."""
+    """Show the receipts of a gate, and move them to and from files and ledgers."""
 
 
 # The tree.
 
 
 class Node(Struct):
-    """A receipt in the tree: it stands under the oldest receipt that it answers."""
+    """A receipt in the tree; its parent is the oldest receipt that it answers."""
 
     receipt: dict[str, Any]
-    open: str | None = None             # why this end is open, if it is one
-    elsewhere: list[str] = []           # what it answers too
+    open: str | None = None             # why it is open, if it is
+    elsewhere: list[str] = []           # other receipts that it answers
     children: list[Node] = field(default_factory=list)
 
 
 class Strokes(NamedTuple):
-    """What the lines of a tree are drawn with."""
+    """The characters that draw a tree."""
 
     branch: str
     last: str
@@ -68,26 +68,26 @@ ASCII = Strokes("|- ", "`- ", "|  ", "->", "(open)", "also answers")
 
 @receipts.command()
 @click.argument("task_id", metavar="TASK", type=ID_TYPE)
-@click.option("--ascii", "as_ascii", is_flag=True, help="Draw with ASCII characters alone.")
+@click.option("--ascii", "as_ascii", is_flag=True, help="Draw with ASCII characters only.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: each receipt with its children.")
-@at_gate
+@add_gate_options
 def tree(at: Connection, task_id: str, as_ascii: bool, as_json: bool) -> None:
-    """Draw the chain of receipts of a task: who told whom what, when, and what nobody has answered yet."""
-    with gate_at(at) as gate:
+    """Draw the receipts of a task as a tree: sender, recipient, time, and what is still open."""
+    with connect_to_gate(at) as gate:
         task = fetch_task(gate, task_id)
         roots = build_tree(list(fetch_receipts(gate, task_id)), make_discharge_check(gate))
     if as_json:
         return click.echo(msgspec.json.encode({"task_id": task_id, "status": task["status"], "receipts": roots}))
     strokes = ASCII if as_ascii or not can_print(BOXES) else BOXES
     head = "  ".join(word for word in (f"task {task_id}", task["type"], task["status"]) if word)
-    click.echo(escape_text(head) + ("" if roots else "  (it has no receipts any more: they are in the archive)"))
+    click.echo(escape_text(head) + ("" if roots else "  (no receipts: they are in the archive)"))
     since = read_time(roots[0].receipt) if roots else None
     for line in draw_lines(roots, strokes, since):
         click.echo(line)
 
 
 def fetch_task(gate: Http, task_id: str) -> dict[str, Any]:
-    """Return a task; of one that was pruned, or that another gate has, there may be receipts all the same."""
+    """Return a task; a pruned task, or one of another gate, may still have receipts."""
     try:
         return dict(gate.call("get_task", task_id=task_id))
     except Refusal as no:
@@ -107,12 +107,12 @@ def fetch_receipts(gate: Http, task_id: str) -> Iterator[dict[str, Any]]:
 
 
 def make_discharge_check(gate: Http) -> Any:
-    """Return what asks whether an obligation is discharged by a receipt that may belong to another task."""
+    """Return a check whether any receipt, also of another task, discharges an obligation."""
     return lambda receipt_id: gate.call("check_terminator", parent_receipt_id=receipt_id)["has_terminator"]
 
 
 def build_tree(found: list[dict[str, Any]], is_discharged: Any) -> list[Node]:
-    """Put each receipt under the oldest one here that it answers; return those that stand under none."""
+    """Put each receipt under the oldest receipt that it answers; return the roots."""
     nodes = {receipt["receipt_id"]: Node(receipt) for receipt in found}
     under: defaultdict[str | None, list[Node]] = defaultdict(list)
     for node in nodes.values():
@@ -127,7 +127,7 @@ def build_tree(found: list[dict[str, Any]], is_discharged: Any) -> list[Node]:
 
 
 def explain_open_end(node: Node, found: list[dict[str, Any]], is_discharged: Any) -> str | None:
-    """Say why a receipt is an open end: an obligation that nothing has discharged, or a lease that has not ended."""
+    """Return why a receipt is open: an undischarged obligation, or a live lease; empty if it is not."""
     receipt = node.receipt
     if (by := TERMINATES.get(receipt["receipt_type"])) is not None:
         here = any(one["receipt_type"] in by and receipt["receipt_id"] in one["parents"] for one in found)
@@ -144,7 +144,7 @@ LEASE_ENDS = ("task.completed", "task.failed", "task.canceled", "lease.expired")
 
 
 def can_print(strokes: Strokes) -> bool:
-    """Whether standard output can show these characters."""
+    """Whether standard output can encode these characters."""
     try:
         "".join(strokes).encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except UnicodeEncodeError:
@@ -153,7 +153,7 @@ def can_print(strokes: Strokes) -> bool:
 
 
 def draw_lines(nodes: list[Node], strokes: Strokes, since: datetime | None, before: str = "") -> Iterator[str]:
-    """Yield the lines of a tree; click takes the colours away where no terminal shows them."""
+    """Yield the lines of a tree; click removes colours if the output is not a terminal."""
     for node in nodes:
         last = node is nodes[-1]
         yield click.style(before + (strokes.last if last else strokes.branch), dim=True) + format_node(node, strokes,
@@ -162,7 +162,7 @@ def draw_lines(nodes: list[Node], strokes: Strokes, since: datetime | None, befo
 
 
 def format_node(node: Node, strokes: Strokes, since: datetime | None) -> str:
-    """Write one receipt in a line: what, from whom to whom, when, whether something is open."""
+    """Format a receipt in one line: type, sender, recipient, time, and whether it is open."""
     receipt = node.receipt
     what = click.style(escape_text(format_type(receipt)), fg=STYLES.get(receipt["receipt_type"]), bold=True)
     ends = escape_text(f"{format_principal(receipt['from'])} {strokes.arrow} {format_principal(receipt['to'])}")
@@ -175,7 +175,7 @@ def format_node(node: Node, strokes: Strokes, since: datetime | None) -> str:
 
 
 def format_type(receipt: dict[str, Any]) -> str:
-    """Name a receipt: its type, and what tells it from others of the type."""
+    """Return the type of a receipt, with a distinguishing detail."""
     body = receipt["body"] if isinstance(receipt["body"], dict) else {}
     more = {"task.failed": "requeued" if body.get("requeued") else "", "system.anomaly": body.get("kind"),
             "lease.expired": body.get("reason")}.get(receipt["receipt_type"])
@@ -183,17 +183,17 @@ def format_type(receipt: dict[str, Any]) -> str:
 
 
 def format_principal(principal: dict[str, Any]) -> str:
-    """Name a principal."""
+    """Return the kind and id of a principal."""
     return f"{principal['kind']} {principal['id']}"
 
 
 def read_time(receipt: dict[str, Any]) -> datetime:
-    """Return when a receipt was written."""
+    """Return the time of a receipt."""
     return datetime.fromisoformat(receipt["created_at"])
 
 
 def format_when(receipt: dict[str, Any], since: datetime | None) -> str:
-    """Say when: the first time whole, later ones by how long after it."""
+    """Format a time: the first in full, later ones as the time since the first."""
     at = read_time(receipt)
     seconds = (at - since).total_seconds() if since else 0.0
     if since is None or at == since:
@@ -208,18 +208,18 @@ def format_when(receipt: dict[str, Any], since: datetime | None) -> str:
 @receipts.command("export")
 @click.argument("file", type=click.Path(dir_okay=False))
 @as_json
-@at_gate
+@add_gate_options
 def export_file(at: Connection, file: str, as_json: bool) -> None:
-    """Write all receipts of the tenant into FILE, with the seals over them; compressed if its name ends with .gz.
+    """Write all receipts of the tenant into FILE, with their seals; compressed if its name ends with .gz.
 
-    For an admin.  The gate goes on meanwhile.  FILE gets its name when it is whole: stopped in the middle, the same
-    command goes on where it stood.  Receipts in the archive come along.
+    For admins.  The gate keeps running.  FILE appears when it is complete; after an interruption, the same command
+    resumes.  Archived receipts are included.
     """
     from asyncgate.commands import carry
 
     if os.path.lexists(file):
-        raise exit_with(f"{file} is there already, and an export overwrites nothing", EXIT_CONFLICT)
-    with closing(Bar("exporting", "receipts")) as bar, exit_on_bad_file(file), gate_at(at) as gate:
+        raise exit_with(f"{file} exists already; an export needs a new file", EXIT_CONFLICT)
+    with closing(Bar("exporting", "receipts")) as bar, exit_on_bad_file(file), connect_to_gate(at) as gate:
         done = carry.export_receipts(gate, file, bar.add, bar.of)
     written, sum = done.writer, done.writer.sum.hexdigest()
     print_answer(as_json, {"file": file, "receipts": written.receipts, "seals": written.seals, "sha256": sum},
@@ -229,23 +229,24 @@ def export_file(at: Connection, file: str, as_json: bool) -> None:
 @receipts.command("import")
 @click.argument("file", type=click.Path(dir_okay=False))
 @as_json
-@at_gate
+@add_gate_options
 def import_file(at: Connection, file: str, as_json: bool) -> None:
-    """Write the receipts of FILE into the tenant as they are; FILE is verified before anything is sent.
+    """Import the receipts of FILE unchanged into the tenant; FILE is verified first.
 
-    For an admin.  What is there already is left alone, so the same command goes on after an interruption.  A receipt
-    that is there otherwise is reported, and nothing is written over.  Exit status 5: some were not taken.
+    For admins.  Existing receipts stay unchanged, so after an interruption run the same command again.  A receipt that
+    exists with other content is reported and not overwritten.  Exit status 5: some receipts were refused.
     """
     from asyncgate.commands import carry
 
     with closing(Bar("checking", "receipts")) as bar, exit_on_bad_file(file):
         verdict = carry.require_sound(file, bar.add)
-    with exit_on_bad_file(file), gate_at(at) as gate, closing(Bar("importing", "receipts", verdict.receipts)) as bar:
+    with (exit_on_bad_file(file), connect_to_gate(at) as gate,
+          closing(Bar("importing", "receipts", verdict.receipts)) as bar):
         tally = carry.import_file(gate, file, bar.add)
     print_answer(as_json,
                  {"file": file, "imported": tally.imported, "present": tally.present, "refused": tally.refused},
         *(escape_text(f"{one['receipt_id']}: {one['reason']}: {one['message']}") for one in tally.refused),
-        f"{file}: {tally.imported} imported, {tally.present} there already, {len(tally.refused)} not taken")
+        f"{file}: {tally.imported} imported, {tally.present} existed already, {len(tally.refused)} refused")
     sys.exit(EXIT_CONFLICT if tally.refused else 0)
 
 
@@ -253,10 +254,10 @@ def import_file(at: Connection, file: str, as_json: bool) -> None:
 @click.argument("file", type=click.Path(dir_okay=False))
 @as_json
 def verify_file(file: str, as_json: bool) -> None:
-    """Check an exported FILE by itself, without any database or gate.
+    """Verify an exported FILE, without a database or a gate.
 
-    Its sum, every receipt's own hash and parents, and the chain of seals: a byte, an order or a gap that is not as it
-    was written is named.  Exit status 1 if anything is wrong.
+    Checks the checksum, every receipt's hash and parents, and the chain of seals, and names every changed byte, wrong
+    order or gap.  Exit status 1 if a check fails.
     """
     from asyncgate.commands import carry
 

@@ -1,4 +1,4 @@
-"""`asyncgate reconcile` and `asyncgate rebuild`: a gate beside its ledger, and a gate made anew of its receipts."""
+"""`asyncgate reconcile` and `asyncgate rebuild`: compare a gate with its ledger, or rebuild it from receipts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
-from asyncgate.parts.process.configured import configured
+from asyncgate.parts.process.options import add_settings_options
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from asyncgate.parts.receipts.reconcile import Findings, Mend
     from asyncgate.parts.receipts.sinks import Sink
 
-READING_MS = 30_000     # nobody waits for what is read here
+READING_MS = 30_000     # no caller waits for these reads
 
 
 def allow_slow_reads(settings: Settings) -> Settings:
-    """Return the settings with a wait for the ledger that a whole page may take."""
+    """Return the settings with a timeout that is long enough for a whole page."""
     ours = settings.ledger
     return replace(settings, ledger=replace(ours, timeout_ms=max(ours.timeout_ms, READING_MS)))
 
 
 def open_ledger(settings: Settings, *, whole: bool = True) -> Sink:
-    """Open the ledger; `whole` is for what needs one that gives our receipts back."""
+    """Open the ledger; `whole` demands that it can return whole receipts."""
     from asyncgate.parts.receipts import sinks
     if settings.receipt_mode == "standalone":
         raise StartupError("receipt_mode is standalone: there is no ledger; `asyncgate verify` checks what is stored")
     sink = sinks.open_sink(settings)
     if whole and not sink.reads:
         raise StartupError(
-            f"a ledger of the profile {sinks.ledger_profile(settings)} cannot be read back: the whole receipts are in "
-            "this gate's database, and those that the ledger refused are in the outbox")
+            f"a ledger with the profile {sinks.ledger_profile(settings)} cannot return receipts: they are whole in "
+            "this gate's database, and those that the ledger refused are in its outbox")
     return sink
 
 
@@ -53,22 +53,21 @@ def open_ledger(settings: Settings, *, whole: bool = True) -> Sink:
 
 
 @click.command()
-@click.option("--repair", is_flag=True, help="Do the cures that are safe; nobody may serve the gate meanwhile.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each difference, and one at the end.")
-@click.option("--tenant", "tenants", metavar="ID", multiple=True, help="Only this tenant; may be given several times.")
-@configured
+@click.option("--repair", is_flag=True, help="Apply the safe repairs; the gate must not be running.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per difference, and a summary.")
+@click.option("--tenant", "tenants", metavar="ID", multiple=True, help="Only this tenant; repeatable.")
+@add_settings_options
 def reconcile(configured: Configured, repair: bool, as_json: bool, tenants: tuple[str, ...]) -> None:
-    """Compare what a gate holds with its ledger, and tell every difference with its cure.
+    """Compare a gate with its ledger, and list every difference with its repair.
 
-    Tasks, leases, open obligations, the index of receipts and the outbox, against all receipts of the ledger.  Nothing
-    is changed, and the gate may go on serving meanwhile.
+    The command compares tasks, leases, open obligations, the index of receipts and the outbox with all receipts of the
+    ledger.  It changes nothing, and the gate may keep running.
 
-    With --repair: receipts that the ledger lacks are sent again, those that it refused are offered once more, what it
-    knows beyond this gate is taken over, and leases that it does not back are withdrawn; then all is compared again.
-    No receipt is written.  A gate that somebody serves is refused: stop it first.
+    With --repair it sends receipts that the ledger lacks or refused, adopts receipts that only the ledger has,
+    withdraws leases that the ledger does not confirm, and compares again.  It writes no new receipt.  Stop the gate
+    first: a database in use is refused.
 
-    A ledger that cannot be read to its end changes nothing, and that is exit status 7.  Exit status 5: there are
-    differences; 0: there are none.
+    Exit status 0: no differences; 5: differences; 7: the ledger could not be read completely, and nothing was changed.
     """
     from asyncgate.parts.receipts.collected import Unreadable
     try:
@@ -84,7 +83,7 @@ def reconcile(configured: Configured, repair: bool, as_json: bool, tenants: tupl
 
 
 async def run_reconcile(settings: Settings, repair: bool, as_json: bool, tenants: tuple[str, ...]) -> int:
-    """Compare, repair if that is wanted and compare again; return the exit status."""
+    """Compare; with `repair`, repair and compare again; return the exit status."""
     url = cli.require_database(settings.database.url)
     async with AsyncExitStack() as opened:
         sink = open_ledger(settings, whole=False)
@@ -136,29 +135,29 @@ async def open_database_alone(opened: AsyncExitStack, url: str) -> Backend:
 
 
 def print_text(findings: Findings, done: dict[str, int], left: int, url: str) -> None:
-    """Print the differences for a person, the cure of each kind once."""
+    """Print the differences as text, with the repair of each kind once."""
     told: set[str] = set()
     for one in findings.all():
         where = " ".join(filter(None, [one.receipt_id and f"receipt {one.receipt_id}",
                                        one.task_id and f"task {one.task_id}"]))
         click.echo(escape_text(f"{one.kind}: {where}{': ' if where else ''}{one.detail}"))
         if one.kind not in told:
-            click.echo(f"    cure: {one.cure}")
+            click.echo(f"    repair: {one.cure}")
             told.add(one.kind)
     for kind, count in done.items():
         click.echo(f"repaired: {count} {kind}")
     if left:
-        click.echo(f"{left} receipts still wait: the ledger does not take them now; the gate sends them when it serves")
+        click.echo(f"{left} receipts still wait: the ledger does not accept them now; the gate sends them when it runs")
     elif findings.waiting:
-        click.echo(f"{findings.waiting} receipts are on their way; the gate sends them when it serves")
+        click.echo(f"{findings.waiting} receipts wait in the outbox; the gate sends them when it runs")
     click.echo(f"{findings.receipts} receipts and {findings.tasks} tasks here, {findings.foreign} receipts of others "
-               "at the ledger")
+               "in the ledger")
     wrong = findings.wrong
     click.echo(f"{url}: {wrong} difference{'s' * (wrong > 1)}" if wrong else f"{url}: the ledger agrees")
 
 
 def print_json(findings: Findings, done: dict[str, int], left: int, url: str) -> None:
-    """Print a line for each difference, and one that sums them up."""
+    """Print a JSON line per difference, and a summary."""
     for one in findings.all():
         click.echo(msgspec.json.encode(one))
     click.echo(msgspec.json.encode({
@@ -171,33 +170,34 @@ def print_json(findings: Findings, done: dict[str, int], left: int, url: str) ->
 
 
 @click.command()
-@click.option("--file", metavar="FILE", help="A file of `asyncgate receipts export`, instead of the ledger.")
+@click.option("--file", metavar="FILE", help="Exported file to read, instead of the ledger.")
 @click.option("--tenant", "tenants", metavar="ID", multiple=True,
-              help="Which tenant of the ledger; may be given several times; without it the default one.")
+              help="Tenant of the ledger; repeatable; default: the default tenant.")
 @click.option("--instance", "instances", metavar="NAME", multiple=True,
-              help="Which gate, where several wrote to the ledger; may be given several times.")
-@click.option("--all-instances", is_flag=True, help="Take what every gate wrote, as where one had several names.")
+              help="Gate to rebuild, if several wrote to the ledger; repeatable.")
+@click.option("--all-instances", is_flag=True, help="Include the receipts of every gate, such as renamed ones.")
 @click.option("--skip-damaged", is_flag=True,
-              help="Leave out receipts without the hash of what they say; take of a damaged FILE what is there.")
+              help="Skip receipts that do not match their hash; read the sound part of a damaged FILE.")
 @as_json
-@configured
+@add_settings_options
 def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], instances: tuple[str, ...],
             all_instances: bool, skip_damaged: bool, as_json: bool) -> None:
-    """Make a gate again after a disaster: from its receipts in the ledger, or in a FILE, into an empty database.
+    """Rebuild a gate after a disaster, from its receipts in the ledger or in a FILE, into an empty database.
 
-    The obligations that were open are open, tasks have their statuses, and results as far as receipts hold them.  Each
-    task gets an event task.rebuilt that names what could not be known: payloads, priorities and other settings that no
-    receipt states, idempotency keys, who was at work.
+    The command restores open obligations, the statuses of tasks, and the results that receipts contain.  Each task gets
+    an event task.rebuilt that names what is lost: payloads, priorities and other settings that no receipt contains,
+    idempotency keys, and the worker of a running task.
 
-    A task that has not ended is held, with the reason rebuilt: its owner looks at it, then `asyncgate cancel-task` or
-    `asyncgate release-hold`.  Fences begin above those of all earlier leases, so whoever still works under one is
-    refused.  Where a task.result_ready was lost, it is written now.
+    Unfinished tasks are put on hold, with the reason rebuilt: their owners check them, then use `asyncgate cancel-task`
+    or `asyncgate release-hold`.  Fences start above those of all earlier leases, so workers with such a lease are
+    refused.  A lost task.result_ready is written again.
 
-    Keys, tenants' limits, the audit log, presences and the key that seals cursors are in no receipt.
+    Keys, tenants' limits, the audit log, presences and the key that signs cursors are not restored, because no receipt
+    contains them.
 
-    Serve the database only after exit status 0; what an interrupted rebuild leaves is removed, not continued.  Exit
-    status 5: the database is not empty, or what is there is unclear; 7: the ledger cannot be read.  Nothing was
-    written then.
+    Serve the database only after exit status 0.  A rebuild cannot resume: after an interruption, remove the database
+    and start again.  Exit status 5: the database is not empty, or the receipts are ambiguous; 7: the ledger cannot be
+    read.  Then nothing was written.
     """
     from asyncgate.parts.receipts import rebuild as part
     chosen = frozenset(instances) if instances else None
@@ -215,13 +215,13 @@ def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], 
     except (part.RebuildFailed, GateError) as wrong:
         raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise exit_with("stopped before the end; remove what is there and begin again", EXIT_BROKEN) from None
+        raise exit_with("interrupted; remove the database and start again", EXIT_BROKEN) from None
     sys.exit(status)
 
 
 async def run_rebuild(settings: Settings, file: str | None, tenants: tuple[str, ...], instances: frozenset[str] | None,
                   all_instances: bool, skip_damaged: bool, as_json: bool = False) -> int:
-    """Read everything, then write it; return the exit status."""
+    """Read all receipts, then write the gate; return the exit status."""
     from asyncgate.parts.receipts import rebuild as part
     async with AsyncExitStack() as opened:
         backend = await open_database_alone(opened, settings.database.url)
@@ -263,10 +263,10 @@ async def read_sources(opened: AsyncExitStack, settings: Settings, file: str | N
 
 
 def print_rebuild(made: dict[str, Any]) -> None:
-    """Say what was made."""
+    """Print the counts of a rebuild."""
     for problem in made["problems"]:
         click.echo(escape_text(problem))
-    click.echo(f"{made['tasks']} tasks made anew, {made['held']} of them held until their owners release or cancel "
+    click.echo(f"{made['tasks']} tasks rebuilt, {made['held']} of them on hold until their owners release or cancel "
                f"them, with fences raised by {FENCES_SKIPPED:,}")
     click.echo(f"{made['receipts']} receipts, {made['obligations']} open obligations, {made['schedules']} schedules; "
-               f"{made['told']} task.result_ready that were lost are written now")
+               f"{made['told']} lost task.result_ready receipts written again")

@@ -1,6 +1,6 @@
-"""The ids that a terminal showed short: so that what was read off it can be typed again.
+"""The ids that a terminal showed shortened, so that commands accept the short form.
 
-They lie in the user's cache folder, readable by the user alone: ids of tasks and receipts, which open nothing.
+They are stored in the user's cache folder, which only the user can read: ids of tasks and receipts, no secrets.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-MOST_IDS = 2000         # ids that are kept, the newest
-# Eight digits that are random: those before them are the time, and the five behind them the mark of the tenant.
+MOST_IDS = 2000         # the newest ids that are kept
+# The eight random digits: the digits before them are the time, the five after them mark the tenant.
 SHORT_DIGITS, SPOT = 8, slice(19, 27)
 LONG = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SHORT = re.compile(rf"[0-9a-f]{{{SHORT_DIGITS}}}")
 
 
 class Ambiguous(ValueError):
-    """Several ids are written like this."""
+    """Several ids have this short form."""
 
 
 def ids_file() -> Path:
-    """Return where they are kept."""
+    """Return the path of the file of ids."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "asyncgate" / "ids"
 
 
 def shorten_id(text: str) -> str:
-    """Write an id short; anything else stays as it is."""
+    """Shorten an id; return other texts unchanged."""
     return text.replace("-", "")[SPOT] if LONG.fullmatch(text) else text
 
 
 def remember(ids: Iterable[str]) -> None:
-    """Keep ids; without a place to keep them, do nothing."""
+    """Store ids; no-op if the file cannot be written."""
     with suppress(OSError, RuntimeError):
         path = ids_file()
         kept = dict.fromkeys([*read_ids(), *(one for one in ids if LONG.fullmatch(one))])
@@ -46,17 +46,17 @@ def remember(ids: Iterable[str]) -> None:
 
 
 def read_ids() -> list[str]:
-    """Return the ids that are kept, oldest first."""
+    """Return the stored ids, oldest first."""
     with suppress(OSError, RuntimeError, ValueError):
         return [line for line in ids_file().read_text().splitlines() if LONG.fullmatch(line)]
     return []
 
 
 def expand_id(text: str) -> str:
-    """Return the id that was shown as this; a text that was not stays as it is. Raises Ambiguous."""
+    """Return the id with this short form, or the text itself if no id has it. Raises Ambiguous."""
     if not SHORT.fullmatch(text):
         return text
     found = [one for one in read_ids() if shorten_id(one) == text]
     if len(found) > 1:
-        raise Ambiguous(f"{text} stands for {len(found)} ids that were shown: {', '.join(found)}")
+        raise Ambiguous(f"{text} is the short form of {len(found)} ids: {', '.join(found)}")
     return found[0] if found else text

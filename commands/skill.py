@@ -1,4 +1,4 @@
-"""Teach an agent to use the gate: `asyncgate skill` prints the skill, or puts it where agents look for skills."""
+"""`asyncgate skill`: print or install the skill that teaches an agent to use the gate."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ PLACE = Path(".claude") / "skills"      # below a project, or below the home dir
 
 @click.command(epilog="Example: asyncgate skill --install --dir .agents/skills")
 @click.option("--install", "installs", is_flag=True,
-              help="Write it to .claude/skills/asyncgate/SKILL.md of this project.")
-@click.option("--user", is_flag=True, help="With --install: write it for all projects, below the home directory.")
+              help="Write the skill to .claude/skills/asyncgate/SKILL.md of this project.")
+@click.option("--user", is_flag=True, help="With --install: write to the home directory, for all projects.")
 @click.option("--dir", "folder", metavar="PATH", type=click.Path(file_okay=False, path_type=Path),
-              help="With --install: the folder of skills; the file is PATH/asyncgate/SKILL.md.")
-@click.option("--force", is_flag=True, help="With --install: overwrite a file that says something else.")
+              help="With --install: write to PATH/asyncgate/SKILL.md.")
+@click.option("--force", is_flag=True, help="With --install: overwrite a file that differs.")
 def skill(installs: bool, user: bool, folder: Path | None, force: bool) -> None:
     """Print the skill that teaches an agent to use the gate, or install it.
 
-    A skill is a file SKILL.md (agentskills.io) that agents read when a job calls for it.  Some agents look elsewhere:
-    --dir .agents/skills is the folder that several of them share.
+    A skill is a file SKILL.md (agentskills.io) that agents read when they need it.  Several agents use another folder:
+    --dir .agents/skills.
     """
     if not installs and (user or folder or force):
-        raise click.UsageError("--user, --dir and --force go with --install")
+        raise click.UsageError("--user, --dir and --force need --install")
     if user and folder:
-        raise click.UsageError("--user and --dir name two places: give one")
+        raise click.UsageError("--user and --dir exclude each other")
     text = SKILL.read_text(encoding="utf-8")
     if not installs:
         return click.echo(text, nl=False)
@@ -37,13 +37,13 @@ def skill(installs: bool, user: bool, folder: Path | None, force: bool) -> None:
 
 
 def install_skill(target: Path, text: str, force: bool) -> None:
-    """Write the skill, unless somebody has changed the one that is there."""
+    """Write the skill; do not overwrite a changed file unless forced."""
     try:
         there = target.read_text(encoding="utf-8") if target.exists() else None
         if there == text:
             return click.echo(f"{target} is up to date")
         if there is not None and not force:
-            raise exit_with(f"{target} differs from the skill of this version, and is left as it is; "
+            raise exit_with(f"{target} differs from the skill of this version and was not changed; "
                             "--force overwrites it",
                         EXIT_CONFLICT)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The tables of docs/reference.md, made from what declares them.
+"""The tables of docs/reference.md, generated from the code.
 
 `python -m asyncgate.commands.tables docs/reference.md` writes them.
 """
@@ -22,74 +22,82 @@ if TYPE_CHECKING:
 
 
 def format_markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Write a table in Markdown."""
+    """Format a table in Markdown."""
     lines = [list(head), ["---"] * len(list(head)), *(list(row) for row in rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def operations_table(operations: Iterable[Operation]) -> str:
-    """Write one row per operation: its name, where REST has it, who may call it, and what it does."""
+def make_operations_table(operations: Iterable[Operation]) -> str:
+    """Return one row per operation: its name, method and path, roles, scope and summary."""
     return format_markdown(["operation", "REST", "roles", "scopes", "what it does"], (
         [f"`{op.name}`", "<br>".join(f"`{verb} {path}`" for verb, path in op.rest), ", ".join(op.roles) or "anybody",
          ", ".join(sorted(op.scope.split())) or "–", remove_clause_numbers(op.summary)]
         for op in sorted(operations, key=lambda op: op.name)))
 
 
-def settings_table() -> str:
-    """Write one row per setting: its name in the file, its default, and what it does."""
+def make_settings_table() -> str:
+    """Return one row per setting: its name in the file, its default, and its description."""
     rows = ([f"`{one.name}`", f"`{format_value(one, one.default) or ' '}`",
              f"{remove_clause_numbers(one.says)} ({one.kind})."]
             for one in list_settings(Settings))
     return format_markdown(["setting", "default", "what it does"], rows)
 
 
-def refusals(kind: type[GateError] = GateError) -> Iterator[type[GateError]]:
-    """Walk the tree of errors below one."""
+def make_metrics_table() -> str:
+    """Return one row per metric: its name, its kind, its labels, and what it means."""
+    from asyncgate.parts.metrics.shown import FAMILIES
+    return format_markdown(["metric", "kind", "labels", "what it tells"], (
+        [f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels) or "–", one.says]
+        for one in FAMILIES))
+
+
+def walk_errors(kind: type[GateError] = GateError) -> Iterator[type[GateError]]:
+    """Yield an error class and all its subclasses."""
     for below in kind.__subclasses__():
         yield below
-        yield from refusals(below)
+        yield from walk_errors(below)
 
 
-def errors_table() -> str:
-    """Write one row per code: its status, and what the classes that have it say of it."""
+def make_errors_table() -> str:
+    """Return one row per error code: its status, and the descriptions of its classes."""
     meanings: dict[tuple[int, str], list[str]] = {
-        (GateError.status, GateError.code): ["Something failed inside the gate; the log says why."]}
-    for kind in refusals():
+        (GateError.status, GateError.code): ["An internal error; the gate's log has the details."]}
+    for kind in walk_errors():
         if kind.__doc__:
             meanings.setdefault((kind.status, kind.code), []).append(kind.__doc__.partition("\n")[0])
     return format_markdown(["status", "code", "what it means"], (
         [str(status), f"`{code}`", "<br>".join(says)] for (status, code), says in sorted(meanings.items())))
 
 
-def commands_of(group: click.Group, path: str = "asyncgate") -> Iterator[tuple[str, click.Command]]:
-    """Walk the commands of a group, those of its groups among them."""
+def walk_commands(group: click.Group, path: str = "asyncgate") -> Iterator[tuple[str, click.Command]]:
+    """Yield the commands of a group, including those of nested groups."""
     context = click.Context(group)
     for name in sorted(group.list_commands(context)):
         command = group.get_command(context, name)
         assert command is not None
         if isinstance(command, click.Group):
-            yield from commands_of(command, f"{path} {name}")
+            yield from walk_commands(command, f"{path} {name}")
         else:
             yield f"{path} {name}", command
 
 
-def command_row(path: str, command: click.Command) -> list[str]:
-    """Write a command's arguments, its options and the first sentence of its help."""
+def make_command_row(path: str, command: click.Command) -> list[str]:
+    """Return the row of a command: its arguments, its options and the first sentence of its help."""
     arguments = [one.make_metavar(click.Context(command)) for one in command.params if isinstance(one, click.Argument)]
     options = [f"`{one.opts[0]}`" for one in command.params if isinstance(one, click.Option) and not one.hidden]
     says = " ".join((command.help or "").split("\n\n")[0].split())
     return [f"`{' '.join([path, *arguments])}`", says, ", ".join(options) or "–"]
 
 
-def commands_table(group: click.Group, operations: Iterable[str]) -> str:
-    """Write one row per command that is not an operation."""
+def make_commands_table(group: click.Group, operations: Iterable[str]) -> str:
+    """Return one row per command that is not an operation."""
     apart = {f"asyncgate {name.replace('_', '-')}" for name in operations}
     return format_markdown(["command", "what it does", "options"], (
-        command_row(path, command) for path, command in commands_of(group) if path not in apart))
+        make_command_row(path, command) for path, command in walk_commands(group) if path not in apart))
 
 
 def replace_tables(text: str, tables: dict[str, str]) -> str:
-    """Put the tables between their markers."""
+    """Replace the tables between their markers."""
     for name, made in tables.items():
         pattern = rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)"
         before, after = re.search(pattern, text, re.S).groups()  # type: ignore[union-attr]
@@ -97,18 +105,19 @@ def replace_tables(text: str, tables: dict[str, str]) -> str:
     return text
 
 
-def tables() -> dict[str, str]:
-    """Make every table."""
+def make_tables() -> dict[str, str]:
+    """Return every table by the name of its marker."""
     from asyncgate.commands.main import main
     from asyncgate.parts.operations import OPERATIONS
-    return {"operations": operations_table(OPERATIONS.values()), "errors": errors_table(),
-            "commands": commands_table(main, OPERATIONS), "settings": settings_table()}
+    return {"operations": make_operations_table(OPERATIONS.values()), "errors": make_errors_table(),
+            "commands": make_commands_table(main, OPERATIONS), "settings": make_settings_table(),
+            "metrics": make_metrics_table()}
 
 
 def main(arguments: Any = None) -> None:
-    """Write the tables into a file."""
+    """Update the tables in a file."""
     path = Path((arguments or sys.argv[1:])[0])
-    path.write_text(replace_tables(path.read_text(), tables()))
+    path.write_text(replace_tables(path.read_text(), make_tables()))
 
 
 if __name__ == "__main__":

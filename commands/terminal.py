@@ -1,7 +1,7 @@
-"""How answers look: whole and plain where a program reads them; on a terminal in colour, and as wide as its window.
+"""Format answers: complete and plain for programs; on a terminal in colour, fitted to the window.
 
-Where a table would be too wide for a window its ids are written short, as eight of their digits.  What was written
-short is remembered, so every command takes it for the whole id.
+If a table is too wide for the window, its ids are shortened to eight digits.  Shortened ids are remembered, so every
+command accepts them in place of the whole id.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from asyncgate.commands import remembered
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
 Rows = Sequence[Mapping[str, Any]]
 
-OPENED = ("result", "server", "relationship", "upkeep", "key")     # objects whose members get lines of their own
+OPENED = ("result", "server", "relationship", "upkeep", "key")     # objects whose members are shown on separate lines
 MOST_SHOWN = 4000           # characters of a value on a terminal
-LEAST_WIDTH = 8             # of a column that is made narrower
+LEAST_WIDTH = 8             # least width of a narrowed column
 PRINCIPAL = {prefix + name for prefix in ("", "principal_") for name in ("kind", "id", "instance_id")}
-WORDS = ("receipt_type", "event_type", "status")      # columns that get narrower last
+WORDS = ("receipt_type", "event_type", "status")      # columns that are narrowed last
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)")
 STYLES = {
@@ -37,12 +38,12 @@ STYLES = {
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether people look at a stream."""
+    """Whether a stream is a terminal."""
     return stream.isatty()
 
 
 def console(*, err: bool = False) -> Console:
-    """Return what draws on a terminal; NO_COLOR and TERM=dumb are honoured."""
+    """Return a console that draws on the terminal; it honours NO_COLOR and TERM=dumb."""
     from rich.console import Console
 
     return Console(stderr=err, highlight=False, markup=False, emoji=False)
@@ -52,7 +53,7 @@ def console(*, err: bool = False) -> Console:
 
 
 def show_table(columns: Sequence[str], rows: Rows) -> None:
-    """Print rows under the names of their columns; a column with nothing in it is left out."""
+    """Print rows under the names of their columns; omit empty columns."""
     if is_terminal(sys.stdout):
         return draw_table(columns, rows, console())
     for line in format_table(columns, rows):
@@ -60,7 +61,7 @@ def show_table(columns: Sequence[str], rows: Rows) -> None:
 
 
 def format_table(columns: Sequence[str], rows: Rows) -> Iterator[str]:
-    """Write rows whole, in columns."""
+    """Format complete rows in columns."""
     cells = fill_cells(columns, rows)
     wide = {name: max(len(format_title(name)), *map(len, held)) for name, held in cells.items()}
     yield "  ".join(f"{format_title(name):{width}}" for name, width in wide.items()).rstrip()
@@ -69,35 +70,40 @@ def format_table(columns: Sequence[str], rows: Rows) -> Iterator[str]:
 
 
 def fill_cells(columns: Sequence[str], rows: Rows) -> dict[str, list[str]]:
-    """Return the cells of each column that has anything in it."""
+    """Return the cells of each column that is not empty."""
     cells = {column: [format_cell(read_path(row, column)) for row in rows] for column in columns}
     return {column: held for column, held in cells.items() if any(held)}
 
 
 def format_title(column: str) -> str:
-    """Return what stands above a column."""
+    """Return the title of a column."""
     return column.rpartition(".")[2].upper()
 
 
 def draw_table(columns: Sequence[str], rows: Rows, on: Console) -> None:
-    """Draw a table as wide as the window at most."""
+    """Draw a table that fits the window."""
+    on.print(make_table(columns, rows, on.width))
+
+
+def make_table(columns: Sequence[str], rows: Rows, width: int) -> Table:
+    """Return a table that fits into a width."""
     from rich.table import Table
     from rich.text import Text
 
     cells = fill_cells(columns, rows)
-    widths = fit_widths(cells, on.width)
+    widths = fit_widths(cells, width)
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, width in widths.items():
         drawn.add_column(format_title(name), width=width, no_wrap=True, overflow="ellipsis")
     for at in range(len(rows)):
         drawn.add_row(*(Text(cells[name][at], STYLES.get(cells[name][at], "")) for name in widths))
-    on.print(drawn)
+    return drawn
 
 
 def fit_widths(cells: dict[str, list[str]], room: int) -> dict[str, int]:
     """Return the widths of the columns that fit.
 
-    Where not all do, ids get shorter, then times, then the widest texts, and at last columns are left out.
+    If they do not fit, ids are shortened, then times, then the widest texts; finally columns are omitted.
     """
     for shorter in (None, short_ids, short_times):
         if shorter:
@@ -108,12 +114,12 @@ def fit_widths(cells: dict[str, list[str]], room: int) -> dict[str, int]:
     for words in ({*filter(is_id, widths), *WORDS}, {*filter(is_id, widths)}):
         narrow_columns(widths, room, [name for name in widths if name not in words])
     while len(widths) > 1 and sum(widths.values()) + 2 * len(widths) > room:
-        widths.popitem()        # the columns that matter most stand first
+        widths.popitem()        # the most important columns are first
     return widths
 
 
 def narrow_columns(widths: dict[str, int], room: int, names: list[str]) -> None:
-    """Make the widest of some columns narrower, until all fit or none may be narrower."""
+    """Narrow the widest of some columns until all fit, or none can be narrowed."""
     while sum(widths.values()) + 2 * len(widths) > room:
         name = max(names, key=widths.__getitem__, default="")
         if not name or widths[name] <= LEAST_WIDTH:
@@ -122,26 +128,26 @@ def narrow_columns(widths: dict[str, int], room: int, names: list[str]) -> None:
 
 
 def measure_text(text: str) -> int:
-    """Return how many places of a terminal a text takes."""
+    """Return the width of a text on a terminal."""
     from rich.cells import cell_len
 
     return cell_len(text)
 
 
 def is_id(column: str) -> bool:
-    """Whether a column holds ids of tasks or receipts; that of a lease is a right, and stays whole."""
+    """Whether a column contains ids of tasks or receipts; ids of leases grant rights and are not shortened."""
     return column.rpartition(".")[2].endswith(("task_id", "receipt_id", "schedule_id"))
 
 
 def short_ids(cells: dict[str, list[str]]) -> None:
-    """Write ids short, and remember them."""
+    """Shorten ids, and remember them."""
     for name in filter(is_id, cells):
         remembered.remember(cells[name])
         cells[name] = [remembered.shorten_id(text) for text in cells[name]]
 
 
 def short_times(cells: dict[str, list[str]]) -> None:
-    """Leave away the day of times of today, and the time of others."""
+    """Shorten times: of today to the time, of other days to the date."""
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     for held in cells.values():
         for at, text in enumerate(held):
@@ -150,17 +156,17 @@ def short_times(cells: dict[str, list[str]]) -> None:
 
 
 def read_path(row: Any, path: str) -> Any:
-    """Follow a dotted name into an object."""
+    """Return the value at a dotted path in an object."""
     for name in path.split("."):
         row = row.get(name) if isinstance(row, dict) else None
     return row
 
 
-# Single things.
+# Single objects.
 
 
 def show_block(reply: Mapping[str, Any]) -> None:
-    """Print names and values; what is null is left out."""
+    """Print names and values; omit nulls."""
     rows = [(name, value) for name, value in flatten_reply(reply) if value is not None]
     if is_terminal(sys.stdout):
         return draw_block(rows, console())
@@ -170,7 +176,7 @@ def show_block(reply: Mapping[str, Any]) -> None:
 
 
 def draw_block(rows: Iterable[tuple[str, Any]], on: Console) -> None:
-    """Draw names and values; long values go on below themselves."""
+    """Draw names and values; wrap long values below themselves."""
     from rich.table import Table
     from rich.text import Text
 
@@ -184,13 +190,13 @@ def draw_block(rows: Iterable[tuple[str, Any]], on: Console) -> None:
 
 
 def cut_text(text: str) -> str:
-    """Leave the end of a very long text away, and say so."""
+    """Cut a very long text, and add a note about the rest."""
     more = len(text) - MOST_SHOWN
     return text if more <= 0 else f"{text[:MOST_SHOWN]}… ({more:,} characters more; --json shows them)"
 
 
 def flatten_reply(reply: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """List the members of a reply, and those of its parts that deserve it."""
+    """List the members of a reply and of its important parts."""
     for name, value in reply.items():
         if name in OPENED and isinstance(value, dict):
             yield from ((f"{name}.{inner}", held) for inner, held in value.items())
@@ -199,7 +205,7 @@ def flatten_reply(reply: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def format_cell(value: Any, no: str | None = None) -> str:
-    """Write a value in one line: a principal as its name, other objects as JSON; `no` is written for false, if said."""
+    """Format a value in one line: a principal as its name, other objects as JSON, false as `no` if given."""
     if value is None or (value is False and no is None):
         return ""
     if isinstance(value, str):
@@ -213,26 +219,26 @@ def format_cell(value: Any, no: str | None = None) -> str:
 
 
 def escape_text(text: str) -> str:
-    """Spell out what would move the cursor, hide or turn text: others wrote it, and a terminal would obey."""
+    """Escape foreign characters that would move the cursor, or hide or reverse text on a terminal."""
     return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-# How far something is.
+# Progress.
 
 
 class Bar:
-    """A line on a terminal that tells how far something is: a bar where the end is known; silent elsewhere."""
+    """A progress line on a terminal, with a bar if the total is known; silent elsewhere."""
 
     def __init__(self, doing: str, what: str = "rows", total: int | None = None) -> None:
         self.doing, self.what, self.total, self.done = doing, what, total, 0
         self.drawn: Progress | None = None
 
     def add(self, count: int = 1) -> None:
-        """Count more."""
+        """Count further items."""
         self.show(self.done + count)
 
     def show(self, done: int) -> None:
-        """Draw how many are done."""
+        """Show the number of items done."""
         self.done = done
         if self.drawn is None and is_terminal(sys.stderr):
             self._open()
@@ -240,11 +246,11 @@ class Bar:
             self.drawn.update(self.line, completed=done, total=self.total)
 
     def of(self, total: int | None) -> None:
-        """Learn where the end is."""
+        """Set the total."""
         self.total = total
 
     def reach(self, done: int, total: int) -> None:
-        """Draw how many of how many are done."""
+        """Show the number of items done and the total."""
         self.total = total
         self.show(done)
 
@@ -260,7 +266,7 @@ class Bar:
         self.drawn.start()
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self.drawn is not None:
             self.drawn.stop()
             self.drawn = None

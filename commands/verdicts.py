@@ -1,4 +1,4 @@
-"""What `asyncgate verify` and the commands that end with it say of a database."""
+"""Run `verify` on a database and print its verdict, for `asyncgate verify` and commands that end with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncgate.parts.model.database import FileBackend
 
 
 async def verify_url(url: str, database: Any = None) -> Any:
-    """Verify what is stored at a URL; return the verdict."""
+    """Verify the database at a URL; return the verdict."""
     backend = await open_backend(url, settings=database)
     try:
         return await verify_backend(backend)
@@ -25,14 +25,14 @@ async def verify_url(url: str, database: Any = None) -> Any:
 
 
 async def verify_backend(backend: Any) -> Any:
-    """Verify what a backend has, with a bar that tells how far that is."""
+    """Verify the data of a backend, with a progress bar."""
     from asyncgate.conformance import verify as part
     with closing(Bar("checking", total=await count_rows(backend, part.READ))) as bar:
         return await part.verify(backend, progress=bar.show)
 
 
 async def count_rows(backend: Any, tables: Any) -> int | None:
-    """Ask about how many rows tables have, where the backend knows; nobody waits long for a bar."""
+    """Estimate the number of rows in tables if the backend can do so fast; it is only for a progress bar."""
     with suppress(Exception):
         if isinstance(backend, FileBackend):
             return await backend.count_rows(tables) or None
@@ -40,7 +40,7 @@ async def count_rows(backend: Any, tables: Any) -> int | None:
 
 
 def make_report(verdict: Any, what: str) -> dict[str, Any]:
-    """Return a verdict as JSON has it."""
+    """Return a verdict for JSON."""
     return {"database": what, "sound": not verdict.problems, "problems": [str(one) for one in verdict.problems],
             "tasks": verdict.tasks, "receipts": verdict.receipts, "archived": verdict.archived,
             "audited": verdict.audited, "obligations": {
@@ -57,7 +57,7 @@ def print_verdict(verdict: Any, what: str, as_json: bool = False, **more: Any) -
 
 
 def print_verdict_text(verdict: Any, what: str) -> None:
-    """Print a verdict for people."""
+    """Print a verdict as text."""
     for problem in verdict.problems:
         click.echo(escape_text(str(problem)))
     click.echo(format_counts(verdict))
@@ -69,13 +69,13 @@ def print_verdict_text(verdict: Any, what: str) -> None:
 
 
 def format_counts(verdict: Any) -> str:
-    """Put the conservation law in one line."""
+    """Return the counts of a verdict in one line."""
     return (f"{verdict.tasks} tasks, {verdict.receipts} receipts; obligations: {verdict.created} created = "
             f"{verdict.discharged} discharged + {verdict.open} open")
 
 
 def print_answer(as_json: bool, said: Mapping[str, Any], *lines: str) -> None:
-    """Print an answer: as JSON, or as lines for people."""
+    """Print an answer: as JSON, or as lines of text."""
     if as_json:
         return click.echo(msgspec.json.encode(said))
     for line in lines:

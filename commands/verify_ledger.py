@@ -1,4 +1,4 @@
-"""`asyncgate verify --ledger`: hold the receipts of a database against their seals."""
+"""`asyncgate verify --ledger`: check the receipts of a database against their seals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncgate.parts.model.stored import Receipt
 
 
 async def verify_seals(url: str, settings: Settings, anchors: tuple[str, ...]) -> Any:
-    """Verify the seals of what is stored at a URL; return what was found."""
+    """Verify the seals of the database at a URL; return the findings."""
     backend = await open_backend(url, settings=settings.database)
     from asyncgate.conformance import verify_ledger as part
     with closing(Bar("unsealing", "receipts", await verdicts.count_rows(backend, [Receipt]))) as bar:
@@ -27,14 +27,14 @@ async def verify_seals(url: str, settings: Settings, anchors: tuple[str, ...]) -
 
 
 def make_seal_report(found: Any) -> dict[str, Any]:
-    """Return what was found as JSON has it."""
+    """Return the findings for JSON."""
     heads = {tenant_id: f"{head.number}:{head.hash}" for tenant_id, head in found.heads.items() if head.number}
     return {"sound": not found.problems, "problems": found.problems, "receipts": found.receipts, "seals": found.seals,
             "unsealed": found.unsealed, "archived": found.archived, "segments": found.segments, "last_seals": heads}
 
 
 def print_seal_report(found: Any, what: str) -> None:
-    """Print what was found for people."""
+    """Print the findings as text."""
     for problem in found.problems:
         click.echo(escape_text(problem))
     for tenant_id, head in found.heads.items():
@@ -45,4 +45,4 @@ def print_seal_report(found: Any, what: str) -> None:
     if found.segments:
         click.echo(f"archive: {found.archived} receipts in {found.segments} segments")
     click.echo(f"{what}: {wrong} problem{'s' * (wrong > 1)} of the ledger" if wrong else
-               f"{what}: the ledger is as it was sealed")
+               f"{what}: the ledger matches its seals")

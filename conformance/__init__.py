@@ -1,14 +1,14 @@
-"""The suite that every backend must pass, for the gate's own and for yours.
+"""The conformance suite for backends, the gate's own and yours.
 
     asyncgate conformance yours://…                                     or, with every option of pytest:
     python -m pytest --pyargs asyncgate.conformance -p asyncgate.conformance.plugin --backend yours://…
 
-`--backend` may be repeated; `{tmp}` in a URL is a fresh folder for each test.  Every test has a tenant of its own, so
-one shared database will do, and `-n auto` is safe.  Nothing sleeps: the suite moves the backend's `skew`.  `--rounds N`
-crashes more often than once and tries more programs.  plugin.py holds the fixtures (`gate`, `make_gate`,
-`backend_url`), harness.py the gate that tests speak to.
+`--backend` is repeatable; `{tmp}` in a URL is a new folder for each test.  Every test has its own tenant, so one shared
+database is enough, and `-n auto` is safe.  No test sleeps: the suite moves the backend's `skew`.  `--rounds N` repeats
+the crash tests and tries more programs.  plugin.py defines the fixtures (`gate`, `make_gate`, `backend_url`), and
+harness.py the gate that tests call.
 
-What must hold at every moment, and where it is checked:
+The invariants, and the tests that check them:
 
     I1   an acknowledged task is never lost                     test_crash, test_batches, test_races
     I2   a task has at most one live lease                      test_races, test_claim
@@ -23,6 +23,7 @@ What must hold at every moment, and where it is checked:
     I11  no tenant sees a byte of another                       test_tenants, test_lists
     I12  a reader that follows a cursor sees each receipt once  test_lists
 
-Beside these: test_permissions (roles and scopes), test_limits, test_waiting (long polls), test_progress, test_sessions;
-and test_programs, which runs random programs here and on the oracle of model.py and wants equal answers.
+Further tests: test_permissions (roles and scopes), test_limits, test_waiting (long polls), test_progress and
+test_sessions; and test_programs, which runs random programs on the backend and on the oracle of model.py, and compares
+the answers.
 """

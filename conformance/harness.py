@@ -1,7 +1,7 @@
-"""A gate to test with: an engine over one backend, callers of every role, and a clock that the test moves.
+"""A gate for tests: an engine over one backend, callers of every role, and a clock that the test moves.
 
-Nothing sleeps: `await gate.wait(300)` puts the backend's clock forward and lets upkeep sweep.  Every operation is a
-method, and what it is given goes through the same decoder as a request:
+No test sleeps: `await gate.wait(300)` moves the backend's clock forward and lets upkeep sweep.  Every operation is a
+method, and its arguments go through the same decoder as a request:
 `await gate.as_agent("ada").create_task(type="demo")`.
 """
 
@@ -46,12 +46,12 @@ from asyncgate.parts.upkeep import Upkeep
 if TYPE_CHECKING:
     from asyncgate.parts.receipts.outbox import Ledger
 
-PATIENCE = 10       # seconds after which what should have happened will not
+PATIENCE = 10       # seconds after which a missing event counts as a failure
 STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key, Audit, AuditHead)
 
 
 def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
-    """Make a request as it would come over the wire; msgspec.Raw goes in verbatim."""
+    """Decode a request as if it came over the wire; msgspec.Raw is passed verbatim."""
     try:
         return op.reader.body(msgspec.json.encode(fields), "warn")[0]
     except msgspec.DecodeError as wrong:
@@ -59,45 +59,45 @@ def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
 
 
 def settings_for_tests(**given: Any) -> Settings:
-    """Return settings under which an issued key costs next to nothing to hash: the default is 0.1 s each time."""
+    """Return settings with cheap hashing of keys; the default takes 0.1 s per hash."""
     settings = Settings(**given)
     cheap = ApiKeys(hash_time_cost=1, hash_memory_cost=8)
     return replace(settings, security=replace(settings.security, api_keys=cheap))
 
 
-# What the requests of some operations must say, beside what they are about.
+# Required fields of some operations, besides the ids.
 NEEDED: dict[str, dict[str, Any]] = {
     name: said for name, op in OPERATIONS.items()
     if (said := {field.name: op.takes.example[0][field.name] for field in fields(op.takes) if field.required})}
 
 
 def least(operation: str) -> dict[str, Any]:
-    """Return the least that an operation can be asked with, about something that is not there."""
+    """Return the minimal request of an operation, with ids that do not exist."""
     return {**dict.fromkeys(OPERATIONS[operation].takes.needed, "none"), **NEEDED.get(operation, {})}
 
 
 def under(offer: Offer, **more: Any) -> dict[str, Any]:
-    """Return the fields that say which lease a worker acts under."""
+    """Return the fields that identify a worker's lease."""
     return {"task_id": offer.task_id, "lease_id": offer.lease_id, **more}
 
 
 def body(receipt: ReceiptRecord) -> dict[str, Any]:
-    """Read the body of a receipt."""
+    """Decode the body of a receipt."""
     read: dict[str, Any] = msgspec.json.decode(receipt.body)
     return read
 
 
 @contextlib.contextmanager
-def refused(code: str, **more: Any) -> Iterator[None]:
-    """Expect a refusal with this code, and with this much more in its answer."""
+def refused(code: str, **more: Any) -> Iterator[pytest.ExceptionInfo[GateError]]:
+    """Expect a refusal with this code and these further members."""
     with pytest.raises(GateError) as caught:
-        yield
+        yield caught
     assert caught.value.code == code, str(caught.value)
     assert {name: caught.value.more.get(name) for name in more} == more, str(caught.value)
 
 
 class Numbered(Ids):
-    """Ids that count, so that equal programs get equal ids."""
+    """Sequential ids, so that equal programs get equal ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,22 +114,22 @@ class Numbered(Ids):
 
 
 class OwnTenants(Around):
-    """A backend whose upkeep sees the tenants of this test only: others may test on the same database meanwhile."""
+    """A backend whose upkeep sees only the tenants of this test, because tests may share a database."""
 
     def __init__(self, backend: Any) -> None:
         super().__init__(backend)
         self.own = set[str]()
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
-        """Return what upkeep must look at among this test's own."""
+        """Return the overdue rows of this test's tenants."""
         return [found for found in await self.backend.overdue(now, grace, limit) if found[0] in self.own]
 
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
-        """Return when leases run out among this test's own."""
+        """Return the expiry times of leases of this test's tenants."""
         return [found for found in await self.backend.lapses(since, 10**6) if found[1] in self.own][:limit]
 
     async def unsent(self) -> list[str]:
-        """Return which of this test's own tenants have receipts for the ledger."""
+        """Return the tenants of this test with unsent receipts."""
         return [tenant_id for tenant_id in await self.backend.unsent() if tenant_id in self.own]
 
     async def aclose(self) -> None:
@@ -149,12 +149,12 @@ class View:
         return partial(self.perform, OPERATIONS[name])
 
     async def perform(self, op: Operation, /, **fields: Any) -> Any:
-        """Carry out one operation as this caller."""
+        """Perform one operation as this caller."""
         return await self.engine.perform(op, self.caller, ask_of(op, fields))
 
 
 class Gate(View):
-    """One tenant's gate; by itself it speaks as the shared token does: admin, and the request names who acts."""
+    """One tenant's gate; by default it calls with the shared token: as admin, and the request names the caller."""
 
     def __init__(self, engine: Engine, tenant_id: str) -> None:
         super().__init__(engine, Caller(tenant_id, Principal("agent", "ada"), "admin", SCOPES, bound=False))
@@ -192,8 +192,8 @@ class Gate(View):
 
     @property
     def ledger(self) -> Ledger:
-        """Return the ledger that this gate's receipts go to; only a gate in integrated mode has one."""
-        from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
+        """Return the ledger of this gate; only a gate in integrated mode has one."""
+        from asyncgate.parts.receipts.outbox import Ledger  # it imports the HTTP client, which is large
         ledger = self.engine.find_extension(Ledger)
         assert ledger is not None
         return ledger
@@ -205,23 +205,23 @@ class Gate(View):
         return self.backend.now()
 
     def skip(self, seconds: float) -> None:
-        """Put the clock forward; upkeep does not notice."""
+        """Move the clock forward without a sweep."""
         real = getattr(self.backend, "backend", self.backend)
         real.skew += seconds
 
     async def sweep(self) -> None:
-        """Let upkeep sweep once, and say so if it could not."""
+        """Let upkeep sweep once; fail if it could not."""
         upkeep = Upkeep(self.engine)
         async with asyncio.timeout(PATIENCE):
             await upkeep.once("sweep")
         assert upkeep.duties["sweep"].failures == 0, upkeep.duties["sweep"].last_error
 
     async def wait(self, seconds: float) -> None:
-        """Put the clock forward and let upkeep sweep."""
+        """Move the clock forward, then sweep."""
         self.skip(seconds)
         await self.sweep()
 
-    # What most tests do.
+    # Common steps.
 
     async def create(self, type: str = "demo", *, by: str = "ada", **fields: Any) -> str:
         """Create a task as an agent; return its id."""
@@ -229,7 +229,7 @@ class Gate(View):
         return str(made.task_id)
 
     async def claim(self, worker: str = "w1", **fields: Any) -> Offer | None:
-        """Claim one task as a worker; None when there is none."""
+        """Claim one task as a worker; return None if there is none."""
         offers = await self.as_worker(worker).lease_next(**fields)
         assert len(offers.tasks) <= 1
         return offers.tasks[0] if offers.tasks else None
@@ -243,17 +243,17 @@ class Gate(View):
         return offer
 
     async def finished(self, worker: str = "w1", **fields: Any) -> Offer:
-        """Create a task, claim it, and complete it with an artifact; return the offer it was done under."""
+        """Create a task, claim it, and complete it with an artifact; return the offer."""
         offer = await self.leased(worker, **fields)
         await self.as_worker(worker).complete(**under(offer), result={"ok": True}, artifacts=[{"uri": "file:///out"}])
         return offer
 
     async def lose(self, offer: Offer) -> None:
-        """Let a lease run out, be swept, and the task be claimable again."""
+        """Let a lease expire, sweep it, and wait until the task is claimable again."""
         await self.wait(offer.expires_at.timestamp() - self.now() + 0.001)
         await self.wait(5.0)
 
-    # What is stored.
+    # Stored data.
 
     async def task(self, task_id: str) -> TaskRecord:
         """Return a task."""
@@ -272,27 +272,27 @@ class Gate(View):
             fields["cursor"] = page.next_cursor
 
     async def receipt(self, task_id: str | None, type: str) -> ReceiptRecord:
-        """Return the only receipt of a type that a task has."""
+        """Return the only receipt of a type of a task."""
         found = await self.receipts(task_id, type)
         assert len(found) == 1, f"{len(found)} receipts of type {type}"
         return found[0]
 
     async def anomalies(self, task_id: str | None = None) -> list[dict[str, Any]]:
-        """Return the bodies of the anomalies told so far."""
+        """Return the bodies of all anomalies so far."""
         return [body(receipt) for receipt in await self.receipts(task_id, "system.anomaly")]
 
     async def owed(self, id: str = "ada", kind: str = "agent") -> list[ReceiptRecord]:
-        """Return what is owed to a principal."""
+        """Return the open obligations of a principal."""
         answer = await self.as_admin().list_open_obligations(principal_kind=kind, principal_id=id, limit=200)
         return list(answer.open_obligations)
 
     async def events(self, task_id: str) -> list[str]:
-        """Return the types of what happened to a task, in order."""
+        """Return the types of a task's events, in order."""
         history = await self.as_admin().get_task_history(task_id=task_id, limit=200)
         return [event.event_type for event in history.events]
 
     async def everything(self) -> dict[str, list[Any]]:
-        """Return all that is stored for the tenant."""
+        """Return all stored rows of the tenant."""
         return {table.__name__: [row async for row in self._rows(table)] for table in STORED}
 
     async def _rows(self, table: type[msgspec.Struct]) -> AsyncIterator[Any]:
@@ -304,7 +304,7 @@ class Gate(View):
 
     @contextlib.asynccontextmanager
     async def unchanged(self) -> AsyncIterator[None]:
-        """Expect that nothing is written meanwhile."""
+        """Expect that the block writes nothing."""
         before = await self.everything()
         yield
         assert await self.everything() == before

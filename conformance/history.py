@@ -1,7 +1,7 @@
-"""The history checker: what clients saw and what is stored in the end must fit the invariants I1 to I12 of the gate.
+"""The history checker: check the observations of clients and the final state against the invariants I1 to I12.
 
-A client writes down each call with the instants between which it ran, and what came back: a reply, a refusal, or
-nothing it could read.  An unanswered call may have been carried out or not; either is allowed, never half of it.
+A client records each call with its start, its end and its answer: a reply, a refusal, or nothing readable.  An
+unanswered call may have been performed or not; both are allowed, but never a part of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STORED: tuple[type[Struct], ...] = (Task, Lease, Receipt, Event, Obligation)
 
 
 class Call(Struct, kw_only=True):
-    """One request as its client saw it; `reply` and `error` are both None when nothing came back."""
+    """One request as its client saw it; `reply` and `error` are both None if no answer came."""
 
     tenant: str
     operation: str
@@ -39,12 +39,12 @@ class Call(Struct, kw_only=True):
 
     @property
     def unknown(self) -> bool:
-        """Whether nobody knows what became of it."""
+        """Whether the outcome is unknown."""
         return self.reply is None and self.error in (None, "database_unavailable", "internal_error")
 
 
 class Stored(Struct):
-    """All that is stored for a tenant in the end."""
+    """The final state of a tenant."""
 
     tasks: dict[str, Task] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)          # by task
@@ -53,12 +53,12 @@ class Stored(Struct):
     obligations: set[str] = field(default_factory=set)
 
     def of(self, task_id: str, type: str) -> list[Receipt]:
-        """The receipts of a task that have a type, oldest first."""
+        """Return the receipts of one type of a task, oldest first."""
         return [receipt for receipt in self.chains.get(task_id, ()) if receipt.receipt_type == type]
 
     @property
     def chains(self) -> dict[str, list[Receipt]]:
-        """The receipts by task."""
+        """Return the receipts by task."""
         if not self._chains:
             for receipt in self.receipts.values():
                 self._chains.setdefault(receipt.task_id, []).append(receipt)
@@ -68,7 +68,7 @@ class Stored(Struct):
 
 
 async def stored(backend: Any) -> dict[str, Stored]:
-    """Read everything that a backend holds, by tenant."""
+    """Read everything in a backend, by tenant."""
     found = {}
     for tenant_id in await backend.tenants():
         rows = {table: [row async for row in _rows(backend, table, tenant_id)] for table in STORED}
@@ -87,12 +87,12 @@ async def _rows(backend: Any, table: type[Struct], tenant_id: str) -> Any:
 
 
 def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
-    """Say in words where a history breaks an invariant; nothing when it breaks none."""
+    """Describe each violation of an invariant by a history."""
     calls = sorted(calls, key=lambda call: call.ended)
     checks: tuple[Callable[[History], Iterator[str]], ...] = (
         History.i1_kept, History.i2_one_lease, History.i3_fences, History.i4_holders, History.i5_expired,
         History.i6_attempts, History.i7_terminal, History.i8_receipts, History.i9_obligations, History.i10_keys,
-        History.i11_tenants, History.i12_readers, History.order_of_claims)
+        History.i11_tenants, History.i12_readers, History.order_of_claims, History.reruns)
     histories = [History(calls, final, tenant) for tenant in sorted({call.tenant for call in calls} | set(final))]
     return [f"{check.__name__.partition('_')[0].upper()}: {wrong}"
             for history in histories for check in checks for wrong in check(history)]
@@ -107,28 +107,28 @@ class Held(Struct):
     fence: int
     granted: Call
     until: float                # as it was granted
-    surely_until: float         # by the last answer, or if the unanswered renewals after it went through
-    renewals: list[tuple[Call, float]]      # that may have gone through, and until when
-    prolonged: list[tuple[float, float]]    # when a gate that began gave it time back, and until when
-    ended: float                # when a call that may have ended it began
+    surely_until: float         # by the last answer, or if the unanswered renewals after it succeeded
+    renewals: list[tuple[Call, float]]      # renewals that may have succeeded, and their ends
+    prolonged: list[tuple[float, float]]    # when a starting gate prolonged it, and until when
+    ended: float                # start of a call that may have ended it
 
     def maybe_until(self, call: Call) -> float:
-        """How long it may have lived as far as others than this very call are concerned."""
+        """Return the latest end of the lease, not counting this call."""
         latest = max([self.until, *(until for at, until in self.prolonged if at < call.ended)])
         for other, until in self.renewals:
-            if other is not call and other.started < call.ended:    # a renewal counts from now: it may shorten too
+            if other is not call and other.started < call.ended:    # a renewal may also shorten a lease
                 surely = other.reply is not None and other.ended < call.started
                 latest = until if surely else max(latest, until)
         return latest
 
 
 class History:
-    """What one tenant's clients saw, and what is stored for it."""
+    """The observations of one tenant's clients, and its final state."""
 
     def __init__(self, calls: list[Call], final: dict[str, Stored], tenant: str) -> None:
         self.calls = [call for call in calls if call.tenant == tenant]
         self.end, self.final, self.tenant = final.get(tenant, Stored()), final, tenant
-        self.skipped: defaultdict[str, list[int]] = defaultdict(list)   # fences, by moves to other gates, oldest first
+        self.skipped: defaultdict[str, list[int]] = defaultdict(list)   # fences skipped by moves, oldest first
         for event in self.end.events:
             self.skipped[event.task_id] += filter(None, [fences_skipped(event)])
         self.prolonged: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)     # by lease
@@ -138,7 +138,7 @@ class History:
                 self.prolonged[told["lease_id"]].append((event.created_at, seconds(told["expires_at"])))
         self.held: dict[str, Held] = {}
         self.by_task: defaultdict[str, list[Held]] = defaultdict(list)
-        self.tried: defaultdict[tuple[str, str], list[float]] = defaultdict(list)   # when, by verb and lease
+        self.tried: defaultdict[tuple[str, str], list[float]] = defaultdict(list)   # times by verb and lease
         for held in self._grants():
             if self.held.setdefault(held.lease_id, held) is held:
                 self.by_task[held.task_id].append(held)
@@ -167,18 +167,18 @@ class History:
             lease.ended = min(lease.ended, call.started)
 
     def offers(self) -> Iterator[tuple[Call, dict[str, Any]]]:
-        """Every task that a claim was answered with."""
+        """Yield every offer in the answers of claims."""
         return ((call, offer) for call in self.done("lease_next") for offer in said(call)["tasks"])
 
     def done(self, *operations: str) -> Iterator[Call]:
-        """The calls of some operations that were answered and not refused."""
+        """Yield the successful calls of some operations."""
         return (call for call in self.calls if call.operation in operations and call.reply is not None)
 
-    # The invariants, in their order.
+    # The invariants, in order.
 
     def i1_kept(self) -> Iterator[str]:
-        """I1: what was acknowledged is there."""
-        for call in self.done("create_task"):
+        """I1: acknowledged work is not lost."""
+        for call in self.done("create_task", "rerun_task"):
             task_id = said(call)["task_id"]
             if task_id not in self.end.tasks:
                 yield f"task {task_id} was acknowledged and is lost"
@@ -199,7 +199,7 @@ class History:
             yield f"a failure of task {task.task_id} was acknowledged and left no receipt"
 
     def i2_one_lease(self) -> Iterator[str]:
-        """I2: a lease is granted only when the one before is over."""
+        """I2: a lease is granted only after the previous one has ended."""
         for task_id, leases in self.by_task.items():
             for old, new in pairwise(sorted(leases, key=lambda held: held.fence)):
                 if new.granted.ended < min(old.surely_until, old.ended):
@@ -211,7 +211,7 @@ class History:
                 yield f"task {task.task_id} is {task.status} and its lease is {'live' if live else 'not live'}"
 
     def i3_fences(self) -> Iterator[str]:
-        """I3: each lease has the next fence, but for those that a move to another gate has skipped."""
+        """I3: each lease has the next fence, except for fences skipped by a move to another gate."""
         fences: dict[tuple[str, int], str] = {}
         for _, offer in self.offers():
             first = fences.setdefault((offer["task_id"], offer["fence"]), offer["lease_id"])
@@ -223,7 +223,7 @@ class History:
                 yield f"task {task.task_id} has fence {task.fence}, but its leases had {granted}"
 
     def i4_holders(self) -> Iterator[str]:
-        """I4: only who holds the lease was let through."""
+        """I4: only the holder of the lease may act."""
         owners = {receipt.lease_id: (receipt.from_id, receipt.task_id)
                   for receipt in self.end.receipts.values() if receipt.receipt_type == "task.accepted"}
         for call in self.done(*UNDER_LEASE):
@@ -235,14 +235,14 @@ class History:
                     yield f"task {task_id} has a {receipt.receipt_type} by {receipt.from_id}, who did not hold it"
 
     def i5_expired(self) -> Iterator[str]:
-        """I5: a lease that had run out before a call began could do nothing; nor one whose end is on record."""
+        """I5: an expired or ended lease cannot do anything."""
         for call in self.done(*UNDER_LEASE):
             held = self.held.get(call.ask["lease_id"])
             before = self.tried[call.operation, call.ask["lease_id"]]
             if call.operation in ENDS_LEASE and min(before) < call.started:
-                continue        # it repeats what may have been done in time, and may be told so at any time
+                continue        # a replay of a call that may have succeeded in time is allowed at any time
             if held is not None and call.started > held.maybe_until(call):
-                yield f"{call.operation} of task {held.task_id} was granted to {call.by} after its lease had run out"
+                yield f"{call.operation} of task {held.task_id} was granted to {call.by} after its lease had expired"
         for task_id in self.end.tasks:
             over = {receipt.lease_id: receipt.receipt_id for receipt in self.end.of(task_id, "lease.expired")}
             for receipt in self.end.of(task_id, "task.completed") + self.end.of(task_id, "task.failed"):
@@ -250,14 +250,14 @@ class History:
                     yield f"task {task_id} was ended under lease {receipt.lease_id}, which had expired"
 
     def i6_attempts(self) -> Iterator[str]:
-        """I6: attempts are the failures that were retried."""
+        """I6: attempts count the retried failures."""
         for task in self.end.tasks.values():
             retried = sum(body(receipt)["requeued"] for receipt in self.end.of(task.task_id, "task.failed"))
             if task.attempt != retried:
                 yield f"task {task.task_id} has attempt {task.attempt} after {retried} retried failures"
 
     def i7_terminal(self) -> Iterator[str]:
-        """I7: who has once seen the end sees it for ever."""
+        """I7: a terminal status never changes."""
         ended: dict[str, tuple[float, str]] = {}
         for call in self.done("get_task", "complete", "fail", "cancel_task"):
             task_id, status = call.ask["task_id"], said(call).get("status")
@@ -271,7 +271,7 @@ class History:
                 yield f"task {task_id} was {status} and is {self.end.tasks[task_id].status}"
 
     def i8_receipts(self) -> Iterator[str]:
-        """I8: each step wrote its receipts, and each receipt had its step."""
+        """I8: each step wrote exactly its receipts."""
         for task in self.end.tasks.values():
             for what, found, wanted in self._steps(task):
                 if found != wanted:
@@ -281,7 +281,7 @@ class History:
             yield from self._escalations(task)
 
     def _escalations(self, task: Task) -> Iterator[str]:
-        """Each is about the end of one lease that was lost or failed for good, and answers the duty."""
+        """Check that each escalation belongs to one lost or finally failed lease, and answers the duty."""
         causes = {receipt.lease_id for receipt in self.end.of(task.task_id, "lease.expired")}
         causes |= {receipt.lease_id for receipt in self.end.of(task.task_id, "task.failed")
                    if receipt.parents == (task.duty,)}
@@ -310,7 +310,7 @@ class History:
         yield "ends of leases", ends, leased
 
     def i9_obligations(self) -> Iterator[str]:
-        """I9: what is open is what was created and not discharged."""
+        """I9: open obligations are those created and not discharged."""
         created = {receipt.receipt_id for receipt in self.end.receipts.values()
                    if receipt.receipt_type == "task.assigned"}
         discharged = {parent for receipt in self.end.receipts.values()
@@ -320,12 +320,12 @@ class History:
                    f"but {len(self.end.obligations)} are open")
         for task in self.end.tasks.values():
             if bool(task.owed) != (task.duty in self.end.obligations):
-                yield f"task {task.task_id} says owed: {bool(task.owed)}, and the index says otherwise"
+                yield f"task {task.task_id} has owed: {bool(task.owed)}, but the index of obligations differs"
 
     def i10_keys(self) -> Iterator[str]:
-        """I10: one task for each creator and key."""
+        """I10: one task per creator and idempotency key."""
         made: dict[tuple[str, str], str] = {}
-        for call in self.done("create_task"):
+        for call in self.done("create_task", "rerun_task"):
             if key := call.ask.get("idempotency_key"):
                 first = made.setdefault((call.by, key), said(call)["task_id"])
                 if first != said(call)["task_id"]:
@@ -335,7 +335,7 @@ class History:
         yield from (f"{count} tasks of {key[1]} have the key {key[2]}" for key, count in keys.items() if count > 1)
 
     def i11_tenants(self) -> Iterator[str]:
-        """I11: nothing of another tenant was shown or is referred to."""
+        """I11: no answer or receipt refers to another tenant."""
         foreign = {id: name for name, other in self.final.items() if name != self.tenant
                    for id in (*other.tasks, *other.receipts)}
         for call in self.calls:
@@ -348,7 +348,7 @@ class History:
                     yield f"receipt {receipt.receipt_id} names {id}, which belongs to tenant {foreign[id]}"
 
     def i12_readers(self) -> Iterator[str]:
-        """I12: a reader that follows the cursor misses nothing and sees nothing twice."""
+        """I12: a reader that follows the cursor sees each receipt exactly once."""
         seen: defaultdict[str, list[str]] = defaultdict(list)
         for call in self.done("list_receipts"):
             seen[call.by] += [receipt["receipt_id"] for receipt in said(call)["receipts"]]
@@ -361,16 +361,37 @@ class History:
                 yield f"{reader} missed {len(missed)} receipts, or saw them out of order"
 
     def order_of_claims(self) -> Iterator[str]:
-        """A claim gets its tasks by priority, then by age."""
+        """Tasks are claimed by priority, then by age."""
         for call in self.done("lease_next"):
             known = [self.end.tasks[offer["task_id"]] for offer in said(call)["tasks"]
                      if offer["task_id"] in self.end.tasks]
             if known != sorted(known, key=lambda task: (-task.priority, task.task_id)):
                 yield f"a claim of {call.by} got its tasks out of order"
 
+    def reruns(self) -> Iterator[str]:
+        """A task that runs another one again is linked to its end, and the history of that one says so, once."""
+        noted = Counter((event.task_id, json.loads(event.payload)["rerun_as"]) for event in self.end.events
+                        if event.event_type == "task.rerun")
+        made = {(origin, task.task_id): task for task in self.end.tasks.values()
+                if (origin := json.loads(task.terms or "{}").get("rerun_of"))}
+        for (origin, task_id), task in made.items():
+            first, ends = self.end.tasks.get(origin), self.end.chains.get(origin, ())
+            linked = {receipt.parents for receipt in self.end.of(task_id, "task.assigned")}
+            if first is None or (first.owner, first.type, first.payload) != (task.owner, task.type, task.payload):
+                yield f"task {task_id} does not have the contract of task {origin}, which it runs again"
+            elif not any({(receipt.receipt_id,)} == linked and receipt.receipt_type == ENDING_RECEIPTS.get(first.status)
+                         for receipt in ends):
+                yield f"task {task_id} is not linked to the end of task {origin}, which it runs again"
+        yield from (f"task {origin} was noted {noted[origin, task_id]} times as run again by task {task_id}"
+                    for origin, task_id in made.keys() | noted.keys()
+                    if noted[origin, task_id] != 1 or (origin, task_id) not in made)
+        for call in self.done("rerun_task"):
+            if (call.ask["task_id"], said(call)["task_id"]) not in made:
+                yield f"a rerun of task {call.ask['task_id']} was acknowledged and is lost"
+
 
 def in_turn(fences: list[int], skipped: list[int]) -> bool:
-    """Whether fences rise by one, but for where some of `skipped` come in between; all of these do, and in order."""
+    """Whether fences rise by one, except for all of `skipped`, in order."""
     left = iter(skipped)
     for old, new in pairwise(fences):
         while new > old + 1 and (skip := next(left, None)):
@@ -381,24 +402,24 @@ def in_turn(fences: list[int], skipped: list[int]) -> bool:
 
 
 def said(call: Call) -> dict[str, Any]:
-    """The reply of a call that has one."""
+    """Return the reply of a call that has one."""
     assert call.reply is not None
     return call.reply
 
 
 def body(receipt: Receipt) -> dict[str, Any]:
-    """What a receipt says."""
+    """Decode the body of a receipt."""
     read: dict[str, Any] = json.loads(receipt.body or "{}")
     return read
 
 
 def seconds(moment: str) -> float:
-    """A time of an answer in Unix seconds."""
+    """Convert a time of an answer to Unix seconds."""
     return datetime.fromisoformat(moment).timestamp()
 
 
 def list_texts(value: Any) -> Iterator[str]:
-    """Every text in an answer."""
+    """Yield every text in an answer."""
     if isinstance(value, str):
         yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

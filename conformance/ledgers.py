@@ -1,4 +1,4 @@
-"""A ledger for gates in integrated mode: `asyncgate ledger` in a process of its own, which tests may kill."""
+"""A ledger for gates in integrated mode: `asyncgate ledger` in a separate process, which tests may kill."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, Ledger
 
 PROCESS_SECONDS = 60.0      # for another process to start, answer or stop
 LEDGER = "from asyncgate import main; main()"
-# A test does not wait for a ledger that is well, and gives one that is not no rest.
+# Tests check a ledger at once and retry without a pause.
 HASTY: dict[str, Any] = {
     "emission_retry": EmissionRetry(retry_interval_seconds=0.2, max_retries=3), "timeout_ms": 10_000,
     "circuit_breaker": CircuitBreaker(timeout_seconds=0.1)}
 
 
 class Drain:
-    """Reads what a process says on stderr and keeps nothing of it: a full pipe would stop the process."""
+    """Reads and discards the stderr of a process, because a full pipe would block the process."""
 
     def __init__(self, process: subprocess.Popen[Any]) -> None:
         self.process = process
@@ -35,7 +35,7 @@ class Drain:
         self.reading.start()
 
     def kill(self) -> None:
-        """End the process, and the reading with it."""
+        """End the process and the reader."""
         self.process.kill()
         self.process.wait()
         self.reading.join()
@@ -44,7 +44,7 @@ class Drain:
 
 
 class LedgerServer:
-    """The ledger and its operator's token."""
+    """A ledger and its operator's token."""
 
     def __init__(self, database: str = "memory://", port: int = 0, token: str = "") -> None:
         self.database, self.port, self.token = database, port, token or secrets.token_hex(16)
@@ -74,11 +74,11 @@ class LedgerServer:
         self.drain.kill()
 
     def settings(self, **more: Any) -> LedgerSettings:
-        """Return what a gate must be told to send its receipts here."""
+        """Return the settings of a gate that sends its receipts here."""
         return LedgerSettings(**{"url": self.url, "auth_token": self.token, **HASTY, **more})
 
     def call(self, verb: str, path: str, body: Any = None, token: str = "", **query: Any) -> Any:
-        """Make one call, as the operator unless a token says otherwise, and return what a good answer says."""
+        """Make one call, with the operator's token by default; return the decoded answer."""
         url = self.url + path + (f"?{urlencode(query)}" if query else "")
         headers = {"authorization": f"Bearer {token or self.token}", "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
@@ -87,13 +87,13 @@ class LedgerServer:
             return json.loads(answer.read())
 
     def key_of(self, tenant_id: str, worker: str = "w1") -> str:
-        """Return a key of a worker's own."""
+        """Issue a key for a worker."""
         asked = {"tenant": tenant_id, "name": worker, "principal_kind": "worker", "principal_id": worker}
         key: str = self.call("POST", "/v1/keys", {**asked, "scopes": ["receipts:ack", "receipts:read"]})["api_key"]
         return key
 
     def receipts(self, tenant_id: str, **query: Any) -> list[dict[str, Any]]:
-        """Return all receipts of a tenant in the order of their arrival."""
+        """Return all receipts of a tenant in order of arrival."""
         found: list[dict[str, Any]] = []
         while True:
             page = self.call("GET", "/v1/receipts", tenant=tenant_id, limit=200, **query)

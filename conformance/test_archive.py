@@ -1,4 +1,4 @@
-"""The archive: what is settled and old moves, what anybody still needs stays, and all of it comes back as it was."""
+"""The archive: settled old receipts move there, needed ones stay, and all can be restored unchanged."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gate(make_gate: Callable[..., Gate], folder: Path) -> Gate:
-    """A gate with an archive."""
+    """Return a gate with an archive."""
     return make_gate(archive=ArchiveSettings(directory=str(folder)))
 
 
 async def stored(gate: Gate) -> list[Receipt]:
-    """Return the receipts that are in the database."""
+    """Return the receipts in the database."""
     rows: list[Receipt] = await gate.backend.page(gate.tenant_id, Rows(Receipt))
     return rows
 
 
 async def away(gate: Gate) -> list[Archived]:
-    """Return the pointers."""
+    """Return the pointers to archived receipts."""
     rows: list[Archived] = await gate.backend.page(gate.tenant_id, Rows(Archived))
     return rows
 
 
 async def sound(gate: Gate, folder: Path) -> None:
-    """See that nothing is wrong, with the seals and the segments neither."""
+    """Check that the database, its seals and its segments have no problems."""
     verdict = await verify(Only(gate))
     held = await verify_ledger(Only(gate), directory=str(folder))
     assert (verdict.problems, held.problems) == ([], [])
@@ -68,13 +68,13 @@ async def run(gate: Gate, **more: Any) -> tuple[int, int, bool]:
     return done.receipts, done.tasks_pruned, done.more
 
 
-# What moves.
+# Moving receipts.
 
 
 @pytest.mark.parametrize(("days", "moves"), [(29.9, False), (30.1, True)])
 async def test_a_chain_moves_when_its_youngest_receipt_is_old_enough(
         gate: Gate, folder: Path, days: float, moves: bool) -> None:
-    await gate.create()     # is owed, so it stays
+    await gate.create()     # open, so it stays
     offer = await gate.claim()
     assert offer is not None
     gate.skip(20 * DAY)
@@ -109,11 +109,11 @@ async def unlocated(gate: Gate) -> None:
 
 
 async def scheduled(gate: Gate) -> None:
-    """A schedule runs that was made by a task which has ended, and names another task's receipt."""
+    """Create a live schedule from an ended task; its receipt names another task's receipt."""
     done = await gate.finished()
     offer = await gate.leased("cron", type="schedule.create")
     await gate.emit_receipt(**under(offer, worker_id="cron"), receipt_type="schedule.created", schedule_id="nightly",
-                            parents=[done.obligation_receipt_id])     # said by an admin, who may answer all
+                            parents=[done.obligation_receipt_id])     # by an admin, who may answer every receipt
     await gate.as_worker("cron").complete(**under(offer), result={}, artifacts=[{"uri": "x"}])
 
 
@@ -154,6 +154,21 @@ async def test_what_parents_join_moves_together(gate: Gate, folder: Path) -> Non
     await sound(gate, folder)
 
 
+async def test_a_task_whose_end_is_archived_is_run_again_and_linked_to_it(gate: Gate, folder: Path) -> None:
+    offer = await gate.finished()
+    end = await gate.receipt(offer.task_id, "task.completed")
+    gate.skip(29 * DAY)
+    await gate.as_admin().run_archive()
+    gate.skip(2 * DAY)
+    await gate.as_admin().run_archive()
+    assert (await gate.task(offer.task_id)).status == "succeeded"       # only its receipts have moved
+
+    made = await gate.as_agent().rerun_task(task_id=offer.task_id)
+
+    assert (await gate.receipt(made.task_id, "task.assigned")).parents == [end.receipt_id]
+    await sound(gate, folder)
+
+
 async def test_what_cannot_move_keeps_nothing_else_from_it(gate: Gate, folder: Path) -> None:
     for story in (unlocated, leased, owed, acknowledged_lately):
         await gate.finished()
@@ -188,12 +203,12 @@ async def test_the_archive_is_no_bigger_for_running_again(gate: Gate, folder: Pa
     assert [path.suffix for path in there if path.is_file()] == [".gz"]
 
 
-# Who sees it then.
+# Reading the archive.
 
 
 @pytest.fixture
 async def moved(gate: Gate) -> dict[str, Any]:
-    """A gate from which one chain has moved; what it was."""
+    """Return the receipts of a chain that has moved to the archive."""
     offer = await gate.finished()
     await gate.as_agent().ack_receipt(receipt_id=offer.obligation_receipt_id)
     await gate.as_agent().bootstrap()
@@ -275,7 +290,7 @@ async def test_a_reader_goes_on_from_a_receipt_that_has_moved(gate: Gate, moved:
         await gate.stranger().as_admin().list_receipts(since_receipt_id=moved["duty"])
 
 
-# Back again.
+# Restoring.
 
 
 async def test_what_comes_back_is_byte_for_byte_what_went(gate: Gate, moved: dict[str, Any], folder: Path) -> None:
@@ -338,7 +353,7 @@ async def test_the_chain_of_a_task_that_has_gone_comes_back_without_it(gate: Gat
         await gate.as_admin().list_receipts(task_id=offer.task_id)
 
 
-# What can go wrong.
+# Failures.
 
 
 async def test_without_a_folder_there_is_no_archive(make_gate: Callable[..., Gate]) -> None:
@@ -364,16 +379,16 @@ async def test_a_damaged_segment_is_named_and_gives_nothing_back(
 
 async def test_pointers_are_not_believed_where_nobody_says_where_the_archive_is(
         gate: Gate, moved: dict[str, Any]) -> None:
-    """Whoever may write a pointer could have let the receipt go."""
+    """The writer of a pointer could also have deleted the receipt."""
     [problem] = (await verify_ledger(Only(gate))).problems
 
-    assert "name the archive's folder (archive.directory)" in problem
+    assert "set its folder (archive.directory)" in problem
 
 
 @pytest.mark.parametrize("segment", ["invented.jsonl", "../elsewhere.jsonl", "/etc/hostname", ""])
 async def test_a_pointer_to_what_is_not_in_the_archive_is_found(
         gate: Gate, moved: dict[str, Any], folder: Path, segment: str) -> None:
-    """The attack: a pointer is made up, and the receipt is let go; its digest fits the seals."""
+    """The attack: a forged pointer replaces a deleted receipt; its digest matches the seals."""
     forged = await forge(gate, segment=segment or None)
 
     held = await verify_ledger(Only(gate), directory=str(folder))
@@ -383,7 +398,7 @@ async def test_a_pointer_to_what_is_not_in_the_archive_is_found(
 
 
 async def forge(gate: Gate, segment: str | None) -> Archived:
-    """Write a pointer for a receipt of a new task, as the database's role may; None names a line that another has."""
+    """Write a pointer for a receipt of a new task, as the database role may; None reuses another pointer's line."""
     [true, *_] = await gate.backend.page(gate.tenant_id, Rows(Archived))
     task_id = await gate.create()
     [receipt] = await gate.receipts(task_id)
@@ -426,7 +441,7 @@ async def test_a_crash_behind_the_segment_loses_nothing_and_the_next_run_finishe
     ages = archive.Ages.of(gate.engine.settings, gate.now(), "f")
     [chain] = [one async for one in archive.old_chains(gate.engine, gate.tenant_id, ages)]
     rows = [one for _, one in sorted(chain.receipts.items())]
-    name = archive.write_segment(folder, gate.tenant_id, rows)      # and there the process dies
+    name = archive.write_segment(folder, gate.tenant_id, rows)      # the process dies here
 
     assert len(await stored(gate)) == 4
     await run(gate)

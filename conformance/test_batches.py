@@ -1,4 +1,4 @@
-"""Batches: many items in one call, many callers in one transaction, and the one that fails alone."""
+"""Batches: many items in one call, many callers in one transaction, and failures of single items."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_creator_of_a_batch_is_the_creator_of_its_items(gate: Gate) ->
 
 async def test_a_batch_that_takes_long_leaves_the_rest_to_the_next(
         gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that other tenants have their turn, however long one tenant's operations take."""
+    """Other tenants get their turn, however long one tenant's operations take."""
     decided: list[int] = []
 
     def counted(jobs: list[Job], works: list[Work], work: Work) -> None:
@@ -130,7 +130,7 @@ async def test_the_worker_of_a_batch_is_the_worker_of_its_items(gate: Gate) -> N
 
 
 async def together(gate: Gate, *asks: Any) -> list[Any]:
-    """Carry out operations in one tick of the loop, so that they share a batch."""
+    """Perform operations in one tick of the loop, so that they share a batch."""
     return list(await asyncio.gather(*asks, return_exceptions=True))
 
 
@@ -153,12 +153,12 @@ async def test_an_operation_that_raises_fails_alone(gate: Gate) -> None:
 
 
 class Once(Numbered):
-    """Ids that repeat the first one when told to."""
+    """Ids that repeat the first one on demand."""
 
     again = 0
 
     def new(self, now: float, mark: int = 0) -> str:
-        """Return the next id, or the first."""
+        """Return the next id, or the first one again."""
         self.again -= 1
         return f"00000000-0000-7000-8000-{1:012x}" if self.again == 0 else super().new(now)
 

@@ -1,4 +1,4 @@
-"""Receipts leave a gate and come into another as they are; what is wrong with one is said, and nothing written over."""
+"""Export and import of receipts: they stay unchanged, invalid ones are refused, nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def exported(gate: Gate, limit: int | None = None) -> list[Receipt]:
-    """Read all receipts of a tenant as they are stored."""
+    """Export all stored receipts of a tenant."""
     found: list[Receipt] = []
     while page := (await gate.as_admin().export_receipts(after=found[-1].receipt_id if found else None,
                                                          limit=limit)).receipts:
@@ -29,15 +29,15 @@ async def exported(gate: Gate, limit: int | None = None) -> list[Receipt]:
     return found
 
 
-async def taken(gate: Gate, receipts: list[Receipt]) -> Imported:
-    """Offer receipts to a tenant."""
+async def import_all(gate: Gate, receipts: list[Receipt]) -> Imported:
+    """Import receipts into a tenant."""
     answer: Imported = await gate.as_admin().import_receipts(receipts=[asdict(as_wire(one)) for one in receipts])
     return answer
 
 
 @pytest.fixture
 async def source(make_gate: Callable[..., Gate]) -> Gate:
-    """A gate in which a task was done, one is owed, and something was acknowledged."""
+    """Return a gate with a completed task, an open one, and an acknowledgement."""
     gate = make_gate()
     done = await gate.finished()
     await gate.as_agent().ack_receipt(receipt_id=done.obligation_receipt_id)
@@ -45,8 +45,8 @@ async def source(make_gate: Callable[..., Gate]) -> Gate:
     return gate
 
 
-def resaid(receipt: Receipt, **more: Any) -> Receipt:
-    """Return a receipt that says something else, with the hash of what it says."""
+def change(receipt: Receipt, **more: Any) -> Receipt:
+    """Return a changed receipt with a matching hash."""
     new = replace(receipt, **more)
     return replace(new, hash=receipt_hash(new.receipt_type, new.sender, new.to, new.task_id, new.lease_id,
                                           new.schedule_id, new.parents, new.body.encode()))
@@ -57,7 +57,7 @@ async def test_every_receipt_comes_along_as_it_is(source: Gate, limit: int | Non
     other = source.stranger()
     receipts = await exported(source, limit)
 
-    answer = await taken(other, receipts)
+    answer = await import_all(other, receipts)
 
     assert (answer.imported, answer.present, answer.refused) == (len(receipts), 0, [])
     assert await exported(other) == receipts
@@ -67,7 +67,7 @@ async def test_every_receipt_comes_along_as_it_is(source: Gate, limit: int | Non
 async def test_what_is_owed_there_is_owed_here(source: Gate) -> None:
     other = source.stranger()
 
-    await taken(other, await exported(source))
+    await import_all(other, await exported(source))
 
     assert [one.receipt_id for one in await other.owed()] == [one.receipt_id for one in await source.owed()]
     assert len(await other.owed()) == 1
@@ -77,9 +77,9 @@ async def test_an_obligation_closes_whether_its_end_comes_with_it_or_later(sourc
     other, receipts = source.stranger(), await exported(source)
     at = next(at for at, one in enumerate(receipts) if one.receipt_type == "task.completed")
 
-    await taken(other, receipts[:at])
+    await import_all(other, receipts[:at])
     before = [one.receipt_id for one in await other.owed()]
-    await taken(other, receipts[at:])
+    await import_all(other, receipts[at:])
 
     assert before == [receipts[0].receipt_id]
     assert [one.receipt_id for one in await other.owed()] == [one.receipt_id for one in await source.owed()]
@@ -87,20 +87,20 @@ async def test_an_obligation_closes_whether_its_end_comes_with_it_or_later(sourc
 
 async def test_again_is_no_error_and_writes_nothing(source: Gate) -> None:
     other, receipts = source.stranger(), await exported(source)
-    await taken(other, receipts)
+    await import_all(other, receipts)
 
     async with other.unchanged():
-        answer = await taken(other, receipts)
+        answer = await import_all(other, receipts)
 
     assert (answer.imported, answer.present, answer.refused) == (0, len(receipts), [])
 
 
 async def test_a_receipt_that_is_there_otherwise_is_told_and_not_written_over(source: Gate) -> None:
     other, receipts = source.stranger(), await exported(source)
-    await taken(other, receipts)
+    await import_all(other, receipts)
 
     async with other.unchanged():
-        answer = await taken(other, [resaid(receipts[0], body="{}"), replace(receipts[1], created_at=1.0)])
+        answer = await import_all(other, [change(receipts[0], body="{}"), replace(receipts[1], created_at=1.0)])
 
     assert [(one.receipt_id, one.reason) for one in answer.refused] == [
         (one.receipt_id, "differs") for one in receipts[:2]]
@@ -110,10 +110,10 @@ UNSOUND: dict[str, tuple[str, Callable[[Receipt], Receipt]]] = {
     "a changed body": ("wrong_hash", lambda one: replace(one, body="{}")),
     "a body that is no JSON": ("wrong_hash", lambda one: replace(one, body="{")),
     "a sender that nobody stated": ("wrong_hash", lambda one: replace(one, from_id="eve")),
-    "a parent twice": ("wrong_hash", lambda one: resaid(one, parents=(one.parents[0],) * 2)),
-    "a parent that is not here": ("parent_missing", lambda one: resaid(one, parents=("none",))),
-    "too many parents": ("parent_missing", lambda one: resaid(one, parents=tuple(f"{at}" for at in range(11)))),
-    "a body that is too large": ("too_large", lambda one: resaid(one, body=f'"{"x" * 70_000}"')),
+    "a parent twice": ("wrong_hash", lambda one: change(one, parents=(one.parents[0],) * 2)),
+    "a parent that is not here": ("parent_missing", lambda one: change(one, parents=("none",))),
+    "too many parents": ("parent_missing", lambda one: change(one, parents=tuple(f"{at}" for at in range(11)))),
+    "a body that is too large": ("too_large", lambda one: change(one, body=f'"{"x" * 70_000}"')),
     "an id from the future": ("too_young", lambda one: replace(one, receipt_id=f"ffffffff{one.receipt_id[8:]}")),
     "the same fact under another id": ("stated_already", lambda one: replace(
         one, receipt_id=f"{one.receipt_id[:-4]}0000")),
@@ -126,7 +126,7 @@ async def test_what_is_unsound_is_refused_and_the_others_are_not(source: Gate, w
     reason, spoil = UNSOUND[what]
     offered = [*receipts[:2], spoil(receipts[1])] if reason == "stated_already" else [receipts[0], spoil(receipts[1])]
 
-    answer = await taken(other, offered)
+    answer = await import_all(other, offered)
 
     assert [one.reason for one in answer.refused] == [reason]
     assert await exported(other) == offered[:-1]
@@ -136,11 +136,11 @@ async def test_a_task_of_this_gate_is_ended_by_its_own_steps_alone(source: Gate)
     completed = next(one for one in await exported(source) if one.receipt_type == "task.completed")
     leased = await source.claim() or await source.leased()
     duty = leased.obligation_receipt_id
-    forged = [resaid(completed, receipt_id=f"{completed.receipt_id[:-6]}00000{at}", receipt_key=f"forged {at}",
+    forged = [change(completed, receipt_id=f"{completed.receipt_id[:-6]}00000{at}", receipt_key=f"forged {at}",
                      task_id=task_id, parents=(duty,)) for at, task_id in enumerate((leased.task_id, "elsewhere"))]
 
     async with source.unchanged():
-        answer = await taken(source, forged)
+        answer = await import_all(source, forged)
 
     assert [one.reason for one in answer.refused] == ["contradicts_task"] * 2
     await source.as_worker().complete(**under(leased), result={}, artifacts=[{"uri": "x"}])
@@ -149,9 +149,9 @@ async def test_a_task_of_this_gate_is_ended_by_its_own_steps_alone(source: Gate)
 async def test_the_receipts_of_a_task_that_is_here_come_back_when_they_agree_with_it(source: Gate) -> None:
     receipts = await exported(source)
     task_id = receipts[0].task_id
-    again = resaid(receipts[0], receipt_id=f"{receipts[0].receipt_id[:-6]}000000", receipt_key="another")
+    again = change(receipts[0], receipt_id=f"{receipts[0].receipt_id[:-6]}000000", receipt_key="another")
 
-    answer = await taken(source, [again])
+    answer = await import_all(source, [again])
 
     assert [one.reason for one in answer.refused] == ["contradicts_task"]
     assert task_id in answer.refused[0].message
@@ -162,8 +162,8 @@ async def test_receipts_that_are_older_than_a_seal_get_one_of_their_own(source: 
     await other.finished()
     await other.as_admin().seal_receipts()
 
-    await taken(other, receipts[:4])
-    await taken(other, receipts[4:])
+    await import_all(other, receipts[:4])
+    await import_all(other, receipts[4:])
     found = await checked(other)
 
     assert (found.problems, found.unsealed) == ([], 0)
@@ -175,7 +175,7 @@ async def test_receipts_that_are_older_than_a_seal_get_one_of_their_own(source: 
 
 async def test_receipts_that_are_younger_than_all_seals_are_covered_by_the_next(source: Gate) -> None:
     other, receipts = source.stranger(), await exported(source)
-    await taken(other, receipts)
+    await import_all(other, receipts)
     await other.as_admin().seal_receipts()
 
     found = await checked(other)
@@ -195,4 +195,4 @@ async def test_an_id_that_is_no_uuid_is_no_request(source: Gate) -> None:
     [first, *_] = await exported(source)
 
     with refused("invalid_request"):
-        await taken(source.stranger(), [replace(first, receipt_id="first")])
+        await import_all(source.stranger(), [replace(first, receipt_id="first")])

@@ -1,4 +1,4 @@
-"""Claiming: which task comes next, to whom, and what an offer carries (spec 6.2, 7, 18.8)."""
+"""Claiming: the next task, its worker, and the contents of an offer (spec 6.2, 7, 18.8)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def claimed(gate: Gate, **ask: Any) -> list[str]:
-    """Return the ids of the tasks that a claim gets, in order."""
+    """Return the ids of the tasks of a claim, in order."""
     return [offer.task_id for offer in (await gate.as_worker().lease_next(**ask)).tasks]
 
 

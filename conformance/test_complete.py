@@ -1,4 +1,4 @@
-"""Completing: replay, locatability and its ways out (spec 6.2, H.3, PH.3)."""
+"""Completing: replay, locatability and its exceptions (spec 6.2, H.3, PH.3)."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_another_worker_cannot_repeat_a_completion(gate: Gate) -> None:
 
 
 async def late(gate: Gate, offer: Offer, way: str) -> str:
-    """Say where a result lies, afterwards, in one of its ways; return who said it."""
+    """Locate a result after the completion, in one of the ways; return the caller."""
     if way == "complete":
         await gate.as_worker().complete(**under(offer, result=1, artifacts=WHERE))
         return "worker w1"

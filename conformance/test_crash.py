@@ -1,4 +1,4 @@
-"""Crash tests: a real server under load is killed, again and again, and its clients compare notes with the database."""
+"""Crash tests: kill a real server under load again and again, and compare its clients' records with the database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RACERS, RACES_PER_ROUND = 64, 3
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on the backends that outlive a process."""
+    """Run on durable backends only."""
     if "database" in metafunc.fixturenames:
         lasting = [url for url in urls(metafunc.config) if is_lasting(url)]
         metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
@@ -33,18 +33,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of the database of this test."""
+    """Return the URL of the database of this test."""
     return database_of(request.param, request.config, tmp_path)
 
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """What the gate runs on."""
+    """Run on asyncio, as the gate does."""
     return "asyncio"
 
 
 async def wrong_with(database: str, load: Load) -> list[str]:
-    """What the history checker and verify have to say when all is over."""
+    """Return the problems that the history checker and verify find at the end."""
     backend = await open_backend(database)
     try:
         own = OneTenant(backend, load.server.tenant)
@@ -116,7 +116,7 @@ async def test_sigterm_under_load_answers_the_waiting_keeps_the_acknowledged_and
             load.stopping = True
             status = await server.stop(signal.SIGTERM)
             answers = await asyncio.gather(*polls)
-            await server.start()    # for those who insist on an answer
+            await server.start()    # for clients that retry until they get an answer
 
         assert status == 0
         assert [answer.reply for answer in answers] == [{"tasks": []}] * len(idle)

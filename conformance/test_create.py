@@ -1,4 +1,4 @@
-"""Creating tasks: what a record keeps, defaults, idempotency (spec 6.1, 19.3)."""
+"""Creating tasks: stored members, defaults, idempotency (spec 6.1, 19.3)."""
 
 from __future__ import annotations
 

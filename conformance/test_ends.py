@@ -1,4 +1,4 @@
-"""What the ends of a task are told: to whom, with which proof, and what is still owed (PH.3, PH.5, H.2)."""
+"""The ends of a task: their receipts, proofs, and open obligations (PH.3, PH.5, H.2)."""
 
 from __future__ import annotations
 

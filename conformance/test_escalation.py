@@ -1,4 +1,4 @@
-"""Escalation: a lost worker and spent attempts are told to whom the settings name; nothing else changes."""
+"""Escalation: lost leases and spent attempts are reported to the configured targets; nothing else changes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MakeGate = Callable[..., Gate]
 
 
 def escalating(*targets: EscalationTarget, **more: Any) -> dict[str, Any]:
-    """Settings that escalate."""
+    """Return settings with escalation enabled."""
     return {"escalation": EscalationSettings(enabled=True, targets=targets or (FALLBACK, HUMAN), **more)}
 
 
 async def told(gate: Gate, to: EscalationTarget = FALLBACK) -> list[ReceiptRecord]:
-    """The escalations in somebody's inbox, as that principal reads it."""
+    """Return the escalations in a principal's inbox."""
     view = gate.as_caller(to.to_kind, to.to_id, "worker" if to.to_kind == "worker" else "agent")
     page = await view.list_receipts(receipt_type="task.escalated")
     found: list[ReceiptRecord] = page.receipts

@@ -1,4 +1,4 @@
-"""Losing a lease: the sweep, holds, adoption, and the anomalies of H.7 (spec 15, PH.4)."""
+"""Expired leases: the sweep, holds, adoption, and the anomalies of H.7 (spec 15, PH.4)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def lose_often(gate: Gate, times: int, **task: Any) -> str:
-    """Create a task and lose its lease so often, each time with another worker."""
+    """Create a task and lose its lease a number of times, each time with another worker."""
     task_id = await gate.create(**task)
     for number in range(times):
         offer = await gate.claim(f"w{number}")
@@ -27,7 +27,7 @@ async def lose_often(gate: Gate, times: int, **task: Any) -> str:
 
 
 async def kinds(gate: Gate, task_id: str | None = None) -> list[str]:
-    """Return the kinds of the anomalies told so far."""
+    """Return the kinds of all anomalies so far."""
     return [anomaly["kind"] for anomaly in await gate.anomalies(task_id)]
 
 
@@ -58,7 +58,7 @@ async def test_a_lost_task_is_offered_again_within_five_seconds(gate: Gate) -> N
         task = await gate.task(offer.task_id)
         waits.append((task.next_eligible_at - task.updated_at).total_seconds() if task.next_eligible_at else 0)
     assert all(0 <= wait <= 5 for wait in waits)
-    assert len(set(waits)) > 5, "leases that run out together must not all come back together"
+    assert len(set(waits)) > 5, "leases that expire together must not all be requeued together"
     gate.skip(5)
     assert len((await gate.as_worker().lease_next(max_tasks=100)).tasks) == 20
 
@@ -109,7 +109,7 @@ async def test_leases_that_live_when_upkeep_begins_are_taken_back_in_time(make_g
 
 
 async def begin(gate: Gate, silent_since: float) -> None:
-    """Let upkeep begin, as after a time in which no gate served."""
+    """Start upkeep, as after a time in which no gate served."""
     await Upkeep(gate.engine).begin(silent_since)
 
 
@@ -134,7 +134,7 @@ async def test_a_lease_is_prolonged_once_by_what_was_left_and_a_grace_period(gat
     fell_silent = gate.now()
     gate.skip(8)
 
-    for _ in range(3):      # a gate that is killed over this begins again
+    for _ in range(3):      # a gate that is killed meanwhile starts again
         await begin(gate, fell_silent)
 
     until = (await gate.task(task_id)).lease_expires_at
@@ -171,7 +171,7 @@ async def test_any_number_of_leases_gets_its_time_back(make_gate: Callable[..., 
     monkeypatch.setattr(Upkeep, "PAGE", 20)
     gate = make_gate()
     await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 130)
-    for _ in range(2):      # all of a claim run out at one moment
+    for _ in range(2):      # all leases of a claim expire at the same moment
         await gate.as_worker().lease_next(max_tasks=65, lease_ttl_seconds=3)
     fell_silent = gate.now()
     gate.skip(8)
@@ -342,7 +342,7 @@ async def test_each_lease_that_is_renewed_too_often_is_told(gate: Gate) -> None:
 async def test_a_queued_task_with_no_attempts_left_is_an_anomaly_told_once(gate: Gate) -> None:
     task_id = await gate.create(max_attempts=2)
 
-    def spoil(work: Work) -> None:      # no operation leads there
+    def spoil(work: Work) -> None:      # no operation produces this state
         work.change_task(work.require_task(task_id), attempt=2)
     await gate.backend.transact(gate.tenant_id, Needs(tasks={task_id}), spoil)
     for _ in range(3):

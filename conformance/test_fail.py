@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def failed(gate: Gate, offer: Offer, **more: Any) -> float:
-    """Fail an attempt that may be retried; return how many seconds the task waits."""
+    """Fail a retryable attempt; return the seconds until the retry."""
     answer = await gate.as_worker().fail(**under(offer, error={"why": "x"}, retryable=True, **more))
     task = await gate.task(offer.task_id)
     assert (answer.status, answer.requeued, task.status) == ("queued", True, "queued")

@@ -1,4 +1,4 @@
-"""Nobody discharges what is owed to somebody else: what an offered receipt may do (PH.1, PH.2, H.2)."""
+"""Emitted receipts cannot discharge the obligations of others (PH.1, PH.2, H.2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def scheduled(gate: Gate, worker: str, schedule_id: str, by: str = "ada") -> str:
-    """Let a scheduler make a schedule for an agent; return its schedule.created."""
+    """Let a scheduler create a schedule for an agent; return its schedule.created."""
     offer = await gate.leased(worker, type="schedule.create", by=by)
     made = await gate.as_worker(worker).emit_receipt(**under(offer), receipt_type="schedule.created",
                                                      schedule_id=schedule_id)

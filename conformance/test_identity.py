@@ -1,4 +1,4 @@
-"""What a backend keeps of identity: accounts, issued keys, and the audit log (spec 21.2.2, 21.7.4)."""
+"""Identity in a backend: accounts, issued keys, and the audit log (spec 21.2.2, 21.7.4)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACCOUNT = Account("a name", 1.5, "paid", 2.5, 3.5, "why", 10, 5, 4.5, "what it d
 
 
 async def keep(gate: Gate, *rows: Any) -> None:
-    """Store records as they are."""
+    """Store records unchanged."""
     def decide(work: Work) -> None:
         for row in rows:
             work.keep_record(row)
@@ -35,7 +35,7 @@ async def keep(gate: Gate, *rows: Any) -> None:
 
 
 async def lines_of(gate: Gate) -> list[Audit]:
-    """Read the whole log."""
+    """Read the whole audit log."""
     found: list[Audit] = []
     while page := await gate.backend.page(gate.tenant_id, Rows(Audit, export_key(found[-1]) if found else "")):
         found += page
@@ -43,7 +43,7 @@ async def lines_of(gate: Gate) -> list[Audit]:
 
 
 def unique(key: Key) -> Key:
-    """Return a key whose id no other test has: a key's id is one for all tenants."""
+    """Return a key with a unique id, because ids of keys are unique across tenants."""
     return replace(key, key_id=uuid.uuid4().hex[:12])
 
 
@@ -118,7 +118,7 @@ async def test_a_log_is_one_chain_however_many_write_at_once(gate: Gate) -> None
 
 
 async def write_lines(gate: Gate, ages: Iterable[float]) -> None:
-    """Write lines that are so many days old."""
+    """Write lines of these ages in days."""
     def decide(work: Work) -> None:
         for number, age in enumerate(ages):
             add_line(work, f"event {number}", "info", b"{}", work.now - age * 86_400)
@@ -128,7 +128,7 @@ async def write_lines(gate: Gate, ages: Iterable[float]) -> None:
 
 
 async def problems(gate: Gate) -> list[str]:
-    """Return what is wrong with the log."""
+    """Return the problems of the log."""
     return [problem for problem in (await verify(gate.backend)).problems if gate.tenant_id in problem]
 
 
@@ -159,7 +159,7 @@ async def test_a_log_goes_on_behind_its_last_line_when_all_of_it_has_gone(gate: 
 
 
 async def test_a_log_whose_beginning_was_cut_off_is_found(gate: Gate) -> None:
-    """A line that names another beginning is none."""
+    """A line that claims another beginning is not accepted as the beginning."""
     await write_lines(gate, [200, 199, 1])
 
     def decide(work: Work) -> None:

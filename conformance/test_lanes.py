@@ -1,4 +1,4 @@
-"""Lanes are forgotten when nothing waits in them, and found again when something does; inventing them is bounded."""
+"""Lanes are dropped when they are empty and recreated when needed; their number is limited."""
 
 from __future__ import annotations
 

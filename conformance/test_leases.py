@@ -1,4 +1,4 @@
-"""Holding a lease: fences, renewal, release, and what a worker without one is told (spec 4.2, H.4)."""
+"""Leases: fences, renewal, release, and refusals without a live lease (spec 4.2, H.4)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERBS = ["renew_lease", "start_task", "report_progress", "complete", "fail", "re
 
 
 async def expect(gate: Gate, verb: str, offer: Offer, reason: str, worker: str = "w1", **more: Any) -> None:
-    """Expect that a verb under this lease is refused for this reason and changes nothing."""
+    """Expect that a verb with this lease is refused for this reason and changes nothing."""
     async with gate.unchanged():
         with refused("lease_invalid_or_expired", reason=reason):
             await getattr(gate.as_worker(worker), verb)(**NEEDED.get(verb, {}), **under(offer, **more))
@@ -205,7 +205,7 @@ async def test_a_renewal_without_a_wish_gives_as_much_as_the_lease_was_granted_f
     offer = await gate.claim(lease_ttl_seconds=claimed)
     assert offer is not None
 
-    for _ in range(2):      # also when it was renewed before
+    for _ in range(2):      # also after an earlier renewal
         gate.skip(offer.renew_every_seconds)
         renewed = await gate.as_worker().renew_lease(**under(offer))
         assert length - 1 < renewed.expires_at.timestamp() - gate.now() <= length

@@ -1,4 +1,4 @@
-"""Limits: what is too large or makes no sense is refused before anything is written."""
+"""Limits: requests that are too large or invalid are refused before anything is written."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ async def test_a_cursor_is_accepted_as_since_receipt_id(gate: Gate) -> None:
     assert first.receipts + rest.receipts == await gate.receipts()
 
 
-FOLLOWED = [        # list, its rows, and what names the place to go on from
+FOLLOWED = [        # list, its rows, and the member to use as a cursor
     ("list_tasks", "tasks", "cursor"), ("list_receipts", "receipts", "cursor"),
     ("list_receipts", "receipts", "since_receipt_id"), ("get_task_history", "events", "cursor"),
     ("list_open_obligations", "open_obligations", "since_receipt_id"),
@@ -157,7 +157,7 @@ FOLLOWED = [        # list, its rows, and what names the place to go on from
 
 
 def at(page: Any, path: str) -> Any:
-    """Follow a dotted name."""
+    """Return the value at a dotted path."""
     for name in path.split("."):
         page = getattr(page, name)
     return page
@@ -172,7 +172,7 @@ def name_of(row: Any) -> str:
 @pytest.mark.parametrize(("operation", "rows", "name"), FOLLOWED)
 async def test_a_reader_that_loops_on_the_cursor_reads_nothing_twice(
         gate: Gate, operation: str, rows: str, name: str, limit: int) -> None:
-    """Spec 17, PH.6.2: the cursor is the last place seen, or the given one; only next_cursor is null at the end."""
+    """Spec 17, PH.6.2: the cursor is the last position, or the given cursor; only next_cursor is null at the end."""
     ask: dict[str, Any] = {"limit": limit}
     for n in range(3):
         task_id = await gate.create(by="root")
@@ -221,7 +221,7 @@ async def test_the_cursor_of_an_empty_list_is_null_until_something_was_seen(gate
 
 
 async def cursor_of(gate: Gate, operation: str) -> tuple[str, dict[str, Any]]:
-    """Return a cursor of a list, and the query that it is for."""
+    """Return a cursor of a list, and its query."""
     for _ in range(2):
         offer = await gate.finished()
     ask = {"limit": 1, **({"task_id": offer.task_id} if operation == "get_task_history" else {})}
@@ -314,7 +314,7 @@ async def test_a_reader_sees_every_receipt_exactly_once_while_writers_commit(gat
 
 
 def stored_rows() -> list[Any]:
-    """More rows than two pages hold of each table whose order takes more than one field, in awkward ids."""
+    """Return more than two pages of rows, with difficult ids, for each table that is ordered by several fields."""
     ids = ["", "\x01", " ", "~", "é", "\ue000", "\U0001f600"]
     names = [f"n{number}{id}" for number in range(150) for id in ids]
     owners = [Principal(kind, name) for kind in ("agent", "worker") for name in names]

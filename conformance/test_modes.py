@@ -1,6 +1,6 @@
-"""The stories of the suite with a ledger beside the gate: agents and workers must not notice (spec 20.8).
+"""Tests of the suite with a ledger: agents and workers must not notice a difference (spec 20.8).
 
-A part of them, so that the suite stays quick; `--receipts eventual` or `strict` runs all of it that way.
+These are a selection, so that the suite stays fast; `--receipts eventual` or `strict` runs the whole suite this way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is meant: half a name is nobody's, and a filter is applied or refused (3, 18.2, 18.5, 19.6)."""
+"""Naming the caller: incomplete names are refused, and filters are applied or refused (3, 18.2, 18.5, 19.6)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HALVES: list[dict[str, Any]] = [
 
 
 def shared(gate: Gate) -> Gate:
-    """Return the gate as the shared token sees it: who acts, the request says."""
+    """Return the gate for the shared token, with which requests name the caller."""
     whole = Gate(gate.engine, gate.tenant_id)
     whole.caller = type(whole.caller)(gate.tenant_id, Principal("system", "asyncgate"), "admin", whole.caller.scopes,
                                       bound=False)
@@ -29,7 +29,7 @@ def shared(gate: Gate) -> Gate:
 @pytest.mark.parametrize("named", [{}, {"principal_kind": "agent"}, {"principal_instance_id": "i"},
                                    {"worker_kind": "worker"}, {"worker_instance_id": "i"}])
 async def test_a_read_about_somebody_needs_a_name(gate: Gate, operation: str, named: dict[str, str]) -> None:
-    """12, PH.6.2: an agent with a typo must not learn that nothing is owed to it."""
+    """12, PH.6.2: an agent with a typo in its name must not get an empty list of obligations."""
     with refused("invalid_request"):
         await getattr(shared(gate), operation)(**named)
 
@@ -45,7 +45,7 @@ async def test_a_read_about_a_named_somebody_is_answered(gate: Gate) -> None:
 
 @pytest.mark.parametrize("who", HALVES)
 async def test_a_create_with_half_an_identity_is_refused(gate: Gate, who: dict[str, Any]) -> None:
-    half = "worker_kind" not in who      # which a create does not take
+    half = "worker_kind" not in who      # members that a create does not accept
     if half:
         for view in (shared(gate), gate.as_agent(), gate.as_admin()):
             with refused("invalid_request"):
@@ -72,7 +72,7 @@ async def test_a_create_that_names_nobody_belongs_to_the_fallback_owner(gate: Ga
 
 
 async def test_an_instance_completes_what_the_credential_says(gate: Gate) -> None:
-    """18.2: a key says who, the request from which session."""
+    """18.2: the key names the principal, the request its session."""
     await gate.create()
     w1 = gate.as_worker("w1")
 
@@ -86,7 +86,7 @@ async def test_an_instance_completes_what_the_credential_says(gate: Gate) -> Non
 
 @pytest.mark.parametrize("kind", ["agent", "human", "service", "worker"])
 async def test_created_by_alone_finds_whatever_kind_made_the_task(gate: Gate, kind: str) -> None:
-    """18.5: the query has no kind."""
+    """18.5: the query does not name a kind."""
     made = [await shared(gate).create_task(type="demo", payload=None, principal_kind=kind,
                                            principal_id="eve") for _ in range(3)]
     await gate.create(by="ada")
@@ -151,7 +151,7 @@ async def test_every_type_of_receipt_can_be_asked_for(gate: Gate) -> None:
 
 
 async def test_bootstrap_without_a_cursor_shows_the_most_recent_ones(gate: Gate) -> None:
-    """13: since a cursor, or the most recent N; oldest first, and the cursor goes on behind them."""
+    """13: receipts since a cursor, or the most recent N, oldest first; the cursor continues after them."""
     tasks = [await gate.create() for _ in range(5)]
     ada = gate.as_agent("ada")
 

@@ -1,4 +1,4 @@
-"""Obligations: owed to the owner, ended by evidence (PH.1, PH.6)."""
+"""Obligations: owed to the owner, discharged by evidence (PH.1, PH.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What upkeep must look at: a database finds what the law calls overdue, and nothing else (H.7)."""
+"""Overdue rows: a database finds exactly those that the law calls overdue (H.7)."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Lease, Schedule, Task
 pytestmark = pytest.mark.anyio
 GRACE = 5.0
 NEVER: list[float | None] = [None]
-AROUND: list[float] = [-1.0, 0.0, 1.0]      # seconds from the moment at which something begins to be overdue
+AROUND: list[float] = [-1.0, 0.0, 1.0]      # seconds relative to the moment when a row becomes overdue
 
 
 class Case(NamedTuple):
-    """A task as it may be stored."""
+    """A possible stored task."""
 
     status: str
     attempt: int
     deadline: float | None
-    ends: float | None          # of its lease, which is live while the task is under way
+    ends: float | None          # of its lease, which is live while the task is leased or running
 
 
 def cases() -> Iterator[Case]:
-    """Yield tasks in every state, around every moment that counts."""
+    """Yield tasks in every state, around every relevant moment."""
     for status in (*sorted(TERMINAL | ACTIVE), "queued"):
         leases = [end - GRACE for end in AROUND] if status in ACTIVE else [None, -100.0]
         yield from (Case(status, *rest) for rest in product((0, 2, 3, 4), [*NEVER, *AROUND], leases))
 
 
 async def template(gate: Gate) -> Task:
-    """Return a task with three attempts, whose rows are changed below."""
+    """Return a task with three attempts, as a template for the cases."""
     found = await gate.backend.task(gate.tenant_id, await gate.create(max_attempts=3))
     assert found is not None
     return found[0]
 
 
 def lease_of(task: Task, case: Case, lease_id: str, now: float) -> Lease | None:
-    """Return the lease that a task has in a case."""
+    """Return the lease of a task in a case."""
     if case.ends is None:
         return None
     return Lease(task.task_id, lease_id, "worker", "w1", None, 1, now - 200.0, now + case.ends, 0, "r-1", None,
@@ -52,7 +52,7 @@ def lease_of(task: Task, case: Case, lease_id: str, now: float) -> Lease | None:
 
 
 async def found_by(gate: Gate, now: float) -> tuple[list[str], list[str]]:
-    """Return which tasks and schedules of a tenant the database finds overdue."""
+    """Return the tasks and schedules of a tenant that the database finds overdue."""
     rows = await gate.backend.overdue(now, GRACE, 10_000)
     mine = [(tasks, schedules) for tenant_id, tasks, schedules in rows if tenant_id == gate.tenant_id]
     assert len(mine) <= 1

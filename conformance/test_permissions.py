@@ -1,4 +1,4 @@
-"""Who may do what: roles, scopes, ownership, and in whose name (spec 21.5.2)."""
+"""Permissions: roles, scopes, ownership, and calls on behalf of others (spec 21.5.2)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 
-# The roles and the scopes of each operation, as spec 21.5.2 has them where it has the row; one scope is enough.
+# The roles and scopes of each operation, from spec 21.5.2 if it has a row; one of the scopes is enough.
 MATRIX: dict[str, tuple[str, str]] = {
     "create_task": ("agent admin", "tasks:write"), "create_tasks": ("agent admin", "tasks:write"),
     "run_task": ("agent admin", "tasks:write"), "cancel_task": ("agent admin", "tasks:write"),
-    "release_hold": ("agent admin", "tasks:write"), "list_tasks": ("agent admin", "tasks:read"),
+    "release_hold": ("agent admin", "tasks:write"), "rerun_task": ("agent admin", "tasks:write"),
+    "list_tasks": ("agent admin", "tasks:read"),
     "get_task": ("agent worker admin", "tasks:read tasks:lease"),
     "get_task_history": ("agent worker admin", "tasks:read tasks:lease"),
     "attach_artifacts": ("agent worker admin", "tasks:write tasks:lease"),
@@ -41,34 +42,37 @@ MATRIX: dict[str, tuple[str, str]] = {
     "list_audit": ("admin", "admin:read"), "rotate_credentials": ("admin", "admin:write"),
     "seal_receipts": ("admin", "admin:write"), "list_seals": ("admin", "admin:read"),
     "export_receipts": ("admin", "admin:read"), "import_receipts": ("admin", "admin:write"),
+    "drain_gate": ("admin", "admin:write"), "resume_gate": ("admin", "admin:write"),
+    "examine_gate": ("admin", "admin:read"),
     "run_archive": ("admin", "admin:write"), "restore_archive": ("admin", "admin:write"),
+    "list_schedules": ("agent admin", "tasks:read"), "list_obligations": ("admin", "admin:read"),
     "list_archived_receipts": ("agent worker admin", "receipts:read"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "issue_key": {"scopes": frozenset()},
     "list_archived_receipts": {"task_id": "none"}}
-# Whoever has one of its scopes and its role may ask it.
+# Callers with the role and one of the scopes may call it.
 GUARDED = {name: op for name, op in OPERATIONS.items() if op.scope}
-# spec 21.5.2: what the role `system` may and may not.
+# spec 21.5.2: what the role `system` may and may not call.
 SYSTEM = {"create_task": True, "get_task": True, "list_tasks": True, "cancel_task": True, "list_receipts": True,
           "lease_next": False, "renew_lease": False, "complete": False, "fail": False}
 
 
 @pytest.fixture
 def operator(gate: Gate) -> Gate:
-    """The gate of the default tenant, whose admins look after all tenants."""
+    """Return the gate of the default tenant, whose admins manage all tenants."""
     return gate.beside(default_tenant_id=gate.tenant_id)
 
 
 def filled(operation: str) -> dict[str, Any]:
-    """Fill in what an operation takes."""
+    """Fill in the fields of an operation."""
     tenant = {"tenant": OTHER} if "tenant" in OPERATIONS[operation].takes.__struct_fields__ else {}
     return {**least(operation), **tenant, **MORE.get(operation, {})}
 
 
 async def admitted(view: View, operation: str, **more: Any) -> bool:
-    """Whether an operation gets past role and scope; what it says then does not matter."""
+    """Whether a caller passes the checks of role and scope; later refusals do not count."""
     try:
         await getattr(view, operation)(**filled(operation) | more)
     except GateError as no:
@@ -120,7 +124,7 @@ async def test_who_may_only_read_as_an_admin_changes_nothing(operator: Gate, ope
 
 
 async def test_a_credential_learns_who_it_stands_for_and_what_it_may_do(gate: Gate) -> None:
-    """21.5.2: the table of roles and scopes, told to whoever it is about."""
+    """21.5.2: callers can read their own roles and scopes."""
     w1 = await gate.as_worker("w1", "here").whoami()
     limited = await gate.as_caller("human", "eve", "admin", scopes=frozenset({"tasks:read"})).whoami()
     anybody = await gate.whoami()
@@ -284,7 +288,7 @@ async def test_an_admin_may_act_for_another(gate: Gate) -> None:
 
 
 def scoped(gate: Gate, *scopes: str) -> View:
-    """Return an admin with these scopes only."""
+    """Return the gate for an admin with only these scopes."""
     return gate.as_caller("human", "root", "admin", scopes=frozenset(scopes))
 
 
@@ -297,9 +301,9 @@ READING = {"get_task": "task_id", "get_task_history": "task_id", "list_receipts"
     (["tasks:read", "receipts:read", "admin:read"], True)])
 async def test_an_admin_reads_what_belongs_to_others_by_an_admin_scope_only(
         gate: Gate, scopes: list[str], reads: bool) -> None:
-    """Spec 21.5.2 gives an admin any task, spec 21.8.3 gives tasks:read one's own and admin:read all: both are needed.
+    """By spec 21.5.2 an admin may read any task; by 21.8.3 tasks:read covers own tasks, admin:read all: both apply.
 
-    So a key that an operator cuts down to tasks:read does not read the tenant because its role is admin.
+    So a key limited to tasks:read cannot read the whole tenant, even if its role is admin.
     """
     root, offer = scoped(gate, *scopes), await gate.leased("w1")
     named = {"task_id": offer.task_id, "receipt_id": offer.obligation_receipt_id}
@@ -318,7 +322,7 @@ async def test_an_admin_reads_what_belongs_to_others_by_an_admin_scope_only(
 @pytest.mark.parametrize("scopes", [["tasks:write", "tasks:lease", "receipts:ack"],
                                     ["tasks:write", "tasks:lease", "receipts:ack", "admin:read"]])
 async def test_an_admin_changes_what_belongs_to_others_by_admin_write_only(gate: Gate, scopes: list[str]) -> None:
-    """Spec 21.8.3: admin:write modifies all tenant data; without it an admin has what every agent and worker has."""
+    """Spec 21.8.3: admin:write modifies all tenant data; without it an admin has the rights of agents and workers."""
     root, offer = scoped(gate, *scopes), await gate.leased("w1")
     mine = (await root.create_task(type="demo", payload=None)).task_id
 

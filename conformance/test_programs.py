@@ -1,7 +1,7 @@
-"""Random programs on a real backend and on the oracle: every answer, every receipt and every state must be equal.
+"""Random programs on a real backend and on the oracle: all answers, receipts and states must be equal.
 
-All durations in a program are whole half minutes (the first retry waits 30 seconds), and so are the steps of its clock:
-the moments that it takes itself decide nothing, and times are compared by the half minute.
+All durations in a program, and the steps of its clock, are multiples of half a minute (the first retry waits 30
+seconds).  So the running time of a program decides nothing, and times are compared by the half minute.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WORKERS: list[Who] = [(0, "worker", "w1", None), (0, "worker", "w2", "here"), (0
                       (1, "worker", "w1", None)]
 ADMINS: list[Who] = [(0, "human", "root", None)]
 TYPES, SKILLS = ["demo", "test"], ["cpu", "gpu"]
-LARGE = "large"             # stands for what is longer than a receipt takes along, so that reports stay short
+LARGE = "large"             # stands for a value too long for a receipt, so that reports stay short
 JSON: list[Any] = [None, {"n": 1, "a": [1.5, "ü"]}, {"summary": "done"}, [], LARGE]
 PAYLOADS: list[Any] = [*JSON, {"escalation_class": 2}, {"escalation_class": 3}, {"escalation_class": True}]
 ARTIFACTS: list[Any] = [None, None, [], {}, {"pointers": []}, [{"uri": "file:///out"}], {"uri": "s3://one"},
@@ -53,7 +53,7 @@ PROOFS = [None, None, None, {}, {"mode": "push", "status": "succeeded"}]
 ORDINARY: dict[str, Any] = {"type": "demo", "payload": None, "lease_minutes": None, "deadline_minutes": None}
 VERBS = ["renew_lease", "start_task", "report_progress", "release_lease", "complete", "fail"]
 ENDINGS = ["release_lease", "complete", "fail"]
-PAST = 5        # a pick that means a lease of the past
+PAST = 5        # a pick that selects an ended lease
 NOBODY = "00000000-0000-4000-8000-000000000000"
 NO_OFFER = {"task_id": NOBODY, "lease_id": NOBODY, "fence": 1}
 
@@ -65,17 +65,17 @@ skills = st.sets(st.sampled_from(SKILLS)).map(sorted)
 
 
 def maybe(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
-    """Something, or nothing said."""
+    """Return a value or None."""
     return st.none() | strategy
 
 
 def rarely(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
-    """Something, but mostly nothing: what narrows too often leaves nothing to do."""
+    """Return a value rarely: frequent restrictions would leave no work."""
     return st.none() | st.none() | st.none() | strategy
 
 
 def minutes(*choice: int) -> st.SearchStrategy[int]:
-    """So many minutes, in seconds."""
+    """Return minutes in seconds."""
     return st.sampled_from([minute * MINUTE for minute in choice])
 
 
@@ -96,38 +96,38 @@ claims = st.fixed_dictionaries({
 turned = st.builds(Rules, strict=st.booleans(), progress_receipts=st.booleans(), refuse_mismatch=st.booleans(),
                    max_lease_renewals=st.sampled_from([0, 0, 2]),
                    max_lease_lifetime=st.sampled_from([0, 0, 10 * MINUTE]), escalation=st.booleans())
-# How a request under a lease may be wrong; mostly nothing is.
+# The possible errors of a request with a lease; most requests have none.
 lies = st.sampled_from(["none"] * 12 + ["worker", "lease", "instance", "older fence", "newer fence", "task"])
 
 
 class Programs(RuleBasedStateMachine):
-    """What a program may do; where it runs is for others to say."""
+    """The steps of a program; subclasses decide where it runs."""
 
-    epoch, clock = 0, 0     # when the program began, in Unix seconds, and how far it has got
+    epoch, clock = 0, 0     # the start of the program in Unix seconds, and the time since
 
     def perform(self, who: Who, name: str, **fields: Any) -> Any:
-        """Carry out one operation everywhere and compare; return the reply, None when it was refused."""
+        """Perform one operation on all sides and compare; return the reply, or None if it was refused."""
         raise NotImplementedError
 
     def pass_time(self, seconds: int) -> None:
-        """Put every clock forward."""
+        """Move every clock forward."""
         raise NotImplementedError
 
     def sweep(self) -> None:
-        """Let every gate look after its leases."""
+        """Let every gate sweep."""
         raise NotImplementedError
 
     def begin(self, rules: Rules) -> None:
-        """Set everything up."""
+        """Set up all sides."""
         raise NotImplementedError
 
     @initialize(rules=turned)
     def start(self, rules: Rules) -> None:
         self.tasks, self.receipts = [NOBODY], [(NOBODY, AGENTS[0])]
         self.owners: dict[str, Who] = {}
-        self.live: list[tuple[Who, dict[str, Any]]] = []    # leases that may still be held
+        self.live: list[tuple[Who, dict[str, Any]]] = []    # leases that may be live
         self.past: list[tuple[Who, dict[str, Any]]] = []
-        self.done: list[str] = [NOBODY]                     # tasks that were completed
+        self.done: list[str] = [NOBODY]                     # completed tasks
         self.fields = ORDINARY
         self.begin(rules)
 
@@ -147,7 +147,7 @@ class Programs(RuleBasedStateMachine):
         self.create(who, {**fields, "idempotency_key": "k1", "priority": (fields["priority"] or 0) + pick % 2})
 
     def timeouts(self, lease: int | None, deadline: int | None) -> dict[str, Any] | None:
-        """The timeouts of a task; a deadline counts from the beginning of the program."""
+        """Return the timeouts of a task; a deadline counts from the start of the program."""
         if lease is None and deadline is None:
             return None
         at = None if deadline is None else datetime.fromtimestamp(self.epoch + deadline * MINUTE, UTC)
@@ -163,6 +163,16 @@ class Programs(RuleBasedStateMachine):
         task_id = self.some_task(pick)
         self.perform(who or self.owner_of(task_id), "release_hold", task_id=task_id)
 
+    @rule(who=rarely(any_owner), pick=picks, key=st.sampled_from([None, None, "k1", "k2", "again"]),
+          payload=rarely(st.sampled_from(PAYLOADS)), done=st.booleans())
+    def rerun(self, who: Who | None, pick: int, key: str | None, payload: Any, done: bool) -> None:
+        task_id = self.done[-1 - pick % len(self.done)] if done else self.some_task(pick)
+        owner = self.owner_of(task_id)
+        given = {} if payload is None else {"payload": payload}
+        if made := self.perform(who or owner, "rerun_task", task_id=task_id, idempotency_key=key, **given):
+            self.tasks.append(made["task_id"])
+            self.owners.setdefault(made["task_id"], owner)
+
     @rule(who=rarely(anybody), pick=picks, done=st.booleans(), artifacts=st.sampled_from(ARTIFACTS),
           proof=st.sampled_from(PROOFS))
     def attach(self, who: Who | None, pick: int, done: bool, artifacts: Any, proof: Any) -> None:
@@ -171,7 +181,7 @@ class Programs(RuleBasedStateMachine):
                      delivery_proof=proof)
 
     def owner_of(self, task_id: str) -> Who:
-        """The principal that may do with a task what it likes."""
+        """Return the owner of a task."""
         return self.owners.get(task_id, AGENTS[0])
 
     @rule(who=anybody, pick=picks)
@@ -185,7 +195,7 @@ class Programs(RuleBasedStateMachine):
             self.perform(who or to, "ack_receipt", receipt_id=receipt_id)
 
     def wrote(self, tenant: int, rows: list[Any]) -> None:
-        """Remember receipts, with who may acknowledge them."""
+        """Remember receipts and the principals that may acknowledge them."""
         self.receipts += [(row.receipt_id, (tenant, "agent", row.to_id, None)) for row in rows]
 
     @rule(who=agents, pick=st.integers(0, 100))
@@ -233,7 +243,7 @@ class Programs(RuleBasedStateMachine):
         self.hold("fail", pick, lie, error=error, retryable=retryable, retry_after_seconds=after)
 
     def hold(self, verb: str, pick: int, lie: str, named: bool = True, **fields: Any) -> None:
-        """Ask something under a lease that was granted at some time, or nearly so."""
+        """Call a verb with a granted lease, or with a slightly wrong one."""
         held = self.some_lease(pick)
         (tenant, kind, id, instance), offer = held
         under = {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}
@@ -259,7 +269,7 @@ class Programs(RuleBasedStateMachine):
             self.done.append(offer["task_id"])
 
     def some_lease(self, pick: int) -> tuple[Who, dict[str, Any]]:
-        """A lease that should be alive, or sometimes one of the past."""
+        """Return a lease that should be live, or sometimes an ended one."""
         now = self.epoch + self.clock + TICK
         dead = [held for held in self.live if datetime.fromisoformat(held[1]["expires_at"]).timestamp() < now]
         self.past += dead
@@ -270,7 +280,7 @@ class Programs(RuleBasedStateMachine):
         return some[-1 - pick // 6 % len(some)] if some else (WORKERS[0], NO_OFFER)
 
     def take_up(self, who: Who, fields: dict[str, Any], lease_ttl_seconds: int | None) -> None:
-        """Create a task and lease what there is to lease, so that there is something to work on."""
+        """Create a task and lease one, so that there is work."""
         self.create(who, {**fields, "requirements": None, "delay_seconds": None})
         worker = [worker for worker in WORKERS if worker[0] == who[0]][len(self.tasks) % 3 if who[0] == 0 else 0]
         self.claim(worker, {"lease_ttl_seconds": lease_ttl_seconds, "max_tasks": 3, "claim_id": None}, again=False)
@@ -307,7 +317,7 @@ class Programs(RuleBasedStateMachine):
         else:
             self.perform(held[0], "complete", lease_id=held[1]["lease_id"], **where)
 
-    # The world.
+    # The clock.
 
     @rule(seconds=minutes(1, 1, 1, 5, 40), swept=st.booleans())
     def wait(self, seconds: int, swept: bool) -> None:
@@ -316,27 +326,27 @@ class Programs(RuleBasedStateMachine):
             self.sweep()
 
     def some_task(self, pick: int) -> str:
-        """A task made so far, rather a young one; sometimes one that never was."""
+        """Return an existing task, preferably a new one; sometimes an unknown one."""
         return self.tasks[-1 - pick // 2 % len(self.tasks)]
 
 
 def settings_of(rules: Rules) -> dict[str, Any]:
-    """The same rules as settings of a gate."""
+    """Return the rules as settings of a gate."""
     return {"locatability": "strict" if rules.strict else "lenient", "progress_receipts": rules.progress_receipts,
             "idempotency_mismatch": "refuse" if rules.refuse_mismatch else "return", "instance_id": "asyncgate-1",
             "max_lease_renewals": rules.max_lease_renewals, "max_lease_lifetime_seconds": rules.max_lease_lifetime,
             "escalation": EscalationSettings(enabled=rules.escalation, targets=tuple([
                 EscalationTarget(escalation_class=number, to_kind=to.kind, to_id=to.id)  # type: ignore[arg-type]
                 for number, to in ESCALATES_TO.items()])),
-            "expiry_jitter_seconds": 0.0}       # a random moment is nothing that an oracle can foretell
+            "expiry_jitter_seconds": 0.0}       # an oracle cannot predict random times
 
 
 class Side:
-    """One gate that a program runs on."""
+    """One gate that runs a program."""
 
     def __init__(self, run: Run, backend: OwnTenants, rules: Rules, tenants: list[str]) -> None:
         self.run, self.backend = run, backend
-        backend.backend.ids = Numbered()        # so that a program that failed fails again, and twins are equal
+        backend.backend.ids = Numbered()        # so that failures are reproducible, and twins are equal
         engine = engine_over(backend, settings_for_tests(**settings_of(rules)))
         backend.own.clear()
         self.gates = [Gate(engine, tenant) for tenant in tenants]
@@ -344,7 +354,7 @@ class Side:
         self.epoch = math.floor(self.gates[0].now())
 
     def perform(self, who: Who, name: str, fields: dict[str, Any]) -> tuple[Any, ...]:
-        """Carry out an operation; return the reply or the refusal as plain data."""
+        """Perform an operation; return the reply or the refusal as plain data."""
         tenant, kind, id, instance = who
         role = {"agent": "agent", "worker": "worker"}.get(kind, "admin")
         view = self.gates[tenant].as_caller(kind, id, role, instance=instance)
@@ -352,24 +362,24 @@ class Side:
             reply = plain(self.run(getattr(view, name)(**written_out(fields))))
         except GateError as no:
             return "no", no.code, no.more.get("reason")
-        reply.get("leases", []).sort(key=lambda held: held["lease_id"])     # those of one moment come in any order
+        reply.get("leases", []).sort(key=lambda held: held["lease_id"])     # rows of the same time have no fixed order
         return "yes", reply
 
     def news(self, tenant: int) -> list[Any]:
-        """The receipts written since the last look."""
+        """Return the receipts written since the last call."""
         of = ReceiptFilter(None, None, None, self.seen[tenant] or None, 1000)
         rows = self.run(self.backend.page(self.gates[tenant].tenant_id, of))
         self.seen[tenant] = rows[-1].receipt_id if rows else self.seen[tenant]
         return list(rows)
 
     def tick(self, moment: str | None) -> int | None:
-        """A time of an answer in the program's time, rounded down to its half minute."""
+        """Convert a time of an answer to the program's time, rounded down to half a minute."""
         if moment is None:
             return None
         return math.floor((datetime.fromisoformat(moment).timestamp() - self.epoch + 0.01) / TICK) * TICK
 
     def timed(self, value: Any, name: str = "") -> Any:
-        """An answer with its times in the program's time, without what differs by the moment it was made."""
+        """Convert the times of an answer to the program's time, and remove members that depend on the real time."""
         if isinstance(value, dict):
             return {name: self.timed(held, name) for name, held in value.items() if name not in MOMENTARY}
         if isinstance(value, list):
@@ -378,14 +388,14 @@ class Side:
 
 
 def plain(reply: Any) -> dict[str, Any]:
-    """A reply as a client reads it, with what it leaves out because it is the default."""
+    """Return a reply as a client decodes it, including omitted defaults."""
     held = msgspec.structs.asdict(reply)
     return {name: msgspec.json.decode(msgspec.json.encode(value)) for name, value in held.items()
             if value is not msgspec.UNSET}
 
 
 def like(said: Any, got: Any) -> Any:
-    """As much of an answer as the oracle has an opinion on."""
+    """Return the members of an answer that the oracle predicts."""
     if isinstance(said, dict) and isinstance(got, dict):
         return {name: like(value, got.get(name)) for name, value in said.items()}
     if isinstance(said, list) and isinstance(got, list) and len(said) == len(got):
@@ -394,7 +404,7 @@ def like(said: Any, got: Any) -> Any:
 
 
 class AgainstTheOracle(Programs):
-    """A gate beside the oracle."""
+    """A gate compared with the oracle."""
 
     def __init__(self, run: Run, backend: OwnTenants) -> None:
         super().__init__()
@@ -414,7 +424,7 @@ class AgainstTheOracle(Programs):
         return reply[1] if reply[0] == "yes" else None
 
     def expect(self, who: Who, name: str, ask: Any) -> list[Any]:
-        """Let the oracle do the same under the ids that the gate has given, and compare the receipts of both."""
+        """Let the oracle perform the same with the gate's ids, and compare the receipts."""
         tenant, kind, id, instance = who
         model, written = self.models[tenant], self.side.news(tenant)
         before = len(model.receipts)
@@ -434,7 +444,7 @@ class AgainstTheOracle(Programs):
         return said
 
     def equal(self, fact: Any, row: Any) -> None:
-        """Compare one receipt of the oracle with the gate's."""
+        """Compare one receipt of the oracle with the gate's receipt."""
         body = msgspec.json.decode(row.body)
         prose = {PROSE: body[PROSE]} if PROSE in body else {}
 
@@ -459,7 +469,7 @@ class AgainstTheOracle(Programs):
             self.expect((tenant, "asyncgate", "asyncgate-1", None), "sweep", None)
 
     def teardown(self) -> None:
-        """Compare what is left at the end: every task, and every open obligation in the index."""
+        """Compare the final states: every task, and every open obligation in the index."""
         for tenant, model in enumerate(getattr(self, "models", ())):
             for task_id in model.tasks:
                 self.perform((tenant, "human", "root", None), "get_task", task_id=task_id)
@@ -472,12 +482,12 @@ class AgainstTheOracle(Programs):
 
 
 def written_out(fields: dict[str, Any]) -> dict[str, Any]:
-    """A request with what it abbreviates."""
+    """Return a request with its abbreviations expanded."""
     return {name: "x" * 16_400 if value == LARGE else value for name, value in fields.items()}
 
 
 def ids_of(written: list[Any]) -> Callable[[str, str, str], str]:
-    """Hand the gate's ids to the oracle, as far as it writes the same."""
+    """Return a source of ids that gives the gate's ids to the oracle."""
     stock: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for row in written:
         stock["receipt", row.task_id, row.receipt_type].append(row.receipt_id)
@@ -493,7 +503,7 @@ def ids_of(written: list[Any]) -> Callable[[str, str, str], str]:
 
 
 class InOrder(OwnTenants):
-    """A backend that is swept in the order of ids: which task comes first is the database's own affair."""
+    """A backend that sweeps in order of ids, because databases may use any order."""
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         found = await super().overdue(now, grace, limit)
@@ -501,7 +511,7 @@ class InOrder(OwnTenants):
 
 
 class OnSides(Programs):
-    """The same program on several sides, whose clocks and sweeps go together."""
+    """The same program on several sides, with the same clock and sweeps."""
 
     run: Run
     sides: Sequence[Side]
@@ -516,7 +526,7 @@ class OnSides(Programs):
             self.run(side.gates[0].sweep())
 
     def teardown(self) -> None:
-        """Compare what is stored in the end, but for the times."""
+        """Compare the final data, except for times."""
         left = [[facts(self.run(gate.everything())) for gate in side.gates] for side in getattr(self, "sides", ())]
         for other in left[1:]:
             assert other == left[0]
@@ -543,7 +553,7 @@ class OnTwoBackends(OnSides):
 
 
 def facts(stored: dict[str, list[Any]]) -> list[Any]:
-    """Everything of a tenant that does not depend on when it was stored."""
+    """Return all data of a tenant that does not depend on the time."""
     return [*((row.receipt_id, row.receipt_key, row.hash, row.body, row.parents) for row in stored["Receipt"]),
             *((row.task_id, row.status, row.attempt, row.fence, row.expiries, row.held, row.owed, row.duty,
                row.outcome, row.artifacts, row.lost_to) for row in stored["Task"]),
@@ -555,20 +565,20 @@ def facts(stored: dict[str, list[Any]]) -> list[Any]:
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """A loop that lives as long as the test: a program is no coroutine."""
+    """Return a loop for the whole test, because a program is not a coroutine."""
     with asyncio.Runner() as runner:
         yield runner.run
 
 
 def run_programs(machine: Callable[[], Programs], settings: settings) -> None:
-    """Try programs; Hypothesis asks for a class, but all that it does is call it."""
+    """Run random programs; Hypothesis expects a class, but only calls it."""
     run_state_machine_as_test(machine, settings=settings)  # type: ignore[arg-type]
 
 
 def budget(rounds: int) -> settings:
-    """How much to try: the same programs in every run of a CI, others on each run at home."""
+    """Return the settings of Hypothesis: a CI always runs the same programs, other runs differ."""
     return settings(max_examples=EXAMPLES_PER_ROUND * rounds, stateful_step_count=STEPS, print_blob=True,
-                    derandomize="CI" in os.environ, database=None, deadline=None)   # a busy machine is no finding
+                    derandomize="CI" in os.environ, database=None, deadline=None)   # a slow machine is not a failure
 
 
 def test_random_programs_have_the_answers_states_and_receipts_of_the_oracle(

@@ -1,4 +1,4 @@
-"""Quotas: how much a tenant may have at once, exactly, however many ask at the same time (spec 21.6)."""
+"""Quotas: exact limits per tenant, also for concurrent calls (spec 21.6)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ FOREVER = 4e9
 
 
 def limited(**tier: Any) -> dict[str, Any]:
-    """Return settings under which every tenant has these limits and no others."""
+    """Return settings with only these limits for every tenant."""
     return {"security": SecuritySettings(rate_limiting=RateLimiting(enabled=True)),
             "rate_limits": RateLimits(free_tier=Tier(**tier))}
 
 
 async def used(gate: Gate) -> Usage:
-    """Return what the tenant has, as it is kept."""
+    """Return the stored usage of the tenant."""
     found = await gate.backend.record(gate.tenant_id, Usage)
     assert found is not None
     return found
 
 
 async def counted_anew(gate: Gate) -> Usage:
-    """Return what the tenant has, by looking."""
+    """Return the usage of the tenant, counted from its rows."""
     seen: list[Usage | None] = []
     await gate.backend.transact(gate.tenant_id, Needs(recount=True), lambda work: seen.append(work.find_record(Usage)))
     assert seen[-1] is not None
@@ -43,7 +43,7 @@ async def counted_anew(gate: Gate) -> Usage:
 
 
 async def keep(gate: Gate, row: Account | Usage) -> None:
-    """Store what is agreed with the tenant, or what it is said to have."""
+    """Store the account or the usage of the tenant."""
     def change(engine: Engine, work: Work, caller: Caller, ask: Any) -> None:
         work.keep_record(row)
     await gate.engine.write(change, None, Caller(gate.tenant_id, Principal("system", "test"), "system", frozenset()),
@@ -107,7 +107,7 @@ async def test_at_its_limit_of_leases_a_claim_comes_back_empty(make_gate: Callab
 
 
 async def test_a_claim_that_the_limit_leaves_without_tasks_says_so(make_gate: Callable[..., Gate]) -> None:
-    """21.6.2: no lease is granted beyond the limit, and nobody has to guess why nothing comes."""
+    """21.6.2: no lease is granted above the limit, and the answer says why it is empty."""
     gate = make_gate(**limited(concurrent_leases=1))
     for _ in range(2):
         await gate.create()
@@ -165,7 +165,7 @@ async def test_bootstrap_warns_when_the_room_for_receipts_comes_to_its_end(
     await keep(gate, Usage(active=1, receipt_bytes=used))
 
     assert bool((await gate.as_agent().bootstrap()).warnings) is warned
-    await gate.create()     # there is room still
+    await gate.create()     # below the limit
 
 
 async def test_a_task_has_its_place_among_the_ended_ones_from_the_start(make_gate: Callable[..., Gate]) -> None:
@@ -204,7 +204,7 @@ async def test_of_many_that_ask_at_once_as_many_get_in_as_may_ever_end(make_gate
 
 
 def talkative(**more: Any) -> dict[str, Any]:
-    """Return settings under which each progress report is a receipt, and a task may have five."""
+    """Return settings with a receipt per progress report, and at most five receipts per task."""
     return limited(receipts_per_task=5) | {"progress_receipts": True, "expiry_jitter_seconds": 0.0} | more
 
 
@@ -297,7 +297,7 @@ async def test_a_task_with_receipts_enough_is_held_when_its_lease_ends(
 
 
 async def lost_by(loss: str, gate: Gate, offer: Offer) -> None:
-    """Let a worker lose its lease."""
+    """Make a worker lose its lease."""
     if loss == "lose":
         await gate.lose(offer)
     elif loss == "fail":

@@ -1,4 +1,4 @@
-"""Races: whatever happens at once, one outcome stands (I2, I3, I7, I10; spec 4)."""
+"""Races: of concurrent calls exactly one takes effect (I2, I3, I7, I10; spec 4)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def race(*runners: Any) -> list[Any]:
-    """Let all run at once; return what each got, or the code of its refusal."""
+    """Run all calls concurrently; return each reply or the code of its refusal."""
     answers = await asyncio.gather(*runners, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException) and not isinstance(answer, GateError):
@@ -26,7 +26,7 @@ async def race(*runners: Any) -> list[Any]:
 
 @pytest.fixture(params=["one engine", "two engines"])
 def gates(request: pytest.FixtureRequest, make_gate: Callable[..., Gate]) -> tuple[Gate, Gate]:
-    """Return a tenant's gate twice: through one engine, or through two that share no batch."""
+    """Return a tenant's gate twice: through one engine, or through two that do not share batches."""
     gate = make_gate()
     return gate, gate.beside() if request.param == "two engines" else gate
 

@@ -1,4 +1,4 @@
-"""Receipts: which step writes which, between whom, and what their hash covers (spec 14, H.3, PH.5)."""
+"""Receipts: those of each step, their parties, and their hashes (spec 14, H.3, PH.5)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncgate.parts.model.wire import ReceiptRecord
 pytestmark = pytest.mark.anyio
 
 ADA, W1, GATE = "agent ada", "worker w1", "asyncgate"
-# Type, from, to, and the type of the parent, of every receipt of a life.
+# Type, sender, recipient and parent's type of every receipt in a life of a task.
 CLAIMED = [("task.assigned", ADA, ADA, None), ("task.accepted", W1, GATE, "task.assigned")]
 LIVES: dict[str, list[tuple[str, str, str, str | None]]] = {
     "created": CLAIMED[:1],
@@ -35,7 +35,7 @@ LIVES: dict[str, list[tuple[str, str, str, str | None]]] = {
     "expired": [*CLAIMED, ("lease.expired", GATE, ADA, "task.accepted")],
     "released": [*CLAIMED, ("lease.expired", GATE, ADA, "task.accepted")],
 }
-STATED = {      # spec 14.1-14.7: what a body says at least
+STATED = {      # spec 14.1-14.7: the required members of a body
     "task.assigned": {"type", "payload_sha256", "payload_bytes", "requirements", "schema_version"},
     "task.accepted": {"worker_capabilities", "attempt", "fence", "schema_version"},
     "task.completed": {"schema_version"},
@@ -48,7 +48,7 @@ STATED = {      # spec 14.1-14.7: what a body says at least
 
 
 async def live(gate: Gate, life: str) -> str:
-    """Lead a task through one of the lives."""
+    """Run a task through one of the lives."""
     ada, w1 = gate.as_agent("ada"), gate.as_worker("w1")
     task_id = await gate.create(requirements={"capabilities": []})
     if life in ("created", "canceled"):
@@ -68,7 +68,7 @@ async def live(gate: Gate, life: str) -> str:
 
 
 def told(receipts: list[ReceiptRecord]) -> list[tuple[str, str, str, str | None]]:
-    """Return type, from, to and the parent's type of receipts; which gate it was does not matter."""
+    """Return type, sender, recipient and parent's type of receipts, without the gate's name."""
     types = {receipt.receipt_id: receipt.receipt_type for receipt in receipts}
 
     def end(who: Any) -> str:
@@ -117,7 +117,7 @@ async def test_a_gate_lists_a_receipt_as_it_shows_it_alone(gate: Gate) -> None:
 
 
 async def program(gate: Gate) -> list[ReceiptRecord]:
-    """Lead a life of everything."""
+    """Run a program that uses every kind of receipt."""
     for life in LIVES:
         if life != "expired":
             await live(gate, life)

@@ -1,4 +1,4 @@
-"""Required means required, and what is absent never erases what is stored (spec 3, 6, 14.1, 18.2, 19.6)."""
+"""Required members are required, and absent members never erase stored values (spec 3, 6, 14.1, 18.2, 19.6)."""
 
 from __future__ import annotations
 

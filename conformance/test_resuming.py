@@ -1,4 +1,4 @@
-"""A worker that goes on under its lease after a crash leaves a trace in the task's history (spec 3's audit events)."""
+"""A worker that resumes its lease after a crash is recorded in the task's history (spec 3, audit events)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def resumed(gate: Gate, task_id: str) -> list[dict[str, Any]]:
-    """Return what the history says of resumptions."""
+    """Return the resumptions in a task's history."""
     history = await gate.as_admin().get_task_history(task_id=task_id)
     return [json.loads(bytes(event.payload)) for event in history.events if event.event_type == "lease.resumed"]
 

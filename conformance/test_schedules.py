@@ -1,4 +1,4 @@
-"""Schedules: a scheduler's receipts, and the silence that the gate notices (spec 8, H.7.4)."""
+"""Schedules: a scheduler's receipts, and the anomalies of late schedules (spec 8, H.7.4)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ pytestmark = pytest.mark.anyio
 
 
 async def scheduled(gate: Gate, schedule_id: str = "s1", **more: Any) -> tuple[Offer, str]:
-    """Let a scheduler take a schedule.create task and say that it made the schedule."""
+    """Let a scheduler lease a schedule.create task and report that it created the schedule."""
     offer = await gate.leased("cron", type="schedule.create")
     ask = under(offer, receipt_type="schedule.created", schedule_id=schedule_id, **more)
     return offer, (await gate.as_worker("cron").emit_receipt(**ask)).receipt_id
 
 
 def at(gate: Gate, seconds: float) -> datetime:
-    """Return a time so many seconds from now."""
+    """Return the time in a number of seconds."""
     return datetime.fromtimestamp(gate.now(), UTC) + timedelta(seconds=seconds)
 
 
 async def late(gate: Gate) -> list[Any]:
-    """Return the anomalies about late schedules."""
+    """Return the anomalies of late schedules."""
     return [anomaly["details"] for anomaly in await gate.anomalies() if anomaly["kind"] == "schedule_late"]
 
 
@@ -123,7 +123,7 @@ async def test_a_third_party_cannot_delete_a_schedule(gate: Gate) -> None:
 async def test_a_receipt_has_ten_parents_at_most(gate: Gate) -> None:
     _, receipt_id = await scheduled(gate)
     others = [(await gate.task(await gate.create())).obligation_receipt_id for _ in range(10)]
-    deletion = {"receipt_type": "schedule.deleted", "worker_id": "cron"}      # said by an admin, who may answer all
+    deletion = {"receipt_type": "schedule.deleted", "worker_id": "cron"}      # an admin may answer all
 
     async with gate.unchanged():
         with refused("too_many_parents"):

@@ -1,4 +1,4 @@
-"""Seals cover every receipt once, whoever writes meanwhile."""
+"""Seals cover every receipt exactly once, also during concurrent writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Only:
-    """A backend that has one tenant; others may test on the same database."""
+    """A backend with only the tenant of this test, because tests may share a database."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate, self.record, self.page = gate, gate.backend.record, gate.backend.page
@@ -58,7 +58,7 @@ async def test_no_receipt_slips_in_under_a_seal_while_others_write(gate: Gate) -
     async def keep_sealing(beside: Gate) -> None:
         while True:
             await seal(beside.engine, beside.tenant_id)
-            await asyncio.sleep(0)      # on memory nothing else would let the others write
+            await asyncio.sleep(0)      # with the memory backend nothing else yields to the writers
 
     sealers = [asyncio.create_task(keep_sealing(one)) for one in (gate, gate.beside())]
     await asyncio.gather(*[write(15) for _ in range(8)])

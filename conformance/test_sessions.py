@@ -1,4 +1,4 @@
-"""Sessions: when a principal was first and last seen, and how often it began anew."""
+"""Sessions: first and last call of a principal, and the number of its sessions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ pytestmark = pytest.mark.anyio
 
 
 async def meet(gate: Gate, instance: str | None = None, who: str = "ada") -> Relationship:
-    """Let a principal call, upkeep write it down, and the gate tell how it knows it."""
+    """Let a principal call and upkeep store its presence; return the gate's answer about it."""
     view = gate.as_agent(who, instance)
     await view.list_open_obligations()
     await Upkeep(gate.engine).once("presence")
     relationship: Relationship = (await view.list_open_obligations()).relationship
-    await Upkeep(gate.engine).once("presence")      # as it would within a minute: asking was a visit too
+    await Upkeep(gate.engine).once("presence")      # as it would within a minute: the question was a call, too
     return relationship
 
 
@@ -29,7 +29,7 @@ async def test_a_principal_that_nobody_knows_is_in_its_first_session(gate: Gate)
 
 
 async def test_what_upkeep_has_not_written_down_yet_counts_too(gate: Gate) -> None:
-    """12: also in the first minute the first call stays the first, and each instance begins a session."""
+    """12: also within the first minute, the first call stays first, and each instance begins a session."""
     began = (await gate.as_agent("new", "one").list_open_obligations()).relationship
     gate.skip(20)
     again = (await gate.as_agent("new", "one").list_open_obligations()).relationship

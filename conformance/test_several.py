@@ -1,4 +1,4 @@
-"""Several gate processes on one database: any of them may die at any moment, and their clients go to another."""
+"""Several gate processes on one database: each may die at any moment, and its clients use another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HASTY: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_sec
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run on the backends that several processes may share."""
+    """Run on backends that several processes can share."""
     if "database" in metafunc.fixturenames:
         shared = [url for url in urls(metafunc.config) if is_shared(url)]
         metafunc.parametrize("database", shared, ids=[url.partition(":")[0] for url in shared], indirect=True)
@@ -34,18 +34,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of the database of this test."""
+    """Return the URL of the database of this test."""
     return database_of(request.param, request.config, tmp_path)
 
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """What the gate runs on."""
+    """Run on asyncio, as the gate does."""
     return "asyncio"
 
 
 class Fleet:
-    """Several servers that look like one to a client: it gets any that lives."""
+    """Several servers that look like one to a client, which uses any live one."""
 
     def __init__(self, servers: list[GateServer], seed: int) -> None:
         self.servers, self.random, self.tenant = servers, random.Random(seed), servers[0].tenant
@@ -54,12 +54,12 @@ class Fleet:
 
     @property
     def port(self) -> int:
-        """The port of a server that should live."""
+        """Return the port of a server that should be live."""
         living = [server for server in self.servers if server.up.is_set()]
         return self.random.choice(living or self.servers).port
 
     async def kill_one(self) -> None:
-        """Kill one of the servers and start it again."""
+        """Kill one of the servers and restart it."""
         server = self.random.choice(self.servers)
         assert await server.stop(signal.SIGKILL) == -signal.SIGKILL
         await server.start()
@@ -67,16 +67,16 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(database: str, seed: int, **settings: Any) -> AsyncIterator[Fleet]:
-    """Serve a database from several processes; half of them keep their name over a crash, the others get a new one."""
+    """Serve a database from several processes; half of them keep their name after a crash, the others get a new one."""
     async with AsyncExitStack() as stack:
-        own, run = own_tenant(), uuid.uuid4().hex[:8]       # others may test on the same database
+        own, run = own_tenant(), uuid.uuid4().hex[:8]       # other tests may use the same database
         names: list[dict[str, Any]] = [{"instance_id": f"gate-{run}-{n}"} if n % 2 else {} for n in range(PROCESSES)]
         servers = [await stack.enter_async_context(serving(database, **settings, **own, **name)) for name in names]
         yield Fleet(servers, seed)
 
 
 async def started(client: Client, call: Coroutine[Any, Any, Call]) -> asyncio.Task[Call]:
-    """Begin a call that waits; its server has it when it has answered another one that was sent later."""
+    """Start a waiting call; its server has received it once a later call was answered."""
     task = asyncio.create_task(call)
     async with aclosing(Client(client.server, "a9")) as other:
         await asyncio.sleep(0)
@@ -113,7 +113,7 @@ async def test_processes_that_are_killed_in_turn_lose_and_repeat_nothing(
 async def test_the_leases_of_processes_that_are_gone_for_good_are_taken_over_by_another(database: str) -> None:
     async with fleet(database, 0, **HASTY) as gates, AsyncExitStack() as clients:
         held = []
-        for number, server in enumerate(gates.servers):     # each grants one, so each owns one
+        for number, server in enumerate(gates.servers):     # each grants one lease, so each owns one
             client = await clients.enter_async_context(aclosing(Client(server, f"w{number}")))
             await client.ask("create_task", type=f"of-{number}", payload=None, max_expiries=0)
             claim = await client.ask("lease_next", accept_types=[f"of-{number}"], lease_ttl_seconds=1)
@@ -126,7 +126,7 @@ async def test_the_leases_of_processes_that_are_gone_for_good_are_taken_over_by_
         async with asyncio.timeout(PROCESS_SECONDS):
             for task_id in held:
                 while (task := (await last.ask("get_task", task_id=task_id)).reply) and task["status"] != "queued":
-                    await last.ask("lease_next", accept_types=["none of these"], wait_seconds=0.1)      # it waits there
+                    await last.ask("lease_next", accept_types=["none of these"], wait_seconds=0.1)      # waits there
 
 
 async def test_a_lease_that_another_process_granted_is_taken_back_when_it_runs_out(database: str) -> None:

@@ -1,4 +1,4 @@
-"""Tenants: nothing of one is seen, touched or guessed by another (spec 21)."""
+"""Tenants: one cannot see, change or guess the data of another (spec 21)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncgate.parts.model.errors import GateError
 
 pytestmark = pytest.mark.anyio
 
-# Every operation that names something, with where the name comes from.
+# Every operation with an id, and the source of the id.
 NAMING: dict[str, dict[str, Any]] = {
     "get_task": {"task_id": "task"}, "get_task_history": {"task_id": "task"}, "cancel_task": {"task_id": "task"},
     "release_hold": {"task_id": "task"}, "attach_artifacts": {"task_id": "task", "artifacts": [{"uri": "x"}]},
@@ -28,7 +28,7 @@ NAMING: dict[str, dict[str, Any]] = {
 
 
 async def answer(view: Any, operation: str, names: dict[str, str]) -> Any:
-    """Return what an operation says when it names these things; the names themselves are masked."""
+    """Return the answer of an operation with these ids; mask the ids."""
     def put(value: Any) -> Any:
         return [put(item) for item in value] if isinstance(value, list) else names.get(value, value) if isinstance(
             value, str) else value

@@ -1,4 +1,4 @@
-"""Waiting: claims that stay open until work arrives, and readers that stay until a task has ended."""
+"""Waiting: claims that wait for tasks, and reads that wait for the end of a task."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.anyio
 
 
 def start(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Let a call begin."""
+    """Start a call."""
     return asyncio.ensure_future(call)
 
 
 async def settle(gate: Gate, waiting: int) -> None:
-    """Wait until so many claims wait for work, and none of them has a claim under way."""
+    """Wait until a number of claims are waiting, and none is being processed."""
     async with asyncio.timeout(PATIENCE):
         batches = gate.engine.batches
         while gate.engine.waiting.count != waiting or batches.flights or batches.waiting:  # noqa: ASYNC110 - not ours
@@ -30,13 +30,13 @@ async def settle(gate: Gate, waiting: int) -> None:
 
 
 async def got(call: asyncio.Task[Any]) -> list[str]:
-    """Return the ids of the tasks that a claim gets at last."""
+    """Return the ids of the tasks that a claim finally gets."""
     async with asyncio.timeout(PATIENCE):
         return [offer.task_id for offer in (await call).tasks]
 
 
 async def wait(gate: Gate, worker: str = "w1", **ask: Any) -> Any:
-    """Claim as a worker that waits."""
+    """Claim with a wait."""
     return await gate.as_worker(worker).lease_next(**{"wait_seconds": 30, **ask})
 
 
@@ -73,7 +73,7 @@ async def test_who_waits_first_is_served_first(gate: Gate) -> None:
         claims.append(start(wait(gate, f"w{number}")))
         await settle(gate, number + 1)
 
-    for claim in claims:    # one after another: claims of one moment may run beside each other
+    for claim in claims:    # one after another, because concurrent claims have no order
         task = await gate.create()
         assert await got(claim) == [task]
 
@@ -181,7 +181,7 @@ async def test_no_wake_up_is_lost_under_load(gate: Gate) -> None:
                 return done
             await gate.as_worker(worker).complete(**under(offers[0], artifacts=[{"uri": "x"}]))
             done += 1
-        raise AssertionError("a worker waited in vain")
+        raise AssertionError("a worker waited without a result")
 
     async with asyncio.timeout(PATIENCE):
         workers = [start(work(f"w{number}")) for number in range(8)]
@@ -199,7 +199,7 @@ async def test_a_gate_that_stops_answers_waiting_claims_empty(gate: Gate) -> Non
     gate.engine.drain()
 
     assert [await got(claim) for claim in claims] == [[], [], []]
-    assert await got(start(wait(gate))) == [], "nor does a new one wait"
+    assert await got(start(wait(gate))) == [], "a new call must not wait either"
 
 
 async def test_too_many_waiting_claims_are_refused(make_gate: Callable[..., Gate]) -> None:

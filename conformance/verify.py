@@ -1,9 +1,9 @@
-"""Verify a stored gate: what its tasks, leases and obligations say must follow from its receipts, the evidence.
+"""Verify a database: its tasks, leases and obligations must follow from its receipts, the evidence.
 
-Each line of a tenant's audit log must have the hash that covers it and the line before, up to the last one written.
+Each line of a tenant's audit log must have a valid hash, which covers the line and its predecessor.
 
-It reads every row once, a page at a time, keeps ids and a few small facts of each task, and works beside a running
-server: what looks wrong only because it was changed between two pages does not look wrong a second time.
+It reads every row once, page by page, and keeps only ids and a few facts of each task.  It also works beside a running
+server: a problem counts only if it is found twice, because a change between two pages can look like a problem once.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.marks import list_adopted
 
-MOST = 1000     # problems that are worth telling
+MOST = 1000     # at most this many problems are reported
 
 Row = TypeVar("Row", bound=Struct)
 Told = Callable[[int], None]
 
 
 class Verdict(Struct):
-    """What was found: how much there is, and what is wrong with it."""
+    """The result: counts and problems."""
 
     tasks: int = 0
     receipts: int = 0
@@ -50,17 +50,17 @@ class Verdict(Struct):
     open: int = 0
     discharged: int = 0
     audited: int = 0            # lines of audit logs
-    archived: int = 0           # receipts that have moved to the archive
+    archived: int = 0           # archived receipts
     problems: list[str] = []
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no problem was found."""
         return not self.problems
 
 
 class Facts(Struct, gc=False):
-    """What is remembered of a task until all its receipts have been seen."""
+    """The facts of a task that are kept until all its receipts have been read."""
 
     status: str
     duty: str
@@ -71,11 +71,11 @@ class Facts(Struct, gc=False):
     accepted: int = 0
     result_ready: bool = False
     ended_by: str = ""          # types of its terminal receipts
-    linked: bool = False        # one of them names the duty
+    linked: bool = False        # whether one of them names the duty
     skipped: tuple[int, ...] = ()   # fences, by moves, oldest first
 
     def fences(self) -> set[int]:
-        """Return what the fence of the newest lease may be: the task's own, or that from before the latest moves."""
+        """Return the allowed fences of the newest lease: the task's fence, or the one before the latest moves."""
         return {self.fence - skipped for skipped in accumulate(reversed(self.skipped), initial=0)}
 
 
@@ -83,7 +83,7 @@ READ = (Task, Event, Lease, Receipt, Archived, Obligation, Audit)      # the tab
 
 
 async def verify(backend: Any, *, progress: Told | None = None) -> Verdict:
-    """Check everything in a database; `progress` is told how many rows have been read so far."""
+    """Check everything in a database; `progress` is called with the number of rows read."""
     verdict = await _once(backend, progress)
     if verdict.problems:
         again = await _once(backend, progress)
@@ -104,27 +104,27 @@ async def _once(backend: Any, progress: Told | None) -> Verdict:
                 read += count
                 if progress is not None:
                     progress(read)
-        except Exception as unreadable:     # a damaged file must not hide what was found before
-            verdict.problems.append(f"tenant {tenant_id} cannot be read to its end: {unreadable}")
+        except Exception as unreadable:     # a damaged file must not hide earlier findings
+            verdict.problems.append(f"tenant {tenant_id} cannot be read completely: {unreadable}")
     del verdict.problems[MOST:]
     return verdict
 
 
 class Tenant:
-    """One tenant's rows, and what is known of them so far."""
+    """The rows of one tenant, and the facts known so far."""
 
     def __init__(self, backend: Any, tenant_id: str, verdict: Verdict) -> None:
         self.backend, self.tenant_id, self.verdict = backend, tenant_id, verdict
         self.tasks: dict[str, Facts] = {}
         self.receipts: set[str] = set()
-        self.open: dict[str, tuple[str, Principal]] = {}    # type and recipient of what nothing has discharged
-        self.early: set[tuple[str, str]] = set()            # parents not seen yet, and the type of their child
+        self.open: dict[str, tuple[str, Principal]] = {}    # type and recipient of undischarged obligations
+        self.early: set[tuple[str, str]] = set()            # parents not read yet, and the type of their child
         self.created = 0
-        self.away: set[str] = set()                         # receipts in the archive
-        self.settled: set[str] = set()                      # and their tasks
+        self.away: set[str] = set()                         # archived receipts
+        self.settled: set[str] = set()                      # their tasks
 
     async def checked(self) -> AsyncIterator[int]:
-        """Check everything of the tenant; yield how many rows each page had."""
+        """Check all data of the tenant; yield the number of rows of each page."""
         index: dict[str, Principal] = {}
         looks: tuple[tuple[type[Struct], Callable[[Any], None]], ...] = (
             (Task, self._task), (Event, self._event), (Lease, self._lease), (Receipt, self._receipt))
@@ -148,7 +148,7 @@ class Tenant:
         self._count(len(index))
 
     def _archived(self, pointers: list[Archived]) -> None:
-        """What is in the archive is nowhere else; what it says has been settled before it moved."""
+        """Check that an archived receipt is not also in its table; its obligations were settled before it moved."""
         self.verdict.archived += len(pointers)
         for pointer in pointers:
             self.away.add(pointer.receipt_id)
@@ -157,13 +157,13 @@ class Tenant:
                 self._wrong(f"receipt {pointer.receipt_id} is in its table and in the archive")
 
     async def _audit(self) -> AsyncIterator[int]:
-        """Check the chain; behind a line that is wrong it goes on, so that each one is named."""
+        """Check the chain; continue after an invalid line, so that every one is reported."""
         end, first, begin = AuditHead(0, ""), None, None
         async for lines in self._pages(Audit):
             for line in lines:
                 first, begin = first or line, last_pruned(line) or begin
                 if line is first and line.number > 1:
-                    pass        # what it follows is gone; a later line, which this one proves, says what that was
+                    pass        # its predecessor was removed; a later line, covered by the chain, records that
                 elif problem := find_break([line], end):
                     self._wrong(f"tenant {self.tenant_id}: {problem}")
                 end = AuditHead(line.number, line.hash)
@@ -171,7 +171,7 @@ class Tenant:
             yield len(lines)
         if first and first.number > 1 and (begin is None or find_break([first], begin)):
             self._wrong(f"tenant {self.tenant_id}: line 1 of the audit log is missing: {first.audit_id} is number "
-                        f"{first.number}, and no line says that those before it were old enough to go")
+                        f"{first.number}, and no line records that the earlier ones were pruned")
         head = await self.backend.record(self.tenant_id, AuditHead) or AuditHead(0, "")
         if head != end:
             self._wrong(f"tenant {self.tenant_id}: the audit log ends with line {end.number}, {end.hash[:16]}, "
@@ -193,14 +193,14 @@ class Tenant:
 
     def _event(self, event: Event) -> None:
         if (facts := self.tasks.get(event.task_id)) is None:
-            return self._wrong(f"event {event.event_id} ({event.event_type}) is of task {event.task_id}, which does "
-                               "not exist")
+            return self._wrong(f"event {event.event_id} ({event.event_type}) belongs to task {event.task_id}, which "
+                               "does not exist")
         if skipped := fences_skipped(event):
             facts.skipped += (skipped,)
 
     def _lease(self, lease: Lease) -> None:
         if (facts := self.tasks.get(lease.task_id)) is None:
-            return self._wrong(f"lease {lease.lease_id} is on task {lease.task_id}, which does not exist")
+            return self._wrong(f"lease {lease.lease_id} belongs to task {lease.task_id}, which does not exist")
         facts.leased = True
         live = lease.ending == "live"
         if live != (facts.status in ACTIVE):
@@ -212,8 +212,8 @@ class Tenant:
 
     def _receipt(self, receipt: Receipt) -> None:
         self.receipts.add(receipt.receipt_id)
-        if receipt.body and hash_of(receipt) != receipt.hash:     # the body of a skeleton is in the ledger
-            self._wrong(f"receipt {receipt.receipt_id} ({receipt.receipt_type}) does not have the hash of what it says")
+        if receipt.body and hash_of(receipt) != receipt.hash:     # the ledger has the body of a skeleton
+            self._wrong(f"receipt {receipt.receipt_id} ({receipt.receipt_type}) does not match its hash")
         self.early.update((parent, receipt.receipt_type) for parent in receipt.parents if parent not in self.receipts)
         if receipt.receipt_type in TERMINATES:
             self._opens(receipt)
@@ -247,7 +247,7 @@ class Tenant:
             self._wrong(f"task {receipt.task_id} names {facts.duty} as its duty, but its task.assigned is "
                         f"{receipt.receipt_id}")
 
-    # When all rows have been seen.
+    # After all rows have been read.
 
     def _parents(self, stated: Mapping[str, str]) -> None:
         missing = {parent for parent, _ in self.early} - self.receipts - self.away - stated.keys()
@@ -262,7 +262,7 @@ class Tenant:
                 self._wrong(f"obligation {receipt_id} is owed to {to}, but the index says {index[receipt_id]}")
         for receipt_id in index.keys() - self.open.keys():
             known = receipt_id in self.receipts
-            why = "it is discharged by the evidence or never was one" if known else "there is no such receipt"
+            why = "it is discharged by the evidence, or is no obligation" if known else "no such receipt exists"
             self._wrong(f"obligation {receipt_id} is in the index, but {why}")
 
     def _ended(self, task_id: str, facts: Facts) -> None:
@@ -280,7 +280,7 @@ class Tenant:
             self._wrong(f"task {task_id} is {facts.status}, but has no lease")
         if facts.owed != (facts.duty in self.open):
             says = "still owed" if facts.owed else "discharged"
-            self._wrong(f"task {task_id} says that its duty is {says}, but the evidence says otherwise")
+            self._wrong(f"task {task_id} says that its duty is {says}, but the evidence differs")
         if facts.status in TERMINAL:
             self._terminal(task_id, facts)
         elif facts.ended_by:
@@ -294,7 +294,7 @@ class Tenant:
         if not facts.result_ready:
             self._wrong(f"task {task_id} is {facts.status}, but has no receipt task.result_ready")
         if not facts.owed and not facts.linked:
-            self._wrong(f"task {task_id} owes nothing any more, but no terminal receipt names its duty as a parent")
+            self._wrong(f"task {task_id} owes nothing, but no terminal receipt names its duty as a parent")
 
     def _count(self, indexed: int) -> None:
         discharged = self.created - len(self.open)
@@ -308,6 +308,6 @@ class Tenant:
 
 
 def hash_of(receipt: Receipt) -> str:
-    """Return the hash of what a receipt says."""
+    """Return the hash of a receipt's contents."""
     return receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
                         receipt.schedule_id, receipt.parents, receipt.body.encode())

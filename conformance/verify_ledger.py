@@ -1,7 +1,6 @@
-"""Hold the receipts of a stored gate against their seals.
+"""Check the receipts in a database against their seals.
 
-It works beside a running server, as `verify` does: what looks wrong only because it was changed between two pages does
-not look wrong a second time.
+It also works beside a running server, as `verify` does: a problem counts only if it is found twice.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ ENTRIES_PER_READ = 1000
 
 
 class Sealed(Struct):
-    """What was found: how far the seals of each tenant reach, and what is wrong."""
+    """The result: the last seal of each tenant, counts and problems."""
 
     seals: int = 0
     receipts: int = 0
-    unsealed: int = 0           # since the last seal; the next one covers them
-    segments: int = 0           # of the archive, as far as they were looked at
-    archived: int = 0           # receipts in them
+    unsealed: int = 0           # receipts since the last seal
+    segments: int = 0           # checked segments of the archive
+    archived: int = 0           # receipts in these segments
     heads: dict[str, SealHead] = {}
     problems: list[str] = []
 
 
 async def verify_ledger(backend: Any, *, anchors: tuple[str, ...] = (), directory: str = "",
                         progress: Told | None = None) -> Sealed:
-    """Check all seals of all tenants; `anchors` are seals that somebody has noted, as NUMBER:HASH.
+    """Check all seals of all tenants; `anchors` are seals recorded elsewhere, as NUMBER:HASH.
 
-    Whoever may write a pointer may let the receipt go, so a pointer proves nothing: every segment that one names is
-    read, and pointers are a problem where the archive's directory is not known.
+    A pointer proves nothing, because its writer may also delete the receipt.  So every segment with a pointer is read,
+    and pointers are a problem if the archive's directory is not set.
     """
     found = await _once(backend, anchors, directory, progress)
     if found.problems:
@@ -59,23 +58,23 @@ async def _once(backend: Any, anchors: tuple[str, ...], directory: str, progress
                 found.receipts += rows
                 if progress is not None:
                     progress(found.receipts)
-        except Exception as unreadable:     # a damaged file must not hide what was found before
-            chain.problems.append(f"cannot be read to its end: {unreadable}")
+        except Exception as unreadable:     # a damaged file must not hide earlier findings
+            chain.problems.append(f"cannot be read completely: {unreadable}")
         found.problems += [f"tenant {tenant_id}: {problem}" for problem in chain.close()]
         found.seals, found.unsealed = found.seals + chain.head.number, found.unsealed + chain.unsealed
         found.heads[tenant_id] = chain.head
     await check_segments(backend, directory, found, progress)
-    found.problems += [f"seal {anchor} was noted, and is not there: what it covers was rewritten"
+    found.problems += [f"the recorded seal {anchor} is missing: its receipts were rewritten"
                        for anchor, there in noted.items() if not there]
     return found
 
 
 async def _held(backend: Any, tenant_id: str, chain: SealChain, noted: dict[str, bool]) -> AsyncIterator[int]:
-    """Hold one tenant's receipts against its seals; yield how many each page had."""
+    """Check one tenant's receipts against its seals; yield the number of receipts of each page."""
     head = await backend.record(tenant_id, SealHead)
     async for seals in pages(backend, Seal, tenant_id):
         for seal in seals:
-            if head is None or seal.number <= head.number:      # else it was made since
+            if head is None or seal.number <= head.number:      # otherwise it was made since
                 chain.add(seal)
             noted |= {name: True for name in noted if name == f"{seal.number}:{seal.hash}"}
     chain.ends(head)
@@ -89,7 +88,7 @@ Digests = list[tuple[str, bytes]]
 
 
 async def all_digests(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
-    """Yield the digests of all receipts in the order of their ids, and of what a ledger has filed, as it arrived."""
+    """Yield the digests of all receipts in order of ids, then of a ledger's entries in order of arrival."""
     sources = [here(backend, tenant_id), away(backend, tenant_id), filed(backend, tenant_id)]
     waiting: list[Digests] = [[] for _ in sources]
     while True:
@@ -103,19 +102,19 @@ async def all_digests(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
 
 
 async def here(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
-    """Yield the digests of the receipts of a gate."""
+    """Yield the digests of the receipts in the database."""
     async for receipts in pages(backend, Receipt, tenant_id):
         yield [(one.receipt_id, receipt_digest(one)) for one in receipts]
 
 
 async def away(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
-    """Yield the digests of those in its archive."""
+    """Yield the digests of archived receipts."""
     async for pointers in pages(backend, Archived, tenant_id):
         yield [(one.receipt_id, as_bytes(one)) for one in pointers]
 
 
 async def filed(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
-    """Yield the digests of what others have stored, where the gate plays the ledger."""
+    """Yield the digests of a ledger's entries, which other gates stored."""
     after: str | None = None
     while entries := await backend.page(tenant_id, EntryFilter(None, None, None, None, after, ENTRIES_PER_READ)):
         yield [(one.arrival, entry_digest(one)) for one in entries]
@@ -123,7 +122,7 @@ async def filed(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
 
 
 def as_bytes(pointer: Archived) -> bytes:
-    """Return the digest of an archived receipt; one that is none fits no seal."""
+    """Return the digest of an archived receipt; an invalid one matches no seal."""
     try:
         return bytes.fromhex(pointer.digest)
     except ValueError:
@@ -131,7 +130,7 @@ def as_bytes(pointer: Archived) -> bytes:
 
 
 async def check_segments(backend: Any, directory: str, found: Sealed, progress: Told | None = None) -> None:
-    """Read every segment that a pointer names, and hold its lines against the pointers."""
+    """Read every segment that has pointers, and check its lines against them."""
     for tenant_id in await backend.tenants():
         named: defaultdict[str, list[Archived]] = defaultdict(list)
         async for pointers in pages(backend, Archived, tenant_id):
@@ -139,8 +138,8 @@ async def check_segments(backend: Any, directory: str, found: Sealed, progress: 
                 named[one.segment].append(one)
         if named and not directory:
             count = sum(map(len, named.values()))
-            found.problems.append(f"tenant {tenant_id}: {count} receipts are in the archive, says the database, and "
-                                  "nobody has looked: name the archive's folder (archive.directory)")
+            found.problems.append(f"tenant {tenant_id}: {count} receipts are in the archive, which was not "
+                                  "checked: set its folder (archive.directory)")
             continue
         for segment, wanted in named.items():
             found.segments += 1
@@ -152,16 +151,16 @@ async def check_segments(backend: Any, directory: str, found: Sealed, progress: 
 
 
 def segment_problems(directory: str, segment: str, wanted: list[Archived]) -> list[str]:
-    """Say what is wrong with one segment; several pointers may name one line, of which one at most is right."""
+    """Yield the problems of one segment; of several pointers to one line at most one is valid."""
     folder, path = os.path.realpath(directory), os.path.realpath(os.path.join(directory, segment))
     if os.path.commonpath([folder, path]) != folder:
-        return ["it lies outside the archive's folder"]
+        return ["it is outside the archive's folder"]
     reading, left, problems = Reading(path), defaultdict[int, list[Archived]](list), list[str]()
     for pointer in wanted:
         left[pointer.line].append(pointer)
     try:
         for number, line in enumerate(reading.lines(), 1):
-            problems += [f"line {number} is not receipt {pointer.receipt_id} as it was archived"
+            problems += [f"line {number} differs from the archived receipt {pointer.receipt_id}"
                          for pointer in left.pop(number, ())
                          if line.receipt is None or receipt_digest(line.receipt).hex() != pointer.digest]
     except OSError as error:

@@ -1,1 +1,1 @@
-"""What the gate is made of and a user never opens: words, identity, receipts, faces, a process and its upkeep."""
+"""The internals of the gate: model, identity, receipts, faces, process and upkeep."""

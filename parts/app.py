@@ -1,12 +1,14 @@
-"""The app: it joins the engine, the guard, the upkeep and the faces into one server over one backend."""
+"""The app: join the engine, the guard, upkeep and the faces into one server over one backend."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.routing import Route
 
@@ -17,10 +19,17 @@ from asyncgate.parts.faces import server
 from asyncgate.parts.faces.front import Front
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.ways import Identity, Keys
+from asyncgate.parts.metrics.counting import Metrics
+from asyncgate.parts.metrics.page import METRICS_PATH, MetricsPage
+from asyncgate.parts.metrics.shown import Sources
+from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.database import FileBackend
+from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operations import OPERATIONS
+from asyncgate.parts.process.notify import Notifier
 from asyncgate.parts.receipts.archive import free_storage
+from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -34,56 +43,100 @@ class Gate(Front):
 
     guard: Guard
     upkeep: Upkeep
+    service: Service
 
     def __init__(self, settings: Settings, backend: Backend | None = None,
                  operations: dict[str, Operation] = OPERATIONS) -> None:
         self.backend, self.identity = backend, Identity(settings)
-        self.ledger: Ledger | None = None       # in integrated mode
+        self.ledger: Ledger | None = None       # set in integrated mode only
+        self.traffic = server.Traffic()
         super().__init__(settings, operations, self._life)
+        self.counting: Metrics | None = None    # if the settings ask for it
+        if settings.metrics.enabled and not settings.metrics.port:
+            self.app.router.routes.append(Route(METRICS_PATH, MetricsPage(self, self._find_sources)))
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         database = self.settings.database
-        async with contextlib.AsyncExitStack() as opened:   # whatever fails from here on closes what is open by then
+        async with contextlib.AsyncExitStack() as opened:   # on a failure, everything opened so far is closed
             backend = self.backend or await open_backend(database.url, serving=True, settings=database)
             opened.push_async_callback(backend.close)
-            self._furnish(engine_over(backend, self.settings))
+            self._add_parts(engine_over(backend, self.settings))
             opened.push_async_callback(self.engine.batches.wait_for_all)
             opened.push_async_callback(self.mcp.close)
             beats, lasting = self.settings.lease_sweep_interval_seconds, self.engine.lasting
             sign = await lasting.join(self.engine.instance, beats, self.engine.hear_news) if lasting else None
             await self.upkeep.begin(sign)
-            async with self.guard, self.upkeep, self.ledger or contextlib.nullcontext():
+            nothing = contextlib.nullcontext()
+            async with self.guard, self.upkeep, self.ledger or nothing, self.counting or nothing, self._beside():
                 yield
 
-    def _furnish(self, engine: Engine) -> None:
-        """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
-        self.upkeep = Upkeep(engine)
+    def _add_parts(self, engine: Engine) -> None:
+        """Add the ledger, the guard and upkeep to the engine; raises StartupError for contradictory settings."""
         if self.settings.receipt_mode != "standalone":
-            from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
+            from asyncgate.parts.receipts.outbox import Ledger  # it imports the HTTP client, which is large
             self.ledger = Ledger(engine)
+        if self.settings.metrics.enabled:
+            self.meter = self.counting = Metrics(engine, self.ledger)
+            engine.extend(self.counting)        # before the ledger, so that it measures the database alone
+        self.upkeep = Upkeep(engine)
+        if self.ledger is not None:
             engine.extend(self.ledger)
+        self.service = Service(engine, self.traffic, self.mcp.drain)
+        engine.extend(self.service)
         self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
         self.identity.prefer(Keys(self.guard.keys))
         self.opened = True
 
+    def _beside(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Return the second listener, if there is one; off loopback it speaks TLS if the gate does."""
+        metrics = self.settings.metrics
+        if not (metrics.enabled and metrics.port):
+            return contextlib.nullcontext()
+        if self.settings.allow_insecure_dev:
+            raise StartupError("metrics.port is for gates with credentials; with allow_insecure_dev set it to 0, and "
+                               f"{METRICS_PATH} is where everything else is")
+        there = replace(self.settings, host=metrics.host, port=metrics.port)
+        page = MetricsPage(self, self._find_sources)
+        return server.listen_beside(page, there, None if is_loopback(metrics.host) else self.settings.security.tls)
+
+    def _find_sources(self) -> Sources:
+        assert self.counting is not None
+        return Sources(self.counting, self.engine, self.guard.limits, self.upkeep.duties)
+
+    def leave(self) -> float:
+        """Take no new callers; return for how many seconds the server goes on, so that load balancers notice."""
+        return self.service.left_seconds() if self.opened else 0.0
+
     def drain(self) -> None:
-        """Answer the waiting calls; the server is about to stop."""
+        """Answer all waiting calls, because the server is about to stop."""
         if self.opened:
             self.engine.drain()
             self.mcp.drain()
 
 
 def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = (),
-                  kind: type[Gate] = Gate) -> int:
-    """Serve until a signal comes, with further routes beside the gate's own; return the exit status."""
+                  kind: type[Gate] = Gate, handed: list[socket.socket] | None = None, leash: int | None = None) -> int:
+    """Serve the gate, and the routes in `beside`, until a signal stops it; return the exit status.
+
+    A parent process has `handed` over the sockets, and holds the `leash`: see `server.run_server`.
+    """
     gate = kind(settings)
     gate.app.router.routes.extend(beside)
-    said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
+    tell = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
 
-    def listens(url: str) -> None:
+    manager = Notifier()
+
+    def announce(url: str) -> None:
         if isinstance(backend := gate.engine.backend, FileBackend):
             backend.announce(url)
-        said(url)
+        tell(url)
+        manager.begin(f"serves {url}")
 
-    return server.run_server(gate, settings, drain=gate.drain, ready=listens)
+    def leave() -> float:
+        seconds = gate.leave()
+        manager.end(seconds + settings.shutdown_seconds + 5)
+        return seconds
+
+    return server.run_server(gate, settings, drain=gate.drain, ready=announce, leave=leave,
+                             traffic=gate.traffic, handed=handed, leash=leash)

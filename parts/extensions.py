@@ -1,4 +1,4 @@
-"""The extensions that the settings ask for, whichever program opens the database."""
+"""The extensions that the settings enable, for every program that opens the database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncgate.parts.receipts.escalation import Escalation
 
 
 def engine_over(backend: Backend, settings: Settings) -> Engine:
-    """Return an engine with quotas and escalation, as far as the settings enable them."""
+    """Return an engine with quotas and escalation, each if the settings enable it."""
     engine = Engine(backend, settings)
     if settings.security.rate_limiting.enabled:
         engine.extend(Quotas(engine))

@@ -1,4 +1,4 @@
-"""The app of `asyncgate ledger`: the gate in the role of a ledger, as `receipts/ledger.py` declares it."""
+"""The app of `asyncgate ledger`: a gate that serves the ledger operations of `receipts/ledger.py`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ LEDGER_OPERATIONS = table_of(*SURFACE, CORE_OPERATIONS["health"], *admin.OPERATI
                               *service.OPERATIONS)
 
 
-class Shelf(Endpoint):
-    """`/v1/receipts` of a ledger: receipts are stored byte for byte as they arrive."""
+class ReceiptEndpoint(Endpoint):
+    """`/v1/receipts` of a ledger; it stores receipts byte for byte as they arrive."""
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
         if op is not STORE:
@@ -54,13 +54,13 @@ class Shelf(Endpoint):
 
 
 def ledger_facade() -> type[Facade]:
-    """Import the façade of `memorygate.store_receipt` and its like (spec 20.5, 20.13)."""
+    """Import the MCP façade with the `memorygate.*` tools (spec 20.5, 20.13)."""
     from asyncgate.parts.ledger_mcp import LedgerFacade
     return LedgerFacade
 
 
 class LedgerGate(Gate):
-    """A gate that serves the operations of a ledger, and its administration."""
+    """A gate that serves the operations of a ledger and its administration."""
 
     def __init__(self, settings: Settings, backend: Backend | None = None,
                  operations: dict[str, Operation] = LEDGER_OPERATIONS) -> None:
@@ -68,8 +68,8 @@ class LedgerGate(Gate):
 
     def _endpoints(self) -> dict[str, Endpoint]:
         endpoints = super()._endpoints()
-        shelf = endpoints["/v1/receipts"]
-        endpoints["/v1/receipts"] = Shelf(self, shelf.operations, "/v1/receipts")
+        receipts = endpoints["/v1/receipts"]
+        endpoints["/v1/receipts"] = ReceiptEndpoint(self, receipts.operations, "/v1/receipts")
         return endpoints
 
     def _routes(self) -> list[Any]:

@@ -1,6 +1,6 @@
-"""MCP at /mcp of a ledger: its operations as tools, under MemoryGate's name (spec 20.5, 20.13).
+"""MCP at /mcp of a ledger: its operations as tools named `memorygate.*` (spec 20.5, 20.13).
 
-It is the gate's façade with other tools: the same credentials, screens and dialects, and no tasks or resources.
+The gate's façade with other tools: same credentials, checks and dialects, but no tasks or resources.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ refused."""
 
 
 class LedgerFacade(Facade):
-    """Answers what comes to /mcp of a ledger."""
+    """Answers requests to /mcp of a ledger."""
 
     PREFIX = "memorygate"
 

@@ -1,18 +1,31 @@
-"""Whether this process takes new callers: what a load balancer or an orchestrator asks before it sends some."""
+"""Whether this process takes new callers, and how it is emptied: what load balancers and orchestrators ask.
+
+A process drains because an admin says so (`drain_gate`), or because it was told to stop and `drain_seconds` gives load
+balancers time to notice.  Nothing is refused meanwhile: `ready` answers 503, waiting calls are answered, connections
+close behind their next answer, so that their clients come back by way of the load balancer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+from collections.abc import Callable, Mapping
 
 import msgspec
 from msgspec import Struct
 
-from asyncgate import Caller, Engine, Extension, Operation
+from asyncgate import Caller, Engine, Extension, News, Operation, Work
+from asyncgate.parts.faces.server import Traffic
+from asyncgate.parts.identity.admin import require_operator
+from asyncgate.parts.identity.audit import describe_caller
+from asyncgate.parts.identity.guard import Guard
+from asyncgate.parts.identity.oversight import mark_as_audited
 from asyncgate.parts.model.database import MemberBackend, VersionedBackend
-from asyncgate.parts.model.errors import NotReady
-from asyncgate.parts.model.wire_admin import Readiness, Ready
+from asyncgate.parts.model.errors import Misdirected, NotReady
+from asyncgate.parts.model.stored import Lease
+from asyncgate.parts.model.views import to_utc_or_none
+from asyncgate.parts.model.wire_admin import Drained, DrainGate, Readiness, Ready, ResumeGate
 from asyncgate.parts.process.outages import OFTEN
 
 log = logging.getLogger("asyncgate")
@@ -26,35 +39,109 @@ class Findings(Struct, frozen=True):
     joined: bool = False
 
 
+class Granted:
+    """The live leases that this process has granted or renewed; another process may have ended some."""
+
+    TIDY = 1000         # leases, above which those that have run out are forgotten
+
+    def __init__(self) -> None:
+        self.ends: dict[str, float] = {}        # by task
+        self.most = self.TIDY
+
+    def note(self, leased: Mapping[str, Lease], now: float) -> None:
+        """Take in the leases that a batch has changed."""
+        for task_id, lease in leased.items():
+            if lease.ending == "live":
+                self.ends[task_id] = lease.expires_at
+            else:
+                self.ends.pop(task_id, None)
+        if len(self.ends) > self.most:
+            self.most = 2 * self.count(now) + self.TIDY
+
+    def count(self, now: float) -> int:
+        """Return how many still live."""
+        self.ends = {task_id: end for task_id, end in self.ends.items() if end > now}
+        return len(self.ends)
+
+
 class Service(Extension):
     """This process as a load balancer sees it."""
 
     FRESH_SECONDS = 1.0         # a finding serves everybody who asks for so long: a flood costs one query a second
     PATIENCE_SECONDS = 2.0      # with a database, shorter than any prober's own
+    BREATH_SECONDS = 1.0        # that a call may wait while the gate drains: who is answered at once asks at once again
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.draining = engine, False
+    def __init__(self, engine: Engine, traffic: Traffic | None = None,
+                 end_streams: Callable[[], None] = lambda: None) -> None:
+        self.engine, self.traffic, self.end_streams = engine, traffic or Traffic(), end_streams
+        self.since: float | None = None         # when draining began, by the database's clock
+        self.granted = Granted()
         self.found, self.found_at = Findings(), -math.inf
         self.looking: asyncio.Task[None] | None = None
+
+    def after_commit(self, work: Work) -> None:
+        """Count the leases of this process."""
+        if work.leased:
+            self.granted.note(work.leased, work.now)
+
+    def hear_news(self, news: News) -> None:
+        """Forget the leases of tasks that have ended in another process."""
+        for task_id in news.ended:
+            self.granted.ends.pop(task_id, None)
 
     async def readiness(self) -> Readiness:
         """Tell whether new callers are welcome, as of a moment ago."""
         if asyncio.get_running_loop().time() - self.found_at > self.FRESH_SECONDS:
             self.looking = self.looking or asyncio.create_task(self._look())
             await asyncio.shield(self.looking)      # whoever asked first may hang up, the others still wait
-        found = self.found
+        found, draining = self.found, self.since is not None
         well = found.migrated and found.database and found.joined
-        return Readiness(well and not self.draining, found.migrated, found.database, found.joined, self.draining)
+        return Readiness(well and not draining, found.migrated, found.database, found.joined, draining)
 
     async def _look(self) -> None:
         try:
             async with asyncio.timeout(self.PATIENCE_SECONDS):
                 self.found = await look_at(self.engine)
         except Exception as error:
-            log.warning("not ready: the database does not answer: %s", str(error) or type(error).__name__, extra=OFTEN)
+            why = str(error) or type(error).__name__
+            log.warning("not ready: the database does not answer: %s", why, extra=OFTEN)
             self.found = Findings()
         finally:
             self.found_at, self.looking = asyncio.get_running_loop().time(), None
+
+    def drain(self) -> None:
+        """Ask for no new callers, and answer those that wait."""
+        if self.since is None:
+            self.since = self.engine.backend.now()
+            log.info("the gate drains: /ready answers 503, everything else goes on")
+        self.traffic.leave()
+        self.engine.drain(self.BREATH_SECONDS)
+        self.end_streams()
+
+    def resume(self) -> None:
+        """Take new callers again."""
+        if self.since is not None:
+            self.since = None
+            log.info("the gate drains no more")
+        self.traffic.stay()
+        self.engine.drain(self.engine.settings.max_wait_seconds)        # who waits now only waits on
+
+    def left_seconds(self) -> float:
+        """Drain, because the process stops; return how long load balancers have left to notice."""
+        seconds = self.engine.settings.drain_seconds
+        if seconds and self.since is None and (guard := self.engine.find_extension(Guard)) is not None:
+            guard.auditor.note(self.engine.settings.default_tenant_id, "gate_draining", "info", reason="told to stop",
+                               instance_id=self.engine.instance)
+        self.drain()
+        passed = self.engine.backend.now() - (self.since or 0.0)
+        return max(seconds - max(passed, 0.0), 0.0)
+
+    def report(self) -> Drained:
+        """Tell what is left, without the request that asks."""
+        now = self.engine.backend.now()
+        return Drained(self.engine.instance, self.since is not None, to_utc_or_none(self.since),
+                       max(self.traffic.count() - 1, 0), sum(self.engine.polls.tenants.values()),
+                       self.granted.count(now))
 
 
 async def look_at(engine: Engine) -> Findings:
@@ -92,4 +179,44 @@ def describe_failure(told: Readiness) -> str:
     return "the gate drains" if told.draining else "the gate has lost its place among those that share the database"
 
 
-OPERATIONS = [Operation(ready, "GET /v1/ready, GET /ready", "", "", "B")]
+async def drain_gate(engine: Engine, caller: Caller, ask: DrainGate) -> Drained:
+    """Empty this process before it is stopped: /ready answers 503, waiting calls are answered, all others go on.
+
+    It concerns the one process that answers, until it stops or resume_gate is called.  Call it again to see what is
+    left.  For the operator.
+    """
+    service = require_this_gate(engine, caller, ask)
+    service.drain()
+    note_change(engine, caller, "gate_draining", ask)
+    return service.report()
+
+
+async def resume_gate(engine: Engine, caller: Caller, ask: ResumeGate) -> Drained:
+    """Take new callers again after drain_gate.  For the operator."""
+    service = require_this_gate(engine, caller, ask)
+    service.resume()
+    note_change(engine, caller, "gate_resumed", ask)
+    return service.report()
+
+
+def require_this_gate(engine: Engine, caller: Caller, ask: DrainGate) -> Service:
+    """Return the service of the process that is meant; refuse everybody but the operator, and other processes."""
+    require_operator(engine, caller)
+    if ask.instance_id not in (None, engine.instance):
+        raise Misdirected(f"this is {engine.instance}, not {ask.instance_id}: call that process at its own address")
+    return service_of(engine)
+
+
+def note_change(engine: Engine, caller: Caller, event: str, ask: DrainGate) -> None:
+    """Write into the audit log who drains a process, or ends that."""
+    if (guard := engine.find_extension(Guard)) is not None:
+        mark_as_audited()
+        guard.auditor.note(caller.tenant_id, event, "warning", **describe_caller(caller), reason=ask.reason,
+                           instance_id=engine.instance)
+
+
+OPERATIONS = [
+    Operation(ready, "GET /v1/ready, GET /ready", "", "", "B"),
+    Operation(drain_gate, "POST /v1/gate/drain", "A", "admin:write", "W", idempotent=True),
+    Operation(resume_gate, "POST /v1/gate/resume", "A", "admin:write", "W", idempotent=True),
+]

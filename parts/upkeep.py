@@ -1,7 +1,7 @@
-"""Upkeep: the gate's own work, in loops over what is stored.
+"""Upkeep: the gate's own work, in loops over stored state.
 
-It sweeps expired leases, reports that this process lives, and stores presences.  The sweep runs when the next lease
-runs out, and at least every `lease_sweep_interval_seconds`, in case that time was not announced.
+It sweeps expired leases, reports that this process is alive, and stores presences.  The sweep runs when the next lease
+expires, and at least every `lease_sweep_interval_seconds`, in case nobody announced an expiry.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("asyncgate")
 
 
 class Prolong(Ask, kw_only=True):
-    """Upkeep's own request: these tasks may have leases that lived when the last gate fell silent."""
+    """Upkeep's own request: prolong the leases of these tasks that were live when the last gate stopped."""
 
     tasks: list[str] = []
     silent_since: float = 0.0
@@ -45,16 +45,16 @@ class Sighted(Ask, kw_only=True):
 class Upkeep(Duties, Extension):
     """The gate's own work: loops over stored state, never over workers (spec 15)."""
 
-    SLICE = 100             # leases that one transaction takes back
-    PAGE = 1000             # and that one read names
-    SHARED_SECONDS = 1.0    # between looks where others live: what they granted dies with them before they tell
-    LATER_SECONDS = 0.02    # than a lease's end, so that no clock says that it still lives
+    SLICE = 100             # expired leases swept in one transaction
+    PAGE = 1000             # leases found by one read
+    SHARED_SECONDS = 1.0    # between sweeps beside other processes: one may die before it announces a lease
+    LATER_SECONDS = 0.02    # after a lease's expiry, so that no clock still calls it live
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         interval = engine.settings.lease_sweep_interval_seconds
         super().__init__({"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
-                          "presence": Duty(60.0, self.remember), "audit": Duty(3600.0, Pruner(engine).run),
+                          "presence": Duty(60.0, self.store_presences), "audit": Duty(3600.0, Pruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
                           **duties(engine)})
 
@@ -66,13 +66,13 @@ class Upkeep(Duties, Extension):
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__()
         self.engine.withdraw(self)
-        with contextlib.suppress(Exception):    # who was here in the last minute is not worth a failing stop
-            await self.remember()
+        with contextlib.suppress(Exception):    # presences of the last minute are not worth a failed stop
+            await self.store_presences()
 
     async def begin(self, silent_since: float | None) -> None:
-        """Give leases back the time in which no gate served, before the first sweep and the first call.
+        """Prolong leases by the time in which no gate served, before the first sweep and the first call.
 
-        All tasks are found before any is changed: a lease that has its time back would be found once more.
+        All tasks are found before any is changed: a prolonged lease would be found again.
         """
         if silent_since is not None:
             for tenant_id, tasks in (await self._leased_at(silent_since)).items():
@@ -81,7 +81,7 @@ class Upkeep(Duties, Extension):
         await self.beat()
 
     async def _leased_at(self, moment: float) -> dict[str, list[str]]:
-        """Return the tasks, by tenant, whose leases run out at a moment or later."""
+        """Return the tasks, by tenant, whose leases expire at a moment or later."""
         found: defaultdict[str, dict[str, None]] = defaultdict(dict)
         since, limit = moment - self.engine.settings.lease_grace_seconds, self.PAGE
         while page := await self.engine.backend.lapses(since, limit):
@@ -89,43 +89,43 @@ class Upkeep(Duties, Extension):
                 found[tenant_id][task_id] = None
             if len(page) < limit:
                 break
-            limit = 2 * limit if page[-1][0] == since else self.PAGE    # more than that run out at one moment
+            limit = 2 * limit if page[-1][0] == since else self.PAGE    # more than a page expire at one moment
             since = page[-1][0]
         return {tenant_id: list(tasks) for tenant_id, tasks in found.items()}
 
     def after_grant(self, tenant_id: str, first_end: float) -> None:
-        """Sweep when a lease that was just granted runs out; other processes may have to, so they are told."""
-        if self._look_at(first_end) and (shared := self.engine.shared) and not shared.is_alone():
+        """Schedule a sweep for the expiry of a lease that was just granted, and tell the other processes."""
+        if self._plan_sweep(first_end) and (shared := self.engine.shared) and not shared.is_alone():
             shared.tell(News(tenant_id, lapse=first_end))
 
     def hear_news(self, news: News) -> None:
-        """Sweep when a lease that another process has granted runs out."""
+        """Schedule a sweep for the expiry of a lease that another process granted."""
         if news.lapse is not None:
-            self._look_at(news.lapse)
+            self._plan_sweep(news.lapse)
 
     async def describe_health(self, health: Healthy) -> None:
         """Describe the state of every job."""
         health.upkeep = self.report()
 
-    def _look_at(self, moment: float) -> bool:
-        """Sweep at a time of the database's clock; tell whether that is earlier than planned."""
+    def _plan_sweep(self, moment: float) -> bool:
+        """Schedule a sweep at a time of the database's clock; return whether it is earlier than the planned one."""
         wait = moment + self.engine.settings.lease_grace_seconds - self.engine.backend.now()
         now = asyncio.get_running_loop().time()
         return self.duties["sweep"].alarm.set(now + max(wait, 0.0) + self.LATER_SECONDS)
 
     async def sweep(self) -> int:
-        """Take back the tasks of expired leases, and plan the next sweep for when the next lease runs out."""
+        """Sweep expired leases and overdue schedules, and plan the next sweep for the next expiry."""
         done = await self._sweep_overdue()
         now = self.engine.backend.now()
         grace = self.engine.settings.lease_grace_seconds
         for moment, _, _ in await self.engine.backend.lapses(now - grace, 1):
-            self._look_at(moment)
+            self._plan_sweep(moment)
         if not self.engine.is_alone():
-            self._look_at(now - grace + self.SHARED_SECONDS)
+            self._plan_sweep(now - grace + self.SHARED_SECONDS)
         return done
 
     async def _sweep_overdue(self) -> int:
-        """Take back in small transactions, until nothing new is overdue."""
+        """Sweep in small transactions until nothing new is overdue."""
         done, stuck, seen = 0, 0, set[tuple[str, str]]()
         while True:
             limit, now = self.SLICE + stuck, self.engine.backend.now()
@@ -137,11 +137,11 @@ class Upkeep(Duties, Extension):
             sizes = [len(ids) for _, *both in found for ids in both]
             if not fresh and max(sizes, default=0) < limit:
                 return done
-            # What comes back again is an anomaly that stays, or a row that cannot be swept: look past it.
+            # Rows found again are lasting anomalies or cannot be swept: read past them.
             stuck, seen = sum(sizes) - len(fresh) if fresh else stuck + self.SLICE, seen | fresh
 
     async def _sweep(self, tenant_id: str, tasks: list[str], schedules: list[str]) -> int:
-        """Sweep tasks together; if that fails, one by one, so that one bad row never stops the others."""
+        """Sweep rows together; if that fails, one by one, so that one bad row never blocks the others."""
         size = len(tasks) + len(schedules)
         try:
             if size:
@@ -155,18 +155,18 @@ class Upkeep(Duties, Extension):
         return sum(alone) + sum([await self._sweep(tenant_id, [], [schedule]) for schedule in schedules])
 
     async def beat(self) -> int:
-        """Report that this process lives, so that others do not take over its tasks."""
+        """Report that this process is alive, so that others do not take over its tasks."""
         if self.engine.lasting is None:
             return 0
         await self.engine.lasting.beat()
         return 1
 
-    async def remember(self) -> int:
-        """Store who was here since the last time."""
+    async def store_presences(self) -> int:
+        """Store the callers seen since the last run."""
         seen = self.engine.sightings.take()
         for tenant_id, sightings in seen.items():
             await self._write(tenant_id, Sighted(sightings=sightings))
-        self.engine.sightings.written()
+        self.engine.sightings.forget_taken()
         return sum(map(len, seen.values()))
 
     async def _write(self, tenant_id: str, ask: Sweep | Prolong | Sighted) -> None:
@@ -175,18 +175,18 @@ class Upkeep(Duties, Extension):
 
 
 def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:
-    """Load the presences of those who were here."""
+    """Load the presences of the callers seen."""
     needs.records.update((Presence, (who.kind, who.id)) for who, _, _ in ask.sightings)
 
 
 def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> None:
-    """Store presences."""
+    """Store the presences of the callers seen."""
     for who, first, last in ask.sightings:
         work.keep_record(add_visit(work.find_record(Presence, who.kind, who.id), who, first, last))
 
 
 def prolong(engine: Engine, work: Work, caller: Caller, ask: Prolong) -> None:
-    """Give leases back the time in which no gate served: their workers could neither renew nor complete."""
+    """Prolong leases by the time in which no gate served: their workers could neither renew nor complete."""
     grace = engine.settings.lease_grace_seconds
     for task_id in ask.tasks:
         lease = work.leases.get(task_id)

@@ -268,9 +268,9 @@ class Live:
                 "security.api_keys.hash_time_cost=1", "security.api_keys.hash_memory_cost=8")
 
     def __init__(self, *settings: str, database: str = "memory://", program: tuple[str, ...] = ("-m", "asyncgate"),
-                 ) -> None:
+                 port: int = 0) -> None:
         sets = [part for setting in (*self.SETTINGS, *settings) for part in ("--set", setting)]
-        command = [sys.executable, *program, "serve", "--port", "0", "--database", database, *sets]
+        command = [sys.executable, *program, "serve", "--port", str(port), "--database", database, *sets]
         surroundings = {**os.environ, "ASYNCGATE_API_KEY": TOKEN}
         self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, text=True, bufsize=1)
         self.url = self._address()

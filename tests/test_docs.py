@@ -23,7 +23,7 @@ import pytest
 from asyncgate import Extension
 from asyncgate.clients.http import Http
 from asyncgate.commands.main import main
-from asyncgate.commands.tables import replace_tables, tables
+from asyncgate.commands.tables import make_tables, replace_tables
 from asyncgate.parts.model.settings import Settings, list_settings, load_settings
 from tests.support.pages import (
     PAGES,
@@ -98,7 +98,7 @@ def test_the_index_lists_every_page() -> None:
 def test_the_tables_of_the_reference_are_those_of_the_code() -> None:
     text = (ROOT / "docs" / "reference.md").read_text()
 
-    assert replace_tables(text, tables()) == text, "run: python -m asyncgate.commands.tables docs/reference.md"
+    assert replace_tables(text, make_tables()) == text, "run: python -m asyncgate.commands.tables docs/reference.md"
 
 
 @each_page

@@ -32,7 +32,7 @@ BESIDE = (
     "hatch_build.py",
     "pyproject.toml",
 )
-TEXT = {".css", ".html", ".js", ".json", ".md", ".py", ".sql", ".yaml"}
+TEXT = {".css", ".html", ".js", ".json", ".md", ".py", ".service", ".sh", ".sql", ".tpl", ".yaml"}
 
 BANNERS = [
     "VOCABULARY",
@@ -43,7 +43,8 @@ BANNERS = [
     "OPERATIONS",
 ]
 # What costs start-up time or is optional is imported at its point of use.
-HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "mcp", "redis", "rich", "uvicorn", "yaml"]
+HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "mcp", "prometheus_client", "redis", "rich", "uvicorn",
+         "yaml"]
 
 SQL = re.compile(r"\b(SELECT\s.*\sFROM|INSERT\s(OR\s\w+\s)?INTO|UPDATE\s\w+\sSET|DELETE\sFROM|CREATE\sTABLE)\b", re.S)
 # A class in brackets keeps these patterns from finding themselves.
@@ -140,7 +141,7 @@ def undocumented(path: Path, overridden: set[str]) -> list[str]:
 
 def house() -> list[Path]:
     """All text of the house."""
-    parts = (path for part in (*PARTS, "docs", "skills", "tests") for path in (ROOT / part).rglob("*"))
+    parts = (path for part in (*PARTS, "deploy", "docs", "skills", "tests") for path in (ROOT / part).rglob("*"))
     return [GATE, *(ROOT / name for name in BESIDE), *sorted(path for path in parts if path.suffix in TEXT)]
 
 

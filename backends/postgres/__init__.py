@@ -36,11 +36,13 @@ from asyncgate.backends import ArchivingBackend, Backend, SharedBackend
 from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.pages import Pages
 from asyncgate.backends.postgres import statements as sql
+from asyncgate.backends.postgres.examination import examine_database as examine_database
 from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, Hosts, as_user, startup_error
 from asyncgate.backends.postgres.instances import Membership, name_of_this_process, session, turn_key
 from asyncgate.backends.postgres.migrations import SCHEMA_VERSION, require_schema
 from asyncgate.backends.postgres.migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres.migrations import migration_sql as migration_sql
+from asyncgate.backends.postgres.privileges import find_strengths
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, Refused, StartupError, outcome_unknown
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import (
@@ -53,6 +55,7 @@ from asyncgate.parts.model.queries import (
     OutboxOf,
     ReceiptFilter,
     Row,
+    ScheduleFilter,
     TaskFilter,
     page_of,
 )
@@ -67,6 +70,7 @@ from asyncgate.parts.model.stored import (
     Outgoing,
     Progress,
     Receipt,
+    Schedule,
     Task,
     Usage,
     export_order,
@@ -575,8 +579,17 @@ class Postgres(Pages):
 
     async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
         """Return a page of open obligations from their index."""
-        rows = await self._ask(sql.OPEN, tenant_id, of.to.kind, of.to.id, of.after or "", of.limit)
+        after = of.after or ""
+        rows = await (self._ask(sql.OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
+                      else self._read(tenant_id, sql.OPEN_FOR_ALL, after, of.limit))
         return [sql.receipt_row(row) for row in rows]
+
+    async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
+        """Return a page of schedules, in the order of their ids."""
+        after = of.after or ""
+        rows = await (self._read(tenant_id, sql.SCHEDULES_OF, of.owner.kind, of.owner.id, after, of.limit) if of.owner
+                      else self._read(tenant_id, sql.SCHEDULES, after, of.limit))
+        return [Schedule(*row) for row in rows]
 
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
         """Whether a child of the receipt has one of the types."""
@@ -738,16 +751,8 @@ async def keep_session(db: asyncpg.Connection) -> None:
 
 async def require_weak_role(db: asyncpg.Connection) -> None:
     """Refuse a role that is not restricted by the wall between tenants; raises StartupError."""
-    role, superuser, bypass, owner, sweeper, auth = await db.fetchrow("""
-        SELECT current_user::text,
-               EXISTS (SELECT FROM pg_roles WHERE rolsuper AND pg_has_role(current_user, oid, 'MEMBER')),
-               EXISTS (SELECT FROM pg_roles WHERE rolbypassrls AND pg_has_role(current_user, oid, 'MEMBER')),
-               pg_has_role(current_user, 'asyncgate_owner', 'MEMBER'),
-               pg_has_role(current_user, 'asyncgate_sweeper', 'MEMBER'),
-               pg_has_role(current_user, 'asyncgate_auth', 'MEMBER')""")
-    strong = {"is a superuser": superuser, "may bypass row-level security": bypass, "owns the tables": owner,
-              "sees all tenants' work": sweeper, "sees all tenants' keys": auth}
-    for why in (why for why, holds in strong.items() if holds):
+    role, strong = await find_strengths(db)
+    for why in strong:
         raise StartupError(f"the role {role} {why}, so the wall between tenants would not restrict it: connect as "
                            "asyncgate_app, or set database.trusted_role=true for trials on your own machine")
 

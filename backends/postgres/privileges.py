@@ -61,6 +61,20 @@ UNION ALL SELECT 4, format('DROP POLICY IF EXISTS %1$I ON %2$s; CREATE POLICY %1
 ORDER BY 1, 2"""
 
 
+async def find_strengths(db: Any) -> tuple[str, list[str]]:
+    """Return the role of a connection, and why the wall between tenants does not restrict it; nothing if it does."""
+    role, superuser, bypass, *ours = await db.fetchrow("""
+        SELECT current_user::text,
+               EXISTS (SELECT FROM pg_roles WHERE rolsuper AND pg_has_role(current_user, oid, 'MEMBER')),
+               EXISTS (SELECT FROM pg_roles WHERE rolbypassrls AND pg_has_role(current_user, oid, 'MEMBER')),
+               pg_has_role(current_user, 'asyncgate_owner', 'MEMBER'),
+               pg_has_role(current_user, 'asyncgate_sweeper', 'MEMBER'),
+               pg_has_role(current_user, 'asyncgate_auth', 'MEMBER')""")
+    strong = {"is a superuser": superuser, "may bypass row-level security": bypass, "owns the tables": ours[0],
+              "sees all tenants' work": ours[1], "sees all tenants' keys": ours[2]}
+    return role, [why for why, holds in strong.items() if holds]
+
+
 async def privileges(db: Any, whole: bool = True) -> list[str]:
     """Return the statements that make the present privileges in the schema.
 
@@ -82,16 +96,20 @@ async def make_roles(db: Any, roles: str) -> None:
         await db.execute(roles)
 
 
+async def find_missing(db: Any) -> list[str]:
+    """Return the stored statements of missing privileges."""
+    stored, there = await stored_privileges(db) or [], set(await privileges(db, whole=False))
+    return [statement for statement in stored if outline(statement) not in there]
+
+
 async def restore_privileges(db: Any) -> list[str]:
     """Run the stored statements of missing privileges; return these statements."""
-    stored = await stored_privileges(db)
-    if stored is None:
+    if await stored_privileges(db) is None:
         owner = await db.fetchval(f"SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE oid = {OUR_SCHEMA}")
         if owner != ROLES[0]:
             raise StartupError(RESTORE_AGAIN)
         return []
-    there = set(await privileges(db, whole=False))
-    missing = [statement for statement in stored if outline(statement) not in there]
+    missing = await find_missing(db)
     try:
         async with db.transaction():
             await db.execute("SET LOCAL lock_timeout = '5s'")

@@ -1,1 +1,1 @@
-"""`asyncgate bench`: loads, servers to measure, and what goes on beside a measurement."""
+"""`asyncgate bench`: loads, servers to measure, and background load during a measurement."""

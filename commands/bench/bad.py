@@ -1,9 +1,9 @@
-"""What a flood of bad requests does to those who have nothing to do with it: `asyncgate bench --bad-keys` (threat A10)
-and `--bad-bodies` (threat E3).
+"""How a flood of bad requests affects other callers: `asyncgate bench --bad-keys` (threat A10) and `--bad-bodies`
+(threat E3).
 
-A server is started, and its health asked for, without and beside so many connections that try bad keys, or send the
-worst bodies, without a pause.  Half of the keys have the id of a key that exists and a wrong secret, which costs the
-server most; half are unknown.
+The benchmark starts a server and calls its health check, alone and beside N connections that send bad keys, or the
+worst bodies, without a pause.  Half of the keys have an existing id and a wrong secret, which costs the server most;
+half are unknown.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from asyncgate.commands.bench.servers import BenchServer
 from asyncgate.commands.bench.wire import LoadGate
 from asyncgate.parts.identity.keys_stored import ID_LENGTH, KEY_PREFIX, SECRET_LENGTH
 
-# A key: a prefix, its id, its secret, and six digits of CRC32 over all that.
+# A key: a prefix, its id, its secret, and a CRC32 checksum of six digits over these.
 CHECK_LENGTH = 6
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 
 
 class Memory(msgspec.Struct):
-    """The resident memory of a server in KiB; None where this system does not tell."""
+    """The resident memory of a server in KiB; None if the system does not report it."""
 
     before: int | None
     after: int | None
-    most: int | None        # at any time of its life
+    most: int | None        # the peak since its start
 
 
 class Flood(msgspec.Struct):
-    """What was measured."""
+    """The results of a measurement."""
 
     kind: str
     number: int
@@ -46,7 +46,7 @@ class Flood(msgspec.Struct):
 
 
 async def measure_flood(server: BenchServer, plan: Plan, kind: str, number: int) -> Flood:
-    """Measure how a server answers without and beside so many that send bad requests."""
+    """Measure a server's answers alone and during a flood of bad requests."""
     pid, known = server.child.pid, await issue_key(server.gate) if kind == BAD_KEY else ""
     before, _ = read_memory(pid)
     rows = await measure_rounds([server.gate], plan, number, partial(run_rival, token=known, kind=kind, number=number))
@@ -55,7 +55,7 @@ async def measure_flood(server: BenchServer, plan: Plan, kind: str, number: int)
 
 
 async def issue_key(gate: LoadGate) -> str:
-    """Return a key that exists; bad keys carry its id."""
+    """Issue a key; half of the bad keys have its id."""
     fields = {"name": "bench", "principal_kind": "worker", "principal_id": "bench"}
     async with gate.connected(1) as [wire]:
         answer = await wire.ask(gate.post(b"/v1/keys", msgspec.json.encode(fields)))
@@ -64,7 +64,7 @@ async def issue_key(gate: LoadGate) -> str:
 
 
 def make_bad_key(known: str, number: int) -> str:
-    """Return a key that is well formed and no good, with the id of a key that exists if the number is even."""
+    """Return a well-formed invalid key; it has the id of an existing key if the number is even."""
     is_unknown = number % 2 or not known.startswith(KEY_PREFIX)
     key_id = random_text(ID_LENGTH) if is_unknown else known[len(KEY_PREFIX):][:ID_LENGTH]
     start = KEY_PREFIX + key_id + random_text(SECRET_LENGTH)
@@ -73,12 +73,12 @@ def make_bad_key(known: str, number: int) -> str:
 
 
 def random_text(length: int) -> str:
-    """Return so many random digits."""
+    """Return random digits of this length."""
     return "".join([secrets.choice(BASE62) for _ in range(length)])
 
 
 def read_memory(pid: int) -> tuple[int | None, int | None]:
-    """Return the memory of a process now and at its most, in KiB."""
+    """Return the current and the peak memory of a process, in KiB."""
     with contextlib.suppress(OSError):
         said = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         return int(said["VmRSS"].split()[0]), int(said["VmHWM"].split()[0])
@@ -86,9 +86,9 @@ def read_memory(pid: int) -> tuple[int | None, int | None]:
 
 
 def format_memory(flood: Flood) -> str:
-    """Put what became of the memory into one line."""
+    """Describe the use of memory in one line."""
     memory = flood.memory
     if memory.before is None or memory.after is None or memory.most is None:
-        return "this system does not tell the server's memory"
+        return "this system does not report the server's memory"
     return (f"the server's memory: {memory.before / 1024:.1f} MiB before, {memory.after / 1024:.1f} MiB after "
             f"{flood.number} at once, {memory.most / 1024:.1f} MiB at most")

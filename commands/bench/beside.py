@@ -1,6 +1,6 @@
-"""What goes on beside a measurement of `asyncgate bench`: claims that wait, and a rival that keeps the gate busy.
+"""Background load during a measurement of `asyncgate bench`: waiting claims, and a rival that keeps the gate busy.
 
-The rival is a process of its own, so that it slows the gate and not the clocks of those who are measured.
+The rival is a separate process, so that it slows the gate and not the measuring clients.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from asyncgate.commands.bench.load import (
 from asyncgate.commands.bench.wire import Failed, LoadGate, Wire, run_on_fastest_loop
 from asyncgate.commands.dev import start_program, stop_children, watch_lifeline
 
-NEVER = "bench.never"           # the type that waiting claims wait for
+NEVER = "bench.never"           # the task type of waiting claims
 RIVAL = "bench.rival"
 CONNECTS_AT_ONCE = 100                   # connections opened together
-CONNECTIONS = 200               # of a rival; beyond that its creations go by the batch
+CONNECTIONS = 200               # of a rival; above that, it creates tasks in batches
 BAD_KEY, BAD_BODY, HOSTILE = "bad-key", "bad-body", "hostile"
 RIVALRIES = ("create", "claim", BAD_KEY, BAD_BODY, HOSTILE)
 WAITERS_SETTLE_SECONDS = 0.3
@@ -43,7 +43,7 @@ REFUSALS = {BAD_KEY: (401, 429, 503), BAD_BODY: (400, 413, 429, 503)}
 
 
 def allow_files(number: int) -> None:
-    """Raise this process's limit of open files, and that of those it starts, as far as that goes."""
+    """Raise the limit of open files for this process and its children, as far as possible."""
     with contextlib.suppress(ImportError):
         import resource
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -54,14 +54,14 @@ def allow_files(number: int) -> None:
 
 
 class Waiters:
-    """Claims that wait for work which never comes; each is renewed when it ends."""
+    """Claims that wait for tasks that never come; each is sent again when it ends."""
 
     def __init__(self) -> None:
         self.wires: list[Wire] = []
         self.wrong: Exception | None = None
 
     async def open(self, gate: LoadGate, number: int) -> None:
-        """Let so many claims wait; their ends are spread over time, as they are where claims came one by one."""
+        """Open waiting claims; spread their ends over time, as if they had started one by one."""
         for at in range(0, number, CONNECTS_AT_ONCE):
             fresh = await asyncio.gather(*(gate.connect() for _ in range(min(CONNECTS_AT_ONCE, number - at))))
             self.wires += fresh
@@ -71,27 +71,27 @@ class Waiters:
                 wire.send(make_claim(gate, place, NEVER, 1, 1 + (CLAIM_WAIT_SECONDS - 1) * (place + 1) / number))
 
     def renew(self, wire: Wire, request: bytes, answer: bytes) -> None:
-        """Wait again."""
+        """Send the claim again."""
         wire.send(request)
 
     def fail(self, wrong: Exception) -> None:
-        """Keep the first thing that went wrong."""
+        """Keep the first failure."""
         self.wrong = self.wrong or wrong
 
     def check(self) -> None:
-        """See that all of them still wait."""
+        """Check that all claims are still waiting."""
         if self.wrong is not None:
             raise Failed(f"a waiting claim ended: {self.wrong}", getattr(self.wrong, "status", 0))
 
     def close(self) -> None:
-        """Let all of them go."""
+        """Close all connections."""
         for wire in self.wires:
             wire.close()
 
 
 @contextlib.asynccontextmanager
 async def keep_waiting(gates: Iterable[LoadGate], number: int) -> AsyncIterator[None]:
-    """Let so many claims wait at each gate meanwhile."""
+    """Keep a number of claims waiting at each gate during a block."""
     waiters = Waiters()
     try:
         for gate in gates if number else ():
@@ -107,7 +107,7 @@ async def keep_waiting(gates: Iterable[LoadGate], number: int) -> AsyncIterator[
 
 @contextlib.asynccontextmanager
 async def run_rival(gate: LoadGate, *, token: str, kind: str, number: int) -> AsyncIterator[None]:
-    """Let another principal keep so many creations or claims under way meanwhile."""
+    """Let another principal keep a number of creations or claims in flight during a block."""
     child = start_program("asyncgate.commands.bench.beside", kind, str(number), url=gate.url, token=token or gate.token,
                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -118,19 +118,19 @@ async def run_rival(gate: LoadGate, *, token: str, kind: str, number: int) -> As
     finally:
         stop_children(child)
         cast(IO[str], child.stdout).close()
-    async with gate.connected(1) as [wire]:     # what the rival has left under way is done before this is answered
+    async with gate.connected(1) as [wire]:     # this is answered after the rival's remaining requests
         await wire.ask(Client(gate, 0).nothing)
 
 
 async def require_line(child: subprocess.Popen[str], wanted: str) -> None:
-    """Read a line of the rival's, and raise it if it is not the one that was wanted."""
+    """Read a line from the rival; raise an error if it is not the expected one."""
     line = await asyncio.to_thread(cast(IO[str], child.stdout).readline)
     if line.strip() != wanted or not wanted:
         raise Failed(f"the rival ended: {line.strip() or 'it was stopped'}")
 
 
 async def keep_trying(gate: LoadGate, kind: str, number: int) -> None:
-    """Keep so many bad requests under way until this process is stopped; each is refused, and the next one tried."""
+    """Keep a number of bad requests in flight until this process is stopped."""
     make = bad_keys(gate) if kind == BAD_KEY else bad_bodies(gate)
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -152,21 +152,21 @@ async def keep_trying(gate: LoadGate, kind: str, number: int) -> None:
 
 
 def bad_keys(gate: LoadGate) -> Callable[[int], bytes]:
-    """Return what makes a request with a bad key for each connection."""
-    from asyncgate.commands.bench.bad import make_bad_key  # which is made of this module
+    """Return a function that makes a request with a bad key for each connection."""
+    from asyncgate.commands.bench.bad import make_bad_key  # imports this module
     return lambda place: LoadGate(gate.url, make_bad_key(gate.token, place)).get(b"/v1/config")
 
 
 def bad_bodies(gate: LoadGate) -> Callable[[int], bytes]:
-    """Return what makes one request after another out of the worst bodies."""
+    """Return a function that makes requests from the worst bodies, in turn."""
     bodies = cycle(make_worst())
     return lambda place: gate.post(*next(bodies))
 
 
 async def keep_busy(gate: LoadGate, kind: str, number: int) -> None:
-    """Keep so many creations or claims under way until this process is stopped."""
+    """Keep a number of creations or claims in flight until this process is stopped."""
     if kind == HOSTILE:
-        from asyncgate.commands.bench.hostile import keep_hostile  # which is made of this module
+        from asyncgate.commands.bench.hostile import keep_hostile  # imports this module
         await keep_hostile(gate, number)
         return
     if kind in REFUSALS:
@@ -183,7 +183,7 @@ async def keep_busy(gate: LoadGate, kind: str, number: int) -> None:
             ended.set_exception(wrong)
 
     async with gate.connected(math.ceil(number / each)) as wires:
-        # A credential that is refused is told before it is measured; a batch tells it in its items.
+        # Report a refused credential before measuring; a batch reports it in its items.
         require_sound(await wires[0].ask(request if kind == "create" else gate.get(b"/v1/config")))
         for wire in wires:
             wire.taken, wire.failed = partial(send_again, wire, request), fail

@@ -1,4 +1,4 @@
-"""The bodies that cost a gate most, each as large as a gate accepts by default (`asyncgate bench --bad-bodies`)."""
+"""The bodies that cost a gate most, each at the default size limit (`asyncgate bench --bad-bodies`)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from asyncgate.parts.model.settings import Settings
 
 BODY_BYTES = Settings().max_request_bytes
 BODY_ENDS = (b'{"type":"bench.bad","payload":', b"}")
-NAMES_PER_BODY = 90_000       # of one object: below what a gate refuses
+NAMES_PER_BODY = 90_000       # of one object: just below the limit of a gate
 
 
 def fill_body(start: bytes, unit: bytes, end: bytes) -> bytes:
-    """Repeat a unit between a start and an end until the body has its size."""
+    """Repeat a unit between a start and an end until the body has its full size."""
     return start + unit * ((BODY_BYTES - len(start) - len(end)) // len(unit)) + end
 
 
 def make_worst() -> list[tuple[bytes, bytes]]:
-    """Return paths and bodies: many values, deep ones, many escapes, many strings, long texts, many names."""
+    """Return paths and bodies: many values, deep nesting, many escapes, many strings, long texts, many names."""
     begin, end = BODY_ENDS
     values = [fill_body(begin + b"[", unit, b"1]" + end) for unit in (b"[],", b"{},", b'"",', b"1,")]
     deep = [fill_body(begin, b"[", b""), fill_body(begin, b'{"a":', b"")]
@@ -28,7 +28,7 @@ def make_worst() -> list[tuple[bytes, bytes]]:
 
 
 def make_many_names(member: bytes, value: bytes = b"null") -> bytes:
-    """Return a request one of whose members has very many names, or which itself has them."""
+    """Return a request with very many names, in one member or at the top level."""
     names = b",".join([b'"k%d":%b' % (number, value) for number in range(NAMES_PER_BODY)])
     return b'{"type":"bench.bad","%b":{%b}}' % (member, names) if member else b'{"type":"bench.bad",%b}' % names
 
@@ -40,6 +40,6 @@ def make_long_list() -> bytes:
 
 
 def make_call(start: bytes, unit: bytes, end: bytes) -> bytes:
-    """Return a bare JSON-RPC call with such arguments."""
+    """Return a bare JSON-RPC call with these arguments."""
     around = b'{"method":"tools/call","params":{"name":"asyncgate.create_task","arguments":'
     return fill_body(around + start, unit, end + b"}}")

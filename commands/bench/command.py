@@ -1,11 +1,11 @@
-"""How fast a gate answers, measured from outside: a load of keep-alive connections that speak raw HTTP.
+"""`asyncgate bench`: measure a gate from outside, with a load of keep-alive connections that send raw HTTP.
 
     asyncgate bench-server --database sqlite:///bench.db        # a gate, with a bare echo beside it
     asyncgate bench --echo --mode cycle --clients 1,8,32        # in turns, so that a ratio can be quoted
     asyncgate bench --self                                      # both, and the table of docs/numbers.md
 
-Each client sends its next request when the last one is answered.  A step is what a mode does again and again: one cycle
-is create, claim and complete, three requests and four receipts.  Read ratios of one run, not times of one machine.
+Each client sends its next request when the last one is answered.  A mode repeats a step: one cycle is create, claim
+and complete, three requests and four receipts.  Compare ratios of one run, not times of different machines.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.app import serve_forever
 from asyncgate.parts.identity.startup import require_safe_start
 from asyncgate.parts.model.settings import Configured
-from asyncgate.parts.process.configured import configured
 from asyncgate.parts.process.logs import start_logging
+from asyncgate.parts.process.options import add_settings_options
 
 MOST_WAITING = 20_000
 OWN_SERVER = "--bad-keys, --bad-bodies, --hostile and --slow-disk"
@@ -82,7 +82,7 @@ class Asked(msgspec.Struct):
     rival_token: str
 
     def plan(self) -> Plan:
-        """Return what is to be measured: nothing if only filling was asked for."""
+        """Return the plan of the measurement; it has no modes if the options only fill the gate."""
         modes = list(self.modes) or (["create", "mcp"] if self.with_mcp else [])
         if self.of_itself:
             modes = modes or [mode for mode in EVERY_MODE if mode not in ("echo", "health")]
@@ -104,7 +104,7 @@ def read_numbers(ctx: click.Context, param: click.Parameter, said: str) -> list[
     except ValueError:
         raise click.BadParameter(f"{said} is not a list of numbers such as 1,8,32") from None
     if min(found) < 1:
-        raise click.BadParameter("there is at least one client")
+        raise click.BadParameter("at least one client is needed")
     return found
 
 
@@ -113,49 +113,52 @@ FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.it
 
 @click.command()
 @click.option("--mode", "modes", multiple=True, type=click.Choice(EVERY_MODE), metavar="MODE",
-              help=f"What to do again and again; several run in turns. One of {', '.join(EVERY_MODE)}. Default cycle.")
-@click.option("--echo", "with_echo", is_flag=True, help="Add the mode echo: every rate is shown as a part of its rate.")
-@click.option("--mcp", "with_mcp", is_flag=True, help="MCP beside REST: the same as --mode create --mode mcp.")
+              help=f"What to measure; repeatable, modes run in turns. One of {', '.join(EVERY_MODE)}. Default cycle.")
+@click.option("--echo", "with_echo", is_flag=True, help="Add the mode echo, and show rates as fractions of its rate.")
+@click.option("--mcp", "with_mcp", is_flag=True, help="Compare MCP with REST: the same as --mode create --mode mcp.")
 @click.option("--clients", default="1,8,32", show_default=True, callback=read_numbers,
-              help="How many at once, as a list.")
-@click.option("--seconds", default=3.0, show_default=True, type=Duration(0.1), help="How long each lasts.")
-@click.option("--count", type=click.IntRange(min=1), help="How many steps each takes, instead of --seconds.")
+              help="Numbers of concurrent clients.")
+@click.option("--seconds", default=3.0, show_default=True, type=Duration(0.1), help="Duration of each measurement.")
+@click.option("--count", type=click.IntRange(min=1), help="Steps of each measurement, instead of --seconds.")
 @click.option("--warm-up", default=0.5, show_default=True, type=Duration(),
-              help="How long each mode runs before the first round.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Rounds; medians are printed.")
-@click.option("--url", envvar="ASYNCGATE_URL", default="http://127.0.0.1:8080", show_default=True, help="The gate.")
+              help="Duration of the warm-up of each mode.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1),
+              help="Rounds; the medians are printed.")
+@click.option("--url", envvar="ASYNCGATE_URL", default="http://127.0.0.1:8080", show_default=True,
+              help="URL of the gate.")
 @click.option("--token", envvar="ASYNCGATE_API_KEY", multiple=True, type=CREDENTIAL, metavar="TOKEN | @FILE",
-              help="Its credential; default ASYNCGATE_API_KEY. Several are measured in turns, and compared.")
+              help="Credential; default ASYNCGATE_API_KEY. Repeat it to compare several.")
 @click.option("--self", "of_itself", is_flag=True,
-              help="Start servers, on a fresh SQLite file and on each --database; print the table as Markdown.")
+              help="Start servers on a new SQLite file and on each --database; print the table as Markdown.")
 @click.option("--database", "databases", multiple=True, metavar="URL",
-              help="With --self: one more database, such as a migrated Postgres. It will be written to.")
+              help="With --self: another database, such as a migrated Postgres. Tasks are written to it.")
 @click.option("--fill", "to_fill", default=0, type=click.IntRange(min=0), metavar="N",
-              help="First create so many tasks in each --fill-state; measure nothing unless a mode is named.")
+              help="First create N tasks in each --fill-state; measure nothing unless --mode is given.")
 @click.option("--fill-state", "states", multiple=True, type=click.Choice(list(FILL_STATES)), metavar="STATE",
-              help=f"What they are, default terminal. {FILL_STATES_HELP}.")
+              help=f"State of the tasks of --fill; default terminal. {FILL_STATES_HELP}.")
 @click.option("--idle", default=0, type=click.IntRange(0, MOST_WAITING), metavar="N",
-              help="Let so many claims wait meanwhile; with --self also tell what they cost the server.")
+              help="Keep N claims waiting meanwhile; with --self also measure their cost.")
 @click.option("--rival", default=0, type=click.IntRange(0, 100_000), metavar="N",
-              help="Measure each mode twice: alone, and while another keeps so many creations under way.")
-@click.option("--rival-kind", default="create", show_default=True, type=click.Choice(RIVALRIES), help="What it does.")
+              help="Measure each mode twice: alone, and beside a rival with N requests in flight.")
+@click.option("--rival-kind", default="create", show_default=True, type=click.Choice(RIVALRIES),
+              help="Requests of the rival.")
 @click.option("--rival-token", default="", type=CREDENTIAL, metavar="TOKEN | @FILE",
-              help="Its credential, to make it another tenant's: a key of agent bench.rival. Default --token.")
+              help="Credential of the rival, such as a key of agent bench.rival in another tenant. Default --token.")
 @click.option("--bad-keys", default=0, type=click.IntRange(0, 2000), metavar="N",
-              help="Start a server; measure its health without and beside so many that try bad keys, and its memory.")
+              help="Start a server; measure its health check alone and beside N clients with bad keys, and its memory.")
 @click.option("--bad-bodies", default=0, type=click.IntRange(0, 100), metavar="N",
-              help="The same beside so many that send the worst bodies that a gate accepts.")
+              help="The same beside N clients that send the most expensive bodies a gate accepts.")
 @click.option("--hostile", is_flag=True,
-              help="Start a server with limits; measure a tenant without and beside another one at its worst.")
+              help="Start a server with limits; measure a tenant alone and beside a hostile one.")
 @click.option("--slow-disk", default=0.0, type=click.FloatRange(0, 1000), metavar="MS",
-              help="Start a server whose every commit takes so much longer: what is sharing a commit worth?")
+              help="Start a server whose commits take MS longer, to measure the value of shared commits.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> None:
     """Measure a gate from outside: rates and latencies, medians of several rounds.
 
-    The load leaves tasks behind whose types begin with bench: use a database of its own.  The mode echo needs
-    `asyncgate bench-server`; all rates are then shown as a part of the echo's.  tasks/s of complete are cycles/s.
+    Use a separate database: the load leaves tasks behind, whose types begin with bench.  The mode echo needs
+    `asyncgate bench-server`; all rates are then shown as a fraction of the echo's.  tasks/s of complete are cycles/s.
 
     \b
     asyncgate bench --self                             the table of docs/numbers.md
@@ -168,7 +171,7 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asyncgate bench --slow-disk 4 --clients 1,32       what is sharing a commit worth on a slow disk?
     """
     asked = Asked(**{param.name: options[param.name] for param in ctx.command.params if param.name in options})
-    if said := "; ".join(contradictions(ctx, asked)):
+    if said := "; ".join(find_contradictions(ctx, asked)):
         raise click.UsageError(said)
     allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
     try:
@@ -178,7 +181,7 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
 
 
 def find_measurement(asked: Asked) -> Callable[[Asked], None]:
-    """Return what measures what was asked for."""
+    """Return the function for the measurement that the options name."""
     if asked.of_itself:
         return measure_itself
     if asked.bad_keys or asked.bad_bodies:
@@ -188,32 +191,32 @@ def find_measurement(asked: Asked) -> Callable[[Asked], None]:
     return measure_slow_disk if asked.slow_disk else measure_url
 
 
-def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
-    """Find options that do not go together."""
+def find_contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
+    """Yield errors for options that exclude each other."""
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if {"seconds", "count"} <= given:
         yield "--seconds and --count exclude each other"
     if asked.databases and not asked.of_itself:
-        yield "--database needs --self: a gate that runs has its database already, name it with --url"
+        yield "--database needs --self: a running gate, named by --url, has its own database"
     own = sum(map(bool, (asked.bad_keys, asked.bad_bodies, asked.hostile, asked.slow_disk)))
     if (asked.of_itself or own) and {"url", "token"} & given:
-        yield f"--self, {OWN_SERVER} start servers of their own: leave --url and --token away"
+        yield f"--self, {OWN_SERVER} start their own servers: omit --url and --token"
     if own and (asked.of_itself or asked.rival or asked.idle or asked.to_fill or asked.with_echo):
-        yield f"{OWN_SERVER} go with --mode, --clients and how long, and nothing else"
+        yield f"{OWN_SERVER} allow only --mode, --clients, --seconds, --count, --warm-up and --rounds"
     if own > 1:
         yield f"{OWN_SERVER} exclude each other"
     if asked.states and not asked.to_fill:
-        yield "--fill-state needs --fill, how many"
+        yield "--fill-state needs --fill N"
     if {"rival_kind", "rival_token"} & given and not asked.rival:
-        yield "--rival-kind and --rival-token need --rival, how many"
+        yield "--rival-kind and --rival-token need --rival N"
     if asked.rival and asked.of_itself:
-        yield "--rival needs a gate that runs, not --self"
+        yield "--rival needs a running gate, not --self"
     if asked.rival > 2000 and asked.rival_kind == "claim":
-        yield "a rival keeps at most 2000 claims under way, one on each connection"
+        yield "a rival keeps at most 2000 claims in flight, one on each connection"
 
 
 def exit_with_error(wrong: Exception) -> NoReturn:
-    """End with one line and the exit status of its class."""
+    """Exit with one line, and the exit status of the error."""
     sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
     if isinstance(wrong, NoGate):
         raise exit_with(escape_text(str(wrong)), EXIT_NO_GATE)
@@ -222,7 +225,7 @@ def exit_with_error(wrong: Exception) -> NoReturn:
 
 
 def measure_url(asked: Asked) -> None:
-    """Fill and measure a gate that runs."""
+    """Fill and measure a running gate."""
     tokens, plan = asked.token or ("",), asked.plan()
     named = [f"credential {number}" for number, _ in enumerate(tokens, 1)] if len(tokens) > 1 else [""]
     gates = [LoadGate(root_of(asked.url), token, name) for token, name in zip(tokens, named, strict=True)]
@@ -244,7 +247,7 @@ def measure_flood(asked: Asked) -> None:
 
 
 def measure_hostile(asked: Asked) -> None:
-    """Start a server with its limits on, and let one tenant do its worst beside another."""
+    """Start a server with limits, and measure one tenant beside a hostile one."""
     from asyncgate.commands.bench import hostile as part
     with start_servers((), 0, part.LIMITED) as [server], start_servers((), 0, part.LIMITED) as [other]:
         rows = run_on_fastest_loop(part.measure_victim(server, other, asked.plan()))
@@ -261,14 +264,14 @@ def measure_slow_disk(asked: Asked) -> None:
 
 
 async def measure_beside(asked: Asked, gates: list[LoadGate], plan: Plan) -> list[Figures]:
-    """Measure, with all that shall go on meanwhile."""
+    """Measure, with the background load that the options name."""
     other = partial(run_rival, token=asked.rival_token, kind=asked.rival_kind, number=asked.rival)
     async with keep_waiting(gates if asked.of_itself else gates[:1], asked.idle):
         return await measure_rounds(gates, plan, asked.rival, other if asked.rival else None)
 
 
 def fill_gates(asked: Asked, gates: list[LoadGate]) -> None:
-    """Fill gates, with a bar that tells how far it is."""
+    """Fill gates, with a progress bar."""
     states = asked.states or ("terminal",)
     for gate in gates if asked.to_fill else ():
         label = f"filling {gate.name or gate.url}"
@@ -289,17 +292,17 @@ def measure_itself(asked: Asked) -> None:
 
 
 async def measure_all(asked: Asked, servers: list[BenchServer], plan: Plan) -> tuple[list[Rest], list[Figures]]:
-    """Measure what waiting claims cost, if there shall be some, and then how fast everything is."""
+    """Measure the cost of waiting claims, if any, then all modes."""
     seconds = plan.seconds * plan.rounds
     rests = [await measure_at_rest(server, asked.idle, seconds) for server in servers] if asked.idle else []
     return rests, await measure_beside(asked, [server.gate for server in servers], plan)
 
 
-# What a person reads.
+# Text output.
 
 
 def format_rows(rows: list[Figures]) -> str:
-    """Write the rows for people; a ratio to the echo stands where the echo was measured too."""
+    """Format the rows as text; include the ratio to the echo if it was measured."""
     echo = {(one.clients, one.database): one.requests_per_second for one in rows
             if one.mode == "echo" and not one.rival}
     wide = max(len(format_label(one)) for one in rows)
@@ -311,24 +314,24 @@ def format_rows(rows: list[Figures]) -> str:
         tasks = f"{one.tasks_per_second:,.0f}" if one.tasks_per_second else "-"
         lines.append(f"{format_label(one):{wide}} {one.clients:7}  {one.operation:16} {one.requests_per_second:10,.0f} "
                      f"{ratio:>8} {tasks:>8} {one.p50_ms:8.2f} {one.p99_ms:8.2f} {one.p999_ms:8.2f}")
-    return "\n".join([*lines, *cycles(rows), *slowed(rows), *compared(rows)])
+    return "\n".join([*lines, *format_cycles(rows), *format_slowdowns(rows), *format_comparisons(rows)])
 
 
 def format_label(one: Figures) -> str:
-    """Name a mode, and the rival beside it."""
+    """Return the name of a mode, and of the rival beside it."""
     told = f"{one.mode} beside {one.rival}" if one.rival else one.mode
     return f"{told} ({one.database})" if one.database else told
 
 
-def cycles(rows: list[Figures]) -> Iterator[str]:
-    """Tell how many tasks came to their end in a second."""
+def format_cycles(rows: list[Figures]) -> Iterator[str]:
+    """Yield the number of tasks completed per second."""
     for one in rows:
         if one.operation in COMPLETIONS:
             yield f"{format_label(one)}, {count_clients(one.clients)}: {one.tasks_per_second:,.0f} cycles/s"
 
 
-def slowed(rows: list[Figures]) -> Iterator[str]:
-    """Tell how much slower a rival makes each operation."""
+def format_slowdowns(rows: list[Figures]) -> Iterator[str]:
+    """Yield how much slower a rival makes each operation."""
     alone = {(one.mode, one.clients, one.operation, one.database): one for one in rows if not one.rival}
     for one in rows:
         if one.rival:
@@ -338,8 +341,8 @@ def slowed(rows: list[Figures]) -> Iterator[str]:
                    f"p99 {one.p99_ms / lone.p99_ms:.2f} × beside {one.rival}")
 
 
-def compared(rows: list[Figures]) -> Iterator[str]:
-    """Tell how each further credential fares beside the first: the ratio of their rates in the same run."""
+def format_comparisons(rows: list[Figures]) -> Iterator[str]:
+    """Yield the rate of each further credential relative to the first, in the same run."""
     first = next((one.database for one in rows), "")
     base = {(one.mode, one.clients, one.operation, one.rival): one for one in rows if one.database == first}
     for one in rows:
@@ -350,14 +353,14 @@ def compared(rows: list[Figures]) -> Iterator[str]:
 
 
 class EchoBody(msgspec.Struct):
-    """What the echo reads: a body like a task's."""
+    """The body that the echo reads, similar to a task."""
 
     type: str
     payload: msgspec.Raw
 
 
 async def echo(request: Any) -> Any:
-    """Decode a body into a Struct and answer with JSON, as a stock Starlette route would, and do nothing else."""
+    """Decode a body into a Struct and answer with JSON, as a plain Starlette route does."""
     from starlette.responses import Response
     document = msgspec.json.decode(await request.body(), type=EchoBody)
     return Response(msgspec.json.encode({"type": document.type, "status": "queued"}), media_type="application/json")
@@ -366,9 +369,9 @@ async def echo(request: Any) -> Any:
 @click.command("bench-server")
 @click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
-@configured
+@add_settings_options
 def bench_server(configured: Configured) -> None:
-    """Serve a gate with a bare echo at /echo beside it, the yardstick of `asyncgate bench`."""
+    """Serve a gate with a bare echo at /echo, the baseline of `asyncgate bench`."""
     require_safe_start(configured.settings)
     start_logging(configured.settings)
     sys.exit(serve_forever(configured.settings, beside=[Route("/echo", echo, methods=["POST"])]))

@@ -1,6 +1,6 @@
-"""Fill a gate with tasks: `asyncgate bench --fill N`, so that one can see what stays fast when there is much of it.
+"""Fill a gate with tasks: `asyncgate bench --fill N`, to measure what stays fast with many tasks.
 
-Everything goes over the wire, 500 tasks a call, and is what it seems: a finished task was created, leased, completed.
+All tasks are created over the wire, 500 per call, and are real: a finished task was created, leased and completed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FILL_STATES: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 FILL_MEANING = {
     "terminal": "created, leased and completed",
-    "queued": "claimable, first come first served with the tasks of the modes cycle, drain and batch",
+    "queued": "claimable, in one queue with the tasks of the modes cycle, drain and batch",
     "foreign": "queued, but needs a capability that the clients lack",
     "lanes": f"queued, spread over {FILL_LANES:,} types",
     "delayed": "queued, not to be leased before tomorrow",
@@ -46,21 +46,21 @@ FILL_MEANING = {
 
 
 async def fill(gate: LoadGate, state: str, number: int, grown: Callable[[int], object]) -> None:
-    """Create so many tasks in a state; tell after each call how many more there are."""
+    """Create tasks in a state; report the number created after each call."""
     pieces = split_calls(state, number)
     async with gate.connected(CONNECTIONS) as wires:
         await run_together(*(fill_pieces(gate, wire, state, pieces, grown) for wire in wires))
 
 
 def split_calls(state: str, number: int) -> Iterator[tuple[int, int]]:
-    """Return where each call begins and how many tasks it creates; every tenant gets some."""
+    """Return the first number and the size of each call; every tenant gets some tasks."""
     most = max(min(TASKS_PER_FILL, number // FILL_TENANTS), 1) if state == "tenants" else TASKS_PER_FILL
     return ((start, min(most, number - start)) for start in range(0, number, most))
 
 
 async def fill_pieces(gate: LoadGate, wire: Wire, state: str, pieces: Iterator[tuple[int, int]],
                grown: Callable[[int], object]) -> None:
-    """Take piece after piece over one connection until there is none left."""
+    """Create one piece after another over a connection until none is left."""
     for start, size in pieces:
         body: dict[str, Any] = {"tasks": [{**TASK_BODY, **FILL_STATES[state](start + at)} for at in range(size)]}
         if state == "tenants":
@@ -74,16 +74,16 @@ async def fill_pieces(gate: LoadGate, wire: Wire, state: str, pieces: Iterator[t
         grown(size)
 
 
-ONE_TENANT = ("this gate keeps the credential within its own tenant (tenant_mismatch): the state tenants needs one "
-              "that may name others")
+ONE_TENANT = ("the gate limits this credential to its own tenant (tenant_mismatch): the state tenants needs one "
+              "for all tenants")
 
 
 async def finish(gate: LoadGate, wire: Wire, size: int) -> None:
-    """Lease and complete so many of the tasks that were created to be finished."""
+    """Lease and complete tasks that were created to be finished."""
     found: list[tuple[bytes, bytes]] = []
     while len(found) < size:
         leased = LEASES.findall(await wire.ask(make_claim(gate, 0, FILLED, min(TASKS_PER_BATCH, size - len(found)))))
         if not leased:
-            raise Failed(f"somebody else leases tasks of the type {FILLED}")
+            raise Failed(f"another worker leases tasks of the type {FILLED}")
         found += leased
     require_sound(await wire.ask(Client(gate, 0).completions(found)))

@@ -1,9 +1,9 @@
-"""What one tenant at its worst does to another: `asyncgate bench --hostile` (threats E3, E8, A10 and F1).
+"""How a hostile tenant affects another one: `asyncgate bench --hostile` (threats E3, E8, A10 and F1).
 
-A server is started with its rate limits on.  A tenant's creations are measured alone, and beside four clients of
-another tenant that do the worst they can without a pause: bodies that cost most, ever new task types and claim
-profiles, connections that hang up and credentials that nobody issued, and wrong secrets for keys that exist.
-The same attack on another server of this machine tells what the shared processors alone cost.
+The benchmark starts a server with rate limits.  It measures a tenant's creations alone, and beside four clients of
+another tenant that attack without a pause: with expensive bodies, new task types and claim profiles, dropped
+connections, unknown credentials, and wrong secrets for existing keys.  The same attack on another server of this
+machine shows the cost of the shared processors alone.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from asyncgate.commands.bench.servers import BenchServer
 from asyncgate.commands.bench.wire import Failed, LoadGate, read_length
 
 CLIENTS = 4
-# Both come from this machine: what an address may do would hold up the one for the other.
+# Both tenants call from this machine, so a limit per address would let one slow down the other.
 LIMITED = ("security.rate_limiting.enabled=true", "security.rate_limiting.address_calls_per_minute=-1")
 ATTACKED, CONTROL = "the gate attacked", "another gate attacked"
 TIERS = {"bench-victim": "enterprise", "bench-hostile": "paid"}
-BREAK_SECONDS = 0.01        # before a connection that the gate has closed is opened again
+BREAK_SECONDS = 0.01        # pause before a closed connection is opened again
 
 
 async def measure_victim(server: BenchServer, other: BenchServer, plan: Plan) -> list[Figures]:
-    """Measure a tenant's calls without and beside the worst that another tenant can do, here and at another server."""
+    """Measure a tenant's calls alone, beside an attack on its gate, and beside an attack on another gate."""
     victim = await make_tenant(server.gate, "bench-victim")
     targets = {ATTACKED: server.gate, CONTROL: other.gate}
     tokens = {place: await make_tenant(gate, "bench-hostile") for place, gate in targets.items()}
@@ -46,7 +46,7 @@ async def measure_victim(server: BenchServer, other: BenchServer, plan: Plan) ->
 
 
 async def make_tenant(gate: LoadGate, name: str) -> str:
-    """Make a tenant, and return a key of an admin of its."""
+    """Create a tenant; return a key of its admin."""
     async with gate.connected(1) as [wire]:
         made = await wire.ask(gate.post(b"/v1/tenants", encoded({"name": name, "tier": TIERS[name]})))
         fields = {"name": name, "principal_kind": "agent", "principal_id": name, "role": "admin",
@@ -57,7 +57,7 @@ async def make_tenant(gate: LoadGate, name: str) -> str:
 
 
 async def keep_hostile(gate: LoadGate, number: int) -> None:
-    """Do the worst from so many connections until this process is stopped."""
+    """Attack over a number of connections until this process is stopped."""
     means = cycle([yield_bodies(gate), yield_inventions(gate), None, yield_wrong_secrets(gate)])
     clients = [asyncio.create_task(hang_up(gate) if requests is None else repeat(gate, requests))
                for _, requests in zip(range(number), means, strict=False)]
@@ -66,12 +66,12 @@ async def keep_hostile(gate: LoadGate, number: int) -> None:
 
 
 def yield_bodies(gate: LoadGate) -> Iterator[bytes]:
-    """Yield requests with the bodies that cost most."""
+    """Yield requests with the most expensive bodies."""
     return (gate.post(*body) for body in cycle(make_worst()))
 
 
 def yield_inventions(gate: LoadGate) -> Iterator[bytes]:
-    """Yield creations of types that nobody else has, and claims with profiles that nobody else has."""
+    """Yield creations of unique types, and claims with unique profiles."""
     for number in count():
         yield gate.post(b"/v1/tasks", encoded({"type": f"bench.invented.{number}", "payload": number}))
         profile = {"capabilities": [f"c{number}"], "accept_types": [f"bench.invented.{number}"]}
@@ -79,12 +79,12 @@ def yield_inventions(gate: LoadGate) -> Iterator[bytes]:
 
 
 def yield_wrong_secrets(gate: LoadGate) -> Iterator[bytes]:
-    """Yield requests with a key that exists and wrong secrets."""
+    """Yield requests with an existing key and wrong secrets."""
     return (LoadGate(gate.url, make_bad_key(gate.token, 0)).get(b"/v1/config") for _ in count())
 
 
 async def repeat(gate: LoadGate, requests: Iterator[bytes]) -> None:
-    """Send one request after another, whatever the answers are, over a new connection when the gate has closed one."""
+    """Send one request after another, ignoring the answers; reconnect if the gate closes the connection."""
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             async with open_connection(gate) as (reader, writer):
@@ -96,7 +96,7 @@ async def repeat(gate: LoadGate, requests: Iterator[bytes]) -> None:
 
 
 async def hang_up(gate: LoadGate) -> None:
-    """Ask three times at once and hang up; then ask with a credential and a name that nobody has seen."""
+    """Send three requests and disconnect; then send one with an unknown credential and name."""
     while True:
         stranger = LoadGate(gate.url, secrets.token_hex(8))
         odd = stranger.get(b"/v1/config").replace(b"host:", b"user-agent: %b\r\nhost:" % secrets.token_hex(8).encode())
@@ -110,7 +110,7 @@ async def hang_up(gate: LoadGate) -> None:
 
 @contextlib.asynccontextmanager
 async def open_connection(gate: LoadGate) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect to a gate for the time of a block."""
+    """Keep a connection to a gate open during a block."""
     reader, writer = await asyncio.open_connection(gate.host, gate.port)
     try:
         yield reader, writer
@@ -119,7 +119,7 @@ async def open_connection(gate: LoadGate) -> AsyncIterator[tuple[asyncio.StreamR
 
 
 def format_verdict(rows: list[Figures]) -> str:
-    """Put the p99 of the measured tenant beside the goal, and beside what the shared processors alone cost."""
+    """Compare the p99 of the measured tenant with the goal, and with the cost of the shared processors alone."""
     here, elsewhere = (find_worst_ratio(rows, place) for place in (ATTACKED, CONTROL))
     return (f"beside a hostile tenant p99 is {here:.2f} × that of alone (goal: 2); the same attack on another gate of "
             f"this machine makes it {elsewhere:.2f} ×, so the gate itself adds {here / elsewhere:.2f} ×")

@@ -1,8 +1,8 @@
-"""The load of `asyncgate bench`: what its clients ask, one request after another.
+"""The load of `asyncgate bench`: the requests of its clients.
 
-A mode is a generator: it yields the name of an operation and the bytes of a request, and is sent the body of the
-answer.  The connection drives it straight from the event loop, without a task or a future in between, and nothing is
-decoded that the next request does not need: the load must not be what is measured.
+A mode is a generator: it yields the name of an operation and the bytes of a request, and receives the body of the
+answer.  The connection drives it directly from the event loop, without a task or a future in between, and decodes only
+what the next request needs, so that the load does not distort the measurement.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import msgspec
 from asyncgate.commands.bench.wire import Failed, LoadGate, Wire
 
 Took = defaultdict[str, list[float]]                            # seconds by operation
-Step = Generator[tuple[str, bytes], bytes, bool | None]         # returns True when there is nothing left to do
+Step = Generator[tuple[str, bytes], bytes, bool | None]         # returns True when no work is left
 
 TASKS_PER_BATCH = 100             # tasks per call of the mode batch
-TASKS_PER_FILL = 500           # tasks per call where only the speed of filling counts
-DRAINED = 5000          # tasks made ready for each second of draining: more than a gate does
+TASKS_PER_FILL = 500           # tasks per call when filling
+DRAINED = 5000          # tasks prepared per second of draining: more than a gate can complete
 OWED = 20               # open obligations of the principal whose list is read
-CLAIM_HEAD_START_SECONDS = 0.005   # for a claim to arrive and wait before its task is created
-CLAIM_WAIT_SECONDS = 30       # that a claim stays open
+CLAIM_HEAD_START_SECONDS = 0.005   # for a claim to arrive and wait, before its task is created
+CLAIM_WAIT_SECONDS = 30       # timeout of a waiting claim
 LAST_ANSWER_SECONDS = 60   # for the last answers of a turn
 TYPE, LEFT, OWNER, AWAITED = "bench.task", "bench.left", "bench.owed", "bench.awaited"
 TASK_BODY: dict[str, Any] = {"type": TYPE, "payload": {"document": 7, "pages": [1, 2, 3]}, "principal_id": "bench"}
@@ -37,12 +37,12 @@ REVISION = "2026-07-28"
 MCP_META = {"io.modelcontextprotocol/protocolVersion": REVISION, "io.modelcontextprotocol/clientCapabilities": {}}
 MCP_HEAD = (f"accept: application/json, text/event-stream\r\nmcp-protocol-version: {REVISION}\r\n"
             "mcp-method: tools/call\r\nmcp-name: asyncgate.create_task\r\n").encode()
-LEASES = re.compile(rb'"task_id":\s*"([^"]+)",\s*"lease_id":\s*"([^"]+)"')      # as they stand first in each offer
+LEASES = re.compile(rb'"task_id":\s*"([^"]+)",\s*"lease_id":\s*"([^"]+)"')      # the first members of each offer
 encoded = msgspec.json.encode
 
 
 class Client:
-    """One of the clients of a load, with all of its requests that can be written beforehand."""
+    """One client of a load, with its prepared requests."""
 
     def __init__(self, gate: LoadGate, number: int) -> None:
         self.gate, self.number = gate, number
@@ -63,23 +63,23 @@ class Client:
         self.tool = gate.post(b"/mcp", encoded(call), MCP_HEAD)
 
     def completion(self, task_id: bytes, lease_id: bytes) -> bytes:
-        """Return the request that ends a task well."""
+        """Return the request that completes a task."""
         return self.gate.post(b"/v1/tasks/%b/complete" % task_id, b'%b,"lease_id":"%b"}' % (self.mine, lease_id))
 
     def cycle(self) -> Step:
-        """Hand over a task, lease one, complete it; the task may be another client's."""
+        """Create a task, lease one, complete it; the leased task may be another client's."""
         yield "create", self.task
         for task_id, lease_id in LEASES.findall((yield "claim", self.one)):
             yield "complete", self.completion(task_id, lease_id)
         return None
 
     def create(self) -> Step:
-        """Hand over one task."""
+        """Create one task."""
         yield "create", self.left
         return None
 
     def drain(self) -> Step:
-        """Lease and complete a task that was there before the clock began."""
+        """Lease and complete a task that was created before the measurement."""
         found = LEASES.findall((yield "claim", self.one))
         for task_id, lease_id in found:
             self.gate.stocked -= 1
@@ -87,12 +87,12 @@ class Client:
         return not found
 
     def claim_empty(self) -> Step:
-        """Ask for work that nobody has."""
+        """Claim a type that has no tasks."""
         yield "claim", self.nothing
         return None
 
     def batch(self) -> Step:
-        """Hand over, lease and complete a hundred tasks in three requests."""
+        """Create, lease and complete a hundred tasks in three requests."""
         require_sound((yield f"create {TASKS_PER_BATCH}", self.hundred))
         found = LEASES.findall((yield f"claim {TASKS_PER_BATCH}", self.many))
         if found:
@@ -100,29 +100,29 @@ class Client:
         return None
 
     def completions(self, found: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the request that ends many tasks well."""
+        """Return the request that completes many tasks."""
         tasks = b",".join([b'{"task_id":"%b","lease_id":"%b",%b' % (*ids, self.result) for ids in found])
         return self.gate.post(b"/v1/tasks/complete-batch", b'%b,"tasks":[%b]}' % (self.batched, tasks))
 
     def obligations(self) -> Step:
-        """Ask what is still owed to a principal that is owed a few things."""
+        """List the open obligations of a principal that has a few."""
         yield "list", self.owed
         return None
 
     def mcp(self) -> Step:
-        """Hand over one task through the newest MCP."""
+        """Create one task over the newest version of MCP."""
         answer = yield "create over MCP", self.tool
         if b'"isError":true' in answer or b'"error":' in answer:
             raise Failed(f"the call over MCP failed: {answer[:200].decode(errors='replace')}")
         return None
 
     def health(self) -> Step:
-        """Ask whether the gate works, which takes no credential."""
+        """Call the health check, which needs no credential."""
         yield "health", self.well
         return None
 
     def echo(self) -> Step:
-        """Ask the bare echo of a bench-server, the yardstick."""
+        """Call the bare echo of a bench-server, the baseline."""
         yield "echo", self.bare
         return None
 
@@ -139,7 +139,7 @@ def make_claim(gate: LoadGate, number: int, type: str, most: int, wait_seconds: 
 
 
 def require_sound(answer: bytes) -> bytes:
-    """Return the answer to a batch unless one of its items failed."""
+    """Return the answer to a batch; raise Failed if one of its items failed."""
     at = answer.find(b'"error":{')
     if at >= 0:
         raise Failed(f"an item of a batch failed: {answer[at:at + 200].decode(errors='replace')}")
@@ -159,7 +159,7 @@ TASKS_PER_OPERATION = {**COMPLETIONS, "create": 1, "claim": 1, f"create {TASKS_P
 
 
 class Turn:
-    """One mode with so many clients, for so long or so many steps: the times it took, and when it is over."""
+    """One run of a mode, limited in time or in steps, with the times of its requests."""
 
     def __init__(self, mode: str, clients: int, seconds: float, count: int | None) -> None:
         self.mode, self.clients, self.seconds, self.count = mode, clients, seconds, count
@@ -171,8 +171,8 @@ class Turn:
         self.begun = time.perf_counter()
         self.until = math.inf if self.count is not None else self.begun + self.seconds
 
-    def goes_on(self) -> bool:
-        """Whether a client shall begin another step."""
+    def may_continue(self) -> bool:
+        """Whether a client may begin another step."""
         if time.perf_counter() >= self.until or self.begun_steps == self.count:
             return False
         self.begun_steps += 1
@@ -180,12 +180,12 @@ class Turn:
 
     @property
     def requests(self) -> int:
-        """Return how many requests were answered so far."""
+        """Return the number of answered requests."""
         return sum(map(len, self.took.values()))
 
 
 class Runner:
-    """Drives a mode over one connection until its turn is over."""
+    """Drives a mode over one connection until its turn ends."""
 
     def __init__(self, wire: Wire, steps: Callable[[], Step], turn: Turn) -> None:
         self.wire, self.steps, self.turn = wire, steps, turn
@@ -199,7 +199,7 @@ class Runner:
 
     def begin(self) -> None:
         """Begin the next step, unless the turn is over."""
-        if not self.turn.goes_on():
+        if not self.turn.may_continue():
             return self.end()
         self.step = self.steps()
         self.what, request = next(self.step)
@@ -207,7 +207,7 @@ class Runner:
         self.wire.send(request)
 
     def taken(self, answer: bytes) -> None:
-        """Note how long the answer took, and send what comes next."""
+        """Record the time of the answer, and send the next request."""
         took = time.perf_counter() - self.sent
         self.turn.took[self.what].append(took)
         try:
@@ -220,24 +220,24 @@ class Runner:
         self.wire.send(request)
 
     def run_dry(self) -> None:
-        """End early, and do not count the answer that said so."""
+        """End early, and do not count the last answer, which found no work."""
         self.turn.took[self.what].pop()
         self.end()
 
     def end(self) -> None:
-        """Be done."""
+        """Finish."""
         self.wire.taken = self.wire.failed = None
         self.ended.set_result(None)
 
     def fail(self, wrong: Exception) -> None:
-        """End with what went wrong."""
+        """Finish with an error."""
         self.wire.taken = self.wire.failed = None
         if not self.ended.done():
             self.ended.set_exception(wrong)
 
 
 async def run_turn(gate: LoadGate, turn: Turn, watch: Callable[[Turn], Awaitable[None]] | None = None) -> Took:
-    """Run one turn and return its times; what a mode needs is made ready before the clock starts."""
+    """Run one turn and return its times; prepare what the mode needs before the clock starts."""
     if turn.mode in READY:
         await READY[turn.mode](gate, turn)
     polls = turn.mode == LONG_POLL
@@ -248,7 +248,7 @@ async def run_turn(gate: LoadGate, turn: Turn, watch: Callable[[Turn], Awaitable
             async with asyncio.timeout(None if turn.count is not None else turn.seconds + LAST_ANSWER_SECONDS):
                 await run_together(*(make_pollers(gate, wires, turn) if polls else make_runners(gate, wires, turn)))
         except TimeoutError:
-            raise Failed(f"{turn.mode}: the gate took a request and did not answer") from None
+            raise Failed(f"{turn.mode}: the gate received a request and did not answer") from None
         finally:
             turn.lasted = time.perf_counter() - turn.begun
             if watching:
@@ -257,7 +257,7 @@ async def run_turn(gate: LoadGate, turn: Turn, watch: Callable[[Turn], Awaitable
 
 
 async def run_together(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all, and end all when one fails; its exception is what is raised."""
+    """Run all; if one fails, stop the others and raise its exception."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.gather(*tasks)
@@ -275,20 +275,20 @@ def make_runners(gate: LoadGate, wires: list[Wire], turn: Turn) -> list[Coroutin
 
 
 def make_pollers(gate: LoadGate, wires: list[Wire], turn: Turn) -> list[Coroutine[Any, Any, None]]:
-    """Return what measures long polls for each client: it has two connections and a type of task for itself."""
+    """Return a measurement of long polls for each client, with two connections and a unique task type."""
     pairs = zip(wires[::2], wires[1::2], strict=True)
     return [measure_wakes(gate, number, *pair, turn) for number, pair in enumerate(pairs)]
 
 
 async def measure_wakes(gate: LoadGate, number: int, waiting: Wire, creating: Wire, turn: Turn) -> None:
-    """Let a claim wait, create its task over the other connection, and take the time until the claim is answered."""
+    """Let a claim wait, create its task over the other connection, and time the answer of the claim."""
     own, client = f"{AWAITED}.{number}", Client(gate, number)
     task, wait = make_create(gate, {**TASK_BODY, "type": own}), make_claim(gate, number, own, 1, CLAIM_WAIT_SECONDS)
-    while turn.goes_on():
+    while turn.may_continue():
         claimed, answered = waiting.ask(wait), list[float]()
         claimed.add_done_callback(partial(note_time, answered))
         await asyncio.wait([claimed], timeout=CLAIM_HEAD_START_SECONDS)
-        if not claimed.done():      # else it found what an earlier run has left
+        if not claimed.done():      # otherwise it found a task of an earlier run
             sent = time.perf_counter()
             await asyncio.gather(creating.ask(task), claimed)
             turn.took["wake"].append(answered[0] - sent)
@@ -297,15 +297,15 @@ async def measure_wakes(gate: LoadGate, number: int, waiting: Wire, creating: Wi
 
 
 def note_time(times: list[float], answer: object) -> None:
-    """Note when an answer came."""
+    """Record the time of an answer."""
     times.append(time.perf_counter())
 
 
-# What is made ready before the clock starts.
+# Preparation before the clock starts.
 
 
 async def stock_tasks(gate: LoadGate, turn: Turn) -> None:
-    """Create enough tasks to drain; those that the turn before has left count."""
+    """Create enough tasks to drain, counting those that the previous turn left."""
     wanted = turn.count if turn.count is not None else math.ceil(DRAINED * turn.seconds)
     async with gate.connected(1) as [wire]:
         while (missing := wanted - gate.stocked) > 0:
@@ -315,7 +315,7 @@ async def stock_tasks(gate: LoadGate, turn: Turn) -> None:
 
 
 async def open_obligations(gate: LoadGate, turn: Turn) -> None:
-    """See that a few obligations are open."""
+    """Make sure that a few obligations are open."""
     async with gate.connected(1) as [wire]:
         found = msgspec.json.decode(await wire.ask(Client(gate, 0).owed))
         if (missing := OWED - len(found["open_obligations"])) > 0:

@@ -1,4 +1,4 @@
-"""Rounds of `asyncgate bench`: everything in turns, the medians of the rounds, and a line that tells how far it is."""
+"""Rounds of `asyncgate bench`: run the modes in turns, compute medians, and show progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncgate.commands.bench.wire import LoadGate
 
 
 class Figures(msgspec.Struct):
-    """One line of the table; the operation `all` is every request of a mode."""
+    """One row of the table; the operation `all` stands for every request of a mode."""
 
     mode: str
     clients: int
@@ -36,7 +36,7 @@ FIGURES = ("requests", "requests_per_second", "tasks_per_second", "p50_ms", "p99
 
 
 class Plan(msgspec.Struct):
-    """What is measured, how often and for how long."""
+    """The modes to measure, how often and for how long."""
 
     modes: list[str]
     clients: list[int]
@@ -46,7 +46,7 @@ class Plan(msgspec.Struct):
     warm_up: float
 
     def turns(self) -> list[tuple[int, int, str]]:
-        """Return round, clients and mode of every turn, in their order."""
+        """Return the round, clients and mode of every turn, in order."""
         return [(turn, number, mode) for turn in range(self.rounds) for number in self.clients for mode in self.modes]
 
 
@@ -57,7 +57,7 @@ async def measure_rounds(gates: list[LoadGate], plan: Plan, rival: int = 0,
                          beside: Beside | None = None) -> list[Figures]:
     """Run every mode with every number of clients on every gate, in turns, and return the medians of the rounds.
 
-    With a rival each turn is run twice, without it and beside it.
+    With a rival each turn is run twice: alone, and beside the rival.
     """
     found: defaultdict[tuple[str, int, str, int, str], list[Figures]] = defaultdict(list)
     screen = ProgressLine(len(plan.turns()) * len(gates) * (2 if beside else 1))
@@ -77,26 +77,26 @@ async def measure_rounds(gates: list[LoadGate], plan: Plan, rival: int = 0,
 
 
 async def warm_up(gate: LoadGate, plan: Plan, screen: ProgressLine) -> None:
-    """Run every mode for a moment with as many clients as there will be, and forget it."""
+    """Run every mode briefly with the largest number of clients, and discard the results."""
     for mode in plan.modes if plan.warm_up > 0 else ():
         screen.told(f"warming up: {mode}{f' on {gate.name}' if gate.name else ''}")
         await run_turn(gate, Turn(mode, max(plan.clients), plan.warm_up, None))
 
 
 class ProgressLine:
-    """One line on a terminal: what is measured, how fast it is so far, and how long all will take; silent elsewhere."""
+    """A line on a terminal with the current measurement, its rate and the remaining time; silent elsewhere."""
 
     def __init__(self, turns: int) -> None:
         self.left, self.what, self.drawn = turns, "", False
 
     def next(self, what: str, gate: LoadGate, rivals: int) -> None:
-        """Go on to the next turn."""
+        """Start the next turn."""
         self.left -= 1
         self.what = what + (f" on {gate.name}" if gate.name else "") + (f" beside {rivals} others" if rivals else "")
         self.told(self.what)
 
     async def watch(self, turn: Turn) -> None:
-        """Draw the line anew until the turn is over."""
+        """Redraw the line until the turn is over."""
         while sys.stderr.isatty():
             await asyncio.sleep(0.25)
             lasted = time.perf_counter() - turn.begun
@@ -111,18 +111,18 @@ class ProgressLine:
             self.drawn = True
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self.drawn:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def count_clients(clients: int) -> str:
-    """Put a number of clients into words."""
+    """Format a number of clients."""
     return "1 client" if clients == 1 else f"{clients} clients"
 
 
 def sum_turn(turn: Turn, rival: int = 0, database: str = "") -> list[Figures]:
-    """Sum up the operations of a turn, and all of its requests together."""
+    """Return the figures of each operation of a turn, and of all its requests together."""
     named = {**turn.took, "all": [one for times in turn.took.values() for one in times]}
     if len(turn.took) == 1:
         del named["all"]
@@ -130,11 +130,11 @@ def sum_turn(turn: Turn, rival: int = 0, database: str = "") -> list[Figures]:
 
 
 def sum_operation(turn: Turn, operation: str, times: list[float], rival: int, database: str) -> Figures:
-    """Sum up one operation; its times are sorted."""
+    """Return the figures of one operation from its sorted times."""
     p50, p99, p999 = (round(times[int(len(times) * part)] * 1000, 3) for part in (0.5, 0.99, 0.999))
     rate = len(times) / turn.lasted
     tasks: float = TASKS_PER_OPERATION.get(operation, 0) if turn.mode not in ("claim-empty", "echo") else 0
-    if operation == "all":      # those that came to their end
+    if operation == "all":      # completed tasks
         tasks = sum(len(took) * COMPLETIONS.get(name, 0) for name, took in turn.took.items()) / len(times)
     return Figures(turn.mode, turn.clients, operation, len(times), round(rate, 1), round(rate * tasks, 1), p50, p99,
                    p999,
@@ -142,7 +142,7 @@ def sum_operation(turn: Turn, operation: str, times: list[float], rival: int, da
 
 
 def median(alike: list[Figures]) -> Figures:
-    """Return the medians of the figures of several rounds; the requests are those of all rounds."""
+    """Return the medians of several rounds; the number of requests is their sum."""
     middle = {name: sorted(getattr(one, name) for one in alike) for name in FIGURES}
     figures = {name: round((values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2, 3)
                for name, values in middle.items()}

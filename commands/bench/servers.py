@@ -1,4 +1,4 @@
-"""`asyncgate bench --self`: start servers, measure them in turns, and write the table of docs/numbers.md."""
+"""`asyncgate bench --self`: start servers, measure them in turns, and format the table of docs/numbers.md."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from asyncgate.commands.dev import start_program, stop_children, watch_lifeline
 from asyncgate.commands.main import main
 from asyncgate.parts.model.settings import mask_credentials
 
-TOKEN = "bench-self"      # noqa: S105  # of servers that live as long as the benchmark, on loopback
+TOKEN = "bench-self"      # noqa: S105  # of temporary servers on loopback
 START_SECONDS = 30.0
 DATABASE_NAMES = {"sqlite": "SQLite", "postgresql": "Postgres", "postgres": "Postgres"}
-ROOM = 1000         # connections beside the waiting claims
+ROOM = 1000         # connections besides the waiting claims
 REST_SETTLE_SECONDS = 1.0
 
 
 class BenchServer(msgspec.Struct):
-    """A bench-server that this process has started."""
+    """A bench-server started by this process."""
 
     gate: LoadGate
     child: subprocess.Popen[Any]
 
 
 class Rest(msgspec.Struct):
-    """What waiting claims cost a server that does nothing else; None where this system does not tell."""
+    """The cost of waiting claims on an idle server; None if the system does not report it."""
 
     database: str
     claims: int
@@ -54,7 +54,7 @@ class Rest(msgspec.Struct):
 @contextlib.contextmanager
 def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] = (),
                   slow_ms: float = 0) -> Iterator[list[BenchServer]]:
-    """Serve a fresh SQLite file and the databases; whatever happens, servers and files are gone at the end."""
+    """Serve a new SQLite file and the databases; always remove servers and files at the end."""
     program = ("slow_disk", f"{slow_ms:g}") if slow_ms else ("servers",)
     for sign in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, lambda number, _: sys.exit(128 + number))
@@ -75,14 +75,14 @@ def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] =
 
 
 def make_arguments(url: str, idle: int, sets: tuple[str, ...] = ()) -> list[str]:
-    """Return what a bench-server is told."""
+    """Return the arguments of a bench-server."""
     most = [f"--set={name}={idle + ROOM}" for name in ("limit_concurrency", "max_waiting_claims")]
     return ["--port", "0", "--database", url, *(most if idle + ROOM > 4096 else ()),
             *(f"--set={one}" for one in sets)]
 
 
 def wait_for_address(child: subprocess.Popen[Any], log: Path, url: str) -> str:
-    """Wait until a server serves, and return where."""
+    """Wait until a server is ready; return its URL."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         text = log.read_text(errors="replace")
@@ -97,7 +97,7 @@ def wait_for_address(child: subprocess.Popen[Any], log: Path, url: str) -> str:
 
 
 def name_databases(urls: list[str]) -> list[str]:
-    """Name databases by what they are; several of a kind are numbered."""
+    """Name databases by their kind; number several of a kind."""
     kinds = [DATABASE_NAMES.get(kind := url.partition(":")[0], kind) for url in urls]
     return [f"{kind} {kinds[:at + 1].count(kind)}" if kinds.count(kind) > 1 else kind for at, kind in enumerate(kinds)]
 
@@ -106,7 +106,7 @@ def name_databases(urls: list[str]) -> list[str]:
 
 
 async def measure_at_rest(server: BenchServer, number: int, seconds: float) -> Rest:
-    """Measure what so many waiting claims cost a server that does nothing else."""
+    """Measure the cost of waiting claims on an idle server."""
     await run_turn(server.gate, Turn("cycle", 1, REST_SETTLE_SECONDS / 2, None))
     memory, pid = resident_kib(server.child.pid), server.child.pid
     async with keep_waiting([server.gate], number):
@@ -120,7 +120,7 @@ async def measure_at_rest(server: BenchServer, number: int, seconds: float) -> R
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Return how long a process has computed, in all its threads; None where /proc does not say."""
+    """Return the CPU time of a process with all its threads; None if /proc does not have it."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -128,7 +128,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def resident_kib(pid: int) -> float | None:
-    """Return the resident memory of a process in KiB; None where /proc does not say."""
+    """Return the resident memory of a process in KiB; None if /proc does not have it."""
     with contextlib.suppress(OSError):
         return float(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
     return None
@@ -138,7 +138,7 @@ def resident_kib(pid: int) -> float | None:
 
 
 def describe_method(plan: Plan, rows: list[Figures]) -> dict[str, Any]:
-    """Tell how the figures came about."""
+    """Describe the method and the environment of the figures."""
     import sqlite3
 
     echo = {f"{one.database}, {count_clients(one.clients)}": one.requests_per_second
@@ -149,12 +149,12 @@ def describe_method(plan: Plan, rows: list[Figures]) -> dict[str, Any]:
 
 
 def count_cores() -> int:
-    """Return how many cores this process and its servers share."""
+    """Return the number of cores that this process and its servers share."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def find_filesystem() -> str:
-    """Return the kind of file system that the temporary folder is on; empty where this system does not tell."""
+    """Return the type of the temporary folder's file system; empty if unknown."""
     folder, best, kind = os.path.realpath(tempfile.gettempdir()), "", ""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -166,7 +166,7 @@ def find_filesystem() -> str:
 
 
 def format_markdown(rows: list[Figures], rests: list[Rest], said: dict[str, Any]) -> str:
-    """Write the table: one line per mode and clients, a group of columns per database; and the line of the method."""
+    """Format the table: a row per mode and clients, columns per database; then a line about the method."""
     databases = list(dict.fromkeys(one.database for one in rows))
     groups = [part for name in databases for part in (f"{name}: of the echo's rate", "p50 ms", "p99 ms")]
     lines = ["| " + " | ".join(["mode", "clients", *groups]) + " |", "| --- | ---: |" + " ---: |" * len(groups)]
@@ -178,7 +178,7 @@ def format_markdown(rows: list[Figures], rests: list[Rest], said: dict[str, Any]
 
 
 def format_figures(rows: list[Figures], database: str, mode: str, clients: int) -> list[str]:
-    """Return the cells of one mode on one database; where requests are no measure, what was done stands instead."""
+    """Return the cells of one mode on one database; modes of batches show cycles instead of requests."""
     mine = [one for one in rows if (one.database, one.mode, one.clients) == (database, mode, clients)]
     whole = next((one for one in mine if one.operation == "all"), mine[0])
     echo = next(one.requests_per_second for one in rows
@@ -190,21 +190,21 @@ def format_figures(rows: list[Figures], database: str, mode: str, clients: int) 
 
 
 def format_method(said: dict[str, Any]) -> str:
-    """Put the method into one line."""
+    """Format the method in one line."""
     each = f"{said['count']:,} steps" if said["count"] is not None else f"{said['seconds']:g} s"
     rounds = f"medians of {said['rounds']} rounds" if said["rounds"] > 1 else "one round"
     echo = "; ".join(f"{where} {rate:,.0f}/s" for where, rate in said["echo_requests_per_second"].items())
     in_memory = said["temporary_folder"] in ("tmpfs", "ramfs")
-    memory = " (in memory: no disk was waited for, set TMPDIR)" if in_memory else ""
+    memory = " (in memory, so no disk was involved; set TMPDIR)" if in_memory else ""
     return (f"AsyncGate {said['asyncgate']}, Python {said['python']}, SQLite {said['sqlite']}{memory}; client and "
             f"servers share {said['cores']} cores; {rounds} of {each}, everything in turns. "
             f"The echo: {echo}.")
 
 
 def format_rest(rest: Rest) -> str:
-    """Tell what waiting claims cost."""
+    """Format the cost of waiting claims."""
     if rest.core_percent is None or rest.resident_kib_each is None:
-        return f"{rest.claims:,} waiting claims at rest on {rest.database}: this system does not tell what they cost."
+        return f"{rest.claims:,} waiting claims at rest on {rest.database}: this system does not report their cost."
     return (f"{rest.claims:,} waiting claims at rest on {rest.database}: {rest.core_percent:g} % of one core, "
             f"{rest.resident_kib_each:g} KiB of resident memory each, over {rest.seconds:g} s.")
 

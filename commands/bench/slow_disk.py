@@ -1,7 +1,7 @@
-"""What sharing a commit is worth: `asyncgate bench --slow-disk MS`.
+"""The value of shared commits: `asyncgate bench --slow-disk MS`.
 
-A server is started on a SQLite file, and each of its commits takes so much longer, as on a disk in a cloud.  One client
-alone pays a commit for each request; many clients share the commits.  Read how many times as much they do.
+The benchmark starts a server on a SQLite file whose commits take MS milliseconds longer, like a disk in a cloud.  A
+single client pays one commit per request; many clients share commits.  The result is how much more they complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SlowConnection(sqlite3.Connection):
 
 
 def compare_clients(rows: list[Figures]) -> Iterator[str]:
-    """Tell how many times as many tasks several clients bring to their end as the fewest do."""
+    """Compare the completed tasks of several clients with those of the fewest."""
     ends = sorted((one for one in rows if one.operation in COMPLETIONS), key=lambda one: (one.mode, one.clients))
     for one in ends:
         fewest = next(other for other in ends if other.mode == one.mode)

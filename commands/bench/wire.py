@@ -1,4 +1,4 @@
-"""A connection to a gate for `asyncgate bench`: raw HTTP over asyncio, with nothing between the bytes and the clock."""
+"""A connection to a gate for `asyncgate bench`: raw HTTP over asyncio, to keep the overhead of measuring small."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONNECT_SECONDS = 10.0
 
 
 class Failed(Exception):
-    """An answer that no benchmark should see; the text is one line, the status is HTTP's."""
+    """An unexpected answer, with one line of text and the HTTP status."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -28,15 +28,15 @@ class Failed(Exception):
 
 
 class NoGate(Failed):
-    """Nobody answers at the URL."""
+    """The gate does not answer."""
 
 
 HINTS = {401: "; give --token or set ASYNCGATE_API_KEY",
-         404: "; the modes echo and --self need `asyncgate bench-server`, all others a gate of this release"}
+         404: "; the mode echo and --self need `asyncgate bench-server`, other modes a gate of this release"}
 
 
 def make_failure(status: bytes, body: bytes) -> Failed:
-    """Put an answer that is none into one line."""
+    """Describe a failed answer in one line."""
     number = int(status) if status.isdigit() else 0
     try:
         said = msgspec.json.decode(body)
@@ -47,7 +47,7 @@ def make_failure(status: bytes, body: bytes) -> Failed:
 
 
 class Wire(asyncio.Protocol):
-    """One connection: a request, its answer, and the next; whoever uses it sets what becomes of an answer."""
+    """One connection for one request at a time; its user sets the callbacks for answers and failures."""
 
     def __init__(self) -> None:
         self.held = b""
@@ -55,16 +55,16 @@ class Wire(asyncio.Protocol):
         self.failed: Callable[[Exception], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way to the server."""
-        self.transport = cast(asyncio.WriteTransport, transport)     # uvloop's are no subclass
+        """Keep the transport."""
+        self.transport = cast(asyncio.WriteTransport, transport)     # uvloop's transports are no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits that nothing will come."""
+        """Report the loss to the waiting caller."""
         if self.failed is not None:
             self.failed(Failed("the gate closed the connection"))
 
     def data_received(self, data: bytes) -> None:
-        """Gather an answer; the gate always says how long its body is."""
+        """Collect an answer; the gate always sends its length."""
         if self.held:
             data = self.held + data
         end = data.find(b"\r\n\r\n")
@@ -79,7 +79,7 @@ class Wire(asyncio.Protocol):
             self.failed(make_failure(data[9:12], data[end + 4:last]))
 
     def send(self, request: bytes) -> None:
-        """Send one request; `taken` gets the body of its answer, or `failed` what went wrong."""
+        """Send one request; call `taken` with the body of the answer, or `failed` with the error."""
         if self.transport.is_closing():
             return self.connection_lost(None)
         self.transport.write(request)
@@ -101,13 +101,13 @@ class Wire(asyncio.Protocol):
         return answer
 
     def close(self) -> None:
-        """Let go; what was asked is not waited for."""
+        """Close the connection without waiting for an answer."""
         self.taken = self.failed = None
         self.transport.abort()
 
 
 def read_length(data: bytes, end: int) -> int:
-    """Return how long the body behind this head is."""
+    """Return the length of the body after this head."""
     at = data.find(b"content-length:", 0, end)
     if at < 0:
         at = data[:end].lower().find(b"content-length:")
@@ -139,7 +139,7 @@ class LoadGate:
         return b"".join((b"POST ", self.prefix, path, self.posts, more, size, body))
 
     def get(self, path: bytes) -> bytes:
-        """Return the bytes of a request without one."""
+        """Return the bytes of a request without a body."""
         return b"".join((b"GET ", self.prefix, path, self.head, b"\r\n"))
 
     async def connect(self) -> Wire:
@@ -155,7 +155,7 @@ class LoadGate:
 
     @contextlib.asynccontextmanager
     async def connected(self, number: int) -> AsyncIterator[list[Wire]]:
-        """Open so many connections, and close them in the end."""
+        """Open a number of connections for a block."""
         wires: list[Wire] = []
         try:
             for _ in range(number):
@@ -167,7 +167,7 @@ class LoadGate:
 
 
 def run_on_fastest_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run on the fastest loop there is: the load must not be what is measured."""
+    """Run on the fastest available loop, so that the load does not distort the measurement."""
     try:
         import uvloop
     except ImportError:

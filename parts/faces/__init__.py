@@ -1,1 +1,1 @@
-"""What the world speaks to: REST, MCP, OpenAPI, the lease protocol, and the HTTP server under them."""
+"""The interfaces for clients: REST, MCP, OpenAPI, the lease protocol, and the HTTP server under them."""

@@ -1,4 +1,4 @@
-"""The front of a gate: whom it serves over HTTP, which operation a path names, and the headers of every answer."""
+"""The HTTP front of a gate: check Host and Origin, find the operation of a path, and add headers to answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncgate.parts.faces import openapi
 from asyncgate.parts.faces.http import find_shortcut, is_named, is_own_page, keep_slashes, make_refusal_headers
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
-from asyncgate.parts.faces.serving import Doorkeeper
+from asyncgate.parts.faces.serving import Doorkeeper, Meter
 from asyncgate.parts.model.connection import (
     STRICT_TRANSPORT,
     Headers,
@@ -36,9 +36,9 @@ STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
 
 
 class Front:
-    """An ASGI application: REST, MCP and the pages that describe them, before an engine and its guard.
+    """An ASGI application in front of an engine and its guard: REST, MCP and their documentation.
 
-    What stands behind it sets `engine` and `guard` when its lifespan begins, and then `opened`.
+    The subclass sets `engine` and `guard` when its lifespan begins, and then `opened`.
     """
 
     engine: Engine
@@ -47,37 +47,40 @@ class Front:
     def __init__(self, settings: Settings, operations: dict[str, Operation],
                  lifespan: Callable[[Starlette], Any]) -> None:
         self.settings, self.operations, self.opened = settings, operations, False
+        self.meter: Meter | None = None
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
         self.mcp = Door(self, operations, __version__)
-        self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
+        self.endpoints = self._endpoints()      # by path; {} stands for the path parameter
         self.app = Starlette(routes=self._routes(), lifespan=lifespan, exception_handlers={
-            HTTPException: self._lost, Exception: self._broken})  # type: ignore[dict-item]
+            HTTPException: self._answer_lost, Exception: self._answer_fault})  # type: ignore[dict-item]
         self.app.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse other sites' pages (DNS rebinding, CSRF), then let the application answer."""
+        """Refuse requests from other sites' pages (DNS rebinding, CSRF), then let the application answer."""
         if scope["type"] == "http":
             if self.settings.trusted_proxies and is_https_by_proxy(scope, self.settings.trusted_proxies):
                 scope["scheme"] = "https"
             if b"%" in (scope.get("raw_path") or b""):
                 keep_slashes(scope)
-            if no := self._foreign(scope["headers"]):
+            if no := self._check_site(scope["headers"]):
                 if self.opened:
                     self.guard.refused(scope, no)
+                if self.meter is not None:
+                    self.meter.note_refusal("rest", no)
                 return await self.send(send, scope, no.status, encode_json(no.body()))
             if endpoint := self._endpoint(scope):
                 return await endpoint(scope, receive, send)
         await self.app(scope, receive, send)
 
     def _endpoint(self, scope: Scope) -> Endpoint | None:
-        """Find an operation by its path; the way through Starlette costs as much as reading the request."""
+        """Find an operation by its path; Starlette's router would cost as much as reading the request."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         scope["path_params"] = {}
         if endpoint := self.endpoints.get(path):
             return endpoint
         parts = path.split("/", 4)
-        if len(parts) < 4 or not parts[3]:      # in every path that names a thing, the third part is its name
+        if len(parts) < 4 or not parts[3]:      # a path parameter is always the third part of a path
             return None
         named, parts[3] = parts[3], "{}"
         if endpoint := self.endpoints.get("/".join(parts)):
@@ -99,24 +102,25 @@ class Front:
         return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
 
     @cached_property
-    def _doors(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        """The Host and Origin names that are served, and the gate's own, which on loopback are all unless set."""
+    def _served_names(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """Return the Host names and Origins that are served, and the names of this machine (on loopback only)."""
         own = {"localhost", "127.0.0.1", "::1", self.settings.host} if is_loopback(self.settings.host) else set()
         return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins), frozenset(own)
 
-    def _foreign(self, headers: Headers) -> GateError | None:
-        hosts, origins, own = self._doors
+    def _check_site(self, headers: Headers) -> GateError | None:
+        hosts, origins, own = self._served_names
         host = next((value for name, value in headers if name == b"host"), None)
         if hosts and host is not None and not is_named(host, hosts):
-            return Misdirected("this gate does not serve that Host; add it to the setting allowed_hosts")
+            return Misdirected("this gate does not serve that Host; to allow it, add it to the setting allowed_hosts")
         for name, value in headers if origins or own else ():
             if name == b"origin" and not (is_named(value, origins) or is_own_page(value, host or b"", own)):
-                return Forbidden("pages of that Origin may not call this gate; add it to the setting allowed_origins")
+                return Forbidden("pages of that Origin may not call this gate; to allow it, add it to the setting "
+                                 "allowed_origins")
         return None
 
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = JSON_TYPE) -> None:
-        """Send one complete answer with the headers that every answer carries; `more` replaces what it names."""
+        """Send one complete answer with the headers of every answer; headers in `more` override them."""
         counted = not self.opened or "asyncgate.limits" in scope or not self.guard.enforced
         if not counted and (no := await self.guard.passing(scope)):
             status, body, more, type = no.status, encode_json(no.body()), make_refusal_headers(no), JSON_TYPE
@@ -127,30 +131,30 @@ class Front:
             if whole.answer(status, lines, body):
                 return
         safety = self.safety(scope, {name for name, _ in more})
-        about = [type, (b"content-length", b"%d" % len(body))] if status != 204 else []     # which has no body at all
+        about = [type, (b"content-length", b"%d" % len(body))] if status != 204 else []     # a 204 has no body
         headers = [*about, *safety, *more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
-        """Return the headers that every answer carries, except those that it sets itself."""
+        """Return the headers of every answer, except those in `own`, which the answer sets itself."""
         headers = [header for header in self.headers if header[0] not in own] if own else self.headers
         headers = [*headers, *scope.get("asyncgate.limits", ())]
         return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
 
-    async def _lost(self, request: Any, error: HTTPException) -> Any:
+    async def _answer_lost(self, request: Any, error: HTTPException) -> Any:
         if (request.method, request.scope["path"]) == ("GET", "/") and "text/html" in request.headers.get("accept", ""):
-            return self._to_docs
-        return self._plain(NotFound("there is nothing here; /openapi.json lists what there is"))
+            return self._redirect_to_docs
+        return self._make_answer(NotFound("nothing is at this path; /openapi.json lists all paths"))
 
-    async def _to_docs(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Redirect a browser to the page; the address is relative, because a proxy may serve the gate below a path."""
+    async def _redirect_to_docs(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Redirect a browser to the docs page; the address is relative, because a proxy may add a path prefix."""
         await self.send(send, scope, 302, b"", [(b"location", b"docs")])
 
-    async def _broken(self, request: Any, error: Exception) -> Any:
-        return self._plain(log_fault(request.url.path, error))
+    async def _answer_fault(self, request: Any, error: Exception) -> Any:
+        return self._make_answer(log_fault(request.url.path, error))
 
-    def _plain(self, no: GateError) -> Any:
+    def _make_answer(self, no: GateError) -> Any:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await self.send(send, scope, no.status, encode_json(no.body()))
         return answer

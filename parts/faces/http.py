@@ -1,4 +1,4 @@
-"""HTTP bodies, queries and hosts: invalid ones are refused here, before the gate sees them."""
+"""Read HTTP bodies, queries and hosts; refuse invalid ones before the gate sees them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from asyncgate.parts.model.screening import LARGE, check_members, let_others_run
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask, Kind, Name
 
-ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
+ITEMS = {"tasks", "schedules"}      # members of a batch that contain requests
 VALUES = {"payload"}                # members where null is a value
 MOST_ITEMS = 500
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def without_nulls(body: bytes | msgspec.Raw) -> bytes:
-    """Drop null members of an object, except a payload: real peers send null for absent members."""
+def drop_null_members(body: bytes | msgspec.Raw) -> bytes:
+    """Drop null members of an object, except a payload: some clients send null for absent members."""
     if b"null" not in bytes(body):
         return bytes(body)
     check_members(bytes(body))
@@ -43,7 +43,7 @@ def without_nulls(body: bytes | msgspec.Raw) -> bytes:
         with contextlib.suppress(msgspec.DecodeError):      # values of other types are refused when they are decoded
             if len(items := _items(held[name])) > MOST_ITEMS:
                 raise InvalidRequest(f"a batch may have at most {MOST_ITEMS} items")
-            held[name] = msgspec.Raw(b"[" + b",".join([without_nulls(item) for item in items]) + b"]")
+            held[name] = msgspec.Raw(b"[" + b",".join([drop_null_members(item) for item in items]) + b"]")
     return msgspec.json.encode(held)
 
 
@@ -60,9 +60,9 @@ AUTHORITY = re.compile(r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9a-f:.]+\]|[^:/
 
 @lru_cache(1024)
 def is_own_page(origin: bytes, host: bytes, names: frozenset[str]) -> bool:
-    """Whether an Origin is the gate's own: the request's Host, or one of `names` at the same port.
+    """Whether an Origin belongs to the gate: it equals the request's Host, or one of `names` with the same port.
 
-    Other programs on the same machine have pages too, at other ports.
+    Other programs on the same machine serve pages too, on other ports.
     """
     page, asked = (AUTHORITY.match(text.decode("latin-1").lower()) for text in (origin, host))
     if page is None or asked is None or page["scheme"] is None or asked["scheme"] is not None:
@@ -91,7 +91,7 @@ def read_query(query: bytes) -> dict[str, str]:
 
 
 def fill_principal(ask: Ask, query: dict[str, str]) -> None:
-    """Take the principal from the query if the body names none; real peers put it there."""
+    """Take the principal from the query if the body names none; some clients put it there."""
     for name in ("principal_kind", "principal_id", "principal_instance_id"):
         if name in query and getattr(ask, name, "") is None:
             setattr(ask, name, msgspec.convert(query[name], Kind if name == "principal_kind" else Name))
@@ -104,13 +104,13 @@ def read_claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
 
 
 class Shortcut(Protocol):
-    """An optional feature of a server: the whole body and the whole answer, without ASGI messages."""
+    """An optional feature of a server: read the whole body and send the whole answer without ASGI messages."""
 
     def body(self) -> bytes | None:
-        """Take the body of the request, if all of it has arrived."""
+        """Return the body of the request if all of it has arrived, else None."""
 
     def answer(self, status: int, lines: bytes, body: bytes) -> bool:
-        """Send an answer with ready header lines; return whether it was sent."""
+        """Send an answer with formatted header lines; return whether it was sent."""
 
 
 def find_shortcut(scope: Scope) -> Shortcut | None:
@@ -120,7 +120,7 @@ def find_shortcut(scope: Scope) -> Shortcut | None:
 
 
 async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:
-    """Read a JSON body within its limits of size and time."""
+    """Read a JSON body within the limits of size and time."""
     most = settings.max_request_bytes
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.lower() != b"identity":
@@ -128,20 +128,20 @@ async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes
         if name == b"content-type" and not JSON_LIKE.match(value):
             raise UnsupportedMediaType(AS_JSON)
         if name == b"content-length" and int(value) > most:
-            raise PayloadTooLarge(f"the request is {int(value)} bytes; the limit is {most}")
+            raise PayloadTooLarge(f"the request has {int(value)} bytes; the limit is {most}")
     if (whole := find_shortcut(scope)) is not None and (body := whole.body()) is not None:
         if len(body) > most:
             raise PayloadTooLarge(f"the request is larger than {most} bytes")
         return check_type(scope, body)
     try:
         async with asyncio.timeout(settings.body_timeout_seconds):
-            return check_type(scope, await _received(receive, most))
+            return check_type(scope, await _receive_body(receive, most))
     except TimeoutError:
         raise RequestTimeout("the body did not arrive in time; send it again") from None
 
 
 def check_type(scope: Scope, body: bytes) -> bytes:
-    """Refuse a body without a content type: any page can make a browser send one; for JSON it must ask first."""
+    """Refuse a body without a content type: any page can make a browser send one, but JSON needs a preflight (CORS)."""
     if body and not any(name == b"content-type" for name, _ in scope["headers"]):
         raise UnsupportedMediaType(AS_JSON)
     return body
@@ -151,7 +151,7 @@ AS_JSON = "send the body as content-type: application/json"
 JSON_LIKE = re.compile(rb"\s*(application/([a-z0-9.+-]+\+)?json|\*/\*)\s*(;.*)?$", re.IGNORECASE)
 
 
-async def _received(receive: Receive, most: int) -> bytes:
+async def _receive_body(receive: Receive, most: int) -> bytes:
     pieces, size, more, rest_at = list[bytes](), 0, True, LARGE
     while more:
         message = await receive()
@@ -168,7 +168,7 @@ async def _received(receive: Receive, most: int) -> bytes:
 
 
 async def run_while_connected(work: Awaitable[Any], receive: Receive) -> Any:
-    """Await a slow reply, and cancel it when the client disconnects, which frees its place at once."""
+    """Await a slow reply; cancel it when the client disconnects, which frees its place at once."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -181,13 +181,13 @@ async def run_while_connected(work: Awaitable[Any], receive: Receive) -> Any:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has disconnected; other messages are ignored."""
+    """Wait until the client disconnects; ignore other messages."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def make_refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:
-    """Return the HTTP headers of a refusal."""
+    """Return the additional HTTP headers of a refusal."""
     more = []
     if isinstance(no, Unauthenticated):
         more.append((b"www-authenticate", no.challenge.encode()))

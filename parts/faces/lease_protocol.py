@@ -1,8 +1,8 @@
-"""The lease protocol: `POST /lease` and `POST /lease/{lease_id}/heartbeat`, for workers written against that text.
+"""The lease protocol: `POST /lease` and `POST /lease/{lease_id}/heartbeat`, for workers that implement it.
 
-A thin translation: an offer is a lease that `lease_next` grants, and a heartbeat renews it; the engine decides
-permissions, limits and refusals.  One offer at a time, on a lease of 900 seconds; 204 if there is no task.  An offer
-that is not taken up expires; the protocol's pause of 30 seconds before the next one is not kept.
+A thin translation: `lease_next` grants an offer, a heartbeat renews it, and the engine decides permissions, limits and
+refusals.  A poll offers one task, on a lease of 900 seconds, or answers 204.  An unused offer expires.  The gate does
+not enforce the protocol's pause of 30 seconds before the next offer.
 """
 
 from __future__ import annotations
@@ -116,16 +116,16 @@ class LeaseExtended(Struct):
 
 
 class Polled(LeaseNext, kw_only=True):
-    """A claim by the lease protocol, whose worker stores its acceptance in the ledger itself."""
+    """A claim by the lease protocol; its worker stores the acceptance receipt in the ledger itself."""
 
     accepts_itself: ClassVar[bool] = True
 
 
 async def offer_task(engine: Engine, caller: Caller, ask: PollForTask) -> TaskOffer | None:
-    """Offer the next task that this worker can do, on a lease of 15 minutes; 204 when there is none.
+    """Offer the next task that this worker can do, on a lease of 15 minutes; 204 if there is none.
 
-    The lease protocol's way to lease_next.  Keep the lease with its heartbeat, then complete or fail the task under its
-    lease_id.  An offer that is not taken up runs out and costs nothing.
+    The lease protocol's form of lease_next.  Renew the lease with its heartbeat, then complete or fail the task with
+    its lease_id.  An unused offer expires and costs nothing.
     """
     wanted = Polled(worker_id=ask.worker_id, worker_kind=ask.worker_kind, capabilities=ask.capabilities,
                     worker_instance_id=ask.worker_instance_id, preferred_kinds=ask.preferred_kinds, max_tasks=1,
@@ -146,7 +146,7 @@ def show_task_offer(offer: Offer) -> TaskOffer:
 async def extend_lease(engine: Engine, caller: Caller, ask: Heartbeat) -> LeaseExtended:
     """Renew a live lease; it then lasts 15 minutes from now.
 
-    The lease protocol's way to renew_lease.
+    The lease protocol's form of renew_lease.
     """
     renewal = RenewLease(lease_id=ask.lease_id, worker_id=ask.worker_id, worker_kind=ask.worker_kind,
                          worker_instance_id=ask.worker_instance_id, extend_by_seconds=LEASE_SECONDS)
@@ -154,7 +154,7 @@ async def extend_lease(engine: Engine, caller: Caller, ask: Heartbeat) -> LeaseE
     return LeaseExtended(ask.lease_id, renewed.expires_at)
 
 
-# Not in the table: both lead to operations of the table, so they are no tools and no commands.
+# Not in the table of operations: both call operations of the table, so they need no tool and no command.
 LEASE_PROTOCOL: tuple[Operation, ...] = (
-    Operation(offer_task, "POST /lease", "w A", "tasks:lease", "W", nothing="There is no task for this worker now."),
+    Operation(offer_task, "POST /lease", "w A", "tasks:lease", "W", nothing="No task for this worker is available."),
     Operation(extend_lease, "POST /lease/{lease_id}/heartbeat", "w A", "tasks:lease", "W", heartbeat=True))

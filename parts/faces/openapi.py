@@ -22,28 +22,29 @@ from asyncgate.parts.model.connection import Headers
 from asyncgate.parts.model.content import JsonObject
 from asyncgate.parts.model.wire import PLAIN, Name, Problem, Requirements
 
-TAGS = {"Tasks": ("tasks", "Hand over work, and get its result."),
-        "Leases": ("leases lease", "Take work, keep it while it runs, and end it."),
-        "Receipts and obligations": ("receipts obligations bootstrap", "Who said what, what is owed, and the proof."),
-        "Schedules": ("schedules", "Reports of schedulers; the gate notices when they stop."),
+TAGS = {"Tasks": ("tasks", "Create tasks and get their results."),
+        "Leases": ("leases lease", "Lease tasks, renew the leases, and end the tasks."),
+        "Receipts and obligations": ("receipts obligations bootstrap",
+                                     "Read receipts and open obligations, and acknowledge receipts."),
+        "Schedules": ("schedules", "Reports from schedulers; the gate raises an anomaly if they stop."),
         "Administration": ("tenants limits keys credentials audit",
                            "Tenants, keys, limits and the audit log."),
         "Ledger": ("seals export import archive", "Seal, export, import and archive receipts."),
-        "Gate": ("config health whoami", "The gate itself, and the caller's identity.")}
+        "Gate": ("config health whoami", "The gate's health and configuration, and the caller's identity.")}
 
-# The meaning of refusals by HTTP status, and their headers.
+# The meaning of each HTTP status, and its headers.
 STATUS = {
     400: "The request breaks a rule; the message names the field and the rule.",
     401: "The credential is missing or invalid.",
-    403: "This credential may not do that.",
-    404: "Nothing in this tenant has that id.",
+    403: "This credential does not permit the call.",
+    404: "This tenant has nothing with that id.",
     408: "The body did not arrive in time.",
     409: "The current state forbids it; `reason` says why a lease is lost.",
     413: "The request, or one part of it, is too large; nothing was written.",
     415: "Send the body as `application/json`, without content-encoding.",
     421: "The gate does not answer for this Host.", 431: "Path, query and headers are too large.",
     429: "A limit is reached, too many calls wait, or too many keys were wrong; repeat after `Retry-After`.",
-    500: "A defect of the gate; its log says more.",
+    500: "A bug in the gate; its log has the details.",
     503: "The database or the store of the rate limits does not answer, so the outcome may be unknown, or the "
          "gate is overloaded; repeat after `Retry-After`."}
 RETRY_AFTER = {"headers": {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}}
@@ -82,7 +83,7 @@ def build_document(operations: Collection[Any], version: str) -> bytes:
 
 
 def find_schemas(paths: JsonObject, schemas: dict[str, JsonObject]) -> dict[str, JsonObject]:
-    """Return the schemas that are referenced; fields in a path or a query need none."""
+    """Return the schemas that are referenced; fields in a path or query need none."""
     found: dict[str, JsonObject] = {}
     text = msgspec.json.encode(paths).decode()
     while names := {*re.findall(r"#/components/schemas/(\w+)", text)} - found.keys():
@@ -131,7 +132,7 @@ def allow_null_in(schema: JsonObject) -> JsonObject:
 def clean_schema(schema: Any) -> Any:
     """Correct a schema: sets may have duplicates, ids have no empty default, choices are strings.
 
-    And adapt it to generators of clients: no null as a default, and any JSON as a schema without a type.
+    Also adapt it to client generators: no null as a default, and no type where any JSON is accepted.
     """
     if not isinstance(schema, dict):
         return [clean_schema(part) for part in schema] if isinstance(schema, list) else schema
@@ -145,12 +146,12 @@ def clean_schema(schema: Any) -> Any:
 
 
 def is_any(kind: Any) -> bool:
-    """Whether a type allows several types; generators do not support that, and accept any value instead."""
+    """Whether a schema allows several types; client generators do not support that, so any value is accepted."""
     return isinstance(kind, list) and len({*kind} - {"null"}) > 1
 
 
 def refer_to(name: str) -> JsonObject:
-    """Point to a schema."""
+    """Return a reference to a schema."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -178,7 +179,7 @@ def describe_operation(op: Any, name: str, verb: str, path: str, schemas: dict[s
 
 
 def tag_of(op: Any, path: str) -> str:
-    """Return the tag of an operation; operations of workers only are about leases, whatever their path."""
+    """Return the tag of an operation; all operations for workers alone belong to leases, whatever their path."""
     word = path.removeprefix("/v1").split("/")[1]
     tag = next((name for name, (words, _) in TAGS.items() if word in words.split()), "Gate")
     return "Leases" if tag == "Tasks" and "agent" not in op.roles else tag
@@ -196,7 +197,7 @@ def describe_parameter(name: str, where: str, whole: JsonObject, example: JsonOb
 
 
 def describe_body(name: str, carried: list[str], schemas: dict[str, JsonObject], example: JsonObject) -> JsonObject:
-    """Describe a request's body: the request without the fields in its path."""
+    """Describe a request's body: all fields but the path parameters."""
     whole, rest = schemas[name], name + ("Body" if carried else "")
     schemas[rest] = {
         **whole, "title": rest, "required": [field for field in whole["required"] if field not in carried],
@@ -236,7 +237,7 @@ def describe_refusals(op: Any, verb: str, path: str) -> JsonObject:
 
 
 class ServedDocument:
-    """A document at its own path, made on the first request."""
+    """A document at a path of its own, built on the first request."""
 
     def __init__(self, make: Callable[[], tuple[bytes, Headers]], kind: bytes, send: SendAnswer) -> None:
         self.made, self.kind, self.send = cache(make), (b"content-type", kind), send
@@ -252,14 +253,14 @@ class ServedDocument:
 
 
 def make_routes(operations: Collection[Any], version: str, send: SendAnswer) -> list[Route]:
-    """Return the routes of the document and of the page that shows it; neither needs a credential."""
+    """Return the routes of the document and its page; neither needs a credential."""
     made = ServedDocument(lambda: (build_document(operations, version), []), b"application/json", send)
     return [Route("/openapi.json", made),
             Route("/docs", ServedDocument(render_page, b"text/html; charset=utf-8", send))]
 
 
 def render_page() -> tuple[bytes, Headers]:
-    """Return the page; its policy allows its own script and style, by hash, and requests to this gate only."""
+    """Return the page; its policy allows only its own script and style, by hash, and requests to this gate."""
     text = files("asyncgate.parts.faces").joinpath("docs.html").read_bytes()
     style, script = (b" ".join(
         b"'sha256-%b'" % base64.b64encode(hashlib.sha256(inside).digest())

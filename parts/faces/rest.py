@@ -1,21 +1,22 @@
-"""From the router to the engine: an operation by its path, and the MCP façade, opened on first use."""
+"""REST: from the router to the engine; also opens the MCP façade on first use."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from asyncgate.parts.faces.http import (
+    drop_null_members,
     fill_principal,
     make_refusal_headers,
     read_body,
     read_claimed_tenants,
     read_query,
     run_while_connected,
-    without_nulls,
 )
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
@@ -37,27 +38,35 @@ class Endpoint:
 
     def __init__(self, gate: Serving, operations: dict[str, Operation], path: str) -> None:
         self.gate, self.operations = gate, operations
-        self.names = path.partition("{")[2].partition("}")[0]       # the field that the path carries
+        self.names = path.partition("{")[2].partition("}")[0]       # the field that is a path parameter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         more: list[tuple[bytes, bytes]] = []
+        begun, reply, refusal = perf_counter(), None, None
         try:
             reply = await self._perform(scope, receive, more)
             more += [make_warning_header(told)] if (told := read_warnings(reply)) else []
             status, body = (204, b"") if reply is None else (200, encode_json(reply))
         except GateError as no:
-            status, body = no.status, encode_json(no.body())
+            refusal, status, body = no, no.status, encode_json(no.body())
             more += make_refusal_headers(no)
             self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
             return      # the client has disconnected
         except Exception as bug:
-            status, body = 500, encode_json(log_fault(scope["path"], bug).body())
+            refusal = log_fault(scope["path"], bug)
+            status, body = refusal.status, encode_json(refusal.body())
+        if self.gate.meter is not None:
+            self.gate.meter.note_call("rest", self._name_called(scope), begun, reply, refusal)
         if "asyncgate.unknown" in scope:
             more.append(make_warning_header(scope["asyncgate.unknown"]))
             body = add_warnings(body, scope["asyncgate.unknown"]) if body else body
         await self.gate.send(send, scope, status, body, more)
+
+    def _name_called(self, scope: Scope) -> str:
+        op = self.operations.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        return op.name if op else "other"
 
     async def _perform(self, scope: Scope, receive: Receive, more: list[tuple[bytes, bytes]]) -> Any:
         verb = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -74,7 +83,7 @@ class Endpoint:
         return await (run_while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
-        """Read a request: a GET from its query, others from their body; fields in the path override both."""
+        """Read a request: a GET from its query, others from the body; path parameters override both."""
         rule = self.gate.settings.unknown_members
         try:
             query = read_query(scope["query_string"])
@@ -84,14 +93,14 @@ class Endpoint:
                 ask, unknown = op.reader.query(query, rule)
             else:
                 await screen_body(body, self.gate.settings.max_request_values)
-                body = without_nulls(body) if body else b"{}"
+                body = drop_null_members(body) if body else b"{}"
                 await let_others_run(len(body))
                 ask, unknown = op.reader.body(body, rule)
                 if query:
                     fill_principal(ask, query)
                     unknown += op.reader.beside(query, rule)
             for name, value in scope["path_params"].items():
-                setattr(ask, name, msgspec.convert(value, op.fields[name]))
+                setattr(ask, name, msgspec.convert(value, op.reader.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             raise InvalidRequest(f"{op.name}: {describe_problem(wrong)}") from None
         for named in read_claimed_tenants(query, scope["headers"]):
@@ -123,7 +132,7 @@ class Door:
 
     async def _open(self) -> Facade:
         async with self.opening:
-            if self.facade is None:     # otherwise another request opened it meanwhile
+            if self.facade is None:     # another request may have opened it meanwhile
                 kind = await asyncio.to_thread(self.kind)
                 await asyncio.to_thread(kind.prepare, tuple(self.operations.values()))      # 0.3 s
                 self.facade = await kind(self.gate, self.operations, self.version).open()

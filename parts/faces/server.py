@@ -1,26 +1,29 @@
 """Serve an ASGI app with uvicorn, hardened against slow, oversized and ambiguous requests.
 
-uvicorn reads HTTP with httptools, which has no clock and no limits of its own. `Http` adds both for about
+uvicorn reads HTTP with httptools, which has no timeouts and no limits of its own. `Http` adds both for about
 two microseconds a request: it sets no timer and counts no header unless a message spans several reads.
-With a certificate it speaks TLS, and everything here holds inside it too.
-`Server` adds an orderly end: waiting polls are drained first, running requests finish, then the app's lifespan closes.
+With a certificate the server uses TLS, with the same limits.
+`HttpServer` adds a graceful shutdown: waiting polls are answered first, running requests finish, then the app closes.
 
-The app's bodies are not timed here: it reads them, so it knows how long one may take.
+The app times request bodies itself, because it reads them and knows how long one may take.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import json
 import logging
 import math
+import os
+import signal
 import socket
 import ssl
 import sys
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from operator import attrgetter, methodcaller
 from types import FrameType
@@ -29,17 +32,19 @@ from typing import Any, NoReturn, Protocol, cast
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from asyncgate.parts.model.connection import STRICT_TRANSPORT, is_https_by_proxy
+from asyncgate.parts.model.errors import StartupError
 
 MAX_HEAD_BYTES = 32 * 1024
-# A client that polls comes back within 30 seconds, and common proxies keep a connection for 60. Whoever closes first
-# can cut a request that is already on the wire, so the server waits longer than both.
+# A polling client returns within 30 seconds, and common proxies keep a connection for 60. The side that closes first
+# may cut a request that is already on the wire, so the server waits longer than both.
 KEEP_ALIVE_SECONDS = 75
-# An answer that nobody reads is kept this long before its connection is cut.
+# A client that does not read its answer is disconnected after this time.
 STALL_SECONDS = 60.0
-# What TLS 1.2 may use: forward secrecy and authenticated encryption only. Level 2 refuses certificates with RSA keys
-# shorter than 2048 bits. TLS 1.3 has no other suites.
+# TLS 1.2 may only use forward secrecy and authenticated encryption. Level 2 refuses certificates with RSA keys
+# shorter than 2048 bits. TLS 1.3 has no weaker suites.
 CIPHERS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 
 log = logging.getLogger("asyncgate.server")
@@ -59,7 +64,7 @@ class Tls(Protocol):
 
 
 class Security(Protocol):
-    """The settings of safety, as far as the server reads them."""
+    """The security settings that the server reads."""
 
     @property
     def tls(self) -> Tls: ...
@@ -88,28 +93,70 @@ class Transport(Protocol):
     def security(self) -> Security: ...
 
 
-def _ignore(url: str) -> None:
-    """Take the address and do nothing."""
+def _ignore_url(url: str) -> None:
+    """No-op: nobody wants to know the address."""
+
+
+def _at_once() -> float:
+    """Shut down without a delay after a signal."""
+    return 0.0
+
+
+class Traffic:
+    """Tells the app of the running requests, and lets it close connections so that clients reconnect elsewhere."""
+
+    def __init__(self) -> None:
+        self.leaving = False
+        self.state: ServerState | None = None   # of the server, once it exists
+
+    def count(self) -> int:
+        """Return the number of running requests."""
+        return len(self.state.tasks) if self.state else 0
+
+    def leave(self) -> None:
+        """From now on, close each connection after its next answer."""
+        self.leaving = True
+        for connection in self.state.connections if self.state else ():
+            cycle = cast(Http, connection).cycle
+            if cycle is not None and not cycle.response_started:
+                cycle.keep_alive = False
+
+    def stay(self) -> None:
+        """Keep connections open again."""
+        self.leaving = False
 
 
 def run_server(
-    app: Any, settings: Transport, *, drain: Callable[[], None], ready: Callable[[str], None] = _ignore
+    app: Any,
+    settings: Transport,
+    *,
+    drain: Callable[[], None],
+    ready: Callable[[str], None] = _ignore_url,
+    leave: Callable[[], float] = _at_once,
+    traffic: Traffic | None = None,
+    handed: list[socket.socket] | None = None,
+    leash: int | None = None,
 ) -> int:
     """Serve the app until SIGTERM or SIGINT and return the exit status.
 
-    `ready(url)` is called once the socket listens; with port 0 the url carries the port that the system chose.
-    `drain()` is called in the event loop when the end begins: it answers waiting polls and must keep later ones from
-    waiting. A second signal cuts whatever still runs and makes the status 1.
+    `ready(url)` is called once the socket listens; with port 0 the URL has the port that the system chose.
+    `leave()` is called in the event loop when the shutdown begins: it returns for how many seconds to keep serving.
+    `drain()` is called after that time: it must answer waiting polls and let no later poll wait.
+    A second signal aborts all running requests and makes the status 1.
+    A parent process has `handed` over bound sockets; the end of the file `leash` means as much as SIGTERM.
     """
     try:
         context = make_tls_context(settings.security.tls)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        return _no_good(settings.security.tls, error)
+        return _report_bad_certificate(settings.security.tls, error)
     try:
-        sockets = bind_sockets(settings.host, settings.port)
+        sockets = handed or bind_sockets(settings.host, settings.port)
     except OSError as error:
-        return _cannot_listen(settings.host, settings.port, error)
-    server = HttpServer(make_config(app, settings, context), drain=drain, ready=ready)
+        return report_bind_failure(settings.host, settings.port, error)
+    traffic = traffic or Traffic()
+    server = HttpServer(make_config(app, settings, context, traffic), drain=drain, ready=ready, leave=leave)
+    traffic.state = server.server_state
+    server.leash = leash
     try:
         server.run(sockets)
     finally:
@@ -119,37 +166,40 @@ def run_server(
 
 
 def make_tls_context(tls: Tls) -> ssl.SSLContext | None:
-    """Load the certificate and say how TLS is spoken; without one there is none."""
+    """Load the certificate into a TLS context; return None if no certificate is set."""
     if not tls.certificate_path:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion[tls.minimum_version.replace(".", "_")]
     context.set_ciphers(CIPHERS)
     context.set_alpn_protocols(["http/1.1"])
-    # A function, even for no password: without one OpenSSL would ask the terminal.
+    # A function, even for no password: otherwise OpenSSL would prompt on the terminal.
     context.load_cert_chain(
         tls.certificate_path, tls.private_key_path or None, password=lambda: tls.private_key_password
     )
     return context
 
 
-def _no_good(tls: Tls, error: Exception) -> int:
+def _report_bad_certificate(tls: Tls, error: Exception) -> int:
     why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-    print(f"asyncgate: security.tls: {tls.certificate_path!r}, or its private key, is no good: {why}", file=sys.stderr)
+    print(f"asyncgate: security.tls: {tls.certificate_path!r} or its private key is invalid: {why}", file=sys.stderr)
     return 2
 
 
-def bind_sockets(host: str, port: int) -> list[socket.socket]:
-    """Bind every address of the host, before the app starts, so that a taken port costs no start of the app."""
+def bind_sockets(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
+    """Bind every address of the host; run before the app starts, so that a port in use fails early.
+
+    A `shared` address may be bound again by this user; each of the sockets gets a part of the connections.
+    """
     sockets: list[socket.socket] = []
     skipped: list[OSError] = []
-    for family, kind, proto, _, address in _addresses(host, port):
-        # Port 0 means one free port, not one for each address.
+    for family, kind, proto, _, address in _find_addresses(host, port):
+        # Port 0 means one free port for all addresses.
         where = (address[0], sockets[0].getsockname()[1] if sockets else port, *address[2:])
         try:
-            sockets.append(_bound(family, kind, proto, where))
+            sockets.append(_bind_socket(family, kind, proto, where, shared))
         except OSError as error:
-            # `localhost` names ::1 even on machines without IPv6; any other failure is the caller's to hear.
+            # `localhost` includes ::1 even on machines without IPv6; any other failure is raised.
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 for sock in sockets:
                     sock.close()
@@ -160,15 +210,15 @@ def bind_sockets(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def _addresses(host: str, port: int) -> list[Any]:
+def _find_addresses(host: str, port: int) -> list[Any]:
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return list(dict.fromkeys(found))
 
 
-def _bound(family: int, kind: int, proto: int, address: Any) -> socket.socket:
+def _bind_socket(family: int, kind: int, proto: int, address: Any, shared: bool) -> socket.socket:
     sock = socket.socket(family, kind, proto)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
@@ -178,18 +228,22 @@ def _bound(family: int, kind: int, proto: int, address: Any) -> socket.socket:
     return sock
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> int:
+def report_bind_failure(host: str, port: int, error: OSError) -> int:
+    """Say why the port cannot be used; return the exit status."""
     print(f"asyncgate: cannot listen on {host}:{port}: {error.strerror or error}", file=sys.stderr)
     return 1
 
 
-def make_config(app: Any, settings: Transport, context: ssl.SSLContext | None = None) -> uvicorn.Config:
-    """Return uvicorn's configuration for an app and these settings; logging stays the caller's."""
+def make_config(
+    app: Any, settings: Transport, context: ssl.SSLContext | None = None, about: Traffic | None = None
+) -> uvicorn.Config:
+    """Return uvicorn's configuration for an app and these settings; the caller configures logging."""
 
-    class Timed(Http):
+    class ConfiguredHttp(Http):
         header_timeout_seconds = settings.header_timeout_seconds
         trusted_proxies = settings.trusted_proxies
-        # Behind a proxy all connections come from the proxy's address.
+        traffic = about or Traffic()
+        # Behind a proxy, all connections come from the proxy's address: no limit.
         crowd = Crowd(0 if settings.trusted_proxies else settings.max_connections_per_address)
 
     config = uvicorn.Config(
@@ -197,7 +251,7 @@ def make_config(app: Any, settings: Transport, context: ssl.SSLContext | None = 
         host=settings.host,
         port=settings.port,
         loop="auto",
-        http=Timed,
+        http=ConfiguredHttp,
         ws="none",
         interface="asgi3",
         log_config=None,
@@ -216,30 +270,39 @@ def make_config(app: Any, settings: Transport, context: ssl.SSLContext | None = 
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server with an orderly end and an exit status in place of `sys.exit`.
+    """uvicorn's server with a graceful shutdown, and an exit status instead of `sys.exit`.
 
-    In a running loop: `await Server(configure(app, settings), drain=…).serve(bind(host, port))`.
+    In a running loop: `await HttpServer(make_config(app, settings), drain=…).serve(bind_sockets(host, port))`.
     """
 
     def __init__(
-        self, config: uvicorn.Config, *, drain: Callable[[], None], ready: Callable[[str], None] = _ignore
+        self,
+        config: uvicorn.Config,
+        *,
+        drain: Callable[[], None],
+        ready: Callable[[str], None] = _ignore_url,
+        leave: Callable[[], float] = _at_once,
     ) -> None:
         super().__init__(config)
         self.drain = drain
         self.ready = ready
+        self.leave = leave
+        self.leash: int | None = None
         self.status = 0
         self.loop: asyncio.AbstractEventLoop
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on sockets from `bind` until told to stop."""
+        """Serve on sockets from `bind_sockets` until told to stop."""
         self.loop = asyncio.get_running_loop()
+        if self.leash is not None:
+            self.loop.add_reader(self.leash, self._let_go)
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the app, then listen."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
-            # A signal in the meantime is not a failure.
+            # A signal during startup is not a failure.
             self.status = 0 if self.should_exit else getattr(self.lifespan.failure(), "exit_status", 1)
             self.should_exit = True
             self.lifespan.explain()
@@ -247,11 +310,11 @@ class HttpServer(uvicorn.Server):
         try:
             self.servers = [await self._listen(sock) for sock in sockets or ()]
         except OSError as error:
-            self.status = _cannot_listen(self.config.host, self.config.port, error)
+            self.status = report_bind_failure(self.config.host, self.config.port, error)
             self.should_exit = True
             await self.lifespan.shutdown()
         else:
-            # What is there now stays; searching it again and again for garbage is what delays requests most.
+            # These objects stay: repeated garbage collections over them would delay requests.
             gc.collect()
             gc.freeze()
             gc.set_threshold(10_000, 20, 20)
@@ -259,11 +322,11 @@ class HttpServer(uvicorn.Server):
             self.ready(self.url())
 
     async def _listen(self, sock: socket.socket) -> asyncio.Server:
-        # uvicorn would leave a client a minute for its handshake, and half a minute for its goodbye.
+        # uvicorn would give a client a minute for the handshake, and half a minute for the shutdown.
         seconds = cast(type[Http], self.config.http_protocol_class).header_timeout_seconds
         clock = seconds if self.config.ssl else None
         return await self.loop.create_server(
-            self._connection,
+            self._make_connection,
             sock=sock,
             backlog=self.config.backlog,
             ssl=self.config.ssl,
@@ -271,28 +334,37 @@ class HttpServer(uvicorn.Server):
             ssl_shutdown_timeout=clock,
         )
 
-    def _connection(self) -> asyncio.Protocol:
+    def _make_connection(self) -> asyncio.Protocol:
         made = cast(type[Http], self.config.http_protocol_class)
         return made(self.config, self.server_state, self.lifespan.state, self.loop)
 
     def url(self) -> str:
-        """Return the address that the server answers on."""
-        host = self.config.host or "0.0.0.0"  # noqa: S104  # it is only told: what is bound was bound before
+        """Return the URL of the server."""
+        host = self.config.host or "0.0.0.0"  # noqa: S104  # only displayed: the sockets are bound already
         port = self.servers[0].sockets[0].getsockname()[1]
         scheme = "https" if self.config.ssl else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Waiting polls are running requests too: uvicorn would wait for them, so they are answered first.
+        # Waiting polls are running requests: uvicorn would wait for them, so they are answered first.
         try:
+            await self._linger(self.leave())
             self.drain()
         finally:
             await self._finish(sockets)
 
+    async def _linger(self, seconds: float) -> None:
+        """Go on serving, so that a load balancer can notice; a second signal ends it."""
+        until, ticks = self.loop.time() + seconds, 0
+        while self.loop.time() < until and not self.force_exit:
+            ticks += 1
+            await self.on_tick(ticks)       # else answers would carry the date of the signal
+            await asyncio.sleep(0.1)
+
     async def _finish(self, sockets: list[socket.socket] | None) -> None:
         grace = cast(int, self.config.timeout_graceful_shutdown)
         try:
-            # uvicorn bounds the running requests but not the lifespan; the whole takes less than a second more.
+            # uvicorn limits the running requests but not the lifespan; both together get less than a second more.
             async with asyncio.timeout(grace + 0.8):
                 await super().shutdown(sockets)
         except TimeoutError:
@@ -302,11 +374,18 @@ class HttpServer(uvicorn.Server):
             self.status = 1
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop in order on the first signal, at once on the second."""
-        # The signal is not kept for uvicorn to raise again: that would turn an orderly end into a death by signal.
+        """Shut down gracefully on the first signal, at once on the second."""
+        # uvicorn would raise the signal again after a graceful shutdown, so the signal is not kept for it.
         self.force_exit = self.should_exit
         self.should_exit = True
         self.loop.call_soon_threadsafe(self._interrupt)
+
+    def _let_go(self) -> None:
+        """Stop in order: the parent process says so, or has died."""
+        if self.leash is not None and not os.read(self.leash, 1):
+            self.loop.remove_reader(self.leash)
+            if not self.should_exit:        # else a signal came first
+                self.handle_exit(signal.SIGTERM, None)
 
     def _interrupt(self) -> None:
         if self.force_exit or not self.started:
@@ -316,8 +395,32 @@ class HttpServer(uvicorn.Server):
                 cast(Http, connection).transport.abort()
 
 
+@contextlib.asynccontextmanager
+async def listen_beside(app: Any, settings: Transport, tls: Tls | None) -> AsyncIterator[None]:
+    """Serve a second app in the running loop while the block runs; raises StartupError if it cannot listen."""
+    try:
+        config = make_config(app, settings, make_tls_context(tls) if tls else None)
+        sockets = bind_sockets(settings.host, settings.port)
+    except (OSError, ValueError) as error:
+        raise StartupError(f"cannot listen on {settings.host}:{settings.port} as well: {error}") from None
+    server = HttpServer(config, drain=_do_nothing)
+    server.loop, server.lifespan = asyncio.get_running_loop(), Lifespan(config)
+    listeners = [await server._listen(sock) for sock in sockets]
+    try:
+        yield
+    finally:
+        for listener in listeners:
+            listener.close()
+        for connection in list(server.server_state.connections):
+            cast(Http, connection).transport.abort()
+
+
+def _do_nothing() -> None:
+    pass
+
+
 class Lifespan:
-    """The app's lifespan as one task that keeps its exception, so that a refusal to start can be told in one line."""
+    """The app's lifespan as one task that keeps its exception, so that a failed start is reported in one line."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         self.app = config.loaded_app
@@ -328,52 +431,52 @@ class Lifespan:
         self.task: asyncio.Task[None]
 
     async def startup(self) -> None:
-        """Start the app and note whether it refused."""
+        """Start the app, and note whether it failed."""
         scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": self.state}
         self.task = asyncio.create_task(self.app(scope, self.inbox.get, self.send))
-        await self._tell("startup")
+        await self._run_phase("startup")
 
     async def shutdown(self) -> None:
-        """Close the app, unless it has ended by itself."""
+        """Close the app, unless it has already ended."""
         if self.task.done():
             return
-        await self._tell("shutdown")
+        await self._run_phase("shutdown")
         if self.should_exit:
             self.explain()
 
-    async def _tell(self, phase: str) -> None:
+    async def _run_phase(self, phase: str) -> None:
         self.reply = asyncio.get_running_loop().create_future()
         self.inbox.put_nowait({"type": f"lifespan.{phase}"})
         await asyncio.wait((self.task, self.reply), return_when=asyncio.FIRST_COMPLETED)
         self.should_exit = not self.reply.done() or self.reply.result()["type"] != f"lifespan.{phase}.complete"
         if self.should_exit:
-            # A framework reports the failure first and raises it afterwards; its exception says more.
+            # A framework reports the failure first and raises it afterwards; the exception has more details.
             await asyncio.wait((self.task,), timeout=1)
 
     async def send(self, message: dict[str, str]) -> None:
-        """Take the app's answer."""
+        """Receive the app's answer."""
         if not self.reply.done():
             self.reply.set_result(message)
 
     def cancel(self) -> None:
-        """Stop an app that is still starting or closing."""
+        """Cancel an app that is still starting or closing."""
         self.task.cancel()
 
     def failure(self) -> BaseException | None:
-        """Return what the app ended with, if it has."""
+        """Return the exception that ended the app, if any."""
         return self.task.exception() if self.task.done() and not self.task.cancelled() else None
 
     def explain(self) -> None:
-        """Say why the app failed: in its own words when the exception has some, else in the log."""
+        """Report why the app failed: print the exception's `startup_message` if it has one, else log the failure."""
         if self.task.cancelled():
             return
         failure = self.failure()
-        own_words = getattr(failure, "startup_message", None)
-        if own_words is not None:
-            print(own_words, file=sys.stderr)
+        message = getattr(failure, "startup_message", None)
+        if message is not None:
+            print(message, file=sys.stderr)
             return
-        told = self.reply.result().get("message", "") if self.reply.done() else "it has no lifespan"
-        log.error("the app failed: %s", failure or told, exc_info=failure)
+        reported = self.reply.result().get("message", "") if self.reply.done() else "it has no lifespan"
+        log.error("the app failed: %s", failure or reported, exc_info=failure)
 
 
 SAFE_HEADERS = [
@@ -387,24 +490,24 @@ SAFE_HEADERS = [
 
 
 def make_safe_headers(scheme: str | None) -> list[tuple[bytes, bytes]]:
-    """Return the headers of every answer that the app does not give."""
+    """Return the headers of an answer that does not come from the app."""
     return [*SAFE_HEADERS, STRICT_TRANSPORT] if scheme == "https" else SAFE_HEADERS
 
 
-def _error(code: str, message: str, detail: str) -> bytes:
+def _encode_error(code: str, message: str, detail: str) -> bytes:
     return json.dumps({"error": code, "message": message, "detail": detail}).encode()
 
 
 class HttpRefusal(Exception):
-    """An answer that the connection gives by itself, and the last one on it."""
+    """A refusal that the server sends itself; it closes the connection."""
 
     def __init__(self, status: HTTPStatus, message: str, detail: str) -> None:
         super().__init__(message)
         self.status = status
-        self.body = _error("invalid_request", message, detail)
+        self.body = _encode_error("invalid_request", message, detail)
 
     def encode(self, default_headers: list[tuple[bytes, bytes]], scheme: str | None) -> bytes:
-        """Return the whole response as it goes over the wire."""
+        """Return the whole response in wire format."""
         length = (b"content-length", b"%d" % len(self.body))
         lines = [b"%s: %s\r\n" % pair for pair in (*default_headers, *make_safe_headers(scheme), length)]
         return b"".join([STATUS_LINE[self.status], *lines, b"\r\n", self.body])
@@ -418,35 +521,35 @@ MALFORMED = HttpRefusal(
 ONE_HOST = HttpRefusal(
     HTTPStatus.BAD_REQUEST,
     "The request needs exactly one Host header.",
-    "None, or more than one, leaves open whom the request is for (RFC 9112 3.2).",
+    "Without exactly one the target of the request is ambiguous (RFC 9112 3.2).",
 )
 OTHER_HOST = HttpRefusal(
     HTTPStatus.BAD_REQUEST,
-    "The request's target names another host than its Host header.",
-    "Send the path alone, or the same authority in both (RFC 9112 3.2.2).",
+    "The request's target and its Host header name different hosts.",
+    "Send only the path as the target, or the same host in both (RFC 9112 3.2.2).",
 )
 OTHER_VERSION = HttpRefusal(
     HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
-    "This server speaks HTTP/1.1 and HTTP/1.0.",
-    "Say HTTP/1.1 in the first line of the request (RFC 9110 15.6.6).",
+    "This server supports HTTP/1.1 and HTTP/1.0.",
+    "Send HTTP/1.1 in the first line of the request (RFC 9110 15.6.6).",
 )
 LARGE_HEAD = HttpRefusal(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     f"The request's headers exceed {MAX_HEAD_BYTES} bytes.",
-    "The limit covers the path, all names and all values. Send large values in the body.",
+    "The limit includes the path and all header names and values. Send large values in the body.",
 )
-OVERLOADED = _error(
+OVERLOADED = _encode_error(
     "overloaded", "The server is at its limit of connections.", "Repeat the request after the time in Retry-After."
 )
-# A list without room. Trailers are dropped: they would join the headers of a request that the app already judged.
+# A list that stays empty drops trailers: they would be added to the headers of a request that was already checked.
 TRAILERS = cast("list[tuple[bytes, bytes]]", deque[tuple[bytes, bytes]](maxlen=0))
 
 
 class CycleShortcut:
-    """A short way past the messages of ASGI, for a body that has come whole and an answer that is ready.
+    """A shortcut past ASGI messages, for a body that has arrived completely and an answer that is ready.
 
-    The app finds it as `scope["extensions"]["asyncgate.whole"]`.  Each method says when it cannot serve; then the app
-    goes the ordinary way, and nothing has happened.
+    The app finds it as `scope["extensions"]["asyncgate.whole"]`.  If a method returns None or False, the
+    app must use ASGI messages: nothing was done.
     """
 
     __slots__ = ("cycle",)
@@ -455,7 +558,7 @@ class CycleShortcut:
         self.cycle = cycle
 
     def body(self) -> bytes | None:
-        """Take the body of the request, if all of it is here."""
+        """Return the body of the request if all of it has arrived, else None."""
         cycle = self.cycle
         if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
             return None
@@ -464,12 +567,12 @@ class CycleShortcut:
         return body
 
     def answer(self, status: int, lines: bytes, body: bytes) -> bool:
-        """Send an answer whose header lines are written already; tell whether it is on its way.
+        """Send an answer with formatted header lines; return whether it was sent.
 
-        `lines` must name the body's type and nothing about length or connection: those are added here.
+        `lines` must contain the content type, but neither length nor connection: those are added here.
         """
         cycle = self.cycle
-        if cycle.transport.is_closing():    # the client has gone, and nobody was told so yet
+        if cycle.transport.is_closing():    # the client has disconnected, and the cycle does not know it yet
             cycle.disconnected = True
         if (cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive
                 or cycle.scope["method"] == "HEAD"):
@@ -485,7 +588,7 @@ class CycleShortcut:
 
 async def _overloaded(scope: Any, receive: Any, send: Any) -> None:
     """Answer 503 in place of the app when `limit_concurrency` is reached."""
-    # The app, which knows whom to believe, is not asked here; over plain HTTP browsers ignore the promise anyway.
+    # Only the app knows which proxies to trust; over plain HTTP, browsers ignore Strict-Transport-Security anyway.
     proxied = (b"x-forwarded-proto", b"https") in scope["headers"]
     safe = make_safe_headers("https" if proxied else scope["scheme"])
     headers = [*safe, (b"retry-after", b"1"), (b"content-length", b"%d" % len(OVERLOADED))]
@@ -494,15 +597,15 @@ async def _overloaded(scope: Any, receive: Any, send: Any) -> None:
 
 
 class Crowd:
-    """Counts the connections of each address, of IPv6 those of each /64, which is what a single host is given."""
+    """Counts the connections of each address; for IPv6 those of each /64, because one host gets a whole /64."""
 
     def __init__(self, most: int) -> None:
-        self.most = most  # 0 is no limit
+        self.most = most  # 0 means no limit
         self.counts: Counter[str] = Counter()
         self.told: set[str] = set()
 
     def enter(self, peer: tuple[str, int] | None) -> str | None:
-        """Count a connection; return what to leave under, or None when it is not counted."""
+        """Count a connection; return the key to pass to `leave`, or None if it is not counted."""
         if not self.most or not peer:
             return None
         where = find_network(peer[0]) if ":" in peer[0] else peer[0]
@@ -510,16 +613,16 @@ class Crowd:
         return where
 
     def is_too_large(self, where: str | None) -> bool:
-        """Whether an address has more connections than it may; that goes to the log once, until it has none."""
+        """Whether an address exceeds its limit of connections; log a warning once, until it has none."""
         if where is None or self.counts[where] <= self.most:
             return False
         if where not in self.told:
             self.told.add(where)
-            log.warning("%s has %d connections, the most of an address; more are cut", where, self.most)
+            log.warning("%s has %d connections, the limit per address; further ones are closed", where, self.most)
         return True
 
     def leave(self, where: str | None) -> None:
-        """Forget a connection."""
+        """Stop counting a connection."""
         if where is not None:
             self.counts[where] -= 1
             if not self.counts[where]:
@@ -528,33 +631,34 @@ class Crowd:
 
 
 def find_network(address: str) -> str:
-    """Write the /64 that an IPv6 address is in."""
+    """Return the /64 network of an IPv6 address."""
     head = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8]
     return socket.inet_ntop(socket.AF_INET6, head + bytes(8)) + "/64"
 
 
 class Http(HttpToolsProtocol):
-    """One client's connection, with a clock on headers, a limit on their size and no doubt about their framing."""
+    """One client's connection, with a timeout and a size limit for headers, and unambiguous framing."""
 
     header_timeout_seconds = 10.0
     trusted_proxies: tuple[str, ...] = ()
     crowd = Crowd(0)
+    traffic = Traffic()
     where: str | None = None
 
-    # uvicorn's type does not say that there is none before the first request.
+    # uvicorn's type does not allow None, which it is before the first request.
     cycle: Any
-    running: Any = None         # the request that is being answered; `cycle` is the last one that was read
+    running: Any = None         # the request being answered; `cycle` is the last request read
     idle_since = 0.0
     refused = False
     resuming = False
-    # Bytes read since something came of them: a complete head, or a piece of a body that is still wanted.
+    # Bytes read since the last complete head or the last piece of an expected body.
     idle_bytes = 0
     refusal: HttpRefusal | None = None
     clock: asyncio.TimerHandle | None = None
     stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Give the client so long to send its headers, unless its address has too many connections already."""
+        """Start the timeout for headers, or close the connection if its address has too many."""
         super().connection_made(transport)
         self.headers, self.idle_since = TRAILERS, self.loop.time()
         self.where = self.crowd.enter(self.client)
@@ -563,9 +667,9 @@ class Http(HttpToolsProtocol):
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop every clock of the connection, and let no request of it answer any more, pipelined ones among them.
+        """Stop all timers of the connection, and mark all its requests, also pipelined ones, as disconnected.
 
-        uvicorn tells the last one that was read only; the others would fail at writing, each with a traceback.
+        uvicorn marks only the last request read; the others would fail when they write, each with a traceback.
         """
         for cycle in (self.running, *(queued for queued, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
@@ -578,7 +682,7 @@ class Http(HttpToolsProtocol):
         self._stop_stall()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, and judge it before the application sees it."""
+        """Parse and check received data before the app sees it."""
         if self.refused:
             return
         self._unset_keepalive_if_required()
@@ -588,24 +692,24 @@ class Http(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as stop:
-            self._parse_on(data, stop)
+            self._resume_parsing(data, stop)
         if self.cycle is not before and self.headers is TRAILERS:
             self.idle_bytes = 0
         else:
-            self._judge_piece(before, held)
+            self._check_partial(before, held)
 
-    def _parse_on(self, data: bytes | memoryview, stop: Exception) -> None:
+    def _resume_parsing(self, data: bytes | memoryview, stop: Exception) -> None:
         while isinstance(stop, httptools.HttpParserUpgrade):
             data = memoryview(data)[stop.args[0] :]
             try:
-                self._ignore_upgrade()
+                self._ignore_url_upgrade()
                 return self.parser.feed_data(data)
             except (httptools.HttpParserError, httptools.HttpParserUpgrade) as next_stop:
                 stop = next_stop
         self._refuse(self.refusal or MALFORMED)
 
-    def _judge_piece(self, before: Any, held: int) -> None:
-        """Count and time a read that did not end with a whole head."""
+    def _check_partial(self, before: Any, held: int) -> None:
+        """Limit the size and time of a read that did not complete a head."""
         if self.refused:
             return
         cycle = self.cycle
@@ -614,19 +718,19 @@ class Http(HttpToolsProtocol):
             self.idle_bytes = 0
         elif self.idle_bytes > MAX_HEAD_BYTES:
             return self._refuse(LARGE_HEAD if in_head else MALFORMED)
-        # Between requests too: stray line ends have stopped the keep-alive clock and begin no message.
+        # Also between requests: stray line ends have stopped the keep-alive timer and begin no message.
         if self.clock is None and (in_head or cycle is None or cycle.response_complete):
             self._start_clock()
 
     def _is_in_head(self) -> bool:
         return self.headers is not TRAILERS
 
-    def _ignore_upgrade(self) -> None:
-        """Go on in HTTP/1.1 after a request that offers another protocol.
+    def _ignore_url_upgrade(self) -> None:
+        """Continue in HTTP/1.1 after a request that offers another protocol.
 
-        The parser takes such a request for the last one and its body for the other protocol; read afresh, that body
-        would be a request nobody sent. So a new parser is told the framing and continues where the old one stopped.
-        Clients that offer h2c with every request are common.
+        The parser treats such a request as the last one, and its body as the other protocol. Parsed again, that body
+        would become a request that nobody sent (request smuggling). So a new parser gets the framing and continues
+        where the old one stopped. Clients that offer h2c with every request are common.
         """
         framing = [pair for pair in self.scope["headers"] if pair[0] in (b"content-length", b"transfer-encoding")]
         head = b"".join([b"POST / HTTP/1.1\r\n", *(b"%s: %s\r\n" % pair for pair in framing), b"\r\n"])
@@ -639,15 +743,15 @@ class Http(HttpToolsProtocol):
         self.resuming = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header without the blanks behind its value, which the parser leaves there (RFC 9110 5.5)."""
+        """Strip trailing whitespace from a header's value, which the parser keeps (RFC 9110 5.5)."""
         super().on_header(name, value.rstrip(b" \t"))
 
     def on_headers_complete(self) -> None:
-        """Judge the head of a request once it is whole."""
+        """Check the head of a request once it is complete."""
         if self.resuming:
             self.headers = TRAILERS
             return
-        if self.idle_bytes > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES:
+        if self.idle_bytes > MAX_HEAD_BYTES and self._count_head_bytes() > MAX_HEAD_BYTES:
             self._reject(LARGE_HEAD)
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
@@ -655,46 +759,48 @@ class Http(HttpToolsProtocol):
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) != 1 and (hosts or version != "1.0"):
             self._reject(ONE_HOST)
-        if not self.url.startswith(b"/") and self._authority() not in (None, *map(bytes.lower, hosts)):
+        if not self.url.startswith(b"/") and self._read_authority() not in (None, *map(bytes.lower, hosts)):
             self._reject(OTHER_HOST)
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self._make_room(len(self.connections) - self.limit_concurrency + 1)
         super().on_headers_complete()
+        if self.traffic.leaving:
+            self.cycle.keep_alive = False
         cast(dict[str, Any], self.scope)["extensions"] = {"asyncgate.whole": CycleShortcut(self.cycle)}
         self.headers = TRAILERS
         if self.clock is not None:
             self._stop_clock()
 
     def _make_room(self, places: int) -> None:
-        """Close the connections that have been idle for longest: who only holds them keeps nobody out."""
+        """Close the connections that have been idle longest, so that idle clients do not block others."""
         others: list[Any] = [one for one in self.connections if one is not self]
         for one in sorted(filter(methodcaller("is_idle"), others), key=attrgetter("idle_since"))[:places]:
             self.connections.discard(one)
             one.transport.close()
 
     def is_idle(self) -> bool:
-        """Whether no request of this connection is under way."""
+        """Whether this connection has no running request."""
         return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
 
     def on_response_complete(self) -> None:
-        """Note since when nothing is asked."""
+        """Note when the connection became idle."""
         self.idle_since = self.loop.time()
         super().on_response_complete()
 
-    def _authority(self) -> bytes | None:
-        """Return the authority of a target that is no path; None for `*`, which has none."""
+    def _read_authority(self) -> bytes | None:
+        """Return the authority of an absolute target; None for `*`, which has none."""
         return None if self.url == b"*" else self.url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()
 
-    def _head_bytes(self) -> int:
+    def _count_head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _reject(self, refusal: HttpRefusal) -> NoReturn:
-        # Raised through the parser, which then takes no further message from the same read.
+        # Raised through the parser, so that it parses no further message of the same read.
         self.refusal = refusal
         raise refusal
 
     def _refuse(self, refusal: HttpRefusal) -> None:
-        """Answer with the refusal, if it can only be taken for the answer to its own request, and close."""
+        """Send the refusal, unless a client could take it for the answer to another request, and close."""
         self.refused = True
         cycle = self.cycle
         in_head = self._is_in_head()
@@ -704,15 +810,15 @@ class Http(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         if in_head or cycle is None or not cycle.response_complete:
-            self.transport.write(refusal.encode(self.server_state.default_headers, self._spoken()))
-        # Closing under a client that still sends would make its system discard the answer unread, so what follows
-        # is read and dropped until the client is done or the clock runs out.
+            self.transport.write(refusal.encode(self.server_state.default_headers, self._find_scheme()))
+        # If the server closed while the client still sends, the client's system would discard the answer unread. So
+        # further data is read and dropped until the client is done or the timeout ends.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._start_clock()
 
-    def _spoken(self) -> str | None:
-        """Return the scheme that the client speaks, as far as the headers read so far tell what a proxy knows of it."""
+    def _find_scheme(self) -> str | None:
+        """Return the client's scheme; a trusted proxy tells it in a header, if that header was read already."""
         before = self.cycle.scope["headers"] if self.cycle is not None else []
         headers = self.headers if self._is_in_head() else before
         scope = {"client": self.client, "headers": headers}
@@ -736,7 +842,7 @@ class Http(HttpToolsProtocol):
         if self.refused or self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
         else:
-            # A client that sent a piece of its next request early still waits for us.
+            # A client that sent a part of its next request early is still waiting for the answer.
             self._start_clock()
 
     def pause_writing(self) -> None:
@@ -753,5 +859,5 @@ class Http(HttpToolsProtocol):
             self.stall = None
 
     def timeout_keep_alive_handler(self) -> None:
-        # A plain close waits for a client that never reads its answer.
+        # A plain close would wait for a client that never reads its answer.
         self.transport.abort()

@@ -1,9 +1,9 @@
-"""What a façade needs from the app that serves it."""
+"""The protocols that an app implements for its faces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import Protocol
+from typing import Any, Protocol
 
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.model.connection import Headers, Scope, Send
@@ -18,7 +18,7 @@ class Doorkeeper(Protocol):
     enforced: bool          # whether every request is counted
 
     async def resolve(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
-        """Return the caller of a request, and count the call if its operation is known."""
+        """Return the caller of a request; count the call if its operation is known."""
 
     async def known(self, headers: Headers) -> Caller:
         """Return the caller of a credential without counting a call."""
@@ -33,23 +33,34 @@ class Doorkeeper(Protocol):
         """Audit the refusal of a request if it concerns security."""
 
     def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
-        """Audit the refusal of one call of a request that may hold several."""
+        """Audit the refusal of one call in a request that may contain several."""
+
+
+class Meter(Protocol):
+    """Counts what the faces answer."""
+
+    def note_call(self, face: str, operation: str, begun: float, reply: Any, no: GateError | None) -> None:
+        """Count a call that was answered with a reply or a refusal; `begun` is a time of `perf_counter`."""
+
+    def note_refusal(self, face: str, no: GateError) -> None:
+        """Count a request that was refused before its operation was known, unless that is counted already."""
 
 
 class Serving(Protocol):
-    """An open gate, as its faces see it."""
+    """A running gate, as its faces see it."""
 
     settings: Settings
     engine: Engine
     operations: dict[str, Operation]
+    meter: Meter | None         # None: nothing is counted
 
     @property
     def guard(self) -> Doorkeeper:
-        """Return who lets requests in."""
+        """Return the guard that authenticates requests."""
 
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = ...) -> None:
         """Send a complete answer with the security headers."""
 
     def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
-        """Return the security headers of an answer, without those that it has itself."""
+        """Return the security headers of an answer, except those in `own`, which it sets itself."""

@@ -79,9 +79,10 @@ def default_role(kind: Kind) -> Role:
 
 
 def default_scopes(role: Role) -> frozenset[str]:
-    """Return the scopes of a credential that names none (spec 21.8.3); an admin gets all."""
+    """Return the scopes of a credential that names none (spec 21.8.3); an admin gets all that concern its tenant."""
     return {"agent": frozenset({"tasks:read", "tasks:write", "receipts:read", "receipts:ack"}),
-            "worker": frozenset({"tasks:lease", "receipts:read"}), "admin": SCOPES}.get(role, frozenset())
+            "worker": frozenset({"tasks:lease", "receipts:read"}),
+            "admin": SCOPES - {"metrics:read"}}.get(role, frozenset())
 
 
 def retire_key(key: Key, successor: str, now: float, overlap_seconds: float = DAY_SECONDS) -> Key:

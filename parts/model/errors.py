@@ -16,6 +16,7 @@ class GateError(Exception):
 
     code, status = "internal_error", 500
     noted = False       # whether it is already in the audit log
+    counted = False     # whether it is already in the metrics
     because: tuple[str, str] | None = None      # the real reason, as a code and in words: logged, never sent
 
     def __init__(self, message: str, **more: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 Example = tuple[dict[str, Any], dict[str, Any]]     # request and reply
 
 TASK_ID, DUTY = "019a8f3c-51de-7a10-9c6e-0d3a51b7f2c4", "019a8f3c-51de-7a11-8f02-6b9d40e1c7aa"
+NEXT_TASK_ID = "019a8f4a-7c02-7b3e-8d15-4a90c7e6b1f3"
 DONE, LEASE = "019a8f3d-0b42-7c03-a1de-94c2f07b5e18", "6f1f0c8e-2a5b-4b57-9a0e-3d8f4c1b2a90"
 TENANT_ID, NOW, LATER = "00000000-0000-0000-0000-000000000000", "2026-11-21T09:30:00Z", "2026-11-21T09:35:00Z"
 ADA, WORKER = {"kind": "agent", "id": "ada"}, {"kind": "worker", "id": "reader-1"}

@@ -57,6 +57,11 @@ class Reader(Generic[K]):
         kind: type[K] = forbid_unknown_members(self.takes)
         return kind
 
+    @cached_property    # a process that starts needs few of them
+    def fields(self) -> dict[str, Any]:
+        """Return the type of each member."""
+        return get_type_hints(self.takes, include_extras=True)
+
     @cached_property
     def _exactly(self) -> Callable[[bytes | Raw], K]:
         return msgspec.json.Decoder(self.exact).decode

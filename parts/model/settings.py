@@ -274,6 +274,14 @@ class ArchiveSettings(Group, frozen=True):
 class LeaseSettings(Group, frozen=True):
     requeue_on_expiry_no_increment: Annotated[bool, says("Always true: a lost lease spends no attempt (PH.4)")] = True
 
+class MetricsSettings(Group, frozen=True):
+    """What the gate counts for Prometheus, and where it shows that."""
+
+    enabled: Annotated[bool, says("Whether the gate counts what it does, and shows it at /metrics")] = False
+    host: Annotated[Filled, says("Address of the second listener")] = "127.0.0.1"
+    port: Annotated[int, span(0, 65535), says("Port of a second listener, for /metrics alone; 0 is none")] = 0
+    most_types: Annotated[Class, says("Task types with numbers of their own; later ones are counted as other")] = 50
+
 class EscalationTarget(Group, frozen=True):
     """The principal to whom tasks of a class are escalated."""
 
@@ -356,6 +364,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     header_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its headers")] = 10.0
     body_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its body")] = 30.0
     shutdown_seconds: Annotated[Duration, says("Seconds open requests have to finish at shutdown")] = 4.0
+    drain_seconds: Annotated[Duration, says("Seconds a stopping gate still serves: load balancers notice")] = 0.0
     mcp_tool_names: Annotated[ToolNames, says("Spelling of MCP tool names in lists; both spellings work")] = "dotted"
     receipt_mode: Annotated[ReceiptMode, says("Whether receipts are kept here or sent to a ledger")] = "standalone"
     receipt_consistency_mode: Annotated[Consistency, says("Whether a change waits for the ledger")] = "eventual"
@@ -367,6 +376,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     receipts: ReceiptSettings = ReceiptSettings()
     archive: ArchiveSettings = ArchiveSettings()
     leases: LeaseSettings = LeaseSettings()
+    metrics: MetricsSettings = MetricsSettings()
     security: SecuritySettings = SecuritySettings()
     rate_limits: RateLimits = RateLimits()
 

@@ -70,6 +70,7 @@ class KeptTerms(Terms):
     """The stored terms of a task."""
 
     principal_instance_id: str | None = None    # the creator's session (spec 18.2)
+    rerun_of: str | None = None                 # the ended task whose contract it has
 
 
 class Lease(Struct, frozen=True):

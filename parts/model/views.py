@@ -74,7 +74,8 @@ def show_task(tenant_id: str, task: Task, lease: Lease | None, progress: Progres
         started_at=to_utc_or_none(task.started_at), **show_terms(terms),
         leased_to=live.worker if live else None, lease_expires_at=to_utc_or_none(live.expires_at) if live else None,
         progress=to_raw(progress.progress if progress else None),
-        progress_at=to_utc_or_none(progress.updated_at if progress else None), result=show_outcome(task))
+        progress_at=to_utc_or_none(progress.updated_at if progress else None), result=show_outcome(task),
+        rerun_of=terms.rerun_of)
 
 
 def show_terms(terms: KeptTerms) -> dict[str, Any]:

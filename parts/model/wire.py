@@ -37,6 +37,7 @@ from asyncgate.parts.model.examples import (
     HOLDER,
     LATER,
     LEASE,
+    NEXT_TASK_ID,
     NOW,
     OFFER,
     SEEN,
@@ -136,6 +137,7 @@ class Ask(Struct, kw_only=True):
     acts: ClassVar[bool] = True                 # whether the principal that it names is its sender, not its subject
     filters: ClassVar[bool] = False             # whether its members narrow a list; then unknown members are refused
     lists: ClassVar[Literal["", "own", "all"]] = ""     # whose items a list shows by default
+    creates: ClassVar[bool] = False             # whether it is counted as new tasks
     paged: ClassVar[bool] = False               # whether callers send many in a row; the audit log then counts them
     tenant_id: Annotated[str | None, says("optional; refused unless it is the credential's own tenant")] = None
 
@@ -224,6 +226,8 @@ class CreateTask(AsPrincipal, kw_only=True):
 
     example = ({**WORK, "agent_id": "ada", "idempotency_key": "page-a"}, {"task_id": TASK_ID, "status": "queued"})
     refusals = (ReceiptTooLarge, IdempotencyConflict, QuotaExceeded)
+    creates = True
+    kept: ClassVar[tuple[str, ...]] = Terms.__struct_fields__       # fields that the gate keeps and passes on
     type: Name
     payload: Annotated[AnyJson, says(
         "what the worker needs, up to 1 MB; required unless payload_pointer is set; null is a payload"
@@ -258,6 +262,7 @@ class CreateTasks(AsPrincipal, kw_only=True):
 
     example = ({"tasks": [{**WORK, "agent_id": "ada"}]}, {"results": [{"task_id": TASK_ID, "status": "queued"}]})
     next_step = "Check each entry of results: it has a task_id or an error. Then call get_task for each."
+    creates = True
     tasks: Annotated[list[CreateTask], Batch]
 
 
@@ -333,6 +338,18 @@ class ReleaseHold(TaskAsk, kw_only=True):
 
     example = ({"task_id": TASK_ID, **ASKER}, {"ok": True, "status": "queued"})
     next_step = "get_task with wait_seconds waits for the outcome."
+
+
+class RerunTask(TaskAsk, kw_only=True):
+    """Run an ended task again, as a new task."""
+
+    example = ({"task_id": TASK_ID, **ASKER, "idempotency_key": "page-a-again"},
+               {"task_id": NEXT_TASK_ID, "status": "queued"})
+    refusals = (*TaskAsk.refusals, InvalidTransition, ReceiptTooLarge, IdempotencyConflict, QuotaExceeded)
+    next_step = "get_task with the new task_id and wait_seconds waits for the outcome."
+    creates = True
+    payload: Annotated[AnyJson, says("only for a task whose payload was lost")] = field(default_factory=absent)
+    idempotency_key: Annotated[Name | None, says("repeating a key returns the first task")] = None
 
 
 class AttachArtifacts(TaskAsk, kw_only=True):
@@ -675,6 +692,7 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False):
     progress: AnyJson = field(default_factory=nothing)
     progress_at: datetime | None = None
     result: Outcome | None = None
+    rerun_of: str | None = None
 
 
 class Tasks(Struct):

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from asyncgate.parts.model.errors import KeyNotFound, NotReady, TenantNotFound
+from asyncgate.parts.model.errors import KeyNotFound, Misdirected, NotReady, TenantNotFound
 from asyncgate.parts.model.examples import ALLOWED, KEY, KEY_ID, LATER, NOW, OTHER, ROOM, TENANT_ID
 from asyncgate.parts.model.wire import AnyJson, Ask, Capabilities, Kind, Moment, Name, PageAsk, Role, Text, Types, says
 
@@ -290,3 +290,31 @@ class Readiness(Struct):
     database: bool      # it has answered
     joined: bool        # the process has its place among those that share the database
     draining: bool      # it is being emptied: by an admin, or because it stops
+
+
+class DrainGate(Ask, kw_only=True):
+    """Empty one process."""
+
+    example = ({"reason": "release 0.2"}, {"instance_id": "asyncgate-1", "draining": True, "since": NOW, "requests": 2,
+                                           "waiting": 1, "leases": 7})
+    refusals = (Misdirected,)
+    instance_id: Annotated[Name | None, says("the process that is meant; any other one refuses")] = None
+    reason: Annotated[Text | None, says("why; audited")] = None
+
+
+class ResumeGate(DrainGate, kw_only=True):
+    """Take new callers again."""
+
+    example = ({"reason": "release 0.2 waits"}, {"instance_id": "asyncgate-1", "draining": False, "since": None,
+                                                 "requests": 2, "waiting": 9, "leases": 7})
+
+
+class Drained(Struct):
+    """What is left of a process that is being emptied."""
+
+    instance_id: str
+    draining: bool
+    since: datetime | None
+    requests: int       # under way, without this one
+    waiting: int        # calls and subscriptions among them that wait for something
+    leases: int         # that this process has granted or renewed and that live; they outlive it

@@ -1,1 +1,1 @@
-"""One process of the gate: options, logs, loops, outgoing calls, waiting calls, presence; imports only the model."""
+"""One process of the gate: options, logs, jobs, outgoing calls, waiting calls, presence; imports only the model."""

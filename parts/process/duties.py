@@ -1,4 +1,4 @@
-"""Jobs that run at intervals or when something is due, each in its own loop: a failing job stops no other."""
+"""Jobs that run at intervals or when something is due, each in its own loop: a failing job does not stop others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ log = logging.getLogger("asyncgate")
 
 
 class Alarm:
-    """Ends a pause early, at the earliest time that was set."""
+    """Ends a pause early, at the earliest time set."""
 
-    REST_SECONDS = 0.1      # between two runs at least: what falls due meanwhile shares the next one
+    REST_SECONDS = 0.1      # at least, between two runs: work that falls due meanwhile shares the next run
 
     def __init__(self) -> None:
         self.rings_at = math.inf        # by the loop's clock
@@ -33,7 +33,7 @@ class Alarm:
         return earlier
 
     async def pause(self, seconds: float) -> None:
-        """Wait until the time is over or the alarm rings; the alarm is not set afterwards."""
+        """Wait until the time is over or the alarm rings, then clear the alarm."""
         loop = asyncio.get_running_loop()
         end, soonest = loop.time() + seconds, loop.time() + min(self.REST_SECONDS, seconds)
         while (left := max(min(end, self.rings_at), soonest) - loop.time()) > 0:
@@ -54,11 +54,12 @@ class Duty(Struct):
     failures: int = 0
     last_run_at: datetime | None = None
     last_done: int = 0
+    done: int = 0           # in all runs
     last_error: str | None = None
 
 
 class Duties:
-    """Runs duties from `async with` to its end."""
+    """Runs jobs inside an `async with` block."""
 
     def __init__(self, duties: dict[str, Duty]) -> None:
         self.duties = duties
@@ -79,14 +80,15 @@ class Duties:
             await duty.alarm.pause(duty.every_seconds)
 
     async def once(self, name: str) -> None:
-        """Run one job now; a failure is logged and counted, never raised."""
+        """Run one job now; log and count a failure, never raise it."""
         duty = self.duties[name]
         duty.runs, duty.last_run_at = duty.runs + 1, datetime.now(UTC)
         try:
             duty.last_done, duty.last_error = await duty.run(), None
+            duty.done += duty.last_done
         except Exception as error:
             duty.failures, duty.last_error = duty.failures + 1, type(error).__name__
-            log.exception("upkeep: %s failed; it is tried again in %s s", name, duty.every_seconds)
+            log.exception("upkeep: %s failed; retry in %s s", name, duty.every_seconds)
 
     def report(self) -> dict[str, Any]:
         """Return the statistics of every job."""

@@ -1,4 +1,4 @@
-"""Log lines: one line for each record, whatever its values contain, and no secrets."""
+"""Logging: one line per record, whatever its values contain, without secrets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Redaction:
     def __init__(self, fields: Iterable[str] = ()) -> None:
         self.fields = frozenset(name.lower() for name in fields)
         names = "|".join(map(re.escape, sorted(self.fields))) or r"(?!)"
-        # As JSON and Python write a member, with its quotes escaped or not, and as a query does.
+        # A member in JSON or Python, with its quotes escaped or not, or a parameter of a query.
         self.members = re.compile(
             rf"""((?<!\w)(?:{names})(?:\\*["'])?\s*(?:=|(?<=["']):)\s*)"""
             r"""(?:"(?:[^"\\]|\\.)*"|\\+"[^"]*"|'[^']*'|[^\s"',;&}\])\\]+)""", re.IGNORECASE)
@@ -44,12 +44,12 @@ class Redaction:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, so that no value can break out of its line."""
+    """One JSON object per line, so that no value can break out of its line."""
 
     redaction = Redaction()
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record."""
+        """Format a record."""
         fields: dict[str, Any] = getattr(record, "fields", {})
         line = {"timestamp": to_utc(record.created), "level": record.levelname.lower(), "logger": record.name,
                 **(fields or {"message": record.getMessage()})}
@@ -59,12 +59,12 @@ class JsonLines(logging.Formatter):
 
 
 class Lines(logging.Formatter):
-    """One plain line for each record; control characters are escaped."""
+    """One plain line per record; control characters are escaped."""
 
     redaction = Redaction()
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record; other handlers see it unchanged."""
+        """Format a record; other handlers see it unchanged."""
         own = copy(record)
         own.msg, own.args = CONTROLS.sub(escape_control, record.getMessage()), ()
         return self.redaction.text(super().format(own))
@@ -74,12 +74,12 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def escape_control(found: re.Match[str]) -> str:
-    """Write a control character as JSON does, so that JSON within a line stays JSON."""
+    """Escape a control character as JSON does, so that JSON within a line stays JSON."""
     return {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(found[0], f"\\u{ord(found[0]):04x}")
 
 
 def start_logging(settings: Settings) -> None:
-    """Log to stderr in the format that the settings ask for."""
+    """Log to stderr in the format that the settings name."""
     handler = logging.StreamHandler()
     form = JsonLines() if settings.log_format == "json" else Lines("%(asctime)s %(levelname)s %(name)s: %(message)s")
     form.redaction = Redaction(settings.security.audit_logging.sensitive_fields)

@@ -15,7 +15,7 @@ REPEATED = {"Exceeded concurrency limit."}      # uvicorn's text for each reques
 
 
 class Sparse(logging.Filter):
-    """Lets each line of an outage through once every few seconds, with the number of lines left out.
+    """Logs each line of an outage once every few seconds, with the number of lines left out.
 
     Outages are records marked OFTEN, a server at its limit, and errors with status 503; these are logged without a
     traceback, because their cause was logged where it was found.
@@ -24,10 +24,10 @@ class Sparse(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self.clock = clock
-        self.last: dict[tuple[str, str], tuple[float, int]] = {}   # by logger and text: when, and left out since
+        self.last: dict[tuple[str, str], tuple[float, int]] = {}   # by logger and text: when logged, lines left out
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is to be written."""
+        """Whether to write a record."""
         error = record.exc_info[1] if record.exc_info else None
         away = (isinstance(error, GateError) and error.status == 503) or record.name in DRIVERS
         if not away and not getattr(record, "often", False) and record.msg not in REPEATED:

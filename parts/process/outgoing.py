@@ -1,10 +1,10 @@
-"""The gate's outgoing HTTP: to the public internet only, not to hosts that only this machine or network can reach.
+"""The gate's outgoing HTTP: to the public internet only, never to hosts of this machine or its private network.
 
 A caller who can make the gate call a URL of their choice (a webhook, a discovery document, a key set) must not reach
 the metadata service of the cloud, the database next door or the gate itself.  So a host is resolved once, all its
-addresses are checked, and the connection goes to a checked address: no second look-up could answer differently (DNS
-rebinding).  The name stays in the Host header and in the TLS handshake, so a certificate must be good for the name
-and not for the address.
+addresses are checked, and the connection goes to a checked address: no second look-up can answer differently (DNS
+rebinding).  The name stays in the Host header and in the TLS handshake, so the certificate must be valid for the name,
+not for the address.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from asyncgate.parts.model.errors import StartupError
 
 Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
 
-MOST_ANSWER_BYTES = 2**20          # of a body
+MOST_ANSWER_BYTES = 2**20          # in a response body
 MOST_REDIRECTS = 3
-MOST_HEADERS, HEADER_BYTES = 50, 8192       # that somebody else may set
+MOST_HEADERS, HEADER_BYTES = 50, 8192       # limits for headers that callers set
 HEADER_NAME, HEADER_VALUE = re.compile(r"\A[A-Za-z0-9_-]+\Z"), re.compile(r"\A[\x20-\x7e]*\Z")
-# They frame a request, name another host for it or another sender, or open the metadata services of clouds.
+# These frame a request, change its host or sender, or unlock the metadata services of clouds.
 RESERVED = {"host", "content-length", "transfer-encoding", "te", "trailer", "connection", "keep-alive", "upgrade",
             "expect", "accept-encoding", "forwarded", "via", "x-real-ip", "true-client-ip", "cf-connecting-ip",
             "metadata", "metadata-flavor", "x-http-method-override", "x-original-url", "x-rewrite-url"}
 RESERVED_BEGINNINGS = ("proxy-", "x-forwarded-", "x-aws-", "x-google-", "x-ms-", "sec-")
 PORTS = {"http": 80, "https": 443}
-PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")       # all that is given out; the rest is local or reserved
-NAT64 = ipaddress.IPv6Network("64:ff9b::/96")       # networks without IPv4 reach the public IPv4 internet through it
-# What some release of Python calls global and is not: protocol assignments (among them a metadata service) and 6to4,
+PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")       # all assigned public addresses; the rest is local or reserved
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")       # IPv6-only networks reach the public IPv4 internet through it
+# Some releases of Python call these global, wrongly: protocol assignments (among them a metadata service), and 6to4,
 # which hides an IPv4 address.
 BARRED = [ipaddress.ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2002::/16", "3fff::/20")]
 
@@ -53,12 +53,11 @@ class Oversized(httpx2.ReadError):
 def make_client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: bool = False, redirects: int = 0,
            timeout_seconds: float = 10.0, most_bytes: int = MOST_ANSWER_BYTES, resolve: Resolve | None = None,
            tls: ssl.SSLContext | None = None) -> httpx2.AsyncClient:
-    """Make an HTTP client that can only reach what the gate may call.
+    """Make an HTTP client that can only reach hosts that the gate may call.
 
-    `allow` names hosts and networks that may be called though they are not public, `deny` those that may not although
-    they are; plain HTTP is for those that are allowed, and for others only where `plain` says so.  Redirects are judged
-    like the first URL, at most three are followed.
-    `timeout_seconds` is the time for everything, from the first look-up to the last byte.
+    `allow` lists private hosts and networks that may be called, `deny` public ones that may not.  Plain HTTP is open to
+    hosts in `allow`, and to others if `plain` is true.  Each redirect is checked like the first URL; the client
+    follows at most three.  `timeout_seconds` covers everything, from the first look-up to the last byte.
     """
     guard = GuardedTransport(allow, plain, timeout_seconds, most_bytes, resolve or resolve_host,
                              tls or httpx2.create_ssl_context(), deny=deny)
@@ -67,7 +66,7 @@ def make_client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: b
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """A transport that judges where a request goes, and bounds what comes back."""
+    """A transport that checks the target of each request, and limits the response."""
 
     def __init__(self, allow: Iterable[str], plain: bool, timeout_seconds: float, most_bytes: int, resolve: Resolve,
                  tls: ssl.SSLContext, *, deny: Iterable[str] = (),
@@ -76,13 +75,13 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self.no_hosts, self.no_networks = split_exceptions(deny, "security.outgoing.deny")
         self.own = own or is_own
         self.plain, self.timeout_seconds, self.most_bytes, self.resolve = plain, timeout_seconds, most_bytes, resolve
-        # The pool knows a connection by its address.  Kept open, it would serve another name at that address, for
-        # which nobody has looked at the certificate.
+        # The pool keys a connection by its address.  Kept open, it would serve another name at that address without a
+        # check of the certificate.
         limits = httpx2.Limits(max_keepalive_connections=0)
         self.inner = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=limits)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send one request; a redirect is a further request within the remaining time."""
+        """Send one request; a redirect is another request within the remaining time."""
         loop = asyncio.get_running_loop()
         deadline: float = request.extensions.setdefault("deadline", loop.time() + self.timeout_seconds)
         try:
@@ -98,7 +97,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         return response
 
     async def _reach(self, request: httpx2.Request) -> httpx2.Response:
-        """Try the addresses of a host in turn until one can be connected to."""
+        """Try the addresses of a host in turn until one accepts a connection."""
         if request.headers.get_list("host") != [request.url.netloc.decode("ascii")]:
             raise Barred("the Host header must equal the host of the URL")
         failed: httpx2.TransportError = httpx2.ConnectError(f"{request.url.host} has no address")
@@ -110,34 +109,34 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         raise failed
 
     async def judged(self, url: httpx2.URL) -> list[Address]:
-        """Return the addresses of a URL's host, all of which may be called; raises Barred if one may not."""
+        """Return the addresses of a URL's host; raises Barred if the gate may not call one of them."""
         host = read_host(url)
         addresses = await self._addresses(host, url.port or PORTS[url.scheme])
         chosen = host.rstrip(".") in self.hosts or all(any(one in net for net in self.networks) for one in addresses)
         if url.scheme == "http" and not (self.plain or chosen):
-            raise Barred(f"{host} must be called over https, or be in the setting security.outgoing.allow")
+            raise Barred(f"{host} must be called over https, or be listed in the setting security.outgoing.allow")
         if host.rstrip(".") in self.no_hosts or any(one in net for net in self.no_networks for one in addresses):
-            raise Barred(f"{host} is barred by security.outgoing.deny")
+            raise Barred(f"{host} is blocked by the setting security.outgoing.deny")
         for address in addresses:
             strange = not is_public(address) or self.own(address)
             if not chosen and strange and not any(address in net for net in self.networks):
-                # Which address it is stays untold: whoever named the host shall not map the network behind the gate.
-                raise Barred(f"{host} leads to an address that is neither public nor in security.outgoing.allow")
+                # The message hides the address: the caller must not map the network behind the gate.
+                raise Barred(f"{host} has an address that is neither public nor listed in security.outgoing.allow")
         return addresses
 
     async def _addresses(self, host: str, port: int) -> list[Address]:
         try:
             return [unmap_ipv4(ipaddress.ip_address(text)) for text in await self.resolve(host, port)]
-        except (OSError, ValueError) as error:      # a UnicodeError, of a name that no DNS could hold, is a ValueError
+        except (OSError, ValueError) as error:      # UnicodeError, for a name that DNS cannot hold, is a ValueError
             raise httpx2.ConnectError(f"{host} cannot be resolved: {type(error).__name__}") from None
 
     async def aclose(self) -> None:
-        """Close what is open."""
+        """Close the transport."""
         await self.inner.aclose()
 
 
 class BoundedBody(httpx2.AsyncByteStream):
-    """A body that ends in time and below its limit, or with an error."""
+    """A body with a deadline and a size limit; it raises an error at either."""
 
     def __init__(self, stream: Any, most_bytes: int, deadline: float, timeout_seconds: float) -> None:
         self.stream, self.most_bytes = stream, most_bytes
@@ -164,7 +163,7 @@ class BoundedBody(httpx2.AsyncByteStream):
 
 
 def make_timeout(timeout_seconds: float) -> httpx2.ReadTimeout:
-    return httpx2.ReadTimeout(f"there was no complete answer within {timeout_seconds} s")
+    return httpx2.ReadTimeout(f"no complete answer within {timeout_seconds} s")
 
 
 def read_host(url: httpx2.URL) -> str:
@@ -172,14 +171,14 @@ def read_host(url: httpx2.URL) -> str:
     host = url.raw_host.decode("ascii").lower()
     if url.scheme not in PORTS or not host:
         raise Barred("only http and https URLs with a host may be called")
-    if url.userinfo or "%" in host:     # readers of URLs disagree about where such a host begins and ends
-        raise Barred("a URL may have no user in it, and no % in its host")
+    if url.userinfo or "%" in host:     # URL parsers disagree about such a host
+        raise Barred("a URL may not contain a user, nor % in its host")
     return host
 
 
 def aim_request(request: httpx2.Request, address: Address) -> httpx2.Request:
-    """Send a request to an address, with the name in Host and TLS."""
-    headers = httpx2.Headers([*request.headers.raw])        # Host, as the URL has it, is among them
+    """Redirect a request to an address; the name stays in Host and TLS."""
+    headers = httpx2.Headers([*request.headers.raw])        # including Host, as in the URL
     headers["accept-encoding"] = "identity"
     extensions = {**request.extensions, "sni_hostname": request.url.raw_host.decode("ascii")}
     return httpx2.Request(request.method, request.url.copy_with(host=str(address)), headers=headers,
@@ -187,7 +186,7 @@ def aim_request(request: httpx2.Request, address: Address) -> httpx2.Request:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to one machine of the public internet, and leads to no other kind in disguise."""
+    """Whether an address is a public unicast address, also after unwrapping an embedded IPv4 address."""
     if isinstance(address, ipaddress.IPv6Address):
         if address in NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
@@ -197,7 +196,7 @@ def is_public(address: Address) -> bool:
 
 
 def is_own(address: Address) -> bool:
-    """Whether an address is one of this machine: only those can be bound."""
+    """Whether an address belongs to this machine, told by binding to it."""
     return not binds_any() and binds(address)
 
 
@@ -214,19 +213,19 @@ def binds(address: Address) -> bool:
 
 @cache
 def binds_any() -> bool:
-    """Whether this machine binds addresses that it does not have, so that binding tells nothing."""
+    """Whether this machine can bind addresses that it does not have, which makes a test by binding useless."""
     return binds(ipaddress.IPv4Address("192.0.2.1"))
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Refuse headers of a stranger that say where a request begins or ends, for whom it is, or who sends it."""
+    """Refuse a caller's headers that frame a request or change its host or sender."""
     if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers.items()) > HEADER_BYTES:
-        raise Barred(f"a call may have at most {MOST_HEADERS} headers, of {HEADER_BYTES} characters together")
+        raise Barred(f"a call may have at most {MOST_HEADERS} headers with {HEADER_BYTES} characters in total")
     for name, value in headers.items():
         if name.lower() in RESERVED or name.lower().startswith(RESERVED_BEGINNINGS):
             raise Barred(f"callers may not set the header {name.lower()}")
         if not HEADER_NAME.match(name) or not HEADER_VALUE.match(value):
-            raise Barred("a header needs a name of letters, digits and -_ and a value of visible ASCII")
+            raise Barred("a header name consists of letters, digits, - and _; its value of visible ASCII")
 
 
 def unmap_ipv4(address: Address) -> Address:
@@ -236,7 +235,7 @@ def unmap_ipv4(address: Address) -> Address:
 
 def split_exceptions(
         allow: Iterable[str], setting: str = "security.outgoing.allow") -> tuple[frozenset[str], list[Any]]:
-    """Split a list into its hosts and its networks."""
+    """Split the list of a setting into hosts and networks."""
     hosts, networks = set(), []
     for text in allow:
         try:
@@ -250,6 +249,6 @@ def split_exceptions(
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """Ask the system for the addresses of a host."""
+    """Resolve a host with the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(where[0]) for *_, where in found))

@@ -1,4 +1,4 @@
-"""Limits of waiting calls: one tenant, or one principal, must not use all places (threat F3)."""
+"""Limits of waiting calls: one tenant or principal must not use all places (threat F3)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncgate.parts.model.wire import Principal
 
 
 class Polls:
-    """Counts the calls that wait: claims, reads of a task that runs, subscriptions."""
+    """Counts waiting calls: claims, reads of running tasks, subscriptions."""
 
     def __init__(self, settings: Settings) -> None:
         self.per_tenant, self.per_principal = settings.max_waiting_per_tenant, settings.max_waiting_per_principal
@@ -42,12 +42,12 @@ class Polls:
 
 def make_full_error(whose: str, limit: int) -> TooManyWaiting:
     """Return the refusal of a call above the limit."""
-    return TooManyWaiting(f"{limit} calls of this {whose} are waiting already; ask without wait_seconds, or come back "
-                          "when one has been answered", retry_after=1, limit=limit)
+    return TooManyWaiting(f"{limit} calls of this {whose} are waiting already; call without wait_seconds, or retry "
+                          "when one of them has ended", retry_after=1, limit=limit)
 
 
 def release_place(count: Counter[Any], key: Hashable) -> None:
-    """Give a place back, and forget a caller without places."""
+    """Release a place, and forget a caller without places."""
     count[key] -= 1
     if not count[key]:
         del count[key]

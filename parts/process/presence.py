@@ -1,4 +1,4 @@
-"""Presence: noted at each call, saved by upkeep once a minute, and counted in between too."""
+"""Presence: noted at each call, stored by upkeep once a minute, and merged into reads in between."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.wire import Principal
 
 PAUSE = 1800.0                              # seconds without a call after which the next call begins a new session
-MOST_CALLS = 256                            # noted before they are counted
-MOST_SEEN, MOST_INSTANCES = 10_000, 100     # principals, and instances of one, noted in a minute
+MOST_CALLS = 256                            # calls noted before they are counted
+MOST_SEEN, MOST_INSTANCES = 10_000, 100     # principals, and instances per principal, noted in a minute
 Seen = tuple[Principal, float, float]       # who, when first and when last since the last minute
 
 
 class Clock(Protocol):
     """The database's clock."""
 
-    skew: float     # seconds that tests add
+    skew: float     # seconds that tests add to it
 
     def now(self) -> float:
         """Return the time."""
 
 
 class Sightings:
-    """Callers since upkeep last saved them; bounded, because callers can invent names without end."""
+    """Callers seen since upkeep last stored them; bounded, because callers can invent any number of names."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.calls: list[tuple[str, Principal, float]] = []     # tenant, who, and when by this process's own clock
+        self.calls: list[tuple[str, Principal, float]] = []     # tenant, caller, and time by this process's own clock
         self.fresh: dict[tuple[str, str, str], dict[str | None, tuple[float, float]]] = {}
-        self.leaving = self.fresh       # those that upkeep is saving now
+        self.leaving = self.fresh       # the sightings that upkeep is storing now
 
     def count(self) -> None:
-        """Count the calls that were noted; their times become the database's."""
+        """Count the noted calls; convert their times to the database's clock."""
         calls, self.calls = self.calls, []
         ahead = self.clock.now() - self.clock.skew - time.time()
         for tenant_id, who, at in calls:
@@ -49,7 +49,7 @@ class Sightings:
         instances[instance] = (instances.get(instance, (now,))[0], now)
 
     def take(self) -> dict[str, list[Seen]]:
-        """Return the sightings to save, by tenant; they count until `written`."""
+        """Return the sightings to store, by tenant; `known` includes them until `forget_taken`."""
         self.count()
         self.leaving, self.fresh = self.fresh, {}
         found: dict[str, list[Seen]] = {}
@@ -58,17 +58,17 @@ class Sightings:
                 (Principal(kind, id, instance), *when) for instance, when in instances.items())
         return found
 
-    def written(self) -> None:
-        """Forget the sightings that `take` returned; they are saved."""
+    def forget_taken(self) -> None:
+        """Forget the sightings that `take` returned; they are stored."""
         self.leaving = self.fresh
 
     def known(self, tenant_id: str, who: Principal, stored: Presence | None, now: float) -> Presence:
-        """Return the presence of a principal: the stored one plus unsaved sightings."""
+        """Return the presence of a principal: the stored presence plus newer sightings."""
         self.count()
         known, key = stored, (tenant_id, who.kind, who.id)
         for seen in (self.leaving, self.fresh) if self.leaving is not self.fresh else (self.fresh,):
             for instance, (first, last) in seen.get(key, {}).items():
-                if stored is None or last > stored.last_seen_at:      # otherwise it has been saved meanwhile
+                if stored is None or last > stored.last_seen_at:      # otherwise it has been stored meanwhile
                     known = add_visit(known, Principal(who.kind, who.id, instance), first, last)
         return known or Presence(who.kind, who.id, None, now, now, 0)
 

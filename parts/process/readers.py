@@ -92,7 +92,7 @@ class Readers:
     """All reads that wait in this process, by tenant and topic."""
 
     def __init__(self, most: int) -> None:
-        self.most, self.count, self.closed = most, 0, False
+        self.most, self.count = most, 0
         self.seats: defaultdict[str, Topics] = defaultdict(dict)
 
     @contextlib.contextmanager
@@ -137,11 +137,10 @@ class Readers:
             if seat.wants.end_of is None and any(seat.wants.may_fit(*one) for one in news.receipts):
                 seat.wake()
 
-    def close(self) -> None:
-        """Call every waiting read for the last time."""
-        self.closed = True
-        for topics in self.seats.values():
-            self._wake_all(topics)
+    def wake_all(self) -> None:
+        """Call every waiting read."""
+        for seat in self.list_seats():
+            seat.wake()
 
     def _wake_ends(self, topics: Topics, ended: Iterable[str]) -> None:
         for task_id in ended:

@@ -231,6 +231,7 @@ class Sender(Extension):
         self.timers: dict[str, asyncio.TimerHandle] = {}
         self.later: dict[tuple[str, str], float] = {}           # receipts, and the time of their next retry
         self.overflown: set[str] = set()
+        self.answers = {"stored": 0, "refused": 0, "unanswered": 0}     # of the ledger, by receipts
         self.singly_until = 0.0                                 # until then, one receipt per call
         self.measured: tuple[float, Lag] = (-FRESH_SECONDS, Lag())
         self.following_until = 0.0                              # until then, another process sends
@@ -372,6 +373,7 @@ class Sender(Extension):
             except Outage as away:      # the first receipt that is sent alone will show the reason
                 if not isinstance(away, Unanswered | Garbled):
                     self.breaker.note_outage()
+                self.answers["unanswered"] += len(rows[:MANY])
                 log.warning("the ledger did not accept %d receipts: %s", len(rows[:MANY]), away)
                 break
             for row, no in zip(rows, refusals, strict=False):
@@ -381,6 +383,7 @@ class Sender(Extension):
 
     def _note_answer(self, row: Outgoing, no: Refusal | None, tenant_id: str, outcome: Outcome) -> None:
         """Note that the ledger stored or refused a receipt; either answer shows that the ledger works."""
+        self.answers["stored" if no is None else "refused"] += 1
         if no is None:
             outcome.sent.append(row.receipt_id)
         else:
@@ -419,6 +422,7 @@ class Sender(Extension):
             raise
         except Outage as away:
             self._note_alive() if isinstance(away, Unanswered | Garbled) else self.breaker.note_outage()
+            self.answers["unanswered"] += 1
             outcome.tried.append(row := replace(row, tries=row.tries + 1, reason=str(away)))
             pause = max(self._pause(row.tries), away.retry_after)
             self.later[tenant_id, row.receipt_id] = self._time() + pause

@@ -105,6 +105,11 @@ def truth() -> Forgery:
     f.task("v", status="leased", fence=1)
     f.lease("v", "v-a", 1, "live")
     f.end.obligations.add("v-1")
+    f.call("rerun_task", "ada", {"task_id": "w", "status": "queued"}, task_id="u")
+    f.receipt("w-1", "task.assigned", "w", "ada", "ada", parents=("u-4",))
+    f.task("w", terms='{"rerun_of":"u"}')
+    f.end.obligations.add("w-1")
+    f.end.events.append(Event("w-2", "u", "task.rerun", '{"rerun_as":"w"}', f.clock))
     for page in (["t-1", "t-3"], [], ["t-6", "u-1"]):
         f.call("list_receipts", "ada", {"receipts": [{"receipt_id": name} for name in page]})
     return f
@@ -112,6 +117,23 @@ def truth() -> Forgery:
 
 def loses_a_task(f: Forgery) -> None:
     f.call("create_task", "ada", {"task_id": "x", "status": "queued"})
+
+
+def runs_again_what_it_does_not_link(f: Forgery) -> None:
+    f.end.receipts["w-1"] = replace(f.end.receipts["w-1"], parents=("u-3",))
+
+
+def runs_something_else_again(f: Forgery) -> None:
+    f.change("w", payload="2")
+
+
+def tells_nobody_that_it_ran_again(f: Forgery) -> None:
+    f.end.events.pop()
+
+
+def forgets_what_it_ran_again(f: Forgery) -> None:
+    f.change("w", terms="{}")
+    f.end.events.pop()
 
 
 def forgets_a_retried_failure(f: Forgery) -> None:
@@ -242,6 +264,8 @@ FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
     ("I5", renews_an_expired_lease), ("I5", completes_under_an_expired_lease), ("I6", spends_an_attempt_on_an_expiry),
     ("I2", keeps_a_lease_of_a_finished_task), ("I7", forgets_the_end), ("I8", writes_a_receipt_too_many),
     ("I8", writes_a_receipt_too_few), ("I8", escalates_twice), ("I8", escalates_without_a_cause),
+    ("RERUNS", runs_again_what_it_does_not_link), ("RERUNS", runs_something_else_again),
+    ("RERUNS", tells_nobody_that_it_ran_again), ("RERUNS", forgets_what_it_ran_again),
     ("I8", escalates_beside_the_duty), ("I9", leaves_an_obligation_open), ("I9", denies_what_it_owes),
     ("I10", makes_two_tasks_of_one_key), ("I10", stores_one_key_twice), ("I11", shows_another_tenant_s_task),
     ("I11", links_to_another_tenant_s_receipt), ("I12", shows_a_receipt_twice), ("I12", skips_a_receipt),

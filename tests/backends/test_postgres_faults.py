@@ -409,13 +409,13 @@ async def test_a_database_that_says_nothing_at_the_start_is_one_line(url: str, p
 async def test_a_database_that_is_not_there_is_one_line_with_the_command_that_makes_it(cluster: Cluster) -> None:
     line = await asyncio.to_thread(refused_start, cluster.url("nowhere"))
 
-    assert f"no database 'nowhere' at 127.0.0.1:{cluster.port}: make it with `createdb -h 127.0.0.1 -p" in line
+    assert f"no database 'nowhere' at 127.0.0.1:{cluster.port}: create it with `createdb -h 127.0.0.1 -p" in line
 
 
 async def test_a_role_that_is_not_there_is_one_line(cluster: Cluster, direct: str) -> None:
     line = await asyncio.to_thread(refused_start, direct.replace("asyncgate_app", "nobody_here"))
 
-    assert f"Postgres at 127.0.0.1:{cluster.port} does not let in nobody_here" in line
+    assert f"Postgres at 127.0.0.1:{cluster.port} refuses the user nobody_here" in line
 
 
 @pytest.mark.parametrize("how", ["close_door", "swallow", "cut"])

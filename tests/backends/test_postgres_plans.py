@@ -21,7 +21,7 @@ from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import PROBES_ONLY
 from asyncgate.backends.postgres import statements as sql
-from asyncgate.conformance.harness import Gate, under
+from asyncgate.conformance.harness import Gate, settings_for_tests, under
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.parts.model.queries import EntryFilter, OutboxFilter, ReceiptFilter, Rows, TaskFilter
 from asyncgate.parts.model.stored import (
@@ -86,7 +86,8 @@ INSERT INTO asyncgate.archived
 SELECT {tenant}, 'away-' || n, 'task-' || n / 4, 'task.accepted', 'segment', n, 'digest', 'chain', '[]'
 FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.schedules
-SELECT {tenant}, 's-' || n, 'agent', 'ada', 'worker', 'cron', 'c', true, n, 60, CASE WHEN n % 2 = 0 THEN n END
+SELECT {tenant}, 's-' || n, 'agent', 'agent-' || n % 50, 'worker', 'cron', 'c', true, n, 60,
+    CASE WHEN n % 2 = 0 THEN n END
 FROM generate_series(1, {tasks} / 10) AS n;
 INSERT INTO asyncgate.presences
 SELECT {tenant}, 'agent', 'agent-' || n, NULL, 0, 0, 1 FROM generate_series(1, {tasks} / 10) AS n;
@@ -169,7 +170,7 @@ class Listening:
 
 async def tell(backend: Any) -> None:
     """Let a gate do everything that sends another statement."""
-    gate = Gate(Engine(backend), TENANT)
+    gate = Gate(Engine(backend, settings_for_tests()), TENANT)
     ada, w1 = gate.as_agent(), gate.as_worker()
     for _ in range(3):
         await gate.create(type="mine", idempotency_key=str(uuid.uuid4()), max_attempts=2, retry_backoff_seconds=60)
@@ -187,7 +188,7 @@ async def tell(backend: Any) -> None:
     await ada.get_task_history(task_id=first.task_id)
     await w1.list_leases()
     await w1.report_schedule(schedules=[{"schedule_id": "s-1"}])
-    await Upkeep(gate.engine).remember()
+    await Upkeep(gate.engine).store_presences()
     await administer(gate)
     await backend.next_due(TENANT)
     for table in EXPORTED:
@@ -283,8 +284,9 @@ UNTIL_THE_END = {"lanes"}       # a tenant has few, and all of them are wanted
 LED_BY = {"states_check": "check_at", "schedules_late": "late_at", "api_keys_id": "key_id"}
 ACROSS = {"overdue": "asyncgate_sweeper", "find_key": "asyncgate_auth",
           **dict.fromkeys(("archive_receipts", "forget_pointers", "prune_tasks", "prune_audit"), "asyncgate_owner")}
-# What these find under their first two columns is few, so it may be sorted: a worker's leases, a task's receipts.
-FEW = {"states_holder", "receipts_key"}
+# What these find under their first two columns is few, so it may be sorted: a worker's leases, a task's receipts, the
+# obligation that a receipt opened.
+FEW = {"states_holder", "receipts_key", "obligations_age"}
 # What has an index of its own is never looked for row by row.
 KEYS = re.compile(r"\b(idempotency_key|owner_id|lane|worker_id|claim_id|parent_id|to_id|next_eligible_at|check_at"
                   r"|late_at|asyncgate_instance|task_id|state)\b\)?(::text)? (=|<|>|<=|>=) ")
@@ -482,7 +484,8 @@ async def test_a_list_of_receipts_is_read_by_the_index_of_what_it_lists(
 
 
 SECONDARY = ["tasks_key", "tasks_owner", "states_queue", "states_delayed", "states_lease", "states_holder",
-             "states_check", "receipts_key", "receipts_to", "receipts_parent", "edges_parent", "schedules_late",
+             "states_check", "receipts_key", "receipts_to", "receipts_parent", "edges_parent", "obligations_age",
+             "schedules_owner", "schedules_late",
              "api_keys_id", "outbox_waiting", "ledger_arrival", "ledger_to", "ledger_task", "ledger_instance",
              "archived_task"]
 
@@ -540,7 +543,7 @@ async def updates(backend: Any, admin: str, least: int) -> tuple[int, int]:
 async def test_heartbeats_touch_no_index(cluster: Cluster) -> None:
     url = await cluster.migrated_database("heartbeats")
     backend: Any = await open_backend(url)
-    gate = Gate(Engine(backend), TENANT)
+    gate = Gate(Engine(backend, settings_for_tests()), TENANT)
     w1 = gate.as_worker()
     for _ in range(10):
         await gate.create()

@@ -31,7 +31,7 @@ from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.hosts import as_user
 from asyncgate.clients.http import Exchange
-from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, under
+from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, settings_for_tests, under
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
@@ -246,8 +246,8 @@ def test_an_index_that_a_tenant_does_not_lead_says_why() -> None:
     text = "\n".join(path.read_text() for path in sorted(SCHEMA.glob("*.sql")))
     reasons = dict(re.findall(r"^CREATE (?:UNIQUE )?INDEX (\w+) ON .*?-- (.+)$", text, re.M))
 
-    assert {name for name, reason in reasons.items() if "led by time" in reason} == LED_BY_TIME
-    assert {name for name, reason in reasons.items() if "led by the id" in reason} == LED_BY_ID
+    assert {name for name, reason in reasons.items() if "begins with the time" in reason} == LED_BY_TIME
+    assert {name for name, reason in reasons.items() if "begins with the id" in reason} == LED_BY_ID
 
 
 # Two tenants with rows of every kind, and the same ids of everything.
@@ -309,7 +309,7 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await w1.report_progress(**under(running), progress=mark)
     await w1.renew_lease(**under(running))
     await gate.create(payload=mark, type="waiting")
-    await Upkeep(gate.engine).remember()
+    await Upkeep(gate.engine).store_presences()
     await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=f"{mark} {gate.tenant_id}")
     await keep_books(gate, mark)
     return {**under(running), **await keys_of(gate, mark), **archived,
@@ -430,7 +430,7 @@ async def tables_of(db: Any) -> list[str]:
 async def settle(url: str, admin: str) -> Neighbour:
     """Let the neighbour live."""
     async with connected(admin) as db, backend_of(url) as backend:
-        backend.ids, gate = Numbered(), Gate(Engine(backend), str(uuid.uuid4()))
+        backend.ids, gate = Numbered(), Gate(Engine(backend, settings_for_tests()), str(uuid.uuid4()))
         shared, own = await live(gate, THEIRS), await live_more(gate, THEIRS)
         return Neighbour(gate.tenant_id, shared, own, await tables_of(db))
 
@@ -451,7 +451,7 @@ def our_tenant(url: str) -> str:
 
 async def twin(backend: Any, engine: Engine | None = None) -> Gate:
     """Return a tenant whose ids are the neighbour's, too."""
-    gate = Gate(engine or Engine(backend), str(uuid.uuid4()))
+    gate = Gate(engine or Engine(backend, settings_for_tests()), str(uuid.uuid4()))
     backend.ids = Numbered()
     await live(gate, OURS)
     backend.ids = Ids()
@@ -690,10 +690,11 @@ HOW: dict[str, list[dict[str, Any]]] = {
                    {"key_id": "{key_id}"}],
 }
 # These are for the operator only, who looks after all tenants.
-OPERATORS = {"create_tenant", "list_tenants", "suspend_tenant", "set_limits"}
+OPERATORS = {"create_tenant", "list_tenants", "suspend_tenant", "set_limits", "drain_gate", "resume_gate"}
 # Whoever asks is named by these, and by these all that is asked about.
 ASKERS = {"tenant_id", "principal_id", "principal_instance_id", "agent_id", "agent_instance_id", "worker_id",
           "worker_instance_id"}
+PROCESSES = {"instance_id"}     # these name a process of the gate, which no tenant owns
 IDS = {"task_id", "lease_id", "receipt_id", "schedule_id", "key_id", "tenant"}
 NAMING = re.compile(r".*_id|.*_key|parents|cursor|created_by|accept_types|tenant")
 
@@ -768,7 +769,7 @@ def test_each_request_names_all_that_it_can() -> None:
             return set().union(*map(named, value))
         return {*value, *named(list(value.values()))} if isinstance(value, dict) else set()
 
-    missing = {name: {field for field in op.takes.__struct_fields__ if NAMING.fullmatch(field)} - ASKERS
+    missing = {name: {field for field in op.takes.__struct_fields__ if NAMING.fullmatch(field)} - ASKERS - PROCESSES
                - named(how(name)) for name, op in OPERATIONS.items()}
     # What is told of somebody or something else is not looked for.
     missing = {name: fields - {"created_by"} if name in ("create_task", "run_task") else fields
@@ -955,7 +956,7 @@ async def waited_for(admin: str, tenant_id: str, task_id: str) -> None:
 async def test_a_statement_without_its_tenant_still_finds_nothing_of_a_neighbour(
         admin: str, neighbour: Neighbour) -> None:
     async with backend_of(admin, trusted_role=True) as backend:
-        gate = Gate(Engine(backend), str(uuid.uuid4()))
+        gate = Gate(Engine(backend, settings_for_tests()), str(uuid.uuid4()))
         trials = backend.pool = Trials(backend.pool, str(urlsplit(admin).username), gate.tenant_id, neighbour)
         backend.ids = Numbered()
 
@@ -1168,5 +1169,5 @@ async def test_for_trials_it_works_as_the_role_of_the_gate(
             assert await db.fetchval("SELECT current_user") == "asyncgate_app"
 
         assert await sessions(backend, neighbour.tables) == [("", 0)] * POOL
-        gate = Gate(Engine(backend), our_tenant)
+        gate = Gate(Engine(backend, settings_for_tests()), our_tenant)
         assert (await gate.task(neighbour.shared["task_id"])).tenant_id == our_tenant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from asyncgate import Engine, Needs, Work
 from asyncgate.backends.sqlite import open_backend
-from asyncgate.conformance.harness import Gate, under
+from asyncgate.conformance.harness import Gate, settings_for_tests, under
 from asyncgate.parts.model.stored import Entry, LedgerMark, Outgoing
 
 pytestmark = pytest.mark.anyio
@@ -57,12 +58,10 @@ def books(work: Work) -> None:
     work.keep_record(LedgerMark("task.completed", "r-1"))
 
 
-@pytest.fixture
-async def path(tmp_path: Path) -> Path:
-    """A file with tasks, leases, keys and logs of two tenants; ours has written last."""
-    opened: Any = await open_backend(f"sqlite:///{tmp_path / 'gate.db'}")
+async def fill(url: str) -> None:
+    opened: Any = await open_backend(url)
     for tenant in (THEIRS, OURS):
-        gate = Gate(Engine(opened), tenant)
+        gate = Gate(Engine(opened, settings_for_tests()), tenant)
         offer = await gate.leased()
         await gate.as_worker().start_task(**under(offer))       # an event
         opened.db.execute("INSERT INTO edges VALUES (?, 'child', 'parent')", (tenant,))
@@ -70,7 +69,12 @@ async def path(tmp_path: Path) -> Path:
         await gate.as_admin().issue_key(name="a key", principal_id="w1")
         await opened.transact(tenant, Needs(), books)
     await opened.close()
-    return tmp_path / "gate.db"
+
+
+@pytest.fixture
+async def path(fresh: Callable[..., Awaitable[str]]) -> Path:
+    """A file with tasks, leases, keys and logs of two tenants; ours has written last."""
+    return Path((await fresh("sqlite", fill)).removeprefix("sqlite:///"))
 
 
 @pytest.mark.parametrize("statement", REACHING_OUT)

@@ -17,7 +17,7 @@ from asyncgate.clients import operations as made
 from asyncgate.clients.client import Attempts
 from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, SHORT_PAUSES, longest_after, read_retry_after
 from asyncgate.clients.operations import CALLS, AsyncOperations, SyncOperations
-from asyncgate.commands.declare import FILE, holds_json, source
+from asyncgate.commands.declare import FILE, holds_json, render_file
 from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ every = pytest.mark.parametrize("name", sorted(OPERATIONS))
 
 
 def test_the_methods_are_those_of_the_table() -> None:
-    assert FILE.read_text() == source(), "run: python -m asyncgate.commands.declare"
+    assert FILE.read_text() == render_file(), "run: python -m asyncgate.commands.declare"
 
 
 @every

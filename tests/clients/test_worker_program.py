@@ -268,8 +268,8 @@ def test_a_second_signal_ends_at_once_and_gives_the_task_back(gate: Http, begin:
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    ((), "say which tasks"), (("--type", "t"), "say which tasks"), (("--", "true"), "say which tasks"),
-    (("echo", "--", "true"), "say which tasks"), (("nothing",), "is none of echo"),
+    ((), "name the tasks"), (("--type", "t"), "name the tasks"), (("--", "true"), "name the tasks"),
+    (("echo", "--", "true"), "name the tasks"), (("nothing",), "is not one of echo"),
     (("--type", "t", "--", "no-such-program"), "there is no program 'no-such-program'"),
     (("http_get", "--allow", "ten/8"), "--allow: 'ten/8' is neither a host nor a network"),
     (("http_get", "--timeout", "0"), "less than 0.001 seconds"), (("echo", "--state", "/dev/null/x"), "--forget)"),

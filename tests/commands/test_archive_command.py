@@ -131,6 +131,6 @@ async def test_the_commands_run_list_and_restore(tmp_path: Path, folder: Path, s
     assert moved.output == "4 receipts moved to 1 segments, 1 tasks pruned\n"
     assert [line.split()[1] for line in listed.output.splitlines()[1:]] == [
         "task.assigned", "task.accepted", "task.completed", "task.result_ready"]
-    assert tree.output == "4 receipts of 1 tasks are back\n"
+    assert tree.output == "4 receipts of 1 tasks are restored\n"
     assert again.exit_code == 4
     assert checked.exit_code == 0, checked.output

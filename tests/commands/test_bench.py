@@ -471,10 +471,10 @@ def test_a_gate_that_ends_in_the_middle_is_one_clear_line(tmp_path: Path) -> Non
     (["--clients", "none"], "none is not a list of numbers"), (["--clients", "0"], "at least one client"),
     (["--clients", "1,"], "not a list of numbers"), (["--mode", "fly"], "'fly' is not one of"),
     (["--seconds", "1", "--count", "2"], "exclude each other"), (["--fill-state", "lanes"], "needs --fill"),
-    (["--database", "sqlite:///x.db"], "--database needs --self"), (["--self"], "leave --url and --token away"),
-    (["--rival-token", "x"], "need --rival"), (["--bad-keys", "2"], "leave --url and --token away"),
+    (["--database", "sqlite:///x.db"], "--database needs --self"), (["--self"], "omit --url and --token"),
+    (["--rival-token", "x"], "need --rival"), (["--bad-keys", "2"], "omit --url and --token"),
     (["--bad-keys", "2", "--hostile"], "exclude each other"),
-    (["--slow-disk", "4"], "leave --url and --token away"),
+    (["--slow-disk", "4"], "omit --url and --token"),
     (["--rival", "2001", "--rival-kind", "claim"], "at most 2000 claims"),
     (["--url", "ftp://gate"], "a gate's URL is like"), (["--token", "two words"], "printable ASCII")])
 def test_what_cannot_be_meant_is_refused(arguments: list[str], said: str) -> None:

@@ -314,7 +314,7 @@ async def test_the_command_prints_how_many_rows_each_side_has_and_one_hash_for_b
         assert old == new
         assert len(old) == 16
     moved = sum(task.status in UNFINISHED for name, held in rows if name == "tasks" for task in held)
-    assert lines[len(copy.COPIED_TABLES) + 1].startswith(f"{moved} unfinished tasks have a fence raised by 1,000")
+    assert lines[len(copy.COPIED_TABLES) + 1].startswith(f"raised the fences of {moved} unfinished tasks by 1,000")
 
 
 async def test_a_dry_run_counts_and_writes_nothing(source: str, target: str, tmp_path: Path) -> None:
@@ -538,7 +538,7 @@ async def test_the_same_command_goes_on_after_a_kill_and_after_ctrl_c(
 
     out, err = await process.communicate()
     assert (process.returncode, out) == (-by if by == signal.SIGKILL else 1, b"")
-    assert by == signal.SIGKILL or err.endswith(b"Error: stopped before the end; the same command goes on from here\n")
+    assert by == signal.SIGKILL or err.endswith(b"Error: interrupted; run the same command to resume\n")
     await good(source, target)
     assert_is_copy(await rows_at(target), await rows_at(source))
 
@@ -567,8 +567,8 @@ USES = {
     "another gate is there": ((), "target", meddle, "is not in the source"),
     "another tenant is there": ((), "target", settle_in, "is not in the source"),
     "the target has a new task": (("copy",), "target", meddle, "is not in the source"),
-    "the target has leased a task": (("copy",), "target", claim, "is not as in the source"),
-    "the source has leased a task": (("copy",), "source", claim, "is not as in the source"),
+    "the target has leased a task": (("copy",), "target", claim, "differs from the source"),
+    "the source has leased a task": (("copy",), "source", claim, "differs from the source"),
 }
 
 
@@ -584,7 +584,7 @@ async def test_a_target_that_was_used_is_refused_and_stays_as_it_is(
         result = await command(source, target, *more)
 
         assert (result.exit_code, result.stdout) == (5, "")
-        assert "the target is in use, take an empty database" in result.stderr
+        assert "the target is in use; choose an empty database" in result.stderr
         assert why in result.stderr
     assert await rows_at(target) == before
 
@@ -606,14 +606,15 @@ async def test_neither_side_may_be_served_meanwhile(source: str, target: str, st
     result = await command(source, target)
 
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"the {side} cannot be had alone: another " in result.stderr
+    assert f"cannot open the {side} for exclusive use: another " in result.stderr
 
 
 @pytest.mark.parametrize(("source_url", "target_url", "told"), [
     ("sqlite:///{tmp}/none.db", "sqlite:///{tmp}/b.db", "there is no database at"),
     ("sqlite:///{tmp}/a.db", "sqlite:///{tmp}/../{name}/a.db", "source and target are the same database"),
-    ("sqlite:///{tmp}/a.db", "nonsense://somebody:hush@there/gate", "the target cannot be had alone: there is no"),
-    ("sqlite:///{tmp}/a.db", "sqlite:///{tmp}/no/folder.db", "the target cannot be had alone: cannot open"),
+    ("sqlite:///{tmp}/a.db", "nonsense://somebody:hush@there/gate",
+     "cannot open the target for exclusive use: there is no"),
+    ("sqlite:///{tmp}/a.db", "sqlite:///{tmp}/no/folder.db", "cannot open the target for exclusive use: cannot open"),
 ])
 async def test_what_cannot_be_copied_is_said_in_a_line_and_leaves_nothing_behind(
         tmp_path: Path, source_url: str, target_url: str, told: str) -> None:
@@ -661,7 +662,7 @@ async def test_a_copy_stops_when_somebody_else_comes(looks: int) -> None:
         await fill(source)
         shared = Shared(looks)
 
-        with pytest.raises(copy.Served, match="another process is using it"):
+        with pytest.raises(copy.Served, match="another process uses it"):
             await copied(source, shared)
 
 
@@ -693,9 +694,9 @@ class RefusesEvents(Memory):
 
 
 @pytest.mark.parametrize(("kind", "told"), [
-    (DropsParents, "the target did not keep what was written: receipts row"),
-    (LosesReceipts, "the target did not keep all receipts: "),
-    (RefusesEvents, "the target does not take these tasks: no events here"),
+    (DropsParents, "the target returned a different row than was written: receipts row"),
+    (LosesReceipts, "the target lost rows of receipts: "),
+    (RefusesEvents, "the target refuses these tasks: no events here"),
 ])
 async def test_a_target_that_does_not_keep_what_it_was_given_fails_the_copy(kind: Any, told: str) -> None:
     async with opened("memory:") as source:
@@ -716,5 +717,5 @@ async def test_what_is_wrong_with_the_source_is_wrong_with_the_copy_and_verify_s
     result = await command(source, target)
 
     assert result.exit_code == 1
-    assert "obligation no receipt is in the index, but there is no such receipt" in result.stdout
+    assert "obligation no receipt is in the index, but no such receipt exists" in result.stdout
     assert_is_copy(await rows_at(target), await rows_at(source))

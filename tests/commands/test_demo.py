@@ -69,7 +69,7 @@ def test_the_demo_survives_a_killed_worker_and_proves_it(tmp_path: Path) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     story = done.stdout
     assert re.search(r"worker-1 is killed \(SIGKILL\) while it reads doc-\d\d, page \d of \d", story)
-    assert "has run out; the gate offers the task again" in story
+    assert "has expired; the gate offers the task again" in story
     assert "worker-2 takes over doc-" in story
     assert "20 of 20 tasks succeeded" in story
     assert "0 open obligations" in story
@@ -77,7 +77,7 @@ def test_the_demo_survives_a_killed_worker_and_proves_it(tmp_path: Path) -> None
     assert receipts(story) == [
         "  task.assigned scribe → scribe obligation, discharged",
         "  ├─ task.accepted worker-1 → gate",
-        "  │  └─ lease.expired gate → scribe the lease of worker-1 ran out",
+        "  │  └─ lease.expired gate → scribe the lease of worker-1 expired",
         "  ├─ task.accepted worker-2 → gate",
         "  └─ task.completed worker-2 → gate",
         "     └─ task.result_ready gate → scribe",

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from asyncgate.commands import docs
 from asyncgate.commands.main import main
-from asyncgate.commands.site import LINK, OTHERS, DocPage, build_site, contents, markdown, read_pages, relink
+from asyncgate.commands.site import LINK, OTHERS, DocPage, build_site, make_parser, read_pages, relink, render_contents
 from tests.conftest import Node
 
 ROOT = Path(__file__).parents[2]
@@ -259,7 +259,7 @@ def test_a_link_holds_in_the_site_or_is_only_its_words(written: str, meant: str)
 
 
 def test_a_page_of_one_chapter_lists_no_chapters() -> None:
-    assert contents(markdown().parse("# A\n\n## One\n")) == ""
+    assert render_contents(make_parser().parse("# A\n\n## One\n")) == ""
 
 
 # Building and opening it.
@@ -279,13 +279,13 @@ def test_the_site_is_not_built_among_the_files_of_somebody(tmp_path: Path) -> No
     told = run("--build", str(tmp_path))
 
     assert told.exit_code == 2
-    assert "give a new or an empty directory" in told.stderr
+    assert "use a new or empty directory" in told.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.md"]
 
 
 @pytest.mark.parametrize(("also", "rule"), [
-    ("workers", "give neither a page nor --open"), ("--open", "give neither a page nor --open"),
-    ("--json", "give neither --build nor --open")])
+    ("workers", "excludes PAGE and --open"), ("--open", "excludes PAGE and --open"),
+    ("--json", "excludes --build and --open")])
 def test_a_build_is_of_all_pages_and_prints_none(tmp_path: Path, also: str, rule: str) -> None:
     told = run("--build", str(tmp_path / "site"), also)
 

@@ -38,7 +38,7 @@ def test_after_a_login_no_command_needs_an_address_or_a_credential(url: str, hom
     done = run("login", "--url", url, stdin=f"{KEY}\n")
 
     assert (done.exit_code, KEY in done.output) == (0, False), done.output
-    assert f"{url} lets you in as whoever a request names, admin" in done.stdout
+    assert f"{url} accepts you as any principal that a request names, role admin" in done.stdout
     assert run("list-tasks").exit_code == 0
     assert (home.stat().st_mode & 0o777, home.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
@@ -74,7 +74,7 @@ def test_an_unknown_profile_is_named_beside_those_there_are(url: str) -> None:
     done = run("list-tasks", "--profile", "test")
 
     assert done.exit_code == 2
-    assert "there is no profile 'test' among prod; make it: asyncgate login --profile test" in done.stderr
+    assert "there is no profile 'test' among prod; create it: asyncgate login --profile test" in done.stderr
 
 
 def test_profiles_are_listed_without_their_credentials_and_forgotten(url: str) -> None:
@@ -85,7 +85,7 @@ def test_profiles_are_listed_without_their_credentials_and_forgotten(url: str) -
     assert json.loads(listed.stdout) == {"profiles": [{"profile": "default", "url": url, "credential": "yes"}]}
     assert run("logout").exit_code == 0
     assert run("logout").exit_code == 4
-    assert run("profiles").stdout.startswith("nothing")
+    assert run("profiles").stdout.startswith("no profiles")
 
 
 def test_a_file_of_profiles_that_others_may_read_is_refused(url: str, home: Path) -> None:

@@ -107,9 +107,9 @@ TWICE = f"""
     FROM receipts WHERE {RECEIPT} = 'task.assigned'"""
 EVENT = "INSERT INTO events VALUES (:tenant, '', {task}, 'task.moved', '{{\"fences_skipped\":1000}}', 0)"
 DAMAGES = [
-    ("succeeded", f"UPDATE receipts SET body = '{{}}' WHERE {RECEIPT} = 'task.accepted'", ["does not have the hash"]),
+    ("succeeded", f"UPDATE receipts SET body = '{{}}' WHERE {RECEIPT} = 'task.accepted'", ["does not match its hash"]),
     ("succeeded", f"UPDATE receipts SET to_id = 'eve' WHERE {RECEIPT} = 'task.result_ready'",
-     ["does not have the hash"]),
+     ["does not match its hash"]),
     ("leased", f"DELETE FROM obligations WHERE receipt_id = (SELECT duty FROM tasks WHERE {TASK})",
      ["the index does not have it", "obligations were created"]),
     ("succeeded", f"INSERT INTO obligations SELECT tenant_id, owner_kind, owner_id, duty FROM tasks WHERE {TASK}",
@@ -120,7 +120,7 @@ DAMAGES = [
     ("succeeded", f"UPDATE tasks SET owed = 1 WHERE {TASK}", ["says that its duty is still owed"]),
     ("leased", f"UPDATE tasks SET fence = 7 WHERE {TASK}", ["has fence 7, but", "was leased 7 times"]),
     ("leased", EVENT.format(task=":task_id"), ["was leased -999 times"]),
-    ("leased", EVENT.format(task="'nobody'"), ["is of task nobody, which does not exist"]),
+    ("leased", EVENT.format(task="'nobody'"), ["belongs to task nobody, which does not exist"]),
     ("leased", f"UPDATE leases SET fence = 7 WHERE {TASK}", ["its lease"]),
     ("leased", f"UPDATE leases SET ending = 'expired' WHERE {TASK}", ["is leased, but its lease"]),
     ("leased", f"DELETE FROM leases WHERE {TASK}", ["is leased, but has no lease"]),

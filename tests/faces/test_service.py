@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import os
+import signal
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncgate.backends import Around, open_backend
 from asyncgate.backends.memory import Memory
@@ -18,8 +21,9 @@ from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import PostgresServer, connected
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.service import Service
-from tests.conftest import TOKEN, Served
+from asyncgate.parts.model.stored import Lease
+from asyncgate.parts.service import Granted, Service
+from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
 
 pytestmark = pytest.mark.anyio
 Fresh = Callable[[str], Awaitable[str]]
@@ -163,3 +167,177 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(60):
         while not await holds():  # noqa: ASYNC110  # nothing tells it
             await asyncio.sleep(0.02)
+
+
+# Draining.
+
+
+@pytest.fixture
+def breathless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a call wait for next to nothing while the gate drains."""
+    monkeypatch.setattr(Service, "BREATH_SECONDS", 0.01)
+
+
+async def claim(served: Served, **more: Any) -> list[Any]:
+    """Ask for work; return what there is."""
+    offers: list[Any] = (await served.post("/v1/leases/claim", {"worker_id": "w1", **more}))["tasks"]
+    return offers
+
+
+async def waiting(served: Served, calls: int) -> None:
+    """Wait until so many calls wait."""
+    async def all_wait() -> bool:
+        return sum(served.engine.polls.tenants.values()) == calls and not served.engine.batches.flights
+    await until(all_wait)
+
+
+async def test_who_waits_is_answered_and_nothing_is_refused_while_a_gate_drains(
+        served: Served, breathless: None) -> None:
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None, "requirements": {"capabilities": ["x"]}})
+    worker = asyncio.create_task(claim(served, wait_seconds=30))
+    reader = asyncio.create_task(served.get(f"/v1/tasks/{made['task_id']}?wait_seconds=30"))
+    await waiting(served, 2)
+
+    told = await served.post("/v1/gate/drain", {"reason": "release 0.2"})
+
+    async with asyncio.timeout(20):
+        assert await worker == []
+        assert (await reader)["status"] == "queued"
+        assert await claim(served, wait_seconds=30) == []
+    assert (told["instance_id"], told["draining"], told["leases"]) == (served.engine.instance, True, 0)
+    assert await refused(served) == {**WELL, "ready": False, "draining": True}
+    assert (await served.get("/health"))["status"] == "healthy"
+    offer = await served.leased()
+    assert (await served.post("/v1/gate/drain"))["leases"] == 1
+    await served.post(f"/v1/tasks/{offer['task_id']}/complete", {"lease_id": offer["lease_id"], "worker_id": "w1"})
+    again = await served.post("/v1/gate/drain")
+    assert (again["leases"], again["waiting"], again["since"]) == (0, 0, told["since"])
+
+
+async def test_a_gate_that_drains_no_more_lets_calls_wait_again(served: Served, breathless: None) -> None:
+    await served.post("/v1/gate/drain")
+
+    told = await served.post("/v1/gate/resume")
+
+    assert (told["draining"], told["since"]) == (False, None)
+    assert await served.get("/ready", token=None) == WELL
+    worker = asyncio.create_task(claim(served, wait_seconds=30))
+    await waiting(served, 1)
+    await served.post("/v1/tasks", {"type": "demo", "payload": None})
+    async with asyncio.timeout(20):
+        assert len(await worker) == 1
+
+
+async def test_leases_that_ran_out_are_not_left(served: Served) -> None:
+    await served.leased()
+    served.backend.skew = 3600.0
+
+    assert (await served.post("/v1/gate/drain"))["leases"] == 0
+
+
+def test_forgotten_leases_do_not_pile_up() -> None:
+    granted, lease = Granted(), Lease("t", "l", "worker", "w", None, 1, 0.0, 10.0, 0, "r", None)
+
+    for number in range(5 * Granted.TIDY):
+        granted.note({f"t{number}": replace(lease, expires_at=number + 1.0)}, now=float(number))
+
+    assert len(granted.ends) <= Granted.TIDY + 1
+
+
+async def test_only_the_operator_drains_and_only_the_process_that_is_meant(served: Served) -> None:
+    room = await served.post("/v1/tenants", {"name": "Reading Room"})
+    issued = await served.post("/v1/keys", {"tenant": room["tenant"], "name": "theirs", "principal_kind": "human",
+                                            "principal_id": "bob", "role": "admin"})
+
+    theirs = await served.call("POST", "/v1/gate/drain", {}, token=issued["api_key"])
+    other = await served.call("POST", "/v1/gate/drain", {"instance_id": "another"})
+
+    assert (theirs.status, other.status) == (403, 421)
+    assert await served.get("/ready", token=None) == WELL
+
+
+async def test_who_drains_a_gate_and_why_is_audited(served: Served) -> None:
+    await served.post("/v1/gate/drain", {"reason": "release 0.2"})
+    await served.post("/v1/gate/resume", {"reason": "it waits"})
+    await served.gate.guard.auditor.flush()
+
+    lines = [line for line in (await served.get("/v1/audit"))["lines"] if line["event"].startswith("gate_")]
+
+    assert [(line["event"], line["severity"], line["reason"]) for line in lines] == [
+        ("gate_draining", "warning", "release 0.2"), ("gate_resumed", "warning", "it waits")]
+    assert {line["details"]["instance_id"] for line in lines} == {served.engine.instance}
+
+
+async def test_a_stop_that_drains_is_audited(serve: Callable[..., Awaitable[Served]]) -> None:
+    served = await serve(drain_seconds=60.0)
+
+    assert 50 < served.gate.leave() <= 60
+
+    await served.gate.guard.auditor.flush()
+    lines = [line for line in (await served.get("/v1/audit"))["lines"] if line["event"] == "gate_draining"]
+    assert [(line["severity"], line["reason"]) for line in lines] == [("info", "told to stop")]
+
+
+async def test_the_time_since_an_admin_drained_a_process_counts_when_it_stops(
+        serve: Callable[..., Awaitable[Served]]) -> None:
+    served = await serve(drain_seconds=60.0)
+    await served.post("/v1/gate/drain")
+    served.backend.skew = 45.0
+
+    assert 5 < served.gate.leave() <= 15
+    served.backend.skew = 90.0
+    assert served.gate.leave() == 0
+
+
+# In a process of its own.
+
+
+def ask(live: Live, path: str, method: str = "GET") -> tuple[int, dict[str, str]]:
+    """Ask on a new connection; return the status and the headers."""
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=PATIENCE_SECONDS)
+    connection.request(method, path, "{}" if method == "POST" else None, headers)
+    with contextlib.closing(connection), connection.getresponse() as answer:
+        answer.read()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}
+
+
+def ended(live: Live) -> int:
+    """Wait for the end of a process; return its status."""
+    status = live.process.wait(PATIENCE_SECONDS)
+    live.kill()     # which closes what it wrote to
+    return status
+
+
+def test_connections_close_behind_their_answer_while_a_gate_drains(live: Live) -> None:
+    assert "connection" not in ask(live, "/v1/config")[1]
+
+    assert ask(live, "/v1/gate/drain", "POST")[0] == 200
+
+    assert ask(live, "/v1/config")[1]["connection"] == "close"
+    assert ask(live, "/v1/gate/resume", "POST")[0] == 200
+    assert "connection" not in ask(live, "/v1/config")[1]
+
+
+def test_a_gate_that_is_told_to_stop_says_so_before_it_stops_listening(start: Callable[..., Live]) -> None:
+    live = start("drain_seconds=3")
+    assert ask(live, "/ready")[0] == 200
+
+    live.process.send_signal(signal.SIGTERM)
+
+    while ask(live, "/ready")[0] != 503:
+        pass
+    status, headers = ask(live, "/v1/config")
+    assert (status, headers["connection"]) == (200, "close")
+    assert ended(live) == 0
+
+
+def test_a_second_signal_ends_the_time_that_load_balancers_have(start: Callable[..., Live]) -> None:
+    live = start("drain_seconds=3600")
+    live.process.send_signal(signal.SIGTERM)
+    while ask(live, "/ready")[0] != 503:
+        pass
+
+    live.process.send_signal(signal.SIGTERM)
+
+    assert ended(live) == 1

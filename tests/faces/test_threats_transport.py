@@ -212,7 +212,7 @@ def test_f2_an_address_has_so_many_connections_and_no_more(start: Any) -> None:
         assert first.say("GET", "/health").answer()[0] == 200
         third.__exit__()
         until(lambda: is_served(live))
-    assert live.kill().count("3 connections, the most of an address") == 1
+    assert live.kill().count("3 connections, the limit per address") == 1
 
 
 def test_f2_behind_a_proxy_connections_are_not_counted_by_address(start: Any) -> None:

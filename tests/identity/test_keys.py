@@ -345,7 +345,8 @@ def test_roles_and_scopes_default_by_the_kind_of_principal() -> None:
     assert [default_role(kind) for kind in ("human", "agent", "service", "worker")] == ["agent"] * 3 + ["worker"]
     assert encode_names(default_scopes("agent")) == '["receipts:ack","receipts:read","tasks:read","tasks:write"]'
     assert encode_names(default_scopes("worker")) == '["receipts:read","tasks:lease"]'
-    assert (default_scopes("admin"), default_scopes("system"), encode_names(None)) == (SCOPES, frozenset(), None)
+    assert default_scopes("admin") == SCOPES - {"metrics:read"}
+    assert (default_scopes("system"), encode_names(None)) == (frozenset(), None)
 
 
 # Hot and cold.

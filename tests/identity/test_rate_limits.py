@@ -299,6 +299,17 @@ async def test_single_tasks_and_those_that_are_waited_for_count_too(limited: Lim
 
 
 @pytest.mark.parametrize("facade", FACADES)
+async def test_a_task_that_is_run_again_counts_as_a_new_one(limited: Limited, facade: str) -> None:
+    house, ada, _ = await limited(-1, tasks=2)
+    made = await house.good("create_task", {"type": "demo", "payload": None}, token=ada)
+    await house.good("cancel_task", {"task_id": made["task_id"]}, token=ada)
+
+    told = [await house.ask("rerun_task", {"task_id": made["task_id"]}, token=ada, facade=facade) for _ in range(2)]
+
+    assert [answer.code for answer in told] == ["", "rate_limit_exceeded"]
+
+
+@pytest.mark.parametrize("facade", FACADES)
 async def test_who_may_not_create_does_not_use_up_the_tasks_of_others(limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(-1, tasks=3)
     worker = await house.key("worker", "w1", tenant=OTHER)

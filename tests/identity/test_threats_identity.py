@@ -503,7 +503,7 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "limits of a key": (the_limits_of_a_key, asyncgate, "keep_within", ignore),
     "issuer": (the_issuer, identity_admin, "tenant_to_issue_for", identity_admin.target_tenant),
     "limit of calls": (the_limit_of_calls, Guard, "_draw", nothing),
-    "limit of tasks": (the_limit_of_tasks, Guard, "_may", nothing),     # a hook: an engine has it since it began
+    "limit of tasks": (the_limit_of_tasks, Guard, "_find_limits", nothing),     # the engine holds the hook
     "limit of strangers": (the_limit_of_strangers, Guard, "passing", nothing),
     "audit of refusals": (the_audit_of_refusals, Auditor, "note_refusal", ignore),
     "audit of items": (the_audit_of_items, Auditor, "note_refused_items", ignore),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +19,9 @@ from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget,
 from asyncgate.parts.model.wire import ReceiptRecord
 from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.reading import UNREADABLE, Reading
+from tests.support.ledger_tools import emptied
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
-PATIENCE = 20.0
 ARTIFACTS = [{"uri": "s3://bucket/result"}]
 
 
@@ -31,13 +30,6 @@ def stated(gate: Gate, receipt_type: str, to: tuple[str, str] = ("agent", "ada")
     return {"receipt_id": str(uuid.uuid4()), "tenant_id": gate.tenant_id, "receipt_type": receipt_type,
             "created_at": "2026-11-22T07:00:00Z", "from": {"kind": "service", "id": "delegate"},
             "to": {"kind": to[0], "id": to[1]}, "parents": [], "body": {"says": "the delegate"}, **more}
-
-
-async def emptied(gate: Gate) -> None:
-    """Wait until the ledger has everything."""
-    async with asyncio.timeout(PATIENCE):
-        while (await gate.backend.lag(gate.tenant_id)).waiting:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def by_worker(gate: Gate, offer: Any, receipt_type: str = "task.completed", worker: str = "w1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import signal
 import socket
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.anyio
 PATIENCE = 60.0
 LANES = 8
 TASKS_PER_ROUND = 100
-UPTIME = (0.3, 0.9)
+MORE = (1, 50, 100)     # receipts from one death of the ledger to the next
 ARTIFACTS = [{"uri": "file:///out"}]
 TOKEN = "a-token-of-the-ledger"
 HASTY: dict[str, Any] = {
@@ -156,38 +157,45 @@ async def alone(tasks: int, lanes: range = range(LANES)) -> list[dict[str, Any]]
         return await all_receipts(server)
 
 
+class Killer:
+    """Kills the ledger whenever it holds so many more receipts, and starts it again; in the end it runs."""
+
+    def __init__(self, books: LedgerServer) -> None:
+        self.books, self.kills, self.enough = books, 0, math.inf
+        self.task = asyncio.create_task(self._keep_killing())
+
+    async def _keep_killing(self) -> None:
+        holds = had = 0
+        await asyncio.to_thread(self.books.__enter__)
+        while holds < self.enough or (self.enough and not self.kills):
+            holds = len(await asyncio.to_thread(self.books.receipts, TENANT))
+            if holds >= had + MORE[self.kills % len(MORE)]:
+                await asyncio.to_thread(self.books.__exit__)
+                had, self.kills = holds, self.kills + 1
+                await asyncio.to_thread(self.books.__enter__)
+
+    async def stop(self, enough: int) -> int:
+        """Stop when the ledger holds so many, if it was killed at all; return how often that was."""
+        self.enough = enough
+        await self.task
+        return self.kills
+
+
 @pytest.fixture
-async def killing(books: LedgerServer) -> AsyncIterator[Any]:
-    """What kills the ledger again and again for as long as it is wanted, and starts it again."""
-    stopping = asyncio.Event()
-    kills = [0]
-
-    async def keep_killing() -> int:
-        up, down = UPTIME
-        while not stopping.is_set():
-            await asyncio.to_thread(books.__enter__)
-            try:
-                await asyncio.wait_for(stopping.wait(), up + down * (kills[0] % 3))
-            except TimeoutError:
-                await asyncio.to_thread(books.__exit__)
-                kills[0] += 1
-        return kills[0]
-    task = asyncio.create_task(keep_killing())
-
-    async def stop() -> int:
-        stopping.set()
-        return await task
-    yield stop
-    await stop()
+async def killer(books: LedgerServer) -> AsyncIterator[Killer]:
+    """What kills the ledger again and again for as long as it is wanted."""
+    killer = Killer(books)
+    yield killer
+    await killer.stop(0)
     books.__exit__()
 
 
 async def test_a_ledger_that_dies_again_and_again_has_in_the_end_what_a_standalone_gate_writes(
-        database: str, books: LedgerServer, rounds: int, killing: Any, record_property: Any) -> None:
+        database: str, books: LedgerServer, rounds: int, killer: Killer, record_property: Any) -> None:
     tasks = rounds * TASKS_PER_ROUND // LANES * LANES
     async with integrated(database, books) as server:
         await run(server, tasks)
-        kills = await killing()
+        kills = await killer.stop(3 * tasks)
         await until_sent(server)
         there = books.receipts(TENANT)
         shown = await all_receipts(server)

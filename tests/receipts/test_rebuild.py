@@ -32,9 +32,9 @@ from asyncgate.parts.receipts.files import Header, pack_receipts
 from asyncgate.parts.receipts.reading import Reading
 from asyncgate.parts.receipts.rebuild import Damaged, NotEmpty, Rebuild, choose, require_empty, require_undamaged
 from asyncgate.parts.receipts.sinks import open_sink
+from tests.support.ledger_tools import emptied
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
-PATIENCE = 30.0
 ARTIFACTS = [{"uri": "s3://bucket/result"}]
 Kinds = Callable[[str], Awaitable[str]]
 
@@ -59,13 +59,6 @@ async def rows(backend: Any, table: Any, tenant_id: str) -> list[Any]:
     while page := await backend.page(tenant_id, Rows(table, export_key(found[-1]) if found else "")):
         found += page
     return found
-
-
-async def emptied(gate: Gate) -> None:
-    """Wait until the ledger has everything."""
-    async with asyncio.timeout(PATIENCE):
-        while (await gate.backend.lag(gate.tenant_id)).waiting:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def live(gate: Gate) -> dict[str, str]:
@@ -159,6 +152,26 @@ async def test_open_obligations_statuses_and_receipts_are_what_they_were(gate: G
     assert new[made["large"]].outcome is None
     assert new[made["held"]].expiries == 1
     assert json.loads(new[made["held"]].lost_to) == ["w1"]
+
+
+async def test_a_task_that_lost_its_payload_is_run_again_with_a_given_one(gate: Gate, target: str) -> None:
+    first = (await gate.finished(payload={"n": 1}, task_summary="sum")).task_id
+    second = await gate.create()
+    await gate.as_agent().cancel_task(task_id=second)
+    again = (await gate.as_agent().rerun_task(task_id=second)).task_id
+    await emptied(gate)
+
+    await rebuilt(gate, target)
+
+    async with opened(target) as backend:
+        ada = (new := Gate(Engine(backend, Settings(instance_id="asyncgate-1")), gate.tenant_id)).as_agent()
+        assert (await new.task(again)).rerun_of == second
+        with refused("invalid_request"):
+            await ada.rerun_task(task_id=first)
+        with refused("invalid_request"):
+            await ada.rerun_task(task_id=second, payload=1)     # it had none, so nothing of it is lost
+        made = await new.task((await ada.rerun_task(task_id=first, payload={"n": 2})).task_id)
+        assert (bytes(made.payload), made.task_summary, made.rerun_of) == (b'{"n":2}', "sum", first)
 
 
 async def test_an_open_task_is_held_and_says_what_is_not_known(gate: Gate, target: str) -> None:

@@ -389,7 +389,7 @@ async def test_who_claims_at_once_at_a_slow_ledger_holds_there_what_it_was_grant
     else:
         held = {one["task_id"]: leases.get(one["task_id"], "nobody") for one in ledger.list_inbox("ada")["receipts"]}
     assert held == leases
-    assert ledger.refusals == [] or dialect == "1.0"
+    assert ledger.denied == [] or dialect == "1.0"
     assert (await gate.backend.lag(gate.tenant_id)).parked == 0
 
 

@@ -84,7 +84,7 @@ def test_what_goes_out_verifies_and_comes_in_as_it_was(gate: Http, other: Http, 
     assert len(found) >= 25
     assert f"{len(found)} receipts under" in out.output
     assert checked.output.endswith(": sound\n")
-    assert f"{len(found)} imported, 0 there already, 0 not taken" in came.output
+    assert f"{len(found)} imported, 0 existed already, 0 refused" in came.output
     assert [replace(one, delivered_at=None) for one in receipts(tmp_path / "again.jsonl")] == found
     assert gzip.decompress((tmp_path / name).read_bytes()) if name.endswith("gz") else True
     assert not (tmp_path / f"{name}.partial").exists()
@@ -103,7 +103,7 @@ def test_the_chain_of_a_task_that_is_not_here_is_drawn_from_what_was_imported(fi
 def test_to_import_again_finds_all_there(file: Path, other: Http) -> None:
     good(run("import", file, other))
 
-    assert f"0 imported, {len(receipts(file))} there already" in good(run("import", file, other)).output
+    assert f"0 imported, {len(receipts(file))} existed already" in good(run("import", file, other)).output
 
 
 def test_an_export_overwrites_nothing(file: Path, gate: Http) -> None:
@@ -147,7 +147,7 @@ def test_an_import_meanwhile_spoils_an_export_and_is_told(file: Path, gate: Http
     def interfere(rows: int) -> None:
         carry.import_file(other, str(file), lambda rows: None)
 
-    with pytest.raises(carry.Interfered, match="export again"):
+    with pytest.raises(carry.ExportSpoiled, match="export again"):
         carry.export_receipts(other, str(tmp_path / "spoiled.jsonl"), interfere)
     assert not os.path.exists(tmp_path / "spoiled.jsonl.partial")
 

@@ -40,18 +40,11 @@ from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reconcile import KINDS, Difference, compare_all
 from asyncgate.parts.receipts.seals import receipt_digest
 from asyncgate.parts.receipts.strict import Strict
+from tests.support.ledger_tools import emptied
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
-PATIENCE = 30.0
 ARTIFACTS = [{"uri": "s3://bucket/result"}]
 SUPPORTED = (Task, Lease, Receipt, Event, Obligation, Outgoing)
-
-
-async def emptied(gate: Gate) -> None:
-    """Wait until the ledger has everything."""
-    async with asyncio.timeout(PATIENCE):
-        while (await gate.backend.lag(gate.tenant_id)).waiting:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def rows(gate: Gate, table: Any) -> list[Any]:
@@ -551,7 +544,7 @@ async def test_the_command_tells_each_difference_with_its_cure_and_repairs_it(ur
     assert (told.exit_code, mended.exit_code, after.exit_code) == (5, 0, 0), mended.output
     assert again.stdout == told.stdout
     assert told.stdout.count("missing_at_ledger: receipt ") == 4
-    assert told.stdout.count("    cure: send it again, by its key; --repair does") == 1
+    assert told.stdout.count("    repair: send it again, by its key; --repair does") == 1
     assert told.stdout.endswith(": 4 differences\n")
     assert "repaired: 4 missing_at_ledger" in mended.stdout
     assert mended.stdout.endswith(": the ledger agrees\n")
@@ -597,7 +590,7 @@ async def test_a_repair_beside_a_serving_gate_is_refused_and_says_why(url: str, 
 
     await serving.close()
     assert (refused.exit_code, compared.exit_code) == (1, 5)
-    assert "cannot be had alone" in refused.stderr
+    assert "for exclusive use" in refused.stderr
 
 
 async def test_a_standalone_gate_has_nothing_to_be_compared_with(url: str, receipts: Any) -> None:

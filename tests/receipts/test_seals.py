@@ -154,7 +154,7 @@ async def test_a_whole_new_chain_over_other_receipts_is_found_by_a_seal_that_was
 
     assert (await checked(path)).problems == []
     assert (await checked(path, anchor)).problems == [
-        f"seal {anchor} was noted, and is not there: what it covers was rewritten"]
+        f"the recorded seal {anchor} is missing: its receipts were rewritten"]
 
 
 async def test_the_command_names_what_is_wrong_and_prints_the_last_seal(path: Path, ids: list[str]) -> None:

@@ -20,6 +20,7 @@ from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, Ledger
 from asyncgate.parts.model.stored import Lag, Receipt
 from asyncgate.parts.model.wire import Health
 from asyncgate.parts.receipts.outbox import Breaker, Ledger
+from tests.support.ledger_tools import emptied
 from tests.support.stub_ledger import CUT, StubLedger
 
 pytestmark = pytest.mark.anyio
@@ -47,13 +48,6 @@ def integrated(make_gate: Callable[..., Gate]) -> Integrated:
         async with gate.ledger:
             yield gate
     return make
-
-
-async def emptied(gate: Gate) -> None:
-    """Wait until nothing waits for the ledger."""
-    async with asyncio.timeout(PATIENCE):
-        while (await gate.backend.lag(gate.tenant_id)).waiting:  # noqa: ASYNC110  # whoever empties it tells nobody
-            await asyncio.sleep(0.01)
 
 
 def types(receipts: list[dict[str, Any]]) -> list[str]:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import asyncgate
 from asyncgate import OPERATIONS, SyncGate
 from asyncgate.commands.main import main
-from asyncgate.commands.tables import operations_table
+from asyncgate.commands.tables import make_operations_table
 from tests.commands.test_cli import GATE, KEY, PATIENCE_SECONDS, clean
 from tests.commands.test_cli import served as address_in
 from tests.conftest import Served
@@ -104,6 +104,6 @@ def test_the_command_line_has_it_with_a_table_of_its_columns(far: str, monkeypat
 
 
 def test_the_reference_has_a_row_of_it() -> None:
-    row = operations_table([OPERATIONS["count_events"]]).splitlines()[2]
+    row = make_operations_table([OPERATIONS["count_events"]]).splitlines()[2]
 
     assert row in (ROOT / "docs/reference.md").read_text().splitlines()

@@ -144,6 +144,11 @@ class StandIn:
         self.serial_seconds = 0.0                   # carry out one call after another, and take so long for each
         self.under_way, self.most_at_once = 0, 0
 
+    @property
+    def denied(self) -> list[Any]:
+        """What was refused, but for questions after a receipt that was given up before it came here."""
+        return [code for code in self.refusals if code != "not_found"]
+
     async def answer(self, request: Request) -> Response:
         """Answer one request."""
         body = await request.body()

@@ -172,6 +172,7 @@ CREATE TABLE obligations (                  -- the open ones: an index; the rece
     receipt_id      TEXT NOT NULL,          -- the receipt that opened it
     PRIMARY KEY (tenant_id, to_kind, to_id, receipt_id)
 ) WITHOUT ROWID;
+CREATE INDEX obligations_age ON obligations (tenant_id, receipt_id);
 
 CREATE TABLE deliveries (                   -- when bootstrap first returned a receipt (H.8)
     tenant_id       TEXT NOT NULL,
@@ -197,6 +198,7 @@ CREATE TABLE schedules (                    -- the last reports of schedulers, t
     late_at         REAL,                   -- when it counts as late; empty once that was reported
     PRIMARY KEY (tenant_id, schedule_id)
 ) WITHOUT ROWID;
+CREATE INDEX schedules_owner ON schedules (tenant_id, owner_kind, owner_id, schedule_id);
 CREATE INDEX schedules_late ON schedules (tenant_id, late_at) WHERE late_at IS NOT NULL;
 
 CREATE TABLE presences (                    -- when principals called the gate
@@ -251,7 +253,7 @@ CREATE TABLE api_keys (                     -- issued keys; the secret of a key 
     places          TEXT,                   -- JSON array: the networks that it was used from, the last one first
     PRIMARY KEY (tenant_id, key_id)
 ) WITHOUT ROWID;
-CREATE UNIQUE INDEX api_keys_id ON api_keys (key_id);    -- led by the id, which says whose it is
+CREATE UNIQUE INDEX api_keys_id ON api_keys (key_id);    -- begins with the id, which says whose it is
 
 CREATE TABLE audit (                        -- append-only: see the triggers
     tenant_id       TEXT NOT NULL,

@@ -1,1 +1,1 @@
-"""MCP at /mcp: the façade, its tools and tasks, resources and prompts."""
+"""MCP at /mcp: the façade, its tools, tasks, resources and prompts."""

@@ -2,9 +2,9 @@
 
     asyncgate://obligations                     the open obligations of the caller
     asyncgate://tasks/{task_id}                 one task's record
-    asyncgate://{instance}/tasks/{task_id}/result   a result in a task's record, to which its completion points
+    asyncgate://{instance}/tasks/{task_id}/result   the result in a task's record; its completion receipt points here
 
-A subscription covers resources that the caller may read; that is checked when it subscribes.
+A subscription covers resources that the caller may read, checked when it subscribes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 OBLIGATIONS_URI, TASK_URI = "asyncgate://obligations", "asyncgate://tasks/"
 URI = re.compile(r"asyncgate://(?:tasks/(?P<task>[^/?#]+)|[^/?#]+/tasks/(?P<result>[^/?#]+)/result)\Z")
 NOT_FOUND_BEFORE_2026 = -32002
-CREDENTIAL_CHECK_SECONDS = 5.0        # between checks of the credential of a subscription
-MOST_SHOWN = 20      # obligations and leases that a prompt lists one by one
+CREDENTIAL_CHECK_SECONDS = 5.0        # between checks of a subscription's credential
+MOST_SHOWN = 20      # obligations and leases that a prompt lists
 _json = msgspec.json.Decoder(JsonObject).decode
 
 TEMPLATES = [
@@ -47,13 +47,13 @@ TEMPLATES = [
                            "result or error once it has ended."),
     types.ResourceTemplate(uri_template="asyncgate://{instance}/tasks/{task_id}/result", name="result",
                            title="The result of a task", mime_type="application/json",
-                           description="The result that a completed task holds in its record.")]
+                           description="The result in the record of a completed task.")]
 RESOURCES = [types.Resource(uri=OBLIGATIONS_URI, name="obligations", title="What is owed to you",
                             mime_type="application/json", description="Your open obligations, oldest first.")]
 PROMPTS = [
     types.Prompt(name="resume_work", title="Resume work",
                  description="What do I owe, what is owed to me, what is next?", arguments=[
-                     types.PromptArgument(name="agent_id", description="your id, if your credential names nobody"),
+                     types.PromptArgument(name="agent_id", description="your id, if your credential does not name you"),
                      types.PromptArgument(name="worker_id", description="the worker whose leases to list")]),
     types.Prompt(name="delegate", title="Delegate", description="Hand over a piece of work, and get its result.",
                  arguments=[types.PromptArgument(name="goal", description="the work to be done", required=True),
@@ -87,7 +87,7 @@ class Library:
         server.add_request_handler("prompts/get", types.GetPromptRequestParams, self.prompt)
 
     def close(self) -> None:
-        """End every subscription in an orderly way."""
+        """End every subscription gracefully."""
         for handler in self.listening:
             handler.close()
 
@@ -108,7 +108,7 @@ class Library:
             types.TextResourceContents(uri=params.uri, mime_type="application/json", text=text)])
 
     async def _text(self, ctx: Context, uri: str) -> bytes:
-        """Return the resource at a URI; to a caller who may not read it, it does not exist."""
+        """Return the resource at a URI; raise "not found" if the caller may not read it."""
         named = URI.match(uri)
         try:
             if uri == OBLIGATIONS_URI:
@@ -129,7 +129,7 @@ class Library:
     async def listen(self, ctx: Context, params: types.SubscriptionsListenRequestParams) -> Any:
         """Tell a caller about changes of its subscribed resources, until it disconnects."""
         if len(self.listening) >= self.most:
-            raise MCPError(types.INTERNAL_ERROR, f"{self.most} subscriptions, the limit, are open; try again later")
+            raise MCPError(types.INTERNAL_ERROR, f"{self.most} subscriptions are open, the limit; try again later")
         for uri in params.notifications.resource_subscriptions or ():
             await self._text(ctx, str(uri))
         handler = ListenHandler(Feed(self.engine(), *self.whose(ctx)))
@@ -171,7 +171,7 @@ class Library:
         return types.ListPromptsResult(prompts=PROMPTS)
 
     async def prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
-        """Write one prompt."""
+        """Return one prompt."""
         given = params.arguments or {}
         if params.name == "resume_work":
             text = await self._resume(ctx, given)
@@ -220,42 +220,42 @@ class Library:
 
 
 class Credentials(Extension):
-    """Tells a subscription that some key, or what is agreed with some tenant, has changed."""
+    """Tells a subscription that a key or a tenant's account has changed."""
 
     def __init__(self, changed: asyncio.Event) -> None:
         self.changed = changed
 
     def after_record_change(self, work: Work) -> None:
-        """Look whether a batch has changed a key or an account."""
+        """Notify if a batch changed a key or an account."""
         if any(kind in (Key, Account) for kind, _ in work.kept):
             self.changed.set()
 
 
 class Feed:
-    """The changes that concern one caller, as the SDK's subscriptions read them."""
+    """The changes that concern one caller, in the form that the SDK's subscriptions read."""
 
     def __init__(self, engine: Engine, tenant_id: str, who: Principal) -> None:
         self.engine, self.tenant_id, self.who = engine, tenant_id, who
 
     async def publish(self, event: ServerEvent) -> None:
-        """Refuse: changes come from commits only."""
+        """Not supported: only commits publish changes."""
         raise NotImplementedError
 
     def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
-        """Tell the listener of every commit that concerns the caller, until the returned function is called."""
+        """Notify the listener of every commit that concerns the caller, until the returned function is called."""
         subscription = Subscription(self.tenant_id, self.who, listener)
         self.engine.extend(subscription)
         return partial(self.engine.withdraw, subscription)
 
 
 class Subscription(Extension):
-    """Tells one listener what concerns its principal; of what other processes commit it learns the ends of tasks."""
+    """Notifies one listener of changes for its principal; from other processes, only of tasks that end."""
 
     def __init__(self, tenant_id: str, who: Principal, listener: Callable[[ServerEvent], None]) -> None:
         self.tenant_id, self.who, self.listener = tenant_id, who, listener
 
     def after_commit(self, work: Work) -> None:
-        """Tell of the tasks that a batch has changed, and of the principal's obligations."""
+        """Notify of the tasks that a batch changed, and of the principal's obligations."""
         if work.tenant_id != self.tenant_id:
             return
         for task_id in {*work.added, *work.moved, *work.progressed}:
@@ -264,7 +264,7 @@ class Subscription(Extension):
             self.listener(ResourceUpdated(uri=OBLIGATIONS_URI))
 
     def hear_news(self, news: News) -> None:
-        """Tell of the tasks that have ended in another process."""
+        """Notify of the tasks that ended in another process."""
         for task_id in news.ended if news.tenant_id == self.tenant_id else ():
             self.listener(ResourceUpdated(uri=TASK_URI + task_id))
 
@@ -276,10 +276,10 @@ def describe_task(task: JsonObject) -> str:
     if task["held"]:
         step = "it is on hold: release_hold offers it to workers again, cancel_task cancels it"
     elif status == "succeeded":
-        step = "read its result with get_task, then attach_artifacts to say where the result is; that discharges it"
+        step = "read its result with get_task, then call attach_artifacts with the place of the result to discharge it"
     return f"- the task {task_id} of type {quote_text(task['type'])} is {status}: {step}"
 
 
 def quote_text(text: str) -> str:
-    """Quote foreign text, so that it cannot pass for a part of the prompt."""
+    """Quote foreign text, so that a model does not take it for a part of the prompt."""
     return encode_json(text).decode()

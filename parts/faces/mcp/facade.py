@@ -1,6 +1,6 @@
 """MCP at /mcp: the operations as tools of the official SDK, both eras of the protocol from one stateless endpoint.
 
-A request is read, authenticated and screened here, exactly as REST does it, before the SDK sees it.  The arguments of a
+A request is read, authenticated and checked here, exactly as in REST, before the SDK sees it.  The arguments of a
 tool call never pass through the SDK: they are cut out of the message and decoded by the operation's own reader, so
 that every façade stores a payload byte for byte.  Requests of JSON-RPC peers, which are no MCP clients, are answered
 in their dialect (`_bare`).
@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import cache
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
@@ -24,13 +25,13 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
 from asyncgate.parts.faces.http import (
+    drop_null_members,
     fill_principal,
     make_refusal_headers,
     read_body,
     read_claimed_tenants,
     read_query,
     run_while_connected,
-    without_nulls,
 )
 from asyncgate.parts.faces.mcp.context import Library
 from asyncgate.parts.faces.mcp.tasks import Context, Tasks, make_handle, wants_handle
@@ -82,12 +83,12 @@ Members = dict[str, msgspec.Raw]
 
 HOUR_MS = 3_600_000
 ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads and turns into models
-STRANGERS_BYTES = 256 * 2**10       # of a request without a token in its headers
+STRANGERS_BYTES = 256 * 2**10       # limit for a request without a token in its headers
 SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
 AROUND = 2      # levels of a message around the arguments of its call
-PASSING = (408, 429)        # statuses of refusals that a repeated call may not meet
+PASSING = (408, 429)        # statuses of refusals after which a retry may succeed
 NULL, EMPTY_OBJECT = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
-VISIT = "asyncgate.visit"       # key of the ASGI scope that carries a visit through the SDK
+VISIT = "asyncgate.visit"       # key in the ASGI scope that passes a visit through the SDK
 COMPLETE = {"resultType": "complete"}       # required by the newest revision, not sent to older ones
 HANDSHAKE = {"initialize", "ping", "server/discover"}
 
@@ -98,7 +99,7 @@ _text = msgspec.json.Decoder(str).decode
 
 
 class Catalog:
-    """Made once from the operations: the tools by either name, their input schemas, and their listings."""
+    """Built once from the operations: the tools by both names, their input schemas, and their listings."""
 
     def __init__(self, operations: tuple[Operation, ...], prefix: str = TOOL_PREFIX) -> None:
         self.tools = {name: op for op in operations for name in spell_tool_name(op.name, prefix)}
@@ -111,7 +112,7 @@ class Catalog:
                 self.shelf(separator, form)
 
     def shelf(self, separator: str, form: ToolForm) -> list[ListedTool]:
-        """Return all tools, by name, as listed in a form."""
+        """Return all tools by name, in one form of listing."""
         if (separator, form) not in self.shelves:
             listed = describe_tools({op.name: op for op in self.tools.values()}.values(), separator, form, self.prefix)
             self.shelves[separator, form] = [
@@ -120,7 +121,7 @@ class Catalog:
 
 
 class ListedTool(msgspec.Struct):
-    """A tool as it is listed for the bare dialect, and for the SDK."""
+    """A listed tool: for the bare dialect, and for the SDK."""
 
     op: Operation
     plain: dict[str, Any]
@@ -131,17 +132,17 @@ make_catalog = cache(Catalog)
 
 
 class ToolCall(msgspec.Struct):
-    """A call of an operation: its request, or why the request is refused."""
+    """A call of an operation: its request, or its refusal."""
 
     op: Operation
     ask: Ask | None = None
     refusal: GateError | None = None
     unknown: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()        # warnings for which the reply has no member
+    beside: tuple[str, ...] = ()        # warnings that do not fit into the reply
 
 
 class Visit(msgspec.Struct):
-    """A request on its way through the SDK: its caller, and the call that was cut out of it."""
+    """A request inside the SDK: its caller, and the call cut out of it."""
 
     caller: Caller
     query: dict[str, str]
@@ -155,7 +156,7 @@ class JsonRpcMessage(msgspec.Struct):
     params: Members
     method: str = ""
     name: str = ""
-    refusal: GateError | None = None        # what is wrong with its JSON
+    refusal: GateError | None = None        # the error in its JSON, if any
 
     @property
     def arguments_are_an_object(self) -> bool:
@@ -164,7 +165,7 @@ class JsonRpcMessage(msgspec.Struct):
 
     @property
     def arguments(self) -> msgspec.Raw:
-        """Return the arguments of a tool call as they came."""
+        """Return the raw arguments of a tool call."""
         given = self.params.get("arguments", NULL)
         return EMPTY_OBJECT if bytes(given).strip() == b"null" else given
 
@@ -176,7 +177,7 @@ class JsonRpcMessage(msgspec.Struct):
 
 
 class FixedLists(Server[Any]):
-    """The SDK's server without its promise, made because resources have subscriptions, to announce new lists."""
+    """The SDK's server, without the capability to announce new lists that it declares because of subscriptions."""
 
     def get_capabilities(self, *given: Any, **named: Any) -> types.ServerCapabilities:
         """Return the capabilities: lists of tools, prompts and resources never change while a gate runs."""
@@ -188,7 +189,7 @@ class FixedLists(Server[Any]):
 
 
 class Facade:
-    """Answers what comes to /mcp."""
+    """Answers requests to /mcp."""
 
     PREFIX = TOOL_PREFIX        # of the names of its tools
 
@@ -215,11 +216,11 @@ class Facade:
         self.library.join(server)
         return server
 
-    # From the first request to the last.
+    # Start and stop.
 
     @classmethod
     def prepare(cls, operations: tuple[Operation, ...]) -> None:
-        """Make the catalog of tools in advance, on a thread: it takes a third of a second."""
+        """Build the catalog of tools in advance, on a thread: it takes a third of a second."""
         make_catalog(operations, cls.PREFIX)
 
     async def open(self) -> Facade:
@@ -242,16 +243,21 @@ class Facade:
     # One request.
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request: refuse it, or hand it to the SDK, or answer it in the dialect of peers."""
+        """Answer one request: refuse it, pass it to the SDK, or answer it in the dialect of peers."""
         try:
             await self._answer(scope, receive, send)
         except GateError as no:
-            self.gate.guard.refused(scope, no)
+            self._note_refusal(scope, no)
             await self.gate.send(send, scope, no.status, encode_json(no.body()), make_refusal_headers(no))
         except asyncio.CancelledError:
-            return      # the client has gone
+            return      # the client has disconnected
         except Exception as bug:
             await self.gate.send(send, scope, 500, encode_json(log_fault(scope["path"], bug).body()))
+
+    def _note_refusal(self, scope: Scope, no: GateError) -> None:
+        self.gate.guard.refused(scope, no)
+        if self.gate.meter is not None:
+            self.gate.meter.note_refusal("mcp", no)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":       # no streams and no sessions: every POST stands alone
@@ -269,14 +275,14 @@ class Facade:
         await self._sdk(scope, receive, send, body, message, caller)
 
     async def _read_apart(self, body: bytes) -> JsonRpcMessage | None:
-        """Check and parse a message; errors in the arguments alone are kept for the answer to the call."""
+        """Check and parse a message; keep errors in the arguments alone for the answer to the call."""
         wrong = None
         try:
             wrong = await find_refusal(body, self.settings.max_request_values, AROUND)
             # A message with too many values is not parsed at all.
             message = None if isinstance(wrong, PayloadTooLarge) else await parse_message(body)
         except RecursionError:
-            raise PayloadTooDeep("the JSON of the message has too many levels") from None
+            raise PayloadTooDeep("the JSON of the message is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError):
             message = None
         await let_others_run(len(body))
@@ -287,7 +293,7 @@ class Facade:
         return message
 
     async def _known(self, scope: Scope, standard: bool) -> Caller | None:
-        """Return the caller by the headers; only a peer may send no token there, and only with a small message."""
+        """Return the caller from the headers; only a peer may omit the token there, and only in a small message."""
         if not standard and read_token(scope["headers"]) is None:
             try:
                 await self.gate.guard.known(scope["headers"])
@@ -299,13 +305,13 @@ class Facade:
                    caller: Caller) -> None:
         """Let the SDK answer the message without its arguments."""
         visit = Visit(caller, read_query_of(scope))
-        read_sets(visit.query.get("tools"))       # an unknown set is refused at once, for every method
+        read_sets(visit.query.get("tools"))       # refuse an unknown set at once, for every method
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
             visit.call = self._read(scope, op, "refuse", message, caller)      # as its schema says
             body = message.emptied()
         if len(body) > ENVELOPE_BYTES:
-            raise PayloadTooLarge(f"a message may have at most {ENVELOPE_BYTES} bytes beside the arguments of its call")
-        # White space around a header's value is not part of it, but not every HTTP parser removes it.
+            raise PayloadTooLarge(f"a message may have at most {ENVELOPE_BYTES} bytes besides its call's arguments")
+        # Not every HTTP parser strips the whitespace around a header's value.
         stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         answer = self.manager.handle_request(
             {**scope, "headers": stripped, VISIT: visit}, replay_body(body), self._safe(scope, send))
@@ -330,7 +336,7 @@ class Facade:
             self.gate.engine.permit(op, caller)
             if message.refusal is not None:
                 raise message.refusal
-            arguments = without_nulls(drop_token(message.arguments) if rule != "refuse" else message.arguments)
+            arguments = drop_null_members(drop_token(message.arguments) if rule != "refuse" else message.arguments)
             ask, unknown = op.reader.body(arguments, rule)
             fill_principal(ask, query)
             for tenant in read_claimed_tenants(query, scope["headers"]):
@@ -342,7 +348,8 @@ class Facade:
         return ToolCall(op, ask, unknown=unknown)
 
     async def _perform(self, call: ToolCall, caller: Caller) -> bytes:
-        """Carry out a call and return its reply as JSON; a defect becomes a refusal too."""
+        """Perform a call and return its reply as JSON; an unexpected exception becomes a refusal, too."""
+        begun, reply, refusal = perf_counter(), None, None
         try:
             if call.refusal is not None:
                 raise call.refusal
@@ -351,13 +358,18 @@ class Facade:
             call.beside = read_warnings(reply)
             return encode_json(reply)
         except GateError as no:
+            refusal = no
             self.gate.guard.refused_call(caller, no, call.op.name, call.ask)
             raise
         except Exception as bug:
-            raise log_fault(call.op.name, bug) from bug
+            refusal = log_fault(call.op.name, bug)
+            raise refusal from bug
+        finally:
+            if self.gate.meter is not None:
+                self.gate.meter.note_call("mcp", call.op.name, begun, reply, refusal)
 
     def _called(self, message: JsonRpcMessage) -> Operation | None:
-        """Return the operation that a message calls, if it calls one."""
+        """Return the operation that a message calls, if any."""
         return self.catalog.tools.get(message.name) if message.method == "tools/call" else None
 
     # Handlers of the SDK.
@@ -383,7 +395,7 @@ class Facade:
             raise MCPError(types.INVALID_PARAMS, f"no tool {params.name}; tools/list shows the tools")
         ask = visit.call.ask
         if by_handle := isinstance(ask, RunTask) and wants_handle(ctx):
-            ask.wait_seconds = 0.0      # the client waits itself
+            ask.wait_seconds = 0.0      # the client polls the handle itself
         try:
             reply = await self._perform(visit.call, visit.caller)
         except GateError as no:
@@ -392,7 +404,7 @@ class Facade:
         return make_handle(reply) if by_handle else COMPLETE | make_result(reply) | told
 
     async def _do(self, ctx: Context, operation: str, fields: dict[str, Any]) -> bytes:
-        """Carry out an operation for a request that is not a tool call."""
+        """Perform an operation for a request that is not a tool call."""
         assert ctx.request is not None
         op, visit = self.operations[operation], find_visit(ctx)
         meant = JsonRpcMessage({}, {"arguments": msgspec.Raw(encode_json(fields))})
@@ -409,11 +421,12 @@ class Facade:
             self.gate.guard.refused_call(visit.caller, no, "subscriptions/listen")
             raise
 
-    # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply.
+    # The dialect of peers: JSON-RPC without a handshake; the result is the raw reply.
 
     async def _bare(self, scope: Scope, receive: Receive, send: Send, message: JsonRpcMessage | None) -> None:
         if message is None:
-            return await self._error(scope, send, NULL, PARSE_ERROR, InvalidRequest("the body is no JSON-RPC message"))
+            wrong = InvalidRequest("the body is not a JSON-RPC message")
+            return await self._error(scope, send, NULL, PARSE_ERROR, wrong)
         id = message.members.get("id", NULL)
         try:
             if message.method not in ("tools/list", "tools/call"):
@@ -421,7 +434,7 @@ class Facade:
                 return await self._error(scope, send, id, UNKNOWN_METHOD, no)
             result = await self._bare_result(scope, receive, message)
         except GateError as no:
-            self.gate.guard.refused(scope, no)
+            self._note_refusal(scope, no)
             return await self._error(scope, send, id, CODES.get(no.status, INTERNAL_ERROR), no)
         reply = encode_json({"jsonrpc": "2.0", "id": id, "result": result})
         await self.gate.send(send, scope, 200, reply, make_warning_headers(scope))
@@ -449,10 +462,10 @@ class Facade:
         return {**_members(reply), **make_result(reply)}
 
     async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
-        """Answer a failure: an integer code for JSON-RPC, and in `data` the code of every façade."""
+        """Answer a failure: an integer code for JSON-RPC, and in `data` the error code that every façade uses."""
         unknown = {"warnings": scope["asyncgate.unknown"]} if "asyncgate.unknown" in scope else {}
         error = {"code": code, "message": str(no), "data": {**make_refusal_data(no), **unknown}}
-        # A worker that reads no body stops at 4xx, and repeats calls that failed otherwise, even with status 200.
+        # Some workers ignore the body: they stop at 4xx and retry other failures, even with status 200.
         status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
         await self.gate.send(send, scope, status, encode_json({"jsonrpc": "2.0", "id": id, "error": error}),
                              [*make_refusal_headers(no), *make_warning_headers(scope)])
@@ -477,7 +490,7 @@ def read_query_of(scope: Scope) -> dict[str, str]:
 
 
 def decode_or_none(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> Any:
-    """Decode a part, or return None if it has another type."""
+    """Decode a part; return None if it has another type."""
     try:
         return decode(raw)
     except msgspec.DecodeError:
@@ -485,33 +498,33 @@ def decode_or_none(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> An
 
 
 def has_mcp_headers(headers: Headers) -> bool:
-    """Whether the headers are those of an MCP client, which accepts event streams in each revision."""
+    """Whether the headers come from an MCP client, which accepts event streams in every revision."""
     return any(name.startswith(b"mcp-") or (name == b"accept" and b"text/event-stream" in value.lower())
                for name, value in headers)
 
 
 def is_mcp_message(message: JsonRpcMessage) -> bool:
-    """Whether a message is one of MCP: part of the handshake, or with a protocol version."""
+    """Whether a message is MCP: part of the handshake, or with a protocol version."""
     meta = decode_or_none(_members, message.params.get("_meta", NULL)) or {}
     shakes = message.method in HANDSHAKE or message.method.startswith("notifications/")
     return shakes or any(name.endswith("protocolVersion") for name in meta)
 
 
 def make_warning_headers(scope: Scope) -> Headers:
-    """Return a header with the unknown members of a call and the warnings that its reply cannot hold."""
+    """Return a header with the unknown members of a call and the warnings that do not fit into its reply."""
     told = (*scope.get("asyncgate.unknown", ()), *scope.get("asyncgate.beside", ()))
     return [make_warning_header(told)] if told else []
 
 
 def drop_token(arguments: msgspec.Raw) -> msgspec.Raw:
-    """Remove the token that peers may send as an argument."""
+    """Remove the token that a peer may send as an argument."""
     if b'"auth_token"' not in bytes(arguments):
         return arguments
     return msgspec.Raw(encode_json({name: held for name, held in _members(arguments).items() if name != "auth_token"}))
 
 
 def read_credentials(scope: Scope, message: JsonRpcMessage) -> Headers:
-    """Return the headers, with the token that peers may send as an argument."""
+    """Return the headers, plus the token that a peer may send as an argument."""
     headers: Headers = scope["headers"]
     if b'"auth_token"' not in bytes(message.arguments):
         return headers
@@ -530,7 +543,7 @@ def find_visit(ctx: Context) -> Visit:
 
 
 def replay_body(body: bytes) -> Receive:
-    """Return an ASGI receive that yields a body once, and then waits for ever."""
+    """Return an ASGI receive that yields a body once, then waits forever."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:

@@ -1,8 +1,8 @@
-"""MCP tasks (extension io.modelcontextprotocol/tasks, SEP-2663): handles to tasks of the gate, which outlive both ends.
+"""MCP tasks (extension io.modelcontextprotocol/tasks, SEP-2663): durable handles to tasks of the gate.
 
 A client that declares the extension gets a handle as the answer of run_task, and reads the outcome with it: over any
-connection, from any instance, after any restart.  A handle is the task's id, so a caller who may read the task may use
-it, and nobody else learns that the task exists.
+connection, from any instance, after any restart.  The handle is the task's id: only callers who may read the task may
+use it, and nobody else learns that the task exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Perform = Callable[[Context, str, dict[str, Any]], Awaitable[bytes]]
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 POLL_MS = {"queued": 2000, "leased": 1000, "running": 1000}
-# A failed task has a result, which says so; MCP's "failed" is for broken requests.
+# A failed task is "completed" with an error result; MCP's "failed" means a broken request.
 MCP_STATUSES = {"queued": "working", "leased": "working", "running": "working", "succeeded": "completed",
                 "failed": "completed", "canceled": "cancelled"}
 MOST_PROGRESS = 500     # characters of progress in a status message
@@ -46,7 +46,7 @@ class UpdateParams(TaskParams):
 
 
 def wants_handle(ctx: Context) -> bool:
-    """Whether a client accepts handles: each of its requests declares so; older revisions have no handles."""
+    """Whether a client accepts handles: it declares that in every request; older revisions have no handles."""
     can = ctx.session.client_capabilities
     return bool(ctx.protocol_version in MODERN_PROTOCOL_VERSIONS and can and can.extensions
                 and EXTENSION in can.extensions)
@@ -95,7 +95,7 @@ class Tasks:
         return show_progress(await self._task(ctx, params))
 
     async def update(self, ctx: Context, params: UpdateParams) -> JsonObject:
-        """No-op: tasks of the gate never ask questions."""
+        """No-op: the gate's tasks never ask questions."""
         await self._task(ctx, params)
         return {}
 

@@ -1,6 +1,6 @@
 """The operations as MCP tools: names, descriptions for models, and JSON Schemas, made from the table.
 
-Nothing here needs the SDK, so a program that only lists the tools need not import it.
+This module does not need the SDK, so a program that only lists tools does not import it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from asyncgate.parts.model.wire import (
     CreateTask,
 )
 
-# The sets that a host may pick with /mcp?tools=…: tools for agents, for workers, and for neither.
+# The sets that a host may choose with /mcp?tools=…: tools for agents, for workers, and for administration.
 SETS = {"delegate": "agent", "work": "worker", "admin": ""}
-# How a tool is listed: in full; or briefly, with the caller's id among its arguments, or without it.
+# The forms of a listed tool: full; brief, with the caller's id as an argument; or brief without it.
 ToolForm = Literal["full", "brief", "named"]
 FULL_FORM: ToolForm = "full"
 BRIEF_FORM: ToolForm = "brief"
 BRIEF_NAMED: ToolForm = "named"
-# How a model names itself; other spellings are accepted, but not shown.
+# The arguments by which a model names itself; other spellings are accepted, but not shown.
 ASKER_ARGUMENTS = {"agent_id": "your id", "worker_id": "your worker id; keep it after a restart"}
 ASKING = (AsPrincipal, AsWorker, AsEither)
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
@@ -44,7 +44,7 @@ has a code and names the next legal call. If your credential does not name you, 
 
 
 def describe_tool(op: Any, name: str, form: ToolForm = FULL_FORM) -> JsonObject:
-    """Describe the tool of an operation; models pay for each word, so there are brief forms."""
+    """Describe the tool of an operation; a brief form costs a model fewer tokens."""
     takes = {"inputSchema": make_input_schema(op), "outputSchema": make_output_schema(op)} if form == FULL_FORM else {
         "inputSchema": make_brief_schema(op, named=form == BRIEF_NAMED)}
     return {
@@ -62,7 +62,7 @@ def describe_tools(operations: Iterable[Any], separator: str, form: ToolForm = F
 
 
 def read_sets(named: str | None) -> frozenset[str]:
-    """Return the sets of tools that a query asks for; all if it names none."""
+    """Return the sets of tools that a query names; all if it names none."""
     wanted = frozenset(named.split(",")) if named else frozenset(SETS)
     if unknown := wanted - SETS.keys():
         raise InvalidRequest(f"tools={','.join(sorted(unknown))} is unknown; the sets are {', '.join(SETS)}")
@@ -76,7 +76,7 @@ def is_in(op: Any, sets: frozenset[str]) -> bool:
 
 
 def describe_purpose(op: Any, of_a_gate: bool = True) -> str:
-    """Say what a tool does and, for tools of a gate, which call may follow."""
+    """Describe what a tool does and, for tools of a gate, the next call."""
     text = remove_clause_numbers(" ".join(f"{op.summary} {op.text.strip()}".split())).removesuffix(" One transaction.")
     return f"{text} Next: {op.takes.next_step}" if of_a_gate and op.takes.next_step else text
 
@@ -91,10 +91,10 @@ def make_input_schema(op: Any) -> JsonObject:
 
 
 def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
-    """Return the schema of a tool's arguments without everything that a model does not need.
+    """Return the schema of a tool's arguments, reduced to what a model needs.
 
-    Left out: other spellings of the caller's name (all spellings if the credential names the caller), limits that no
-    sensible call reaches, and the fact that null means absent.  The gate accepts the same arguments as ever.
+    It omits other spellings of the caller's name (all spellings if the credential names the caller), limits that no
+    sensible call reaches, and the fact that null means absent.  The gate still accepts all arguments.
     """
     hidden = {*(ASKER_ARGUMENTS if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
     schema: JsonObject = shorten_schema(make_input_schema(op), hidden)
@@ -116,14 +116,14 @@ def shorten_schema(schema: Any, hidden: Set[str]) -> Any:
         out = find_spellings(schema["title"], hidden)
         kept["properties"] = {name: shorten_schema(part, hidden) for name, part in schema["properties"].items()
                               if name not in out}
-        for name in kept.get("required", ()):       # what cannot be absent may be null
+        for name in kept.get("required", ()):       # a required field may be null
             if {"type": "null"} in schema["properties"][name].get("anyOf", ()):
                 kept["properties"][name] = allow_null(kept["properties"][name])
     return drop_null(kept)
 
 
 def find_spellings(title: str, hidden: Set[str]) -> Set[str]:
-    """Return the members that name the caller, except those that a model sees."""
+    """Return the members that name the caller, except those shown to a model."""
     kind = find_kinds(Ask).get(title)
     if kind is None or not issubclass(kind, ASKING):
         return {"tenant_id"} if kind else frozenset()
@@ -174,7 +174,7 @@ def make_rooted_schema(kind: type[msgspec.Struct]) -> JsonObject:
 
 
 def simplify_schema(schema: Any) -> Any:
-    """Remove keywords that some clients cannot handle; the gate checks them anyway."""
+    """Remove keywords that some clients cannot handle; the gate checks the values anyway."""
     if isinstance(schema, list):
         return [simplify_schema(part) for part in schema]
     if not isinstance(schema, dict):
@@ -209,7 +209,7 @@ def describe_refusal(no: GateError) -> JsonObject:
 
 
 def make_refusal_data(no: GateError) -> JsonObject:
-    """Return everything about a refusal, for the data of a JSON-RPC error."""
+    """Return all members of a refusal, for the data of a JSON-RPC error."""
     return {**no.body(), **describe_refusal(no)}
 
 
@@ -220,6 +220,6 @@ def make_result(reply: bytes) -> JsonObject:
 
 
 def make_refusal_result(no: GateError) -> JsonObject:
-    """Wrap a refusal, without structuredContent, which some clients would check against the output schema."""
+    """Wrap a refusal; it has no structuredContent, because some clients would check that against the output schema."""
     return {"content": [{"type": "text", "text": encode_json(no.body()).decode()}], "isError": True,
             "_meta": {"asyncgate/error": describe_refusal(no)}}

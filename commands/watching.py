@@ -1,0 +1,89 @@
+"""`--watch` of the lists: the same call again and again, until Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import msgspec
+
+from asyncgate import Operation
+from asyncgate.clients.http import Http, Refusal, Unreachable
+from asyncgate.commands.calling import EXIT_INTERRUPTED, Duration, connect_to_gate
+from asyncgate.commands.profiles import Connection
+from asyncgate.commands.terminal import Rows, console, escape_text, format_table, is_terminal, make_table
+
+EVERY_SECONDS = 2.0
+PASSING = (429, 503)        # refusals after which the next call may succeed
+WATCH = click.Option(["--watch", "every_seconds"], type=Duration(0.1), is_flag=False, flag_value=EVERY_SECONDS,
+                     metavar="[DURATION]", help=f"List again at intervals, until Ctrl-C; default {EVERY_SECONDS:g}s.")
+Show = Callable[[bytes], None]
+
+
+def is_watchable(op: Operation) -> bool:
+    """Whether an operation only reads, and shows a table."""
+    return op.kind == "R" and bool(op.columns)
+
+
+def watch_list(op: Operation, at: Connection, body: Mapping[str, Any], every_seconds: float, as_json: bool) -> None:
+    """Call and show until Ctrl-C; a gate that does not answer meanwhile is asked again."""
+    try:
+        with connect_to_gate(at) as gate, open_view(op, every_seconds, as_json) as show:
+            show(gate.send(op.name, body))      # a call that is wrong ends here
+            while True:
+                time.sleep(every_seconds)
+                ask_again(gate, op, body, show)
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+
+
+def ask_again(gate: Http, op: Operation, body: Mapping[str, Any], show: Show) -> None:
+    """Call once more and show the reply; on an outage what was shown stays."""
+    try:
+        show(gate.send(op.name, body))
+    except Unreachable as away:
+        click.echo(f"{escape_text(str(away))}; trying again", err=True)
+    except Refusal as no:
+        if no.status not in PASSING:
+            raise
+        click.echo(f"{escape_text(no.message)}; trying again", err=True)
+
+
+@contextmanager
+def open_view(op: Operation, every_seconds: float, as_json: bool) -> Iterator[Show]:
+    """Return what shows a reply: in place on a terminal, one after the other elsewhere."""
+    if as_json:
+        yield click.echo
+    elif is_terminal(sys.stdout):
+        from rich.live import Live
+        on = console()
+        with Live(console=on, auto_refresh=False, vertical_overflow="ellipsis") as live:
+            yield lambda reply: live.update(draw_reply(op, read_rows(reply), every_seconds, on.width), refresh=True)
+    else:
+        yield lambda reply: print_reply_below(op, read_rows(reply))
+
+
+def read_rows(reply: bytes) -> Rows:
+    """Return the rows of a reply."""
+    return next((value for value in msgspec.json.decode(reply).values() if isinstance(value, list)), [])
+
+
+def draw_reply(op: Operation, rows: Rows, every_seconds: float, width: int) -> Any:
+    """Return a table below a line that says when it was read."""
+    from rich.console import Group
+    from rich.text import Text
+
+    said = f"{op.name.replace('_', '-')}, every {every_seconds:g} s, {datetime.now(UTC):%H:%M:%SZ}; Ctrl-C ends"
+    return Group(Text(said, "dim"), make_table(op.columns, rows, width) if rows else Text("nothing"))
+
+
+def print_reply_below(op: Operation, rows: Rows) -> None:
+    """Print a table, and an empty line before the next one."""
+    for line in format_table(op.columns, rows) if rows else ["nothing"]:
+        click.echo(line)
+    click.echo()

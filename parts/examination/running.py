@@ -1,0 +1,104 @@
+"""What only a running gate can tell: its upkeep, its sending to the ledger, its limits; and `examine_gate`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from asyncgate import Caller, Engine, Operation
+from asyncgate.parts.examination import CHECKS, Check, examine
+from asyncgate.parts.examination.installation import Installation
+from asyncgate.parts.identity.admin import require_operator
+from asyncgate.parts.identity.guard import Guard
+from asyncgate.parts.model.findings import Examination, ExamineGate, Finding, alarm, all_well, note, warn, worst_of
+from asyncgate.parts.service import Service
+from asyncgate.parts.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from asyncgate.parts.process.duties import Duty
+
+LATE_ROUNDS, SLACK_SECONDS = 3, 10.0        # a job is late that has not begun for so many intervals and a moment
+
+
+def check_upkeep(at: Installation) -> Iterator[Finding]:
+    """Look for jobs of upkeep that are late, or whose last run failed."""
+    upkeep = at.running.find_extension(Upkeep) if at.running else None
+    if upkeep is None:
+        return
+    now = datetime.fromtimestamp(at.clock(), UTC)
+    found = [finding for name, duty in upkeep.duties.items() for finding in judge_duty(name, duty, now)]
+    yield from found or [all_well(f"{len(upkeep.duties)} jobs of upkeep run in time")]
+
+
+def judge_duty(name: str, duty: Duty, now: datetime) -> Iterator[Finding]:
+    """Yield what is wrong with one job."""
+    if duty.last_error is not None:
+        yield alarm(f"the last run of the job {name} failed with {duty.last_error} ({duty.failures} of {duty.runs} "
+                    "runs failed)", f"look for `upkeep: {name} failed` in the gate's log")
+    since = (now - duty.last_run_at).total_seconds() if duty.last_run_at else 0.0
+    if since > LATE_ROUNDS * duty.every_seconds + SLACK_SECONDS:
+        yield alarm(f"the job {name} began {since:,.0f} s ago, and should begin every "
+                    f"{duty.every_seconds:g} s: it hangs",
+                    "look for `upkeep` in the gate's log, then restart the gate")
+
+
+async def check_sending(at: Installation) -> AsyncIterator[Finding]:
+    """Look whether sending to the ledger is paused."""
+    if at.running is None or at.running.settings.receipt_mode == "standalone":
+        return
+    from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
+    if (ledger := at.running.find_extension(Ledger)) is None:
+        return
+    circuit, lag = ledger.circuit, await ledger.lag()
+    waits = f"receipts that wait: {lag.waiting}"
+    if circuit == "closed":
+        yield all_well(f"receipts go to the ledger; {waits}")
+    else:
+        yield warn(f"the circuit breaker of the ledger is {circuit}: {waits}",
+                   "see what is said of the ledger; the breaker closes by itself when the ledger answers")
+
+
+def check_shared_limits(at: Installation) -> Iterator[Finding]:
+    """Look whether this gate has lost the store of the limits."""
+    guard = at.running.find_extension(Guard) if at.running else None
+    if guard is None or not guard.enforced:
+        return
+    if guard.limits.degraded:
+        yield warn("this gate has lost the store of the limits, and counts alone or refuses calls",
+                   "start the store; the gate tries it again every few seconds")
+    else:
+        yield all_well("calls are counted")
+
+
+async def check_service(at: Installation) -> AsyncIterator[Finding]:
+    """Look whether this process takes new callers."""
+    if at.running is None or (service := at.running.find_extension(Service)) is None:
+        return
+    ready = await service.readiness()
+    if ready.draining:
+        yield note("this gate drains: load balancers send it nobody new",
+                   "`asyncgate resume-gate` takes new callers again; or stop it when nothing is left")
+    if ready.database and not ready.joined:
+        yield alarm("this gate has lost its lock in the database: others take its tasks over",
+                    "see `no locks` in its log; it tries again by itself, else restart it")
+    if ready.ready:
+        yield all_well("this gate takes new callers")
+
+
+RUNNING: dict[str, Check] = {
+    "service": check_service, "upkeep": check_upkeep, "sending": check_sending, "counting": check_shared_limits}
+
+
+async def examine_gate(engine: Engine, caller: Caller, ask: ExamineGate) -> Examination:
+    """Examine the gate: settings, files, disk, clock, database, ledger, limits, upkeep; each finding has its cure.
+
+    For the operator.  It changes nothing.  `asyncgate doctor` asks it too, and sees what it cannot: files that the
+    settings came from, and a gate that does not run.
+    """
+    require_operator(engine, caller)
+    found = await examine(Installation(engine.settings, running=engine), {**CHECKS, **RUNNING})
+    return Examination(worst_of(found), found)
+
+
+OPERATIONS = [Operation(examine_gate, "GET /v1/examination", "A", "admin:read", "R")]

@@ -1,0 +1,1 @@
+"""Numbers for Prometheus: counted beside the work, shown at /metrics."""

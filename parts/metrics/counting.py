@@ -1,0 +1,155 @@
+"""Counts what a gate does: an extension of its engine, and what its faces tell about each call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from asyncgate import Engine, Extension, Needs, Refused, Transact, Work
+from asyncgate.parts.metrics.numbers import OTHER, Numbers
+from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
+from asyncgate.parts.model.stored import TERMINAL
+
+if TYPE_CHECKING:
+    from asyncgate.parts.model.stored import Lag, Lease
+    from asyncgate.parts.receipts.outbox import Ledger
+
+TICK_SECONDS = 0.5          # between two looks at how late the event loop is
+LAG_TICKS = 30              # between two looks at the outbox: a scrape reads no database
+CLAIMS = {"lease_next": "tasks", "offer_task": ""}      # claims, and where their reply has the tasks
+CLASSES = {number: f"{number}xx" for number in range(1, 6)}
+
+
+class Metrics(Extension):
+    """Counts calls, batches, and what was committed."""
+
+    def __init__(self, engine: Engine, ledger: Ledger | None = None) -> None:
+        self.engine, self.ledger = engine, ledger
+        self.numbers = Numbers(engine.settings.metrics.most_types)
+        self.lag: Lag | None = None         # of the outbox, when it was last looked at
+        self.looking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Metrics:
+        self.looking = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.looking is not None:
+            self.looking.cancel()
+            await asyncio.gather(self.looking, return_exceptions=True)
+
+    async def _look(self) -> None:
+        """Measure how late this loop wakes, and now and then how much waits for the ledger."""
+        loop, ticks = asyncio.get_running_loop(), 0
+        while True:
+            if ticks % LAG_TICKS == 0 and self.ledger:
+                with contextlib.suppress(GateError):        # the database is away; the last number stays
+                    self.lag = await self.ledger.sender.lag(None)
+            due, ticks = loop.time() + TICK_SECONDS, ticks + 1
+            await asyncio.sleep(TICK_SECONDS)
+            self.numbers.lateness[()].add(max(loop.time() - due, 0.0))
+
+    # What the faces tell.
+
+    def note_call(self, face: str, operation: str, begun: float, reply: Any, no: GateError | None) -> None:
+        """Count a call of an operation, with its time, its refusal, and what a claim has found."""
+        numbers, seconds = self.numbers, perf_counter() - begun
+        numbers.requests[face, operation, "2xx" if no is None else CLASSES[no.status // 100]] += 1
+        numbers.durations[operation,].add(seconds)
+        if no is not None:
+            no.counted = True
+            numbers.refusals[operation, no.code] += 1
+        if (tasks := CLAIMS.get(operation)) is not None:
+            found = getattr(reply, tasks) if tasks and reply is not None else reply
+            result = "refused" if no else "leased" if found else "empty"
+            numbers.claims[result,] += 1
+            numbers.claim_durations[result,].add(seconds)
+
+    def note_refusal(self, face: str, no: GateError) -> None:
+        """Count a request that was refused before its operation was known."""
+        if not no.counted:
+            no.counted = True
+            self.numbers.requests[face, OTHER, CLASSES[no.status // 100]] += 1
+            self.numbers.refusals[OTHER, no.code] += 1
+
+    # What the engine tells.
+
+    def wrap_transact(self, transact: Transact) -> Transact:
+        """Measure each batch: how long its rows take to load, its operations to decide, its changes to be committed."""
+        async def measure(tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+            times = Times(decide)
+            try:
+                await transact(tenant_id, needs, times.decide)
+            except Exception as error:
+                self.numbers.database_errors[kind_of(error),] += 1
+                raise
+            self._note_batch(needs.calls, times)
+        return measure
+
+    def _note_batch(self, calls: int, times: Times) -> None:
+        numbers = self.numbers
+        numbers.commits[()] += 1
+        numbers.sizes[()].add(calls)
+        numbers.stages["load",].add(times.decided_first - times.begun)
+        numbers.stages["decide",].add(times.deciding)
+        numbers.stages["commit",].add(perf_counter() - times.decided_last)
+
+    def after_commit(self, work: Work) -> None:
+        """Count what a batch has changed."""
+        numbers, label = self.numbers, self.numbers.types.label
+        for task in work.added.values():
+            numbers.created[label(task.type)] += 1
+        for task in work.moved.values():
+            if task.completed_at == work.now and task.status in TERMINAL:
+                numbers.ended[*label(task.type), task.status] += 1
+        for lease in work.leased.values():
+            self._note_lease(work, lease)
+        for receipt in work.written.values():
+            numbers.receipts[receipt.receipt_type,] += 1
+        if work.posted:
+            numbers.posted[()] += len(work.posted)
+        for line in work.audited.values():
+            numbers.audited[line.severity,] += 1
+
+    def _note_lease(self, work: Work, lease: Lease) -> None:
+        """Count a lease that was granted or has ended; a renewed one is neither."""
+        numbers, task = self.numbers, work.tasks[lease.task_id]
+        label = numbers.types.label(task.type)
+        if lease.ending != "live":
+            numbers.leases_ended[*label, lease.ending] += 1
+            numbers.holds[label].add(max(work.now - lease.acquired_at, 0.0))
+            numbers.held[label] += task.held is not None
+        elif lease.acquired_at == work.now:
+            numbers.granted[label] += 1
+            if lease.fence == 1:        # a later one waited since an end that no row tells
+                numbers.waits[label].add(max(work.now - max(task.created_at, task.next_eligible_at or 0.0), 0.0))
+
+
+class Times:
+    """When a batch began, and when it was decided; one that is decided again counts all of its decisions."""
+
+    __slots__ = ("begun", "decided_first", "decided_last", "deciding", "run")
+
+    def __init__(self, run: Callable[[Work], None]) -> None:
+        self.run, self.deciding = run, 0.0
+        self.begun = self.decided_last = perf_counter()
+        self.decided_first = 0.0
+
+    def decide(self, work: Work) -> None:
+        """Decide the batch, and measure that."""
+        since = perf_counter()
+        self.decided_first = self.decided_first or since
+        self.run(work)
+        self.decided_last = perf_counter()
+        self.deciding += self.decided_last - since
+
+
+def kind_of(error: Exception) -> str:
+    """Return what became of a batch that was not committed."""
+    if isinstance(error, Refused):
+        return "refused"
+    sure = isinstance(error, GateError) and error.more.get("outcome") != "unknown"
+    return "unavailable" if sure and isinstance(error, DatabaseUnavailable) else "refused" if sure else "unknown"

@@ -1,0 +1,72 @@
+"""The page /metrics: for credentials with the scope metrics:read, wherever it is served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from asyncgate import Caller, forbid
+from asyncgate.parts.faces.http import make_refusal_headers
+from asyncgate.parts.faces.serving import Serving
+from asyncgate.parts.metrics.shown import Shown, Sources
+from asyncgate.parts.model.connection import Receive, Scope, Send
+from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.errors import GateError, MethodNotAllowed, NotFound, log_fault
+
+METRICS_PATH, METRICS_SCOPE = "/metrics", "metrics:read"
+
+
+class MetricsPage:
+    """Shows the numbers of a gate as text; as an application of its own it serves nothing else."""
+
+    def __init__(self, gate: Serving, find_sources: Callable[[], Sources]) -> None:
+        self.gate, self.find_sources = gate, find_sources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            body, type = await self._show(scope)
+            await self.gate.send(send, scope, 200, body, type=(b"content-type", type))
+        except GateError as no:
+            self.gate.guard.refused(scope, no)
+            await self.gate.send(send, scope, no.status, encode_json(no.body()), make_refusal_headers(no))
+        except Exception as bug:
+            await self.gate.send(send, scope, 500, encode_json(log_fault(scope["path"], bug).body()))
+
+    async def _show(self, scope: Scope) -> tuple[bytes, bytes]:
+        if scope["path"].removeprefix(scope.get("root_path", "")) != METRICS_PATH:
+            raise NotFound(f"this listener serves {METRICS_PATH} alone")
+        if scope["method"] not in ("GET", "HEAD"):
+            raise MethodNotAllowed(f"{METRICS_PATH} does not support {scope['method']}", allow=["GET", "HEAD"])
+        caller = await self.gate.guard.resolve(scope)
+        await self.gate.guard.meter(scope, caller, None)
+        require_scope(caller)
+        wanted = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"), "")
+        families = list(Shown(self.find_sources()).collect())
+        return await asyncio.to_thread(write_text, families, wanted)     # a thousand lines are some milliseconds
+
+
+def require_scope(caller: Caller) -> None:
+    """Refuse a credential without the scope: these numbers are those of all tenants."""
+    if METRICS_SCOPE not in caller.scopes:
+        raise forbid(caller, f"{METRICS_PATH} needs the scope {METRICS_SCOPE}, which no role has by itself; the "
+                             f"operator issues it: asyncgate keys issue --scopes {METRICS_SCOPE}")
+
+
+def write_text(families: list[Any], wanted: str) -> tuple[bytes, bytes]:
+    """Return the families as text, and its type: OpenMetrics for whoever asks for it."""
+    from prometheus_client.exposition import choose_encoder
+    write, type = choose_encoder(wanted)
+    return write(Collected(families)), type.encode()
+
+
+class Collected:
+    """Families that were collected already, as the library wants them."""
+
+    def __init__(self, families: list[Any]) -> None:
+        self.families = families
+
+    def collect(self) -> list[Any]:
+        """Return them."""
+        return self.families

@@ -1,0 +1,210 @@
+"""What /metrics shows: one table of names, kinds, labels and words, and the numbers behind each line of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from asyncgate import __version__
+from asyncgate.parts.metrics.numbers import Buckets
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
+
+    from asyncgate import Engine
+    from asyncgate.parts.identity.limits import Limits
+    from asyncgate.parts.metrics.counting import Metrics
+    from asyncgate.parts.process.duties import Duty
+    from asyncgate.parts.receipts.outbox import Ledger
+
+Values = Mapping[tuple[str, ...], float | Buckets]
+
+
+class Sources(Struct):
+    """Where the numbers of a gate are."""
+
+    metrics: Metrics
+    engine: Engine
+    limits: Limits
+    duties: Mapping[str, Duty]
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Return what sends receipts to a ledger, if this gate does."""
+        return self.metrics.ledger
+
+
+class Family(Struct, frozen=True):
+    """One metric: how it is called, what it means, and where its numbers are."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    says: str
+    labels: tuple[str, ...]
+    read: Callable[[Sources], Values]
+
+
+def counted(name: str) -> Callable[[Sources], Values]:
+    """Return what reads one member of `Numbers`."""
+    def read(sources: Sources) -> Values:
+        found: Values = getattr(sources.metrics.numbers, name)
+        return dict(found)
+    return read
+
+
+def per_duty(number: Callable[[Duty], float]) -> Callable[[Sources], Values]:
+    """Return what reads one number of each upkeep job."""
+    return lambda sources: {(name,): number(duty) for name, duty in sources.duties.items()}
+
+
+def find_last_run(sources: Sources) -> Values:
+    """Return when each upkeep job began its last run."""
+    return {(name,): at.timestamp() for name, duty in sources.duties.items() if (at := duty.last_run_at) is not None}
+
+
+def count_answers(sources: Sources) -> Values:
+    """Return what the ledger answered."""
+    ledger = sources.ledger
+    return {(result,): count for result, count in ledger.sender.answers.items()} if ledger else {}
+
+
+def find_open_circuits(sources: Sources) -> Values:
+    """Return which circuit breakers keep calls from the ledger."""
+    if (ledger := sources.ledger) is None:
+        return {}
+    breakers = {"sending": ledger.sender.breaker, "reading": ledger.reading_breaker, "strict": ledger.strict_breaker}
+    return {(name,): breaker.state != "closed" for name, breaker in breakers.items()}
+
+
+def count_in_outbox(sources: Sources) -> Values:
+    """Return how many receipts wait in the outbox, and how many are parked, as of the last look."""
+    lag = sources.metrics.lag
+    return {("waiting",): lag.waiting, ("parked",): lag.parked} if lag else {}
+
+
+def find_oldest_age(sources: Sources) -> Values:
+    """Return how long the oldest receipt waits, by the gate's clock; 0 if none does."""
+    if (lag := sources.metrics.lag) is None:
+        return {}
+    return {(): max(sources.engine.backend.now() - lag.oldest_at, 0.0) if lag.oldest_at is not None else 0.0}
+
+
+def one(number: Callable[[Sources], float]) -> Callable[[Sources], Values]:
+    """Return what reads a number without labels."""
+    return lambda sources: {(): number(sources)}
+
+
+def none_yet(read: Callable[[Sources], Values]) -> Callable[[Sources], Values]:
+    """Return what shows a counter without labels from the start, as 0."""
+    return lambda sources: {(): 0, **read(sources)}
+
+
+FAMILIES = (
+    Family("asyncgate_info", "gauge", "Version and name of this gate; the value is always 1.", ("version", "instance"),
+           lambda sources: {(__version__, sources.engine.instance): 1}),
+    Family("asyncgate_requests_total", "counter",
+           "Calls that were answered; a refused tool call has the status that REST gives it.",
+           ("face", "operation", "status"), counted("requests")),
+    Family("asyncgate_request_duration_seconds", "histogram",
+           "Time from a call's arrival to its answer, with the time that it waited on purpose.", ("operation",),
+           counted("durations")),
+    Family("asyncgate_refusals_total", "counter",
+           "Calls that were refused or failed, by the code of their error; rate_limited and quota_exceeded are limits.",
+           ("operation", "code"), counted("refusals")),
+    Family("asyncgate_claims_total", "counter", "Claims that were answered with tasks, with none, or refused.",
+           ("result",), counted("claims")),
+    Family("asyncgate_claim_duration_seconds", "histogram", "Time that claims took, with their waits.", ("result",),
+           counted("claim_durations")),
+    Family("asyncgate_claims_waiting", "gauge", "Claims that wait for a task now.", (),
+           one(lambda sources: sources.engine.waiting.count)),
+    Family("asyncgate_tasks_created_total", "counter", "Tasks that were created.", ("type",), counted("created")),
+    Family("asyncgate_tasks_ended_total", "counter", "Tasks that reached a terminal status.", ("type", "status"),
+           counted("ended")),
+    Family("asyncgate_tasks_held_total", "counter", "Tasks that were put on hold when a lease of theirs ran out.",
+           ("type",), counted("held")),
+    Family("asyncgate_task_wait_seconds", "histogram",
+           "Time from when a task may be claimed to its first lease, seen when it is leased.", ("type",),
+           counted("waits")),
+    Family("asyncgate_leases_granted_total", "counter", "Leases that were granted.", ("type",), counted("granted")),
+    Family("asyncgate_leases_ended_total", "counter",
+           "Leases that ended: completed, failed, expired, released or canceled.", ("type", "ending"),
+           counted("leases_ended")),
+    Family("asyncgate_lease_held_seconds", "histogram", "Time from a lease's grant to its end.", ("type",),
+           counted("holds")),
+    Family("asyncgate_receipts_total", "counter", "Receipts that were written.", ("type",), counted("receipts")),
+    Family("asyncgate_audit_lines_total", "counter", "Lines that were added to the audit log.", ("severity",),
+           counted("audited")),
+    Family("asyncgate_commits_total", "counter", "Batches of writes that were committed.", (),
+           none_yet(counted("commits"))),
+    Family("asyncgate_batch_writes", "histogram", "Writes that shared one batch.", (), counted("sizes")),
+    Family("asyncgate_batch_stage_seconds", "histogram",
+           "Time that a committed batch spent on loading its rows, deciding, and saving with the commit.", ("stage",),
+           counted("stages")),
+    Family("asyncgate_database_errors_total", "counter",
+           "Batches that were not committed: unavailable, refused by the database, or unknown, which may be saved.",
+           ("kind",), counted("database_errors")),
+    Family("asyncgate_batches_running", "gauge", "Batches that are in the database now.", (),
+           one(lambda sources: len(sources.engine.batches.flights))),
+    Family("asyncgate_writes_waiting", "gauge", "Writes that wait for the next batch now.", (),
+           one(lambda sources: sum(map(len, list(sources.engine.batches.waiting.values()))))),
+    Family("asyncgate_upkeep_runs_total", "counter", "Runs of the gate's own jobs.", ("job",),
+           per_duty(lambda duty: duty.runs)),
+    Family("asyncgate_upkeep_failures_total", "counter", "Runs of the gate's own jobs that failed.", ("job",),
+           per_duty(lambda duty: duty.failures)),
+    Family("asyncgate_upkeep_done_total", "counter",
+           "What the gate's own jobs have done: tasks swept, receipts sealed or archived, and so on.", ("job",),
+           per_duty(lambda duty: duty.done)),
+    Family("asyncgate_upkeep_last_run_timestamp_seconds", "gauge", "When a job of the gate began its last run.",
+           ("job",), find_last_run),
+    Family("asyncgate_ledger_posted_total", "counter", "Receipts that were put into the outbox for the ledger.", (),
+           lambda sources: none_yet(counted("posted"))(sources) if sources.ledger else {}),
+    Family("asyncgate_ledger_answers_total", "counter", "Receipts that the ledger stored, refused or left unanswered.",
+           ("result",), count_answers),
+    Family("asyncgate_ledger_outbox_receipts", "gauge",
+           "Receipts in the outbox; looked at every 15 seconds, not at a scrape.", ("state",), count_in_outbox),
+    Family("asyncgate_ledger_oldest_seconds", "gauge",
+           "Age of the oldest receipt that waits for the ledger; looked at every 15 seconds.", (), find_oldest_age),
+    Family("asyncgate_ledger_circuit_open", "gauge",
+           "1 while a circuit breaker keeps calls from the ledger or only probes it, else 0.", ("circuit",),
+           find_open_circuits),
+    Family("asyncgate_limits_degraded", "gauge", "1 while the shared store of rate limits does not answer, else 0.", (),
+           one(lambda sources: sources.limits.degraded)),
+    Family("asyncgate_event_loop_delay_seconds", "histogram",
+           "How late the event loop ran a timer; every half second.", (), counted("lateness")),
+)
+
+
+class Shown:
+    """The collector: it makes the library's families from the gate's own numbers when somebody looks."""
+
+    def __init__(self, sources: Sources) -> None:
+        from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR
+        self.sources = sources
+        self.process: tuple[Collector, ...] = (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family, those of the process last."""
+        for family in FAMILIES:
+            yield show_family(family, family.read(self.sources))
+        for collector in self.process:
+            yield from collector.collect()
+
+
+def show_family(family: Family, values: Values) -> Metric:
+    """Return a family as the library has it."""
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    if family.kind == "histogram":
+        shown = HistogramMetricFamily(family.name, family.says, labels=family.labels)
+        for labels, value in values.items():
+            if isinstance(value, Buckets):
+                shown.add_metric(labels, value.cumulate(), value.sum)
+        return shown
+    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    plain = kind(family.name, family.says, labels=family.labels)
+    for labels, value in values.items():
+        if not isinstance(value, Buckets):
+            plain.add_metric(labels, value)
+    return plain

@@ -1,0 +1,119 @@
+"""rerun_task: a new task with the contract of an ended one, and linked to it by receipt.
+
+A terminal status never changes (I7), so the ended task stays as it is.  Its owner owns the new task, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from asyncgate import EMISSION, Caller, Contract, Engine, Needs, Operation, Work, forbid, its_key, speaker
+from asyncgate.parts.model.content import decode_json
+from asyncgate.parts.model.errors import DatabaseUnavailable, InvalidRequest, InvalidTransition, no_task
+from asyncgate.parts.model.queries import ArchivedFilter, EventFilter, ReceiptFilter
+from asyncgate.parts.model.stored import TERMINAL, Event, KeptTerms, Task
+from asyncgate.parts.model.views import decode_terms
+from asyncgate.parts.model.wire import Created, CreateTask, Principal, RerunTask, Terms, Timeouts
+
+MOST_EVENTS = 200       # a rebuild is among the first events of a task
+ENDS: dict[str, Contract] = {
+    "succeeded": EMISSION["succeed"], "failed": EMISSION["fail"], "canceled": EMISSION["cancel"]}
+
+
+class Rerun(CreateTask, kw_only=True):
+    """The gate's own request: create the task that runs an ended one again."""
+
+    kept = (*CreateTask.kept, "rerun_of")
+    rerun_of: str
+
+
+async def rerun_task(engine: Engine, caller: Caller, ask: RerunTask) -> Created:
+    """Run an ended task again: a new task with its contract and payload, for the same owner.
+
+    For the owner, or an admin.  The ended task stays as it is; its history names the new task, whose rerun_of names it.
+    A deadline is not taken over, and no delay.  The same idempotency key again returns the first task.
+    """
+    if (found := await engine.backend.task(caller.tenant_id, ask.task_id)) is None:
+        raise no_task(ask.task_id)
+    task, by = found[0], speaker(caller, ask)
+    require_rerunnable(caller, task, by)
+    parents = (await find_end(engine, caller.tenant_id, task),)
+    order = restate_order(task, await choose_payload(engine, caller.tenant_id, task, ask), ask.idempotency_key)
+    owner = by if task.owner.same(by) else task.owner
+
+    def create(engine: Engine, work: Work, caller: Caller, order: Rerun) -> Created:
+        work.require_task(task.task_id)     # it may have been pruned meanwhile
+        before = len(work.added)
+        made = engine.create_task(work, caller, order, parents)
+        if len(work.added) > before:
+            work.add_event(task.task_id, "task.rerun", rerun_as=made.task_id, by={"kind": by.kind, "id": by.id})
+        return made
+
+    def load(needs: Needs, caller: Caller, order: Rerun) -> None:
+        needs.tasks.add(task.task_id)
+        its_key(needs, caller, order)
+
+    made: Created = await engine.write(create, load, replace(caller, principal=owner, bound=True), order)
+    return made
+
+
+def require_rerunnable(caller: Caller, task: Task, by: Principal) -> None:
+    """Refuse a task of somebody else, and one that has not ended."""
+    if not caller.unlimited and not task.owner.same(by):
+        raise forbid(caller, f"task {task.task_id} belongs to another principal")
+    if task.status not in TERMINAL:
+        raise InvalidTransition(f"task {task.task_id} is {task.status}; rerun_task needs one that has ended: wait for "
+                                "its end with get_task, or end it with cancel_task", status=task.status)
+
+
+async def find_end(engine: Engine, tenant_id: str, task: Task) -> str:
+    """Return the receipt that ended a task, also when it is in the archive."""
+    type = ENDS[task.status].type
+    query = ReceiptFilter(None, task.task_id, type, None, 1, newest=True)
+    if rows := await engine.backend.page(tenant_id, query):
+        return rows[0].receipt_id
+    away = await engine.backend.page(tenant_id, ArchivedFilter(task.task_id))
+    if ids := [one.receipt_id for one in away if one.receipt_type == type]:
+        return ids[-1]
+    raise DatabaseUnavailable(f"the receipt that ended task {task.task_id} cannot be read yet; try again",
+                              retry_after=1)
+
+
+async def choose_payload(engine: Engine, tenant_id: str, task: Task, ask: RerunTask) -> Raw:
+    """Return the payload of an ended task, or the given one for a task whose payload was lost."""
+    events = await engine.backend.page(tenant_id, EventFilter(task.task_id, None, MOST_EVENTS))
+    given, lost = bool(bytes(ask.payload)), has_lost_payload(events)
+    if lost and not given:
+        raise InvalidRequest(f"the payload of task {task.task_id} was lost when the gate was rebuilt from receipts; "
+                             "rerun_task needs it as payload")
+    if given and not lost:
+        raise InvalidRequest(f"task {task.task_id} has its payload, and rerun_task uses that; leave payload out, or "
+                             "call create_task for a task with another one")
+    return ask.payload if lost else Raw(task.payload.encode())
+
+
+def has_lost_payload(events: Iterable[Event]) -> bool:
+    """Whether a task was rebuilt from receipts, which hold only the hash of a payload."""
+    return any(event.event_type == "task.rebuilt" and "payload" in decode_json(event.payload)["unknown"]
+               for event in events)
+
+
+def restate_order(task: Task, payload: Raw, idempotency_key: str | None) -> Rerun:
+    """Return the request for a task with the contract of another one."""
+    terms: KeptTerms = decode_terms(task.terms)
+    kept = {name: getattr(terms, name) for name in Terms.__struct_fields__}
+    length = terms.timeouts.lease_ttl_seconds if terms.timeouts else None
+    kept["timeouts"] = Timeouts(lease_ttl_seconds=length) if length else None   # a deadline was meant for the first run
+    return Rerun(
+        type=task.type, payload=payload, payload_pointer=task.payload_pointer, principal_ai=task.principal_ai,
+        requirements=Raw(task.requirements.encode()), priority=task.priority, max_attempts=task.max_attempts,
+        retry_backoff_seconds=task.retry_backoff_seconds, max_expiries=task.max_expiries,
+        idempotency_key=idempotency_key, rerun_of=task.task_id, **kept)
+
+
+OPERATIONS = [
+    Operation(rerun_task, "POST /v1/tasks/{task_id}/rerun", "a A", "tasks:write", "W"),
+]

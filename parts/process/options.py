@@ -1,0 +1,50 @@
+"""The options of every command that reads the settings: --config, --database and --set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import click
+
+from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.settings import Configured, SettingsError, load_settings
+
+__all__ = ["add_settings_loader", "add_settings_options"]
+
+
+class StartFailed(click.ClickException):
+    """Ends a command that cannot start; the exit status is 2 if a setting is invalid."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.exit_code = status     # type: ignore[misc]  # click declares it on the class
+
+
+def add_settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --config, --database and --set to a command, and pass it the loaded settings."""
+    @add_settings_loader
+    @wraps(command)
+    def run(load: Callable[[], Configured], **options: Any) -> Any:
+        try:
+            return command(load(), **options)
+        except (SettingsError, StartupError) as wrong:
+            raise StartFailed(str(wrong), wrong.exit_status) from None
+    return run
+
+
+def add_settings_loader(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, and pass it a function that loads the settings or raises SettingsError."""
+    @click.option("--config", metavar="FILE", help="YAML file with settings.")
+    @click.option("--database", metavar="URL", help="Database URL, such as sqlite:///gate.db.")
+    @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True,
+                  help="Any setting; `asyncgate config` lists them. Repeatable.")
+    @wraps(command)
+    def run(config: str | None, database: str | None, sets: tuple[str, ...], **options: Any) -> Any:
+        flags = {name.strip(): value for name, _, value in (one.partition("=") for one in sets)}
+        flags |= {"database.url": database} if database else {}
+        flags |= {name: str(options.pop(name)) for name in ("host", "port") if options.get(name) is not None}
+        return command(partial(load_settings, config, flags=flags),
+                       **{name: value for name, value in options.items() if name not in ("host", "port")})
+    return run

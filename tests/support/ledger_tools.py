@@ -1,0 +1,16 @@
+"""What the tests of integrated mode share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from asyncgate.conformance.harness import Gate
+
+PATIENCE = 120.0
+
+
+async def emptied(gate: Gate) -> None:
+    """Wait until nothing waits for the ledger."""
+    async with asyncio.timeout(PATIENCE):
+        while (await gate.backend.lag(gate.tenant_id)).waiting:  # noqa: ASYNC110  # whoever empties it tells nobody
+            await asyncio.sleep(0.01)
