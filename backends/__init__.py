@@ -38,6 +38,7 @@ from asyncgate.parts.model.queries import (
     ReceiptFilter,
     Row,
     Rows,
+    ScheduleFilter,
     TaskFilter,
     wanted_is,
 )
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "EntryFilter", "EventFilter",
            "FileBackend", "LastingBackend", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf", "Query",
-           "ReceiptFilter", "Row", "Rows", "SharedBackend", "TaskFilter", "is_lasting", "is_shared", "look_into",
-           "migrate", "migration_sql", "open_backend", "wanted_is"]
+           "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter", "is_lasting", "is_shared",
+           "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")

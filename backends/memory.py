@@ -35,6 +35,7 @@ from asyncgate.parts.model.queries import (
     ReceiptFilter,
     Row,
     Rows,
+    ScheduleFilter,
     TaskFilter,
     wanted_is,
 )
@@ -267,8 +268,12 @@ class Memory:
             case ReceiptFilter():
                 return tenant.find_receipts(query)
             case ObligationFilter():
-                mine = {id: tenant.receipts[id] for id, owner in tenant.open.items() if owner.same(query.to)}
+                mine = {id: tenant.receipts[id] for id, owner in tenant.open.items() if wanted_is(query.to, owner)}
                 return map(tenant.shown, islice(after(mine, query.after), query.limit))
+            case ScheduleFilter():
+                theirs = {id: row for (id,), row in tenant.records[Schedule].items()
+                          if wanted_is(query.owner, Principal(row.owner_kind, row.owner_id))}
+                return islice(after(theirs, query.after), query.limit)
             case OutboxFilter():
                 rows = {id: row for (id,), row in tenant.records[Outgoing].items() if row.state == "waiting"}
                 return islice(after(rows, query.after), query.limit)

@@ -19,9 +19,10 @@ from asyncgate.parts.model.queries import (
     ReceiptFilter,
     Row,
     Rows,
+    ScheduleFilter,
     TaskFilter,
 )
-from asyncgate.parts.model.stored import Archived, Entry, Event, Lease, Outgoing, Receipt, Task
+from asyncgate.parts.model.stored import Archived, Entry, Event, Lease, Outgoing, Receipt, Schedule, Task
 
 T = TypeVar("T")
 
@@ -46,6 +47,8 @@ class Pages(ABC):
                 return await self.find_receipts(tenant_id, query)
             case ObligationFilter():
                 return await self.find_obligations(tenant_id, query)
+            case ScheduleFilter():
+                return await self.find_schedules(tenant_id, query)
             case OutboxFilter():
                 return await self.find_waiting(tenant_id, query)
             case OutboxOf():
@@ -77,6 +80,10 @@ class Pages(ABC):
     @abstractmethod
     async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
         """Return a page of open obligations from their index."""
+
+    @abstractmethod
+    async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
+        """Return a page of schedules, in the order of their ids."""
 
     @abstractmethod
     async def find_waiting(self, tenant_id: str, of: OutboxFilter) -> list[Outgoing]:

@@ -47,6 +47,7 @@ from asyncgate.parts.model.queries import (
     OutboxFilter,
     OutboxOf,
     ReceiptFilter,
+    ScheduleFilter,
     TaskFilter,
     page_of,
 )
@@ -65,6 +66,7 @@ from asyncgate.parts.model.stored import (
     Outgoing,
     Progress,
     Receipt,
+    Schedule,
     Task,
     Usage,
     export_order,
@@ -184,6 +186,10 @@ TERMINATED = """
         OR EXISTS (SELECT 1 FROM edges AS e JOIN receipts AS r ON r.tenant_id = ?1 AND r.receipt_id = e.child_id
                    WHERE e.tenant_id = ?1 AND e.parent_id = ?2
                    AND r.receipt_type IN (SELECT value FROM json_each(?3)))"""
+OPEN_FOR_ALL = RECEIPTS + """
+    AND r.receipt_id IN (
+        SELECT receipt_id FROM obligations WHERE tenant_id = ?1 AND receipt_id > ?2 ORDER BY receipt_id LIMIT ?3)
+    ORDER BY r.receipt_id"""
 OPEN = RECEIPTS + """
     AND r.receipt_id IN (
         SELECT receipt_id FROM obligations
@@ -238,6 +244,11 @@ LAG = """
     SELECT (SELECT count(*) FROM outbox WHERE tenant_id = ?1 AND state = 'waiting'),
            (SELECT count(*) FROM outbox WHERE tenant_id = ?1 AND state = 'parked'),
            (SELECT posted_at FROM outbox WHERE tenant_id = ?1 AND state = 'waiting' ORDER BY receipt_id LIMIT 1)"""
+SCHEDULES = f"""
+    SELECT {listed(Schedule)} FROM schedules WHERE tenant_id = ? AND schedule_id > ? ORDER BY schedule_id LIMIT ?"""
+SCHEDULES_OF = f"""
+    SELECT {listed(Schedule)} FROM schedules
+    WHERE tenant_id = ? AND owner_kind = ? AND owner_id = ? AND schedule_id > ? ORDER BY schedule_id LIMIT ?"""
 LATE = "SELECT schedule_id FROM schedules WHERE tenant_id = ? AND late_at <= ? ORDER BY late_at LIMIT ?"
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
@@ -620,8 +631,17 @@ class Sqlite(Pages):
 
     async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
         """Return a page of open obligations from their index."""
-        rows = await self._rows(OPEN, tenant_id, of.to.kind, of.to.id, of.after or "", of.limit)
+        after = of.after or ""
+        rows = await (self._rows(OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
+                      else self._rows(OPEN_FOR_ALL, tenant_id, after, of.limit))
         return [receipt_row(row) for row in rows]
+
+    async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
+        """Return a page of schedules, in the order of their ids."""
+        after = of.after or ""
+        rows = await (self._rows(SCHEDULES_OF, tenant_id, of.owner.kind, of.owner.id, after, of.limit) if of.owner
+                      else self._rows(SCHEDULES, tenant_id, after, of.limit))
+        return [Schedule(*row) for row in rows]
 
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
         """Whether a child of the receipt has one of the types."""

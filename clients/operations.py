@@ -53,6 +53,10 @@ from asyncgate.parts.model.wire_admin import (
     Tenants,
     Tier,
 )
+from asyncgate.parts.model.wire_operating import (
+    AllObligations,
+    Schedules,
+)
 from asyncgate.parts.model.wire_receipts import (
     ArchiveRun,
     Exported,
@@ -348,8 +352,10 @@ CALLS = {
     "list_audit": CallSpec("list_audit", "GET", "/v1/audit", True, "principal", ()),
     "list_keys": CallSpec("list_keys", "GET", "/v1/keys", True, "principal", ()),
     "list_leases": CallSpec("list_leases", "GET", "/v1/leases", True, "worker", ()),
+    "list_obligations": CallSpec("list_obligations", "GET", "/v1/obligations", True, "principal", ()),
     "list_open_obligations": CallSpec("list_open_obligations", "GET", "/v1/obligations/open", True, "principal", ()),
     "list_receipts": CallSpec("list_receipts", "GET", "/v1/receipts", True, "principal", ()),
+    "list_schedules": CallSpec("list_schedules", "GET", "/v1/schedules", True, "principal", ()),
     "list_seals": CallSpec("list_seals", "GET", "/v1/seals", True, "principal", ()),
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
@@ -681,11 +687,23 @@ class AsyncOperations:
         """
         return await self.ask("list_leases", Leases, locals())
 
-    async def list_open_obligations(
-        self, *, since_receipt_id: str | None = None, limit: int | None = None, tenant_id: str | None = None,
+    async def list_obligations(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> AllObligations:
+        """List what is still owed to anybody in the tenant, oldest first: to whom, how old, and for which task.
+
+        With principal_id it is what is owed to that principal.
+        """
+        return await self.ask("list_obligations", AllObligations, locals())
+
+    async def list_open_obligations(
+        self, *, since_receipt_id: str | None = None, limit: int | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Obligations:
         """List what is still owed to a principal: obligations that no receipt has discharged, oldest first.
 
@@ -696,10 +714,10 @@ class AsyncOperations:
     async def list_receipts(
         self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,
         to_id: str | None = None, task_id: str | None = None, receipt_type: str | None = None,
-        since_receipt_id: str | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        since_receipt_id: str | None = None, wait_seconds: float | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Receipts:
         """List receipts, oldest first: an inbox, or those of one task.
 
@@ -707,6 +725,18 @@ class AsyncOperations:
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
         return await self.ask("list_receipts", Receipts, locals())
+
+    async def list_schedules(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Schedules:
+        """List schedules as their schedulers last reported them: an agent's own, or any in the tenant for an admin.
+
+        late_since is set once two runs are missed.  In the order of their ids.
+        """
+        return await self.ask("list_schedules", Schedules, locals())
 
     async def list_seals(
         self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
@@ -1229,11 +1259,23 @@ class SyncOperations:
         """
         return self.ask("list_leases", Leases, locals())
 
-    def list_open_obligations(
-        self, *, since_receipt_id: str | None = None, limit: int | None = None, tenant_id: str | None = None,
+    def list_obligations(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> AllObligations:
+        """List what is still owed to anybody in the tenant, oldest first: to whom, how old, and for which task.
+
+        With principal_id it is what is owed to that principal.
+        """
+        return self.ask("list_obligations", AllObligations, locals())
+
+    def list_open_obligations(
+        self, *, since_receipt_id: str | None = None, limit: int | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Obligations:
         """List what is still owed to a principal: obligations that no receipt has discharged, oldest first.
 
@@ -1244,10 +1286,10 @@ class SyncOperations:
     def list_receipts(
         self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,
         to_id: str | None = None, task_id: str | None = None, receipt_type: str | None = None,
-        since_receipt_id: str | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        since_receipt_id: str | None = None, wait_seconds: float | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Receipts:
         """List receipts, oldest first: an inbox, or those of one task.
 
@@ -1255,6 +1297,18 @@ class SyncOperations:
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
         return self.ask("list_receipts", Receipts, locals())
+
+    def list_schedules(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Schedules:
+        """List schedules as their schedulers last reported them: an agent's own, or any in the tenant for an admin.
+
+        late_since is set once two runs are missed.  In the order of their ids.
+        """
+        return self.ask("list_schedules", Schedules, locals())
 
     def list_seals(
         self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,

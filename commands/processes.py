@@ -135,6 +135,11 @@ class Slot:
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
 
+    def close(self) -> None:
+        """Let the system give new connections to others; those of the process itself go on."""
+        close_all(self.sockets)
+        self.sockets = []
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process, if there is one."""
         if self.process is not None:
@@ -203,8 +208,7 @@ class Parent:
                           status, place.pause)
             place.replaced = False
             if place.pause > HELD_SECONDS:
-                close_all(place.sockets)
-                place.sockets = []
+                place.close()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), place.pause or 0.001)
                 return
@@ -241,4 +245,5 @@ class Parent:
             self.manager.end(settings.drain_seconds + settings.shutdown_seconds + 5)
         self.stopping.set()
         for place in self.places:
+            place.close()       # or new connections would wait for somebody who never comes
             place.signal(signal.SIGTERM) if again else place.let_go()

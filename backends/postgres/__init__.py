@@ -55,6 +55,7 @@ from asyncgate.parts.model.queries import (
     OutboxOf,
     ReceiptFilter,
     Row,
+    ScheduleFilter,
     TaskFilter,
     page_of,
 )
@@ -69,6 +70,7 @@ from asyncgate.parts.model.stored import (
     Outgoing,
     Progress,
     Receipt,
+    Schedule,
     Task,
     Usage,
     export_order,
@@ -577,8 +579,17 @@ class Postgres(Pages):
 
     async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
         """Return a page of open obligations from their index."""
-        rows = await self._ask(sql.OPEN, tenant_id, of.to.kind, of.to.id, of.after or "", of.limit)
+        after = of.after or ""
+        rows = await (self._ask(sql.OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
+                      else self._read(tenant_id, sql.OPEN_FOR_ALL, after, of.limit))
         return [sql.receipt_row(row) for row in rows]
+
+    async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
+        """Return a page of schedules, in the order of their ids."""
+        after = of.after or ""
+        rows = await (self._read(tenant_id, sql.SCHEDULES_OF, of.owner.kind, of.owner.id, after, of.limit) if of.owner
+                      else self._read(tenant_id, sql.SCHEDULES, after, of.limit))
+        return [Schedule(*row) for row in rows]
 
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
         """Whether a child of the receipt has one of the types."""

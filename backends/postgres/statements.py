@@ -35,6 +35,7 @@ from asyncgate.parts.model.stored import (
     Outgoing,
     Progress,
     Receipt,
+    Schedule,
     Task,
     export_order,
 )
@@ -516,6 +517,20 @@ SELECT EXISTS (SELECT FROM asyncgate.receipts
 OPEN = f"""
 SELECT {', '.join(f'(f.receipt).{name}' for name in STATED)}, f.delivered_at, f.further
 FROM asyncgate.open_obligations($1, $2, $3, $4, $5) AS f"""
+OPEN_FOR_ALL = f"""
+SELECT {listed(STATED, 'r.')}, d.delivered_at, {FURTHER} FROM (
+    SELECT receipt_id FROM asyncgate.obligations
+    WHERE tenant_id = $1 AND receipt_id > $2 ORDER BY receipt_id LIMIT $3) AS o
+JOIN LATERAL (SELECT {listed(STATED)} FROM asyncgate.receipts
+              WHERE tenant_id = $1 AND receipt_id = o.receipt_id LIMIT 1) AS r ON true
+LEFT JOIN LATERAL (SELECT delivered_at FROM asyncgate.deliveries
+                   WHERE tenant_id = $1 AND receipt_id = o.receipt_id LIMIT 1) AS d ON true"""
+SCHEDULES = f"""
+SELECT {listed(typed(Schedule))} FROM asyncgate.schedules
+WHERE tenant_id = $1 AND schedule_id > $2 ORDER BY schedule_id LIMIT $3"""
+SCHEDULES_OF = f"""
+SELECT {listed(typed(Schedule))} FROM asyncgate.schedules
+WHERE tenant_id = $1 AND owner_kind = $2 AND owner_id = $3 AND schedule_id > $4 ORDER BY schedule_id LIMIT $5"""
 RECORD = {kind: record(kind, table) for kind, table in RECORDS.items()}
 EVENTS = f"""
 SELECT {listed(EVENT)} FROM asyncgate.events

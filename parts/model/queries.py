@@ -11,7 +11,7 @@ from typing import Generic, TypeVar, get_args
 
 from msgspec import Struct
 
-from asyncgate.parts.model.stored import Archived, Entry, Event, Lease, Outgoing, Progress, Receipt, Task
+from asyncgate.parts.model.stored import Archived, Entry, Event, Lease, Outgoing, Progress, Receipt, Schedule, Task
 from asyncgate.parts.model.wire import Kind, Principal
 
 R = TypeVar("R")
@@ -60,10 +60,18 @@ class ReceiptFilter(Query[Receipt], frozen=True):
 
 
 class ObligationFilter(Query[Receipt], frozen=True):
-    """What is owed to somebody, oldest first, in time that does not depend on history."""
+    """What is owed to somebody, or to anybody, oldest first, in time that does not depend on history."""
 
-    to: Principal
+    to: Principal | None
     after: str | None           # a receipt_id
+    limit: int
+
+
+class ScheduleFilter(Query[Schedule], frozen=True):
+    """Schedules of an owner, or of anybody, in the order of their ids."""
+
+    owner: Principal | None
+    after: str | None           # a schedule_id
     limit: int
 
 

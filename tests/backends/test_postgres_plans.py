@@ -86,7 +86,8 @@ INSERT INTO asyncgate.archived
 SELECT {tenant}, 'away-' || n, 'task-' || n / 4, 'task.accepted', 'segment', n, 'digest', 'chain', '[]'
 FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.schedules
-SELECT {tenant}, 's-' || n, 'agent', 'ada', 'worker', 'cron', 'c', true, n, 60, CASE WHEN n % 2 = 0 THEN n END
+SELECT {tenant}, 's-' || n, 'agent', 'agent-' || n % 50, 'worker', 'cron', 'c', true, n, 60,
+    CASE WHEN n % 2 = 0 THEN n END
 FROM generate_series(1, {tasks} / 10) AS n;
 INSERT INTO asyncgate.presences
 SELECT {tenant}, 'agent', 'agent-' || n, NULL, 0, 0, 1 FROM generate_series(1, {tasks} / 10) AS n;
@@ -283,8 +284,9 @@ UNTIL_THE_END = {"lanes"}       # a tenant has few, and all of them are wanted
 LED_BY = {"states_check": "check_at", "schedules_late": "late_at", "api_keys_id": "key_id"}
 ACROSS = {"overdue": "asyncgate_sweeper", "find_key": "asyncgate_auth",
           **dict.fromkeys(("archive_receipts", "forget_pointers", "prune_tasks", "prune_audit"), "asyncgate_owner")}
-# What these find under their first two columns is few, so it may be sorted: a worker's leases, a task's receipts.
-FEW = {"states_holder", "receipts_key"}
+# What these find under their first two columns is few, so it may be sorted: a worker's leases, a task's receipts, the
+# obligation that a receipt opened.
+FEW = {"states_holder", "receipts_key", "obligations_age"}
 # What has an index of its own is never looked for row by row.
 KEYS = re.compile(r"\b(idempotency_key|owner_id|lane|worker_id|claim_id|parent_id|to_id|next_eligible_at|check_at"
                   r"|late_at|asyncgate_instance|task_id|state)\b\)?(::text)? (=|<|>|<=|>=) ")
@@ -482,7 +484,8 @@ async def test_a_list_of_receipts_is_read_by_the_index_of_what_it_lists(
 
 
 SECONDARY = ["tasks_key", "tasks_owner", "states_queue", "states_delayed", "states_lease", "states_holder",
-             "states_check", "receipts_key", "receipts_to", "receipts_parent", "edges_parent", "schedules_late",
+             "states_check", "receipts_key", "receipts_to", "receipts_parent", "edges_parent", "obligations_age",
+             "schedules_owner", "schedules_late",
              "api_keys_id", "outbox_waiting", "ledger_arrival", "ledger_to", "ledger_task", "ledger_instance",
              "archived_task"]
 

@@ -160,6 +160,34 @@ async def test_each_process_has_a_name_of_its_own_and_the_parent_passes_the_end_
     assert not any(map(is_there, children))
 
 
+async def test_a_request_is_finished_while_a_gate_that_stops_takes_no_new_connection(several: Start) -> None:
+    gate = await several("--set", "shutdown_seconds=30", number=2)
+    gate.begin()
+    body = json.dumps({"type": "demo", "payload": None, "agent_id": "ada"}).encode()
+    head = (f"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n").encode()
+    with socket.create_connection(("127.0.0.1", gate.port), PATIENCE_SECONDS) as held:
+        held.sendall(head)
+        assert held.recv(4096).startswith(b"HTTP/1.1 100 ")
+
+        gate.process.send_signal(signal.SIGTERM)
+
+        until(lambda: is_refused(gate.port))
+        assert gate.process.poll() is None
+        held.sendall(body)
+        assert held.recv(4096).startswith(b"HTTP/1.1 200 OK")
+    assert gate.end() == 0
+
+
+def is_refused(port: int) -> bool:
+    """Whether nobody listens."""
+    try:
+        socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 async def test_no_process_outlives_a_parent_that_is_killed(several: Start) -> None:
     gate = await several(number=2)
     gate.begin()

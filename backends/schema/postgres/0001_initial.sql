@@ -221,6 +221,7 @@ CREATE TABLE asyncgate.obligations (        -- the open ones: an index; the rece
     receipt_id      asyncgate.id NOT NULL,  -- the receipt that opened it
     PRIMARY KEY (tenant_id, to_kind, to_id, receipt_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX obligations_age ON asyncgate.obligations (tenant_id, receipt_id);
 
 CREATE TABLE asyncgate.deliveries (         -- when bootstrap first returned a receipt (H.8)
     tenant_id       uuid NOT NULL,
@@ -246,6 +247,7 @@ CREATE TABLE asyncgate.schedules (          -- the last reports of schedulers, t
     late_at         float8,                 -- when it counts as late; empty once that was reported
     PRIMARY KEY (tenant_id, schedule_id)
 );
+CREATE INDEX schedules_owner ON asyncgate.schedules (tenant_id, owner_kind, owner_id, schedule_id);
 CREATE INDEX schedules_late ON asyncgate.schedules (late_at)    -- begins with the time: upkeep reads all tenants
     WHERE late_at IS NOT NULL;
 

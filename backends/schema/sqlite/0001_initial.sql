@@ -172,6 +172,7 @@ CREATE TABLE obligations (                  -- the open ones: an index; the rece
     receipt_id      TEXT NOT NULL,          -- the receipt that opened it
     PRIMARY KEY (tenant_id, to_kind, to_id, receipt_id)
 ) WITHOUT ROWID;
+CREATE INDEX obligations_age ON obligations (tenant_id, receipt_id);
 
 CREATE TABLE deliveries (                   -- when bootstrap first returned a receipt (H.8)
     tenant_id       TEXT NOT NULL,
@@ -197,6 +198,7 @@ CREATE TABLE schedules (                    -- the last reports of schedulers, t
     late_at         REAL,                   -- when it counts as late; empty once that was reported
     PRIMARY KEY (tenant_id, schedule_id)
 ) WITHOUT ROWID;
+CREATE INDEX schedules_owner ON schedules (tenant_id, owner_kind, owner_id, schedule_id);
 CREATE INDEX schedules_late ON schedules (tenant_id, late_at) WHERE late_at IS NOT NULL;
 
 CREATE TABLE presences (                    -- when principals called the gate

@@ -1,0 +1,168 @@
+"""What an operator lists: schedules, and what is owed to anybody."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from asyncgate.conformance.harness import Gate, View, refused, under
+
+pytestmark = pytest.mark.anyio
+
+
+async def make_schedule(gate: Gate, schedule_id: str, by: str = "ada") -> str:
+    """Let a scheduler make a schedule for an agent; return the receipt that says so."""
+    await gate.create("schedule.create", by=by)
+    offer = await gate.claim("cron", accept_types=["schedule.create"])
+    assert offer is not None
+    made = await gate.as_worker("cron").emit_receipt(**under(
+        offer, receipt_type="schedule.created", schedule_id=schedule_id))
+    await gate.as_worker("cron").complete(**under(offer, artifacts=[{"schedule_id": schedule_id}]))
+    return str(made.receipt_id)
+
+
+async def report(gate: Gate, schedule_id: str, **state: Any) -> None:
+    """Report the state of a schedule, whose next run is a minute from now."""
+    due = datetime.fromtimestamp(gate.now() + 60, UTC)
+    await gate.as_worker("cron").report_schedule(schedules=[
+        {"schedule_id": schedule_id, "next_run_at": due, "interval_seconds": 60, **state}])
+
+
+async def pages(view: View, operation: str, member: str, key: str, **fields: Any) -> list[list[str]]:
+    """Follow a list to its end; return what each page names."""
+    found, cursor = list[list[str]](), None
+    while True:
+        page = await getattr(view, operation)(cursor=cursor, **fields)
+        found.append([getattr(row, key) for row in getattr(page, member)])
+        if page.next_cursor is None:
+            return found
+        cursor = page.next_cursor
+
+
+# Schedules.
+
+
+async def test_a_schedule_is_listed_with_what_its_scheduler_reported(gate: Gate) -> None:
+    created = await make_schedule(gate, "nightly")
+    await report(gate, "nightly")
+
+    [one] = (await gate.as_agent().list_schedules()).schedules
+
+    assert (one.schedule_id, str(one.owner), str(one.scheduler)) == ("nightly", "agent ada", "worker cron")
+    assert (one.enabled, one.interval_seconds, one.late_since, one.created_receipt_id) == (True, 60, None, created)
+    assert one.next_run_at.timestamp() == pytest.approx(gate.now() + 60, abs=30)
+
+
+async def test_it_is_late_once_two_runs_are_missed_also_when_that_was_told(gate: Gate) -> None:
+    await make_schedule(gate, "nightly")
+    await report(gate, "nightly")
+    gate.skip(60 + 119)
+    assert (await gate.as_agent().list_schedules()).schedules[0].late_since is None
+
+    gate.skip(2)
+    for _ in range(2):      # before and after the anomaly
+        [one] = (await gate.as_agent().list_schedules()).schedules
+        assert one.late_since == one.next_run_at
+        await gate.sweep()
+
+    await report(gate, "nightly")
+    assert (await gate.as_agent().list_schedules()).schedules[0].late_since is None
+
+
+async def test_a_schedule_that_is_disabled_is_never_late(gate: Gate) -> None:
+    await make_schedule(gate, "nightly")
+    await report(gate, "nightly", enabled=False)
+    gate.skip(3600)
+
+    [one] = (await gate.as_agent().list_schedules()).schedules
+
+    assert (one.enabled, one.late_since) == (False, None)
+
+
+async def test_an_agent_lists_its_own_schedules_and_an_admin_all(gate: Gate) -> None:
+    for name, by in (("a", "ada"), ("b", "bob"), ("c", "ada")):
+        await make_schedule(gate, name, by)
+
+    def listed(view: View, **fields: Any) -> Any:
+        return pages(view, "list_schedules", "schedules", "schedule_id", **fields)
+
+    assert await listed(gate.as_agent("ada")) == [["a", "c"]]
+    assert await listed(gate.as_agent("bob")) == [["b"]]
+    assert await listed(gate.as_admin()) == [["a", "b", "c"]]
+    assert await listed(gate.as_admin(), principal_id="ada", limit=1) == [["a"], ["c"]]
+    assert await listed(gate.as_admin(), limit=2) == [["a", "b"], ["c"]]
+    assert await listed(gate.stranger().as_admin()) == [[]]
+    with refused("forbidden"):
+        await listed(gate.as_agent("bob"), principal_id="ada")
+
+
+async def test_a_deleted_schedule_is_listed_no_more(gate: Gate) -> None:
+    created = await make_schedule(gate, "nightly")
+    await gate.as_worker("cron").emit_receipt(receipt_type="schedule.deleted", parents=[created])
+
+    assert (await gate.as_admin().list_schedules()).schedules == []
+
+
+# Obligations.
+
+
+async def test_an_admin_sees_what_is_owed_to_whom_how_old_and_for_which_task(gate: Gate) -> None:
+    await gate.finished()
+    first = await gate.create(by="bob")
+    gate.skip(100)
+    schedule = await make_schedule(gate, "nightly")
+    second = await gate.create(by="ada")
+    gate.skip(50)
+
+    rows = (await gate.as_admin().list_obligations()).obligations
+
+    assert [(row.task_id if row.schedule_id is None else row.schedule_id, str(row.to), row.receipt_type)
+            for row in rows] == [(first, "agent bob", "task.assigned"), ("nightly", "agent ada", "schedule.created"),
+                                 (second, "agent ada", "task.assigned")]
+    assert rows[1].receipt_id == schedule
+    assert rows[0].age_seconds == pytest.approx(150, abs=30)
+    assert rows[2].age_seconds == pytest.approx(50, abs=30)
+
+
+async def test_it_is_paged_oldest_first_and_for_one_principal_if_one_is_named(gate: Gate) -> None:
+    made = [await gate.create(by=by) for by in ("ada", "bob", "ada", "bob", "ada")]
+
+    def listed(**fields: Any) -> Any:
+        return pages(gate.as_admin(), "list_obligations", "obligations", "task_id", **fields)
+
+    assert await listed(limit=2) == [made[:2], made[2:4], made[4:]]
+    assert await listed(limit=2, principal_id="ada") == [[made[0], made[2]], [made[4]]]
+    assert await listed(principal_id="eve") == [[]]
+
+
+async def test_a_page_goes_on_where_the_last_one_ended_though_it_was_discharged(gate: Gate) -> None:
+    made = [await gate.create() for _ in range(3)]
+    page = await gate.as_admin().list_obligations(limit=1)
+    await gate.as_agent().cancel_task(task_id=made[0])
+
+    rest = await gate.as_admin().list_obligations(cursor=page.next_cursor)
+
+    assert [row.task_id for row in rest.obligations] == made[1:]
+
+
+async def test_a_cursor_is_good_for_its_own_list_only(gate: Gate) -> None:
+    for _ in range(3):
+        await gate.create()
+    page = await gate.as_admin().list_obligations(limit=1)
+
+    with refused("invalid_cursor"):
+        await gate.as_admin().list_obligations(cursor=page.next_cursor, principal_id="ada")
+    with refused("invalid_cursor"):
+        await gate.as_admin().list_schedules(cursor=page.next_cursor)
+    with refused("invalid_cursor"):
+        await gate.stranger().as_admin().list_obligations(cursor=page.next_cursor)
+
+
+async def test_only_admins_see_what_is_owed_to_others(gate: Gate) -> None:
+    await gate.create()
+
+    with refused("forbidden"):
+        await gate.as_agent().list_obligations()
+    assert (await gate.stranger().as_admin().list_obligations()).obligations == []

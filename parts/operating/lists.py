@@ -1,0 +1,70 @@
+"""Lists for people who look after a gate: schedules, and what is owed to anybody."""
+
+from __future__ import annotations
+
+from asyncgate import Caller, Engine, Operation
+from asyncgate.parts.model.naming import read_principal
+from asyncgate.parts.model.overdue import has_passed
+from asyncgate.parts.model.queries import ObligationFilter, ScheduleFilter
+from asyncgate.parts.model.stored import Receipt, Schedule
+from asyncgate.parts.model.views import to_utc, to_utc_or_none
+from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.model.wire_operating import (
+    AllObligations,
+    ListObligations,
+    ListSchedules,
+    OpenObligation,
+    ScheduleRecord,
+    Schedules,
+)
+
+MISSED_RUNS = 2         # H.7.4
+
+
+async def list_schedules(engine: Engine, caller: Caller, ask: ListSchedules) -> Schedules:
+    """List schedules as their schedulers last reported them: an agent's own, or any in the tenant for an admin.
+
+    late_since is set once two runs are missed.  In the order of their ids.
+    """
+    owner = engine.require_subject(caller, ask) if not caller.sees_all else read_principal(ask)
+    limit, mark = engine.limit_page(ask.limit), ("schedules", owner and (owner.kind, owner.id))
+    after = engine.open_cursor(caller, ask.cursor, *mark)
+    rows = await engine.backend.page(caller.tenant_id, ScheduleFilter(owner, after, limit + 1))
+    ends = engine.seal_cursors(caller, [row.schedule_id for row in rows], limit, ask.cursor, *mark)
+    now = engine.backend.now()
+    return Schedules([show_schedule(row, now) for row in rows[:limit]], *ends)
+
+
+def show_schedule(row: Schedule, now: float) -> ScheduleRecord:
+    """Show a schedule."""
+    due, every = row.next_run_at, row.interval_seconds
+    patience = None if due is None or every is None or not row.enabled else due + MISSED_RUNS * every
+    late_since = due if has_passed(patience, now) else None
+    return ScheduleRecord(row.schedule_id, Principal(row.owner_kind, row.owner_id), row.scheduler, bool(row.enabled),
+                          to_utc_or_none(due), every, to_utc_or_none(late_since), row.created)
+
+
+async def list_obligations(engine: Engine, caller: Caller, ask: ListObligations) -> AllObligations:
+    """List what is still owed to anybody in the tenant, oldest first: to whom, how old, and for which task.
+
+    With principal_id it is what is owed to that principal.
+    """
+    to = read_principal(ask)
+    limit, mark = engine.limit_page(ask.limit), ("all obligations", to and (to.kind, to.id))
+    after = engine.open_cursor(caller, ask.cursor, *mark)
+    rows = await engine.backend.page(caller.tenant_id, ObligationFilter(to, after, limit + 1))
+    ends = engine.seal_cursors(caller, [row.receipt_id for row in rows], limit, ask.cursor, *mark)
+    now = engine.backend.now()
+    return AllObligations([show_obligation(row, now) for row in rows[:limit]], *ends)
+
+
+def show_obligation(row: Receipt, now: float) -> OpenObligation:
+    """Show an open obligation, by the receipt that opened it."""
+    return OpenObligation(row.receipt_id, row.receipt_type, row.to, row.task_id or None, row.schedule_id,
+                          to_utc(row.created_at), max(now - row.created_at, 0.0))
+
+
+OPERATIONS = [
+    Operation(list_schedules, "GET /v1/schedules", "a A", "tasks:read", "R"),
+    Operation(list_obligations, "GET /v1/obligations", "A", "admin:read", "R"),
+]
