@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from asyncgate import Engine, Extension, Needs, Refused, Transact, Work
-from asyncgate.parts.metrics.numbers import OTHER, Numbers
+from asyncgate.parts.metrics.numbers import OTHER, Buckets, Numbers
 from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
 from asyncgate.parts.model.stored import TERMINAL
 
@@ -31,7 +31,7 @@ class Metrics(Extension):
         self.numbers = Numbers(engine.settings.metrics.most_types)
         stages = self.numbers.stages        # those of every batch are looked up once
         self.load, self.decide, self.commit = stages["load",], stages["decide",], stages["commit",]
-        self.sizes = self.numbers.sizes[()]
+        self.sizes: Buckets = self.numbers.sizes[()]
         self.lag: Lag | None = None         # of the outbox, when it was last looked at
         self.looking: asyncio.Task[None] | None = None
 
