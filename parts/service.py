@@ -128,9 +128,13 @@ class Service(Extension):
 
     def left_seconds(self) -> float:
         """Drain, because the process stops; return how long load balancers have left to notice."""
+        seconds = self.engine.settings.drain_seconds
+        if seconds and self.since is None and (guard := self.engine.find_extension(Guard)) is not None:
+            guard.auditor.note(self.engine.settings.default_tenant_id, "gate_draining", "info", reason="told to stop",
+                               instance_id=self.engine.instance)
         self.drain()
         passed = self.engine.backend.now() - (self.since or 0.0)
-        return max(self.engine.settings.drain_seconds - max(passed, 0.0), 0.0)
+        return max(seconds - max(passed, 0.0), 0.0)
 
     def report(self) -> Drained:
         """Tell what is left, without the request that asks."""

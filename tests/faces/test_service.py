@@ -268,6 +268,27 @@ async def test_who_drains_a_gate_and_why_is_audited(served: Served) -> None:
     assert {line["details"]["instance_id"] for line in lines} == {served.engine.instance}
 
 
+async def test_a_stop_that_drains_is_audited(serve: Callable[..., Awaitable[Served]]) -> None:
+    served = await serve(drain_seconds=60.0)
+
+    assert 50 < served.gate.leave() <= 60
+
+    await served.gate.guard.auditor.flush()
+    lines = [line for line in (await served.get("/v1/audit"))["lines"] if line["event"] == "gate_draining"]
+    assert [(line["severity"], line["reason"]) for line in lines] == [("info", "told to stop")]
+
+
+async def test_the_time_since_an_admin_drained_a_process_counts_when_it_stops(
+        serve: Callable[..., Awaitable[Served]]) -> None:
+    served = await serve(drain_seconds=60.0)
+    await served.post("/v1/gate/drain")
+    served.backend.skew = 45.0
+
+    assert 5 < served.gate.leave() <= 15
+    served.backend.skew = 90.0
+    assert served.gate.leave() == 0
+
+
 # In a process of its own.
 
 
