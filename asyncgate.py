@@ -60,6 +60,7 @@ from datetime import datetime
 from functools import lru_cache, partial
 from importlib import import_module
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, TypeVarTuple, get_args, get_type_hints
 
 import msgspec
@@ -101,6 +102,7 @@ from asyncgate.parts.model.wire import (
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
+from asyncgate.parts.process.readers import is_awaited, list_announced, list_ended, Readers, resolve, wait_until, Wants
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -666,6 +668,7 @@ class Work:
 
 
 T = TypeVar("T", bound=Ask)
+Waits = GetTask | LeaseNext | ListReceipts | ListOpenObligations
 Wanted = tuple[str, frozenset[str]]     # the type of a task, and the capabilities that it needs
 MOST_QUEUED, MOST_ENDED = 50, 100       # tasks that one News lists: it must fit into what a database passes on
 E = TypeVar("E", bound="Extension")
@@ -800,7 +803,7 @@ class Engine:
         self.batches = Batches(backend, self.settings.batch_size, self._after_commit)
         self.waiting = Waiting(self)
         self.polls = Polls(self.settings)
-        self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
+        self.readers = Readers(self.settings.max_waiting_readers)
         self.sightings = Sightings(backend)
         self.extensions: tuple[Extension, ...] = ()
         self.extend(*extensions)
@@ -837,7 +840,12 @@ class Engine:
             self._note_caller(caller, ask)
         if getattr(ask, "wait_seconds", 0) > 0:
             with self.polls.place(caller.tenant_id, speaker(caller, ask)):
-                return await op.run(self, caller, ask)
+                if isinstance(ask, ListReceipts | ListOpenObligations):
+                    return await self._wait_for_items(op, caller, ask)
+                return await self._run_now(op, caller, ask)
+        return await self._run_now(op, caller, ask)
+
+    async def _run_now(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         if (other := self.on.substitutes.get(op.name)) is not None:
             return await other(self, caller, ask)
         if op.direct:
@@ -1013,24 +1021,34 @@ class Engine:
 
         With wait_seconds the answer comes when the task ends, or when the time is over, whichever is first.
         """
+        async def read() -> TaskRecord:
+            return show_task(caller.tenant_id, *await self._read_task(caller, ask.task_id))
+        if ask.wait_seconds <= 0:
+            return await read()
+        return await self._wait_to_read(caller, ask, Wants(end_of=ask.task_id), read,
+                                        lambda record: record.status in TERMINAL)
+
+    async def _wait_to_read(self, caller: Caller, ask: Waits, wants: Wants, read: Callable[[], Awaitable[R]],
+                            has_come: Callable[[R], Any]) -> R:
+        """Read again and again until what is wanted has come; costs nothing between two reads."""
         begun = asyncio.get_running_loop().time()
-        while True:
-            with self._watch_end((caller.tenant_id, ask.task_id)) as ended:   # before reading, or it might be missed
-                found = await self._read_task(caller, ask.task_id)
-                if found[0].status in TERMINAL or not await self.wait_for_call(ended, self._limit_wait(begun, ask)):
-                    return show_task(caller.tenant_id, *found)
+        with self.readers.take_seat(caller.tenant_id, wants) as seat:
+            while True:     # the seat is ready before the read, or what is committed in between would be missed
+                seat.begin_look()
+                reply = await read()
+                if has_come(reply) or not await self.wait_for_call(seat.plan_look(), self._limit_wait(begun, ask)):
+                    return reply
                 await self.check_caller(caller)
 
-    @contextlib.contextmanager
-    def _watch_end(self, key: tuple[str, str]) -> Iterator[asyncio.Future[None]]:
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.outcomes[key].add(ended)
-        try:
-            yield ended
-        finally:
-            self.outcomes[key].discard(ended)
-            if not self.outcomes[key]:
-                del self.outcomes[key]
+    async def _wait_for_items(self, op: Operation, caller: Caller, ask: ListReceipts | ListOpenObligations) -> Any:
+        """Read a page of receipts or obligations; while it is empty, wait for a receipt that would be on it."""
+        if isinstance(ask, ListReceipts):
+            types = None if ask.receipt_type is None else frozenset((ask.receipt_type,))
+            wants, rows = Wants(None, await self.choose_inbox(caller, ask), ask.task_id, types), "receipts"
+        else:
+            wants, rows = Wants(to=self.require_subject(caller, ask), types=frozenset(TERMINATES)), "open_obligations"
+        return await self._wait_to_read(caller, ask, wants, partial(self._run_now, op, caller, ask),
+                                        attrgetter(rows))
 
     def is_alone(self) -> bool:
         """Whether no other process is known to use the database."""
@@ -1056,7 +1074,7 @@ class Engine:
         await wait_until(call, poll)
         return True
 
-    def _limit_wait(self, begun: float, ask: GetTask | LeaseNext) -> float:
+    def _limit_wait(self, begun: float, ask: Waits) -> float:
         return begun + min(ask.wait_seconds, self.longest_wait)
 
     async def _read_task(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
@@ -1778,11 +1796,10 @@ class Engine:
 
     def _after_commit(self, work: Work) -> None:
         """Wake the calls that wait for this batch's changes; nobody may learn of them before the commit."""
-        for task in (*work.added.values(), *work.moved.values()):
+        for task in (changed := (*work.added.values(), *work.moved.values())):
             if task.status == "queued":
                 self.waiting.offer_task(work.tenant_id, task, work.now)
-            elif task.status in TERMINAL:
-                self._wake_readers((work.tenant_id, task.task_id))
+        self.readers.announce(work.tenant_id, changed, work.written.values())
         if self.shared and not self.shared.is_alone() and (news := news_of(work)):
             self.shared.tell(news)
         ends = [lease.expires_at for lease in work.leased.values() if lease.ending == "live"]
@@ -1793,26 +1810,18 @@ class Engine:
         for after_record_change in self.on.after_record_change if work.kept else ():
             after_record_change(work)
 
-    def _wake_readers(self, key: tuple[str, str]) -> None:
-        for ended in self.outcomes.get(key, ()):
-            resolve(ended)
-
     def hear_news(self, news: News) -> None:
         """Wake the calls that wait for another process's changes."""
         for hear_news in self.on.hear_news:
             hear_news(news)
         self.waiting.hear_news(news)
-        ended = [key for key in self.outcomes if key[0] == news.tenant_id] if news.many else [
-            (news.tenant_id, task_id) for task_id in news.ended]
-        for key in ended:
-            self._wake_readers(key)
+        self.readers.hear(news)
 
     def drain(self, longest_wait: float = 0.0) -> None:
         """Answer each call that waits for longer than this, now and from here on: the server is about to stop."""
         self.longest_wait = longest_wait
         self.waiting.wake_all()
-        for ended in [future for futures in self.outcomes.values() for future in futures]:
-            resolve(ended)
+        self.readers.wake_all()
 
     def limit_page(self, wished: int | None) -> int:
         """Return how many rows a page has."""
@@ -1860,26 +1869,15 @@ def news_of(work: Work) -> News | None:
     queued = [task for task in changed if task.status == "queued" and task.held is None]
     later = [due for task in queued if (due := task.next_eligible_at or 0.0) > work.now]
     now = [task for task in queued if (task.next_eligible_at or 0.0) <= work.now]
-    ended = [task.task_id for task in changed if task.status in TERMINAL]
+    ended = list_ended(changed)
     keys = tuple(key[0] for kind, key in work.kept if kind is Key)
     account = (Account, ()) in work.kept
-    if not (queued or ended or keys or account or work.posted):
+    if not (queued or ended or keys or account or work.posted or is_awaited(work.written.values())):
         return None
     kinds = tuple((task.type, tuple(sorted(needs_of(to_raw(task.requirements))))) for task in now[:MOST_QUEUED])
     return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
-                len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted))
-
-
-def resolve(future: asyncio.Future[None]) -> None:
-    """Resolve a future, unless it is resolved already."""
-    if not future.done():
-        future.set_result(None)
-
-
-async def wait_until(future: asyncio.Future[Any], until: float) -> bool:
-    """Wait for a future until a time of the loop's clock; tell whether it came."""
-    left = until - asyncio.get_running_loop().time()
-    return bool(left > 0 and (await asyncio.wait([future], timeout=left))[0])
+                len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted),
+                receipts=list_announced(work.written.values()))
 
 
 # BATCHES ##############################################################################################################

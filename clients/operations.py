@@ -700,10 +700,10 @@ class AsyncOperations:
         return await self.ask("list_obligations", AllObligations, locals())
 
     async def list_open_obligations(
-        self, *, since_receipt_id: str | None = None, limit: int | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, since_receipt_id: str | None = None, limit: int | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Obligations:
         """List what is still owed to a principal: obligations that no receipt has discharged, oldest first.
 
@@ -714,10 +714,10 @@ class AsyncOperations:
     async def list_receipts(
         self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,
         to_id: str | None = None, task_id: str | None = None, receipt_type: str | None = None,
-        since_receipt_id: str | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        since_receipt_id: str | None = None, wait_seconds: float | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Receipts:
         """List receipts, oldest first: an inbox, or those of one task.
 
@@ -1273,10 +1273,10 @@ class SyncOperations:
         return self.ask("list_obligations", AllObligations, locals())
 
     def list_open_obligations(
-        self, *, since_receipt_id: str | None = None, limit: int | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, since_receipt_id: str | None = None, limit: int | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Obligations:
         """List what is still owed to a principal: obligations that no receipt has discharged, oldest first.
 
@@ -1287,10 +1287,10 @@ class SyncOperations:
     def list_receipts(
         self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,
         to_id: str | None = None, task_id: str | None = None, receipt_type: str | None = None,
-        since_receipt_id: str | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        since_receipt_id: str | None = None, wait_seconds: float | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Receipts:
         """List receipts, oldest first: an inbox, or those of one task.
 

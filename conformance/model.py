@@ -417,6 +417,13 @@ class Model:
         return {"open_obligations": [{"receipt_id": receipt_id} for receipt_id in page],
                 "cursor": page[-1] if page else ask.since_receipt_id}      # spec 17: the place reached
 
+    def list_receipts(self, by: Principal, ask: Any) -> Reply:
+        """One's own inbox, oldest first; to wait for a receipt changes nothing but the time of the answer."""
+        ids = sorted(receipt.receipt_id for receipt in self.receipts if same(receipt.to, by)
+                     and ask.receipt_type in (None, receipt.type))
+        page = [receipt_id for receipt_id in ids if receipt_id > (ask.since_receipt_id or "")][:ask.limit]
+        return {"receipts": [{"receipt_id": receipt_id} for receipt_id in page]}
+
     def check_terminator(self, by: Principal, ask: Any) -> Reply:
         """Return whether a receipt that may discharge this one names it as a parent (PH.1.4)."""
         return {"has_terminator": self.terminated(ask.parent_receipt_id)}

@@ -201,7 +201,7 @@ class Programs(RuleBasedStateMachine):
     @rule(who=agents, pick=st.integers(0, 100))
     def what_is_owed(self, who: Who, pick: int) -> None:
         reached = self.perform(who, "list_open_obligations", limit=2)["cursor"]
-        self.perform(who, "list_open_obligations", limit=200, since_receipt_id=reached)
+        self.perform(who, "list_open_obligations", limit=200, since_receipt_id=reached, wait_seconds=0.001)
         self.perform(who, "check_terminator", parent_receipt_id=self.receipts[pick % len(self.receipts)][0])
 
     # Workers.
@@ -452,6 +452,12 @@ class AgainstTheOracle(Programs):
         assert (fact.receipt_id, fact.sender, fact.to, fact.lease_id, tuple(sorted(fact.parents))) == (
             row.receipt_id, row.sender, row.to, row.lease_id, row.parents), fact.type
         assert fact.hash(body) == row.hash, row.body
+
+    @rule(who=agents, limit=st.sampled_from([2, 200]), type=st.sampled_from([None, "task.assigned", "lease.expired"]))
+    def what_has_come(self, who: Who, limit: int, type: str | None) -> None:
+        page = self.perform(who, "list_receipts", limit=limit, receipt_type=type, wait_seconds=0.001)["receipts"]
+        seen = page[-1]["receipt_id"] if page else None
+        self.perform(who, "list_receipts", limit=limit, receipt_type=type, since_receipt_id=seen, wait_seconds=0.001)
 
     def pass_time(self, seconds: int) -> None:
         self.side.gates[0].skip(seconds)

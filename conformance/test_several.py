@@ -165,6 +165,16 @@ async def test_what_one_process_does_wakes_who_waits_at_another(database: str) -
         assert task is not None
         assert task["status"] == "succeeded"
 
+        seen = (await reader.ask("list_receipts", limit=200)).reply
+        assert seen is not None
+        lists = [await started(reader, reader.ask(name, since_receipt_id=seen["cursor"], wait_seconds=30))
+                 for name in ("list_receipts", "list_open_obligations")]
+        await agent.ask("create_task", type="demo", payload=None)
+        inbox, owed = [(await one).reply for one in lists]
+        assert inbox is not None
+        assert owed is not None
+        assert inbox["receipts"] == owed["open_obligations"] != []
+
 
 @pytest.mark.parametrize("notify", ["true", "false"])
 async def test_with_and_without_wake_ups_every_waiting_claim_is_served(database: str, notify: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+Announced = tuple[str, str, str]        # of a receipt: id of its recipient, type, task; an empty text says nothing
+
 
 class News(Struct, frozen=True):
     """What one process has committed with a batch, as far as the others must know it soon."""
@@ -17,3 +19,4 @@ class News(Struct, frozen=True):
     account: bool = False                                   # whether what is agreed with the tenant has changed
     posted: bool = False                                    # whether receipts wait for the ledger
     lapse: float | None = None                              # when a lease runs out, earlier than was known before
+    receipts: tuple[Announced, ...] = ()                    # new receipts

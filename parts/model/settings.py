@@ -335,6 +335,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_claim_tasks: Annotated[int, span(1, 1000), says("Most tasks one claim may lease")] = 100
     max_wait_seconds: Annotated[float, span(0, 60, "a number"), says("Longest a claim or read may wait")] = 30.0
     max_waiting_claims: Annotated[Natural, says("Most claims that may wait at once")] = 4096
+    max_waiting_readers: Annotated[Natural, says("Most reads and streams of receipts that may wait at once")] = 4096
     max_waiting_per_tenant: Annotated[Positive, says("Most calls of a tenant that may wait at once")] = 2048
     max_waiting_per_principal: Annotated[Positive, says("Most calls of a principal that may wait at once")] = 256
     default_max_attempts: Annotated[int, span(1, 1000), says("Attempts of a task that names none")] = 3

@@ -297,8 +297,8 @@ class PageAsk(AsEither, kw_only=True):
 
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
-    limit: Annotated[Whole | None, says("rows per page; default 50, clamped to 200")] = None
-    cursor: Annotated[str | None, says("next_cursor of the previous page, or its cursor to continue later")] = None
+    limit: Annotated[Whole | None, says("default 50, clamped to 200")] = None
+    cursor: Annotated[str | None, says("next_cursor, or cursor to continue later")] = None
 
 
 class GetTaskHistory(PageAsk, kw_only=True):
@@ -484,6 +484,7 @@ class ListReceipts(PageAsk, kw_only=True):
     task_id: Name | None = None
     receipt_type: Name | None = None
     since_receipt_id: Annotated[str | None, says("a cursor, or the id of the last receipt seen")] = None
+    wait_seconds: Annotated[Wait, says("seconds to wait for one if there is none; clamped to 30")] = 0.0
 
 
 class ReceiptAsk(AsEither, kw_only=True):
@@ -551,22 +552,27 @@ class CheckTerminator(Ask, kw_only=True):
     parent_receipt_id: Name = ""
 
 
-class ListOpenObligations(AsEither, kw_only=True):
-    """List open obligations."""
+class OwedAsk(AsEither, kw_only=True):
+    """A request about what is owed to a principal."""
 
     acts: ClassVar[bool] = False
-    filters: ClassVar[bool] = True
-    example = (ASKER, {"server": SERVER, "relationship": SEEN, "open_obligations": [ASSIGNED], "cursor": DUTY})
-    next_step = "get_task for the task_id of each receipt shows what the task waits for."
     lists = "own"
     since_receipt_id: Annotated[str | None, says("cursor of the previous page, or a receipt id")] = None
     limit: Annotated[Whole | None, says("default 50, clamped to 200")] = None
 
 
-class Bootstrap(ListOpenObligations, kw_only=True):
+class ListOpenObligations(OwedAsk, kw_only=True):
+    """List open obligations."""
+
+    filters: ClassVar[bool] = True
+    example = (ASKER, {"server": SERVER, "relationship": SEEN, "open_obligations": [ASSIGNED], "cursor": DUTY})
+    next_step = "get_task for the task_id of each receipt shows what the task waits for."
+    wait_seconds: Annotated[Wait, says("seconds to wait for one if there is none; clamped to 30")] = 0.0
+
+
+class Bootstrap(OwedAsk, kw_only=True):
     """Begin a session."""
 
-    filters: ClassVar[bool] = False     # older agents send unknown members
     example = ({**ASKER, "max_items": 10}, {
         "server": SERVER, "relationship": SEEN, "attention": {"inbox_receipts": [ASSIGNED]},
         "cursor": {"latest_receipt_id": DUTY}, "environment": "local"})

@@ -109,7 +109,7 @@ async def waiting(gate: harness.Gate, claims: int) -> None:
 async def reading(gate: harness.Gate) -> None:
     """Wait until somebody waits for an outcome, and has looked."""
     async with asyncio.timeout(PATIENCE):
-        while not gate.engine.outcomes:  # noqa: ASYNC110  # nothing tells it
+        while not gate.engine.readers.count:  # noqa: ASYNC110  # nothing tells it
             await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
@@ -158,7 +158,57 @@ async def test_a_waiting_reader_learns_the_outcome_that_another_process_stores(w
     await there.as_worker().complete(**under(offer), result={"ok": True}, artifacts=[{"uri": "file:///out"}])
 
     assert (await finish(read)).status == "succeeded"
-    assert not here.engine.outcomes
+    assert not here.engine.readers.count
+
+
+@told_or_looking
+@pytest.mark.parametrize(("operation", "rows"), [("list_receipts", "receipts"),
+                                                 ("list_open_obligations", "open_obligations")])
+async def test_a_waiting_reader_learns_what_another_process_has_written_to_it(
+        way: dict[str, Any], operation: str, rows: str) -> None:
+    here, there = await gates(**way)
+    read = start(getattr(here.as_agent("ada"), operation)(wait_seconds=30))
+    of_all = start(here.as_admin().list_receipts(receipt_type="task.assigned", wait_seconds=30))
+    await reading(here)
+
+    task_id = await there.create(by="ada")
+
+    assert [row.task_id for row in getattr(await finish(read), rows)] == [task_id]
+    assert [row.task_id for row in (await finish(of_all)).receipts] == [task_id]
+    assert not here.engine.readers.count
+
+
+async def test_a_reader_does_not_look_for_what_another_process_writes_to_others() -> None:
+    here, there = await gates(poll_seconds=60.0, listening=True)
+    task_id = await there.create(by="ada")
+    reads = [start(here.as_agent("bob").list_receipts(wait_seconds=30)),
+             start(here.as_admin().list_receipts(receipt_type="task.failed", wait_seconds=30)),
+             start(here.as_agent("ada").list_receipts(task_id=task_id, receipt_type="task.canceled", wait_seconds=30))]
+    await reading(here)
+    first, second, third = here.engine.readers.list_seats()
+
+    await there.create(by="ada")
+    await asyncio.sleep(0)
+    assert not any(seat.call.done() for seat in (first, second, third))
+
+    await there.as_agent().cancel_task(task_id=task_id)
+    assert len((await finish(reads[2])).receipts) == 1
+    here.engine.drain()
+    await asyncio.gather(*reads)
+
+
+async def test_news_of_many_receipts_say_less_about_each() -> None:
+    gate, _ = await gates(poll_seconds=60.0, listening=False)
+
+    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 21)
+    (created,) = await told(gate)
+    await gate.as_admin().create_tasks(tasks=[{"type": "demo", "payload": None, "created_by": {"id": f"a{number}"}}
+                                              for number in range(21)])
+    (of_many,) = await told(gate)
+
+    assert len(made.results) == 21
+    assert created.receipts == (("ada", "task.assigned", ""),)
+    assert of_many.receipts == (("", "", ""),)
 
 
 async def test_tasks_of_another_process_wake_as_many_claims_as_they_fit() -> None:
@@ -279,7 +329,8 @@ async def test_a_batch_tells_what_can_be_claimed_what_ended_and_when_more_is_due
     assert await told(gate) == []
 
     await gate.as_agent().cancel_task(task_id=offer.task_id)
-    assert await told(gate) == [News(TENANT, ended=(offer.task_id,))]
+    assert await told(gate) == [News(TENANT, ended=(offer.task_id,), receipts=(
+        ("asyncgate-7", "task.canceled", offer.task_id), ("ada", "task.result_ready", offer.task_id)))]
 
 
 async def test_news_stay_short_whatever_a_batch_does() -> None:
@@ -294,7 +345,7 @@ async def test_news_stay_short_whatever_a_batch_does() -> None:
     assert (len(canceled.queued), len(canceled.ended), canceled.many) == (0, 100, True)
 
 
-async def test_a_held_task_is_no_news() -> None:
+async def test_a_held_task_is_no_news_to_waiting_claims() -> None:
     gate, _ = await gates(poll_seconds=60.0, listening=False)
     offer = await gate.leased(max_expiries=1)
     await told(gate)
@@ -302,7 +353,9 @@ async def test_a_held_task_is_no_news() -> None:
     await gate.lose(offer)
 
     assert (await gate.task(offer.task_id)).held == "lease_expiries"
-    assert await told(gate) == []
+    (news,) = await told(gate)
+    assert (news.queued, news.due) == ((), None)
+    assert {to for to, _, _ in news.receipts} == {"ada"}
 
 
 async def test_a_gate_that_is_alone_tells_nobody() -> None:

@@ -721,7 +721,7 @@ async def polling(served: Any, method: str, target: str, body: Any = None) -> As
     data = None if body is None else json.dumps(body).encode()
     call = asyncio.ensure_future(served.send(method, target, data, gone=gone,
                                              headers=[("authorization", f"Bearer {TOKEN}")]))
-    await until(lambda: served.engine.waiting.count or served.engine.outcomes)
+    await until(lambda: served.engine.waiting.count or served.engine.readers.count)
     assert not call.done()
     yield call, gone
     call.cancel()
@@ -776,7 +776,7 @@ async def test_a_reader_waits_for_the_end_of_a_task(served: Any, way: str) -> No
 
     assert answer.json()["status"] == "succeeded"
     assert answer.json()["result"]["result"] == {"answer": 42}
-    assert not served.engine.outcomes
+    assert not served.engine.readers.count
 
 
 async def test_a_reader_whose_client_goes_is_forgotten(served: Any) -> None:
@@ -786,7 +786,7 @@ async def test_a_reader_whose_client_goes_is_forgotten(served: Any) -> None:
         gone.set()
         assert await asyncio.wait_for(call, PATIENCE_SECONDS) is None
 
-    assert not served.engine.outcomes
+    assert not served.engine.readers.count
 
 
 async def test_a_stopping_gate_answers_its_waiting_readers_with_what_there_is(served: Any) -> None:
@@ -797,6 +797,22 @@ async def test_a_stopping_gate_answers_its_waiting_readers_with_what_there_is(se
         answer = await asyncio.wait_for(call, PATIENCE_SECONDS)
 
     assert answer.json()["status"] == "queued"
+
+
+@pytest.mark.parametrize("path", ["receipts", "obligations/open"])
+async def test_a_list_that_waits_is_answered_when_something_comes_and_forgotten_when_its_client_goes(
+        served: Any, path: str) -> None:
+    target = f"/v1/{path}?agent_id=ada&wait_seconds=30"
+    async with polling(served, "GET", target) as (call, gone):
+        gone.set()
+        assert await asyncio.wait_for(call, PATIENCE_SECONDS) is None
+    assert not served.engine.readers.count
+
+    async with polling(served, "GET", target) as (call, _):
+        made = await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
+        reply = (await asyncio.wait_for(call, PATIENCE_SECONDS)).json()
+
+    assert [row["task_id"] for row in reply.get("receipts") or reply["open_obligations"]] == [made["task_id"]]
 
 
 @pytest.mark.parametrize("wait", [0.01, 31, 3600, 9007199254740991])

@@ -213,6 +213,10 @@ async def read_and_acknowledged(do: Do) -> None:
     await do(ADA, "list_receipts", limit=1, cursor=page["next_cursor"])
     for _ in range(2):
         await do(ADA, "ack_receipt", receipt_id=page["receipts"][0]["receipt_id"])
+    seen = page["receipts"][0]["receipt_id"]
+    for filter in ({}, {"receipt_type": "task.failed"}):
+        await do(ADA, "list_receipts", since_receipt_id=seen, wait_seconds=0.01, **filter)
+    await do(ADA, "list_open_obligations", since_receipt_id=seen, wait_seconds=0.01)
     await do(ADA, "list_tasks", status="succeeded")
     await do(ROOT, "run_task", type="demo", payload=None, wait_seconds=0)
 

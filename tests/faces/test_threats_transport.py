@@ -341,6 +341,34 @@ def test_f3_calls_that_wait_hold_no_connection_to_the_database(crowded: Any) -> 
     assert sorted(offers) == sorted(answer[2]["task_id"] for answer in made)
 
 
+def test_f3_hundreds_of_waiting_readers_hold_no_connection_to_the_database(start: Any, backend_url: str) -> None:
+    most = 300
+    crowded = start(f"max_waiting_readers={most}", f"max_waiting_per_principal={most * 2}", "database.pool_size=2",
+                    f"max_connections_per_address={most + 10}", database=backend_url.replace("memory:", "memory://"))
+    targets = [f"/v1/{path}?agent_id=ada&wait_seconds=30" for path in ("receipts", "obligations/open")]
+    with contextlib.ExitStack() as lines:
+        probe = lines.enter_context(Line(crowded))
+        waiting = [lines.enter_context(Line(crowded)).say("GET", targets[number % 2]) for number in range(most)]
+
+        def is_full() -> bool:
+            for number, line in enumerate(waiting):     # one that came while the probe had a place asks again
+                if select.select([line.socket], [], [], 0)[0]:
+                    assert line.answer()[0] == 429
+                    line.say("GET", targets[number % 2])
+            return bool(probe.say("GET", targets[0].replace("=30", "=0.01")).answer()[0] == 429)
+
+        until(is_full)
+        status, _, refused = probe.say("GET", targets[0]).answer()
+
+        made = probe.say("POST", "/v1/tasks", {"type": "none", "payload": None, "agent_id": "ada"}).answer()[2]
+        answers = [line.answer()[2] for line in waiting]
+
+    assert (status, refused["error"], refused["retry_after"]) == (429, "rate_limit_exceeded", 1)
+    assert "max_waiting_readers" in refused["message"]
+    read = [row["task_id"] for answer in answers for row in answer.get("receipts") or answer["open_obligations"]]
+    assert read == [made["task_id"]] * most
+
+
 def test_f3_tenants_do_not_share_their_places_and_nothing_is_kept_of_who_has_left() -> None:
     polls = Polls(Settings(max_waiting_per_tenant=2, max_waiting_per_principal=1))
     ada, bob, eve = (Principal("agent", name) for name in ("ada", "bob", "eve"))
@@ -446,7 +474,7 @@ async def test_f11_strangers_leave_nothing_behind(served: Any) -> None:
         engine = served.engine
         engine.sightings.count()
         return [len(part) for part in (engine.polls.tenants, engine.polls.principals, engine.waiting.places,
-                                       engine.waiting.timers, engine.outcomes, engine.sightings.fresh,
+                                       engine.waiting.timers, engine.readers.seats, engine.sightings.fresh,
                                        engine.extensions, engine.batches.__dict__, served.gate.endpoints)]
 
     async def at_once(seconds: float) -> None:

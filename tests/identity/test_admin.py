@@ -415,7 +415,7 @@ async def waiting(house: House, *, readers: bool) -> None:
     """Wait until a call waits, and has looked."""
     engine = house.served.engine
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (engine.outcomes if readers else engine.waiting.count) or engine.batches.flights:  # noqa: ASYNC110
+        while not (engine.readers.count if readers else engine.waiting.count) or engine.batches.flights:  # noqa: ASYNC110
             await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
@@ -459,6 +459,20 @@ async def test_a_reader_that_waits_learns_nothing_once_its_key_is_revoked(house:
 
     assert (await asyncio.wait_for(read, PATIENCE_SECONDS)).code == "unauthenticated"
     assert [line["details"]["principal_id"] for line in await house.audit(event="auth_failure")] == ["ada"]
+
+
+@pytest.mark.parametrize("operation", ["list_receipts", "list_open_obligations"])
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_list_that_waits_shows_nothing_once_its_key_is_revoked(
+        house: House, facade: str, operation: str) -> None:
+    ada = await house.key("agent", "ada")
+    read = asyncio.ensure_future(house.ask(operation, {"wait_seconds": 30}, token=ada, facade=facade))
+    await waiting(house, readers=True)
+
+    await house.good("revoke_key", {"key_id": house.ids[ada]})
+    await house.good("create_task", {"type": "demo", "payload": None, "agent_id": "ada"})
+
+    assert (await asyncio.wait_for(read, PATIENCE_SECONDS)).code == "unauthenticated"
 
 
 # Two gates on one Postgres.

@@ -34,7 +34,7 @@ FULL_FORM: ToolForm = "full"
 BRIEF_FORM: ToolForm = "brief"
 BRIEF_NAMED: ToolForm = "named"
 # The arguments by which a model names itself; other spellings are accepted, but not shown.
-ASKER_ARGUMENTS = {"agent_id": "your id", "worker_id": "your id as a worker; keep it after a restart"}
+ASKER_ARGUMENTS = {"agent_id": "your id", "worker_id": "your worker id; keep it after a restart"}
 ASKING = (AsPrincipal, AsWorker, AsEither)
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
 INSTRUCTIONS = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task.
