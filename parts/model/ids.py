@@ -9,7 +9,7 @@ from functools import lru_cache
 
 MARKS = (1 << 20) - 1   # the last bits of an id: the mark of its tenant
 STEP = (1 << 46) - 1    # random distance between ids of one moment: nobody can guess the next id
-LAST_CHARACTER = chr(0x10FFFF)       # sorts behind every other, byte by byte too
+HIGHEST = chr(0x10FFFF)       # sorts behind every other, byte by byte too
 LOW, VARIANT = (1 << 62) - 1, 1 << 63   # of the lower half of a UUID
 
 
@@ -62,7 +62,7 @@ def span_ids(created_after: float | None, created_before: float | None,
     Ids order by age, so an age is a range of ids, and so is a prefix.  None is no limit.
     """
     least = [*([] if created_after is None else [first_id(created_after)]), *([prefix] if prefix else [])]
-    most = [*([] if created_before is None else [first_id(created_before)]), *([prefix + LAST_CHARACTER] if prefix else [])]
+    most = [*([] if created_before is None else [first_id(created_before)]), *([prefix + HIGHEST] if prefix else [])]
     return max(least, default=None), min(most, default=None)
 
 
