@@ -22,7 +22,7 @@ from asyncgate.parts.app import Gate
 from asyncgate.parts.model.settings import MetricsSettings, Settings
 
 TOKEN = "bench"     # noqa: S105  # of two gates that nobody else reaches
-ROUNDS, CYCLES, WARM_UP = 300, 10, 200
+MEASURED_TURNS, CYCLES, WARM_UP = 300, 10, 200
 
 
 async def send(gate: Gate, method: str, path: str, body: Any = None) -> Any:
@@ -78,13 +78,13 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with open_gate(folder, False) as off, open_gate(folder, True) as on:
             found: dict[bool, list[float]] = {False: [], True: []}
-            for number in range(ROUNDS):
+            for number in range(MEASURED_TURNS):
                 for enabled in (False, True) if number % 2 else (True, False):
                     found[enabled].append(await run_cycles(on if enabled else off, CYCLES))
             scrape = await measure_scrape(on)
     shares = [counting / plain for plain, counting in zip(found[False], found[True], strict=True)]
     sys.stdout.write(f"CPU of a cycle: {median(found[False]) * 1e6:.0f} µs without metrics, "
-                     f"{median(found[True]) * 1e6:.0f} µs with them; median ratio of {ROUNDS} rounds "
+                     f"{median(found[True]) * 1e6:.0f} µs with them; median ratio of {MEASURED_TURNS} turns "
                      f"{median(shares):.3f}, of the least of each {min(found[True]) / min(found[False]):.3f}\n"
                      f"CPU of a scrape: {scrape * 1e3:.1f} ms\n")
 
