@@ -79,6 +79,7 @@ from asyncgate.parts.model.errors import (
     LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable, NotNow, outcome_unknown,
     QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
     TooManyArtifacts, TooManyParents, TooManyWaiting)
+from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.ids import Ids, mark_of, span_ids
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import read_principal, make_filter, read_instance_id, names_nobody
@@ -802,7 +803,7 @@ class Engine:
         self.born, self.longest_wait = time.monotonic(), self.settings.max_wait_seconds
         self.batches = Batches(backend, self.settings.batch_size, self._after_commit)
         self.waiting = Waiting(self)
-        self.polls = Polls(self.settings)
+        self.polls, self.granted = Polls(self.settings), GrantedLeases()
         self.readers = Readers(self.settings.max_waiting_readers)
         self.sightings = Sightings(backend)
         self.extensions: tuple[Extension, ...] = ()
@@ -1799,12 +1800,13 @@ class Engine:
         for task in (changed := (*work.added.values(), *work.moved.values())):
             if task.status == "queued":
                 self.waiting.offer_task(work.tenant_id, task, work.now)
-        self.readers.announce(work.tenant_id, changed, work.written.values())
+        if work.tenant_id in self.readers.seats:
+            self.readers.announce(work.tenant_id, changed, work.written.values())
         if self.shared and not self.shared.is_alone() and (news := news_of(work)):
             self.shared.tell(news)
-        ends = [lease.expires_at for lease in work.leased.values() if lease.ending == "live"]
-        for after_grant in self.on.after_grant if ends else ():
-            after_grant(work.tenant_id, min(ends))
+        if (first_end := self.granted.note(work.leased, work.now)) is not None:
+            for after_grant in self.on.after_grant:
+                after_grant(work.tenant_id, first_end)
         for after_commit in self.on.after_commit:
             after_commit(work)
         for after_record_change in self.on.after_record_change if work.kept else ():

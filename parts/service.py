@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
 
-from asyncgate import Caller, Engine, Extension, News, Operation, Work
+from asyncgate import Caller, Engine, Extension, News, Operation
 from asyncgate.parts.faces.traffic import Traffic
 from asyncgate.parts.identity.admin import require_operator
 from asyncgate.parts.identity.audit import describe_caller
@@ -23,7 +23,6 @@ from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.oversight import mark_as_audited
 from asyncgate.parts.model.database import MemberBackend, VersionedBackend
 from asyncgate.parts.model.errors import Misdirected, NotReady
-from asyncgate.parts.model.stored import Lease
 from asyncgate.parts.model.views import to_utc_or_none
 from asyncgate.parts.model.wire_admin import Drained, DrainGate, Readiness, Ready, ResumeGate
 from asyncgate.parts.process.outages import OFTEN
@@ -39,31 +38,6 @@ class Findings(Struct, frozen=True):
     joined: bool = False
 
 
-class Granted:
-    """The live leases that this process has granted or renewed; another process may have ended some."""
-
-    TIDY = 1000         # leases, above which those that have run out are forgotten
-
-    def __init__(self) -> None:
-        self.ends: dict[str, float] = {}        # by task
-        self.most = self.TIDY
-
-    def note(self, leased: Mapping[str, Lease], now: float) -> None:
-        """Take in the leases that a batch has changed."""
-        for task_id, lease in leased.items():
-            if lease.ending == "live":
-                self.ends[task_id] = lease.expires_at
-            else:
-                self.ends.pop(task_id, None)
-        if len(self.ends) > self.most:
-            self.most = 2 * self.count(now) + self.TIDY
-
-    def count(self, now: float) -> int:
-        """Return how many still live."""
-        self.ends = {task_id: end for task_id, end in self.ends.items() if end > now}
-        return len(self.ends)
-
-
 class Service(Extension):
     """This process as a load balancer sees it."""
 
@@ -75,19 +49,13 @@ class Service(Extension):
                  end_streams: Callable[[], None] = lambda: None) -> None:
         self.engine, self.traffic, self.end_streams = engine, traffic or Traffic(), end_streams
         self.since: float | None = None         # when draining began, by the database's clock
-        self.granted = Granted()
         self.found, self.found_at = Findings(), -math.inf
         self.looking: asyncio.Task[None] | None = None
-
-    def after_commit(self, work: Work) -> None:
-        """Count the leases of this process."""
-        if work.leased:
-            self.granted.note(work.leased, work.now)
 
     def hear_news(self, news: News) -> None:
         """Forget the leases of tasks that have ended in another process."""
         for task_id in news.ended:
-            self.granted.ends.pop(task_id, None)
+            self.engine.granted.ends.pop(task_id, None)
 
     async def readiness(self) -> Readiness:
         """Tell whether new callers are welcome, as of a moment ago."""
@@ -141,7 +109,7 @@ class Service(Extension):
         now = self.engine.backend.now()
         return Drained(self.engine.instance, self.since is not None, to_utc_or_none(self.since),
                        max(self.traffic.count() - 1, 0), sum(self.engine.polls.tenants.values()),
-                       self.granted.count(now))
+                       self.engine.granted.count(now))
 
 
 async def look_at(engine: Engine) -> Findings:

@@ -20,9 +20,9 @@ from asyncgate.backends.postgres.statements import NAME_KEY
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import PostgresServer, connected
 from asyncgate.parts.app import Gate
+from asyncgate.parts.model.granted import GrantedLeases, Service
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Lease
-from asyncgate.parts.service import Granted, Service
 from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
 
 pytestmark = pytest.mark.anyio
@@ -236,12 +236,12 @@ async def test_leases_that_ran_out_are_not_left(served: Served) -> None:
 
 
 def test_forgotten_leases_do_not_pile_up() -> None:
-    granted, lease = Granted(), Lease("t", "l", "worker", "w", None, 1, 0.0, 10.0, 0, "r", None)
+    granted, lease = GrantedLeases(), Lease("t", "l", "worker", "w", None, 1, 0.0, 10.0, 0, "r", None)
 
-    for number in range(5 * Granted.TIDY):
+    for number in range(5 * GrantedLeases.TIDY):
         granted.note({f"t{number}": replace(lease, expires_at=number + 1.0)}, now=float(number))
 
-    assert len(granted.ends) <= Granted.TIDY + 1
+    assert len(granted.ends) <= GrantedLeases.TIDY + 1
 
 
 async def test_only_the_operator_drains_and_only_the_process_that_is_meant(served: Served) -> None:
