@@ -79,7 +79,7 @@ from asyncgate.parts.model.errors import (
     LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable, NotNow, outcome_unknown,
     QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
     TooManyArtifacts, TooManyParents, TooManyWaiting)
-from asyncgate.parts.model.ids import Ids, mark_of
+from asyncgate.parts.model.ids import Ids, mark_of, span_ids
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import read_principal, make_filter, read_instance_id, names_nobody
 from asyncgate.parts.model.news import News
@@ -1094,9 +1094,10 @@ class Engine:
         owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by) or read_principal(ask)
         if not caller.sees_all:
             owner = self._require_self(caller, owner)
-        limit, mark = self.limit_page(ask.limit), ("tasks", owner, ask.status, ask.type)
-        before = self.open_cursor(caller, ask.cursor, *mark)
-        rows = await self.backend.page(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
+        since, end = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
+        limit, mark = self.limit_page(ask.limit), ("tasks", owner, ask.status, ask.type, since, end)
+        end = self.open_cursor(caller, ask.cursor, *mark) or end
+        rows = await self.backend.page(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, end, limit + 1, since))
         ends = self.seal_cursors(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
         return Tasks([show_task(caller.tenant_id, *row) for row in rows[:limit]], *ends)
 

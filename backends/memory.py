@@ -112,7 +112,8 @@ class Tenant:
         """Yield tasks, newest first."""
         found = (id for id, task in sorted(self.tasks.items(), reverse=True)
                  if wanted_is(of.owner, task.owner) and of.status in (None, task.status)
-                 and of.type in (None, task.type) and (of.before is None or id < of.before))
+                 and of.type in (None, task.type) and (of.before is None or id < of.before)
+                 and (of.since is None or id >= of.since))
         return map(self.row, islice(found, of.limit))
 
     def find_leases(self, of: LeaseFilter) -> Iterator[tuple[Task, Lease]]:

@@ -589,9 +589,10 @@ class Sqlite(Pages):
             if value is not None:
                 given.append(value)
                 sql += f" AND t.{column} = ?{len(given)}"
-        if of.before is not None:
-            given.append(of.before)
-            sql += f" AND t.task_id < ?{len(given)}"
+        for sign, task_id in (("<", of.before), (">=", of.since)):
+            if task_id is not None:
+                given.append(task_id)
+                sql += f" AND t.task_id {sign} ?{len(given)}"
         sql = page_of(sql, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, make_binder(given))
         rows = await self._rows(sql, *given)
         return [named_row(row) for row in rows]

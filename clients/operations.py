@@ -750,6 +750,7 @@ class AsyncOperations:
     async def list_tasks(
         self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
         type: str | None = None, created_by: str | None = None, created_by_kind: Kind | None = None,
+        created_after: datetime | None = None, created_before: datetime | None = None, id_prefix: str | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
@@ -1322,6 +1323,7 @@ class SyncOperations:
     def list_tasks(
         self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
         type: str | None = None, created_by: str | None = None, created_by_kind: Kind | None = None,
+        created_after: datetime | None = None, created_before: datetime | None = None, id_prefix: str | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -59,6 +60,48 @@ async def test_filters_apply_before_the_limit(gate: Gate) -> None:
 
     assert [task.task_id for task in by_type] == wanted[::-1]
     assert [task.task_id for task in by_both] == wanted[:1]
+
+
+async def test_tasks_are_filtered_by_their_age(gate: Gate) -> None:
+    made, moments = [], []
+    for _ in range(3):
+        moments.append(datetime.fromtimestamp(gate.now(), UTC))
+        made.append(await gate.create())
+        gate.skip(60)
+
+    async def listed(**fields: Any) -> list[str]:
+        return [task.task_id for task in (await gate.as_agent().list_tasks(**fields)).tasks]
+
+    assert await listed(created_after=moments[1]) == [made[2], made[1]]
+    assert await listed(created_before=moments[1]) == [made[0]]
+    assert await listed(created_after=moments[1], created_before=moments[2]) == [made[1]]
+    assert await listed(created_after=moments[2], created_before=moments[1]) == []
+    assert await listed(created_after=moments[1], type="else") == []
+
+
+async def test_tasks_are_filtered_by_how_their_id_begins(gate: Gate) -> None:
+    made = [await gate.create() for _ in range(3)]
+
+    async def listed(prefix: str, **fields: Any) -> list[str]:
+        return [task.task_id for task in (await gate.as_admin().list_tasks(id_prefix=prefix, **fields)).tasks]
+
+    assert await listed(made[1]) == [made[1]]
+    assert await listed(made[1][:-1]) == [made[1]]
+    assert await listed(made[1][0]) == made[::-1]
+    assert await listed(made[1], status="succeeded") == []
+    assert await listed("zzz") == []
+
+
+async def test_the_cursor_of_a_list_by_age_is_good_for_that_age_only(gate: Gate) -> None:
+    begin, made = datetime.fromtimestamp(gate.now(), UTC), [await gate.create() for _ in range(3)]
+    page = await gate.as_agent().list_tasks(limit=1, created_after=begin)
+
+    rest = await gate.as_agent().list_tasks(created_after=begin, cursor=page.next_cursor)
+
+    assert [task.task_id for task in (*page.tasks, *rest.tasks)] == made[::-1]
+    for other in ({}, {"created_before": begin}, {"created_after": begin, "id_prefix": "0"}):
+        with refused("invalid_cursor"):
+            await gate.as_agent().list_tasks(cursor=page.next_cursor, **other)
 
 
 async def test_a_page_has_fifty_rows_and_two_hundred_at_most(gate: Gate) -> None:

@@ -17,6 +17,7 @@ from asyncgate.backends import Backend, open_backend
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.faces import server
 from asyncgate.parts.faces.front import Front
+from asyncgate.parts.faces.traffic import Traffic
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.ways import Identity, Keys
 from asyncgate.parts.metrics.counting import Metrics
@@ -49,7 +50,7 @@ class Gate(Front):
                  operations: dict[str, Operation] = OPERATIONS) -> None:
         self.backend, self.identity = backend, Identity(settings)
         self.ledger: Ledger | None = None       # set in integrated mode only
-        self.traffic = server.Traffic()
+        self.traffic = Traffic()
         super().__init__(settings, operations, self._life)
         self.counting: Metrics | None = None    # if the settings ask for it
         if settings.metrics.enabled and not settings.metrics.port:

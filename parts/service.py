@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import Caller, Engine, Extension, News, Operation, Work
-from asyncgate.parts.faces.server import Traffic
+from asyncgate.parts.faces.traffic import Traffic
 from asyncgate.parts.identity.admin import require_operator
 from asyncgate.parts.identity.audit import describe_caller
 from asyncgate.parts.identity.guard import Guard

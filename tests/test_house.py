@@ -191,8 +191,9 @@ def test_the_search_for_sql_finds_that_of_the_sqlite_backend() -> None:
     assert any(SQL.search(text) for text in strings(ROOT / "backends" / "sqlite.py"))
 
 
-def test_importing_the_gate_imports_nothing_heavy() -> None:
-    ask = "import asyncgate, json, sys; print(json.dumps(sorted(sys.modules)))"
+@pytest.mark.parametrize("name", ["asyncgate", "asyncgate.parts.operations", "asyncgate.commands.main"])
+def test_what_every_command_imports_imports_nothing_heavy(name: str) -> None:
+    ask = f"import {name}, json, sys; print(json.dumps(sorted(sys.modules)))"
 
     told = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 

@@ -44,7 +44,7 @@ from asyncgate.backends.postgres.migrations import migrate_database as migrate_d
 from asyncgate.backends.postgres.migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres.privileges import find_strengths
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, Refused, StartupError, outcome_unknown
-from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.ids import Ids, first_id
 from asyncgate.parts.model.queries import (
     ArchivedFilter,
     EntryFilter,
@@ -524,9 +524,10 @@ class Postgres(Pages):
             if value is not None:
                 given.append(value)
                 statement += f" AND {column} = ${len(given) + 1}"
-        if of.before is not None:
-            given.append(of.before)
-            statement += f" AND t.task_id < ${len(given) + 1}"
+        for sign, task_id in (("<", of.before), (">=", of.since)):
+            if task_id is not None:
+                given.append(task_id)
+                statement += f" AND t.task_id {sign} ${len(given) + 1}"
         statement = page_of(statement, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, sql.make_binder(given))
         rows = await self._read(tenant_id, statement, *given)
         return [sql.named_row(row) for row in rows]
@@ -566,7 +567,7 @@ class Postgres(Pages):
         while True:
             newest, since = (await self._read(tenant_id, sql.HORIZONS[table], sql.writers_key(uuid.UUID(tenant_id))))[0]
             target = target or newest or ""
-            sure = None if since is None else sql.before(since + self.skew)
+            sure = None if since is None else first_id(since + self.skew)
             if sure is None or target < sure:
                 return target
             if time.monotonic() > deadline:

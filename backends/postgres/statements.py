@@ -584,12 +584,6 @@ EXPORTS: dict[type[Struct], tuple[str, dict[str, str]]] = {
     Audit: ("audit", AUDIT), **{kind: (table, typed(kind)) for kind, table in RECORDS.items()}}
 
 
-def before(moment: float) -> str:
-    """Return a text that is less than every id made from a moment on."""
-    ms = int(moment * 1000) if moment > 0 else 0     # it may be minus infinity
-    return f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7"
-
-
 @cache
 def export(table: type[Struct], keys: tuple[str, ...]) -> str:
     """Return the statement that reads the next 1,000 rows of a table that stores one Struct per row."""

@@ -32,8 +32,8 @@ from typing import Any, NoReturn, Protocol, cast
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.server import ServerState
 
+from asyncgate.parts.faces.traffic import Traffic
 from asyncgate.parts.model.connection import STRICT_TRANSPORT, is_https_by_proxy
 from asyncgate.parts.model.errors import StartupError
 
@@ -100,30 +100,6 @@ def _ignore_url(url: str) -> None:
 def _at_once() -> float:
     """Shut down without a delay after a signal."""
     return 0.0
-
-
-class Traffic:
-    """Tells the app of the running requests, and lets it close connections so that clients reconnect elsewhere."""
-
-    def __init__(self) -> None:
-        self.leaving = False
-        self.state: ServerState | None = None   # of the server, once it exists
-
-    def count(self) -> int:
-        """Return the number of running requests."""
-        return len(self.state.tasks) if self.state else 0
-
-    def leave(self) -> None:
-        """From now on, close each connection after its next answer."""
-        self.leaving = True
-        for connection in self.state.connections if self.state else ():
-            cycle = cast(Http, connection).cycle
-            if cycle is not None and not cycle.response_started:
-                cycle.keep_alive = False
-
-    def stay(self) -> None:
-        """Keep connections open again."""
-        self.leaving = False
 
 
 def run_server(

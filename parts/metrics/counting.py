@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from asyncgate import Engine, Extension, Needs, Refused, Transact, Work
-from asyncgate.parts.metrics.numbers import OTHER, Numbers
+from asyncgate.parts.metrics.numbers import OTHER, Buckets, Numbers
 from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
 from asyncgate.parts.model.stored import TERMINAL
 
@@ -29,6 +29,9 @@ class Metrics(Extension):
     def __init__(self, engine: Engine, ledger: Ledger | None = None) -> None:
         self.engine, self.ledger = engine, ledger
         self.numbers = Numbers(engine.settings.metrics.most_types)
+        stages = self.numbers.stages        # those of every batch are looked up once
+        self.load, self.decide, self.commit = stages["load",], stages["decide",], stages["commit",]
+        self.sizes: Buckets = self.numbers.sizes[()]
         self.lag: Lag | None = None         # of the outbox, when it was last looked at
         self.looking: asyncio.Task[None] | None = None
 
@@ -90,12 +93,10 @@ class Metrics(Extension):
         return measure
 
     def _note_batch(self, calls: int, times: Times) -> None:
-        numbers = self.numbers
-        numbers.commits[()] += 1
-        numbers.sizes[()].add(calls)
-        numbers.stages["load",].add(times.decided_first - times.begun)
-        numbers.stages["decide",].add(times.deciding)
-        numbers.stages["commit",].add(perf_counter() - times.decided_last)
+        self.sizes.add(calls)
+        self.load.add(times.decided_first - times.begun)
+        self.decide.add(times.deciding)
+        self.commit.add(perf_counter() - times.decided_last)
 
     def after_commit(self, work: Work) -> None:
         """Count what a batch has changed."""
@@ -121,7 +122,8 @@ class Metrics(Extension):
         if lease.ending != "live":
             numbers.leases_ended[*label, lease.ending] += 1
             numbers.holds[label].add(max(work.now - lease.acquired_at, 0.0))
-            numbers.held[label] += task.held is not None
+            if task.held is not None:
+                numbers.held[label] += 1
         elif lease.acquired_at == work.now:
             numbers.granted[label] += 1
             if lease.fence == 1:        # a later one waited since an end that no row tells

@@ -84,7 +84,6 @@ class Numbers:
         self.receipts: Counts = defaultdict(int)            # receipt type
         self.posted: Counts = defaultdict(int)              # of the outbox
         self.audited: Counts = defaultdict(int)             # severity
-        self.commits: Counts = defaultdict(int)
         self.database_errors: Counts = defaultdict(int)     # kind
         self.sizes = histograms(SIZES)
         self.stages = histograms(SHORT)                     # stage

@@ -138,7 +138,7 @@ FAMILIES = (
     Family("asyncgate_audit_lines_total", "counter", "Lines that were added to the audit log.", ("severity",),
            counted("audited")),
     Family("asyncgate_commits_total", "counter", "Batches of writes that were committed.", (),
-           none_yet(counted("commits"))),
+           one(lambda sources: sum(sources.metrics.sizes.counts))),
     Family("asyncgate_batch_writes", "histogram", "Writes that shared one batch.", (), counted("sizes")),
     Family("asyncgate_batch_stage_seconds", "histogram",
            "Time that a committed batch spent on loading its rows, deciding, and saving with the commit.", ("stage",),

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 MARKS = (1 << 20) - 1   # the last bits of an id: the mark of its tenant
 STEP = (1 << 46) - 1    # random distance between ids of one moment: nobody can guess the next id
+HIGHEST = chr(0x10FFFF)       # sorts behind every other, byte by byte too
 LOW, VARIANT = (1 << 62) - 1, 1 << 63   # of the lower half of a UUID
 
 
@@ -46,6 +47,23 @@ class Ids:
             self._random, self._used = os.urandom(4096), 0
         start, self._used = self._used, self._used + size
         return int.from_bytes(self._random[start:self._used], "big")
+
+
+def first_id(moment: float) -> str:
+    """Return a text that is less than every id made from a moment on, and greater than those made before."""
+    ms = int(moment * 1000) if moment > 0 else 0     # it may be minus infinity
+    return f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7"
+
+
+def span_ids(created_after: float | None, created_before: float | None,
+             prefix: str | None) -> tuple[str | None, str | None]:
+    """Return between which ids those lie that were made in a time and begin with a prefix: the first one belongs to it.
+
+    Ids order by age, so an age is a range of ids, and so is a prefix.  None is no limit.
+    """
+    least = [*([] if created_after is None else [first_id(created_after)]), *([prefix] if prefix else [])]
+    most = [*([] if created_before is None else [first_id(created_before)]), *([prefix + HIGHEST] if prefix else [])]
+    return max(least, default=None), min(most, default=None)
 
 
 @lru_cache(4096)

@@ -32,6 +32,7 @@ class TaskFilter(Query[Row], frozen=True):
     type: str | None
     before: str | None          # a task_id
     limit: int
+    since: str | None = None    # a task_id, or what one begins with; it is listed itself
 
 
 class LeaseFilter(Query[tuple[Task, Lease]], frozen=True):

@@ -322,6 +322,9 @@ class ListTasks(PageAsk, kw_only=True):
     type: Name | None = None
     created_by: Annotated[Name | None, says("id of the creator; if absent, an admin sees all tasks")] = None
     created_by_kind: Annotated[Kind | None, says("kind of created_by; default: any")] = None
+    created_after: Annotated[Moment | None, says("created then or later")] = None
+    created_before: Moment | None = None
+    id_prefix: Annotated[Name | None, says("how the task_id begins")] = None
 
 
 class CancelTask(TaskAsk, kw_only=True):

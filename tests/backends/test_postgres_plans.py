@@ -456,7 +456,7 @@ async def first_scan(db: Any, statement: str, table: str) -> tuple[str, str]:
 @pytest.mark.parametrize("database", ["empty", "full"])
 async def test_a_list_of_tasks_is_read_by_the_index_of_what_it_lists(databases: dict[str, str], database: str) -> None:
     async with session(databases[database]) as db, listening(databases[database]) as (backend, sent):
-        lists = itertools.product([*OWNERS, ANYBODY], (None, "queued"), (None, "type-2"), IDS, [50])
+        lists = itertools.product([*OWNERS, ANYBODY], (None, "queued"), (None, "type-2"), IDS, [50], IDS)
         for of in itertools.starmap(TaskFilter, lists):
             sent.clear()
             await backend.page(TENANT, of)
@@ -464,7 +464,8 @@ async def test_a_list_of_tasks_is_read_by_the_index_of_what_it_lists(databases: 
             index, found = await first_scan(db, text, "tasks")
 
             assert index == ("tasks_owner" if of.owner else "tasks_pkey"), of
-            assert ("task_id" in found) == (of.before is not None), of
+            assert ("task_id)::text <" in found, "task_id)::text >=" in found) == (
+                of.before is not None, of.since is not None), found
 
 
 @pytest.mark.parametrize("database", ["empty", "full"])

@@ -96,8 +96,8 @@ def test_it_runs_with_keys_from_files_ends_when_told_and_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize(("arguments", "environment", "says"), [
-    (["--worker-key", "k"], {}, "both keys"),
-    ([], {"ASYNCGATE_AGENT_KEY": "k"}, "both keys"),
+    (["--worker-key", "k"], {}, "the keys of both"),
+    ([], {"ASYNCGATE_AGENT_KEY": "k"}, "the keys of both"),
     ([], {"ASYNCGATE_AGENT_KEY": "k", "ASYNCGATE_AGENT_KEY_FILE": "f"}, "both set"),
     ([], {"ASYNCGATE_WORKER_KEY_FILE": "nowhere"}, "No such file"),
     ([], {"ASYNCGATE_WORKER_KEY_FILE": os.devnull}, "is empty"),

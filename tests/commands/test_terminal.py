@@ -75,7 +75,7 @@ def test_a_short_id_that_stands_for_two_is_refused() -> None:
     other = IDS[0].replace("01a2", "01a3")
     remembered.remember([IDS[0], other])
 
-    with pytest.raises(remembered.Ambiguous, match="stands for 2 ids"):
+    with pytest.raises(remembered.Ambiguous, match="is the short form of 2 ids"):
         remembered.expand_id(remembered.shorten_id(IDS[0]))
 
 
