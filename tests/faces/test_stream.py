@@ -53,8 +53,7 @@ class Listener:
 
 def call(live: Any, method: str, path: str, **body: Any) -> Any:
     """Ask the gate, as the shared token."""
-    answer = httpx2.request(method, live.url + path, headers={"authorization": f"Bearer {TOKEN}"},
-                            **({"json": body} if method == "POST" else {"params": body}))
+    answer = httpx2.request(method, live.url + path, headers={"authorization": f"Bearer {TOKEN}"}, json=body)
     return answer.raise_for_status().json()
 
 
