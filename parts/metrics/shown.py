@@ -103,7 +103,7 @@ def none_yet(read: Callable[[Sources], Values]) -> Callable[[Sources], Values]:
 
 
 FAMILIES = (
-    Family("asyncgate_info", "gauge", "Version and name of this gate; the value is always 1.", ("version", "instance"),
+    Family("asyncgate_info", "gauge", "Version and name of this gate; the value is always 1.", ("version", "gate"),
            lambda sources: {(__version__, sources.engine.instance): 1}),
     Family("asyncgate_requests_total", "counter",
            "Calls that were answered; a refused tool call has the status that REST gives it.",
@@ -150,15 +150,15 @@ FAMILIES = (
            one(lambda sources: len(sources.engine.batches.flights))),
     Family("asyncgate_writes_waiting", "gauge", "Writes that wait for the next batch now.", (),
            one(lambda sources: sum(map(len, list(sources.engine.batches.waiting.values()))))),
-    Family("asyncgate_upkeep_runs_total", "counter", "Runs of the gate's own jobs.", ("job",),
+    Family("asyncgate_upkeep_runs_total", "counter", "Runs of the gate's own jobs.", ("duty",),
            per_duty(lambda duty: duty.runs)),
-    Family("asyncgate_upkeep_failures_total", "counter", "Runs of the gate's own jobs that failed.", ("job",),
+    Family("asyncgate_upkeep_failures_total", "counter", "Runs of the gate's own jobs that failed.", ("duty",),
            per_duty(lambda duty: duty.failures)),
     Family("asyncgate_upkeep_done_total", "counter",
-           "What the gate's own jobs have done: tasks swept, receipts sealed or archived, and so on.", ("job",),
+           "What the gate's own jobs have done: tasks swept, receipts sealed or archived, and so on.", ("duty",),
            per_duty(lambda duty: duty.done)),
     Family("asyncgate_upkeep_last_run_timestamp_seconds", "gauge", "When a job of the gate began its last run.",
-           ("job",), find_last_run),
+           ("duty",), find_last_run),
     Family("asyncgate_ledger_posted_total", "counter", "Receipts that were put into the outbox for the ledger.", (),
            lambda sources: none_yet(counted("posted"))(sources) if sources.ledger else {}),
     Family("asyncgate_ledger_answers_total", "counter", "Receipts that the ledger stored, refused or left unanswered.",

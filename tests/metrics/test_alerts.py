@@ -40,7 +40,7 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         f'asyncgate_database_errors_total{{{GATE},kind="unavailable"}}': "0+1x60"}, {"instance": "gate:8080"}),
     "AsyncGateLedgerLags": ({f"asyncgate_ledger_oldest_seconds{{{GATE}}}": "0+60x60"}, {"instance": "gate:8080"}),
     "AsyncGateSweepLate": ({
-        f'asyncgate_upkeep_last_run_timestamp_seconds{{{GATE},job="sweep"}}': "0x60"}, {"instance": "gate:8080"}),
+        f'asyncgate_upkeep_last_run_timestamp_seconds{{{GATE},duty="sweep"}}': "0x60"}, {"instance": "gate:8080"}),
 }
 # What a gate without trouble shows: nothing fires.
 QUIET = {
@@ -55,7 +55,7 @@ QUIET = {
     f'asyncgate_requests_total{{{GATE},status="5xx"}}': "0+1x60",
     f'asyncgate_database_errors_total{{{GATE},kind="refused"}}': "0+1x60",
     f"asyncgate_ledger_oldest_seconds{{{GATE}}}": "2x60",
-    f'asyncgate_upkeep_last_run_timestamp_seconds{{{GATE},job="sweep"}}': "0+60x60",
+    f'asyncgate_upkeep_last_run_timestamp_seconds{{{GATE},duty="sweep"}}': "0+60x60",
 }
 
 
@@ -110,6 +110,10 @@ def test_every_label_that_is_asked_for_is_one_of_its_metric() -> None:
     asked = [*(rule["expr"] for rule in rules().values()), *(one for board in BOARDS for one in expressions(board))]
 
     assert {(metric, label) for one in asked for metric, label in labelled(one) if label not in labels[metric]} == set()
+
+
+def test_no_label_is_one_that_prometheus_sets_itself() -> None:
+    assert [one.name for one in FAMILIES if {"job", "instance"} & set(one.labels)] == []
 
 
 def test_each_alert_is_shown_to_fire() -> None:

@@ -152,8 +152,8 @@ async def test_leases_that_run_out_and_tasks_on_hold_are_counted(serve: Serve) -
 
     assert told.get("leases_ended_total", type="demo", ending="expired") == 1
     assert told.get("tasks_held_total", type="demo") == 1
-    assert told.get("upkeep_done_total", job="sweep") == 1
-    assert told.get("upkeep_last_run_timestamp_seconds", job="sweep") > 0
+    assert told.get("upkeep_done_total", duty="sweep") == 1
+    assert told.get("upkeep_last_run_timestamp_seconds", duty="sweep") > 0
 
 
 async def test_a_renewal_is_neither_a_grant_nor_an_end(serve: Serve) -> None:
