@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from asyncgate.parts.process.readers import Seat
 
 CHECK_SECONDS = 5.0         # between checks of the credential, and between comments that keep a quiet stream open
-PAGE = 50                   # receipts that are read at once, and so held for a slow client
-HEAD = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+EVENTS_AT_ONCE = 50         # receipts that are read at once, and so held for a slow client
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
 class FollowReceipts(AsEither, kw_only=True):
@@ -111,7 +112,7 @@ class ReceiptStream(Endpoint):
             seat.begin_look()
             events, more = await following.read_events()
             if not begun:       # after the first page: what refuses it is an ordinary answer
-                headers = [*HEAD, *self.gate.safety(scope, {name for name, _ in HEAD})]
+                headers = [*STREAM_HEADERS, *self.gate.safety(scope, {name for name, _ in STREAM_HEADERS})]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 begun.append(True)
             if events or clock() - quiet_since >= CHECK_SECONDS:
@@ -132,7 +133,7 @@ class Following:
 
     async def read_events(self) -> tuple[bytes, bool]:
         """Return the events of the next page, and whether more wait behind it."""
-        ask = self.ask.make_page_ask(self.after, PAGE if self.alone else 1)
+        ask = self.ask.make_page_ask(self.after, EVENTS_AT_ONCE if self.alone else 1)
         page: Any = await self.gate.engine.perform(self.gate.operations["list_receipts"], self.caller, ask)
         places = [row.receipt_id for row in page.receipts] if self.alone else [page.cursor]
         self.after = places[-1] if page.receipts else self.after
