@@ -1043,13 +1043,15 @@ class Engine:
 
     async def _wait_for_items(self, op: Operation, caller: Caller, ask: ListReceipts | ListOpenObligations) -> Any:
         """Read a page of receipts or obligations; while it is empty, wait for a receipt that would be on it."""
-        if isinstance(ask, ListReceipts):
-            types = None if ask.receipt_type is None else frozenset((ask.receipt_type,))
-            wants, rows = Wants(None, await self.choose_inbox(caller, ask), ask.task_id, types), "receipts"
-        else:
-            wants, rows = Wants(to=self.require_subject(caller, ask), types=frozenset(TERMINATES)), "open_obligations"
+        rows, wants = ("receipts", await self.find_wants(caller, ask)) if isinstance(ask, ListReceipts) else (
+            "open_obligations", Wants(to=self.require_subject(caller, ask), types=frozenset(TERMINATES)))
         return await self._wait_to_read(caller, ask, wants, partial(self._run_now, op, caller, ask),
                                         attrgetter(rows))
+
+    async def find_wants(self, caller: Caller, ask: ListReceipts) -> Wants:
+        """Return which receipts a reader of a list waits for."""
+        types = None if ask.receipt_type is None else frozenset((ask.receipt_type,))
+        return Wants(None, await self.choose_inbox(caller, ask), ask.task_id, types)
 
     def is_alone(self) -> bool:
         """Whether no other process is known to use the database."""

@@ -41,6 +41,7 @@ from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text, show_block, show_table
 from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
+from asyncgate.parts.faces.stream import STREAM
 from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import GateError, NotNow, StartupError
@@ -529,7 +530,7 @@ def openapi() -> None:
     """Print the OpenAPI document of the REST interface."""
     from asyncgate.parts.faces.openapi import build_document
     click.echo(build_document(
-        (*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
+        (*OPERATIONS.values(), *LEASE_PROTOCOL, STREAM), __version__))
 
 
 def check_seals(ctx: click.Context, param: click.Parameter, said: tuple[str, ...]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from asyncgate.parts.faces.http import find_shortcut, is_named, is_own_page, kee
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.faces.serving import Doorkeeper, Meter
+from asyncgate.parts.faces.stream import STREAM, ReceiptStream
 from asyncgate.parts.model.connection import (
     STRICT_TRANSPORT,
     Headers,
@@ -93,10 +94,12 @@ class Front:
             for verb, path in op.rest:
                 paths.setdefault(path, {})[verb] = op
         endpoints = {path: Endpoint(self, operations, path) for path, operations in paths.items()}
+        if "list_receipts" in self.operations:
+            endpoints |= {path: ReceiptStream(self, {verb: STREAM}, path) for verb, path in STREAM.rest}
         return {path.replace(f"{{{endpoint.names}}}", "{}"): endpoint for path, endpoint in endpoints.items()}
 
     def _routes(self) -> list[Route]:
-        every = (*self.operations.values(), *LEASE_PROTOCOL)
+        every = (*self.operations.values(), *LEASE_PROTOCOL, *([STREAM] if "list_receipts" in self.operations else ()))
         described = openapi.make_routes(every, __version__, self.send)
         polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
         return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]

@@ -160,13 +160,14 @@ def describe_operation(op: Any, name: str, verb: str, path: str, schemas: dict[s
     asked, answered = op.takes.example
     carried = re.findall(r"{(\w+)}", path)
     whole, reply = schemas[op.takes.__name__], op.gives.__name__
+    [content] = wrap_content(refer_to(reply), answered).values()
     told: JsonObject = {
         "operationId": name, "summary": (summary := remove_clause_numbers(op.summary)),
         "description": remove_clause_numbers(op.text.strip()) or summary,
         "tags": [tag_of(op, path)],
         "parameters": [describe_parameter(field, "path", whole, asked) for field in carried],
         "responses": {"200": {"description": schemas[reply]["description"],
-                              "content": wrap_content(refer_to(reply), answered)},
+                              "content": {getattr(op.gives, "media", "application/json"): content}},
                       **({"204": {"description": op.nothing}} if op.nothing else {}),
                       **describe_refusals(op, verb, path)}, "x-roles": op.roles,
         "x-scopes": sorted(op.scope.split())}

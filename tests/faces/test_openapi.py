@@ -17,11 +17,12 @@ import asyncgate
 from asyncgate import Operation, __version__
 from asyncgate.parts.faces import openapi
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
+from asyncgate.parts.faces.stream import STREAM
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.wire import Name
 
-OPERATIONS = asyncgate.OPERATIONS | {op.name: op for op in LEASE_PROTOCOL}
+OPERATIONS = asyncgate.OPERATIONS | {op.name: op for op in (*LEASE_PROTOCOL, STREAM)}
 DOCUMENT = json.loads(openapi.build_document(OPERATIONS.values(), __version__))
 WAYS = [(op, verb, path) for op in OPERATIONS.values() for verb, path in op.rest]
 KINDS: list[type[GateError]] = [GateError, *GateError.__subclasses__()]
@@ -131,7 +132,7 @@ def test_every_operation_has_an_example_of_its_own() -> None:
 @pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=lambda part: getattr(part, "name", part))
 def test_the_examples_in_the_document_fit_their_schemas(op: Operation, verb: str, path: str) -> None:
     told = said(verb, path)
-    media = [told["responses"]["200"]["content"]["application/json"]]
+    media = [told["responses"]["200"]["content"][getattr(op.gives, "media", "application/json")]]
     media += [told["requestBody"]["content"]["application/json"]] if verb != "GET" else []
 
     for one in media:

@@ -1,0 +1,147 @@
+"""`GET /v1/receipts/stream`: the receipts of a reader as server-sent events, for consoles and agents that listen.
+
+Each event is one receipt, and its `id` is the reader's place: a client that sends it back as `Last-Event-ID` goes on
+behind it, so every receipt comes exactly once, also across a reconnect.  The stream pulls pages as fast as its client
+takes them; nothing piles up for a slow one.  It stands beside the table: a tool or a command cannot hold a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from msgspec import Struct
+
+from asyncgate import Caller, Engine, Operation, speaker
+from asyncgate.parts.faces.http import make_refusal_headers, run_while_connected
+from asyncgate.parts.faces.rest import Endpoint
+from asyncgate.parts.model.connection import Receive, Scope, Send
+from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.errors import GateError, TaskNotFound, log_fault
+from asyncgate.parts.model.examples import ASSIGNED
+from asyncgate.parts.model.wire import AsEither, Kind, ListReceipts, Name, ReceiptRecord, says
+
+if TYPE_CHECKING:
+    from asyncgate.parts.process.readers import Seat
+
+CHECK_SECONDS = 5.0         # between checks of the credential, and between comments that keep a quiet stream open
+EVENTS_AT_ONCE = 50         # receipts that are read at once, and so held for a slow client
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+
+
+class FollowReceipts(AsEither, kw_only=True):
+    """Follow receipts as they come."""
+
+    acts: ClassVar[bool] = False
+    filters: ClassVar[bool] = True
+    refusals = (TaskNotFound,)
+    example = ({"to_id": "ada"}, {"receipt": ASSIGNED})
+    to_kind: Annotated[Kind | None, says("kind of to_id; default: any")] = None
+    to_id: Annotated[Name | None, says("id of the recipient")] = None
+    task_id: Name | None = None
+    receipt_type: Name | None = None
+    since_receipt_id: Annotated[str | None, says("where to begin; the header Last-Event-ID wins over it")] = None
+
+    def make_page_ask(self, after: str | None, limit: int) -> ListReceipts:
+        """Return the request for the page behind a place."""
+        same = {name: getattr(self, name) for name in self.__struct_fields__ if name != "since_receipt_id"}
+        return ListReceipts(**same, since_receipt_id=after, limit=limit)
+
+
+class ReceiptEvent(Struct):
+    """Server-sent events: the data of an event of type `receipt` is one receipt, and its id is the place behind it."""
+
+    media: ClassVar[str] = "text/event-stream"
+    receipt: ReceiptRecord
+
+
+async def stream_receipts(engine: Engine, caller: Caller, ask: FollowReceipts) -> ReceiptEvent:
+    """Send each receipt as a server-sent event as soon as it is there, and go on until the client leaves.
+
+    The receipts are those that list_receipts shows.  A client that comes back with Last-Event-ID misses none and gets
+    none twice.  Comments keep a quiet stream open.  The stream ends when the credential is no longer valid, or when the
+    gate stops.
+    """
+    raise NotImplementedError       # `ReceiptStream` answers: a stream is no reply
+
+
+STREAM = Operation(stream_receipts, "GET /v1/receipts/stream", "a w A", "receipts:read", "R")
+
+
+class ReceiptStream(Endpoint):
+    """The endpoint of the stream."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send receipts until the client goes, its credential ends, or the gate stops."""
+        if scope["method"] != "GET":
+            scope = {**scope, "method": "POST"} if scope["method"] == "HEAD" else scope
+            return await super().__call__(scope, receive, send)     # which refuses it
+        begun: list[bool] = []
+        try:
+            await run_while_connected(self._open(scope, receive, send, begun), receive)
+        except asyncio.CancelledError:
+            return      # the client has disconnected
+        except GateError as no:
+            if not begun:
+                self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
+                return await self.gate.send(send, scope, no.status, encode_json(no.body()), make_refusal_headers(no))
+        except Exception as bug:
+            body = encode_json(log_fault(scope["path"], bug).body())
+            if not begun:
+                return await self.gate.send(send, scope, 500, body)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _open(self, scope: Scope, receive: Receive, send: Send, begun: list[bool]) -> None:
+        caller = await self.gate.guard.resolve(scope, STREAM)
+        engine, ask = self.gate.engine, await self._ask(STREAM, caller, scope, receive)
+        assert isinstance(ask, FollowReceipts)
+        scope["asyncgate.ask"] = ask
+        engine.check_request(STREAM, caller, ask)
+        last = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), None)
+        wants = await engine.find_wants(caller, ask.make_page_ask(None, 1))
+        with contextlib.ExitStack() as places:
+            places.enter_context(engine.polls.place(caller.tenant_id, speaker(caller, ask)))
+            seat = places.enter_context(engine.readers.take_seat(caller.tenant_id, wants))
+            await self._follow(Following(self, caller, ask, last or ask.since_receipt_id), seat, scope, send, begun)
+
+    async def _follow(self, following: Following, seat: Seat, scope: Scope, send: Send, begun: list[bool]) -> None:
+        engine, clock, quiet_since = self.gate.engine, asyncio.get_running_loop().time, 0.0
+        while engine.longest_wait >= engine.settings.max_wait_seconds:      # less: the gate is about to stop
+            seat.begin_look()
+            events, more = await following.read_events()
+            if not begun:       # after the first page: what refuses it is an ordinary answer
+                headers = [*STREAM_HEADERS, *self.gate.safety(scope, {name for name, _ in STREAM_HEADERS})]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                begun.append(True)
+            if events or clock() - quiet_since >= CHECK_SECONDS:
+                await send({"type": "http.response.body", "body": events or b":\n\n", "more_body": True})
+                quiet_since = clock()
+            if not more:
+                await engine.wait_for_call(seat.plan_look(), quiet_since + CHECK_SECONDS)
+            await engine.check_caller(following.caller)
+
+
+class Following:
+    """Where one stream stands."""
+
+    def __init__(self, stream: ReceiptStream, caller: Caller, ask: FollowReceipts, after: str | None) -> None:
+        self.gate, self.caller, self.ask, self.after = stream.gate, caller, ask, after
+        # In a ledger only a sealed cursor names a place among the receipts of others, and a page has one.
+        self.alone = stream.gate.settings.receipt_mode == "standalone"
+
+    async def read_events(self) -> tuple[bytes, bool]:
+        """Return the events of the next page, and whether more wait behind it."""
+        ask = self.ask.make_page_ask(self.after, EVENTS_AT_ONCE if self.alone else 1)
+        page: Any = await self.gate.engine.perform(self.gate.operations["list_receipts"], self.caller, ask)
+        places = [row.receipt_id for row in page.receipts] if self.alone else [page.cursor]
+        self.after = places[-1] if page.receipts else self.after
+        events = [write_event(place, row) for place, row in zip(places, page.receipts, strict=False)]
+        return b"".join(events), page.next_cursor is not None
+
+
+def write_event(place: str, receipt: ReceiptRecord) -> bytes:
+    """Write one event; line ends within JSON are blanks."""
+    data = encode_json(receipt).replace(b"\n", b" ").replace(b"\r", b" ")
+    return b"id: %b\nevent: receipt\ndata: %b\n\n" % (place.encode(), data)
