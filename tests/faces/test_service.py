@@ -20,9 +20,10 @@ from asyncgate.backends.postgres.statements import NAME_KEY
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import PostgresServer, connected
 from asyncgate.parts.app import Gate
-from asyncgate.parts.model.granted import GrantedLeases, Service
+from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Lease
+from asyncgate.parts.service import Service
 from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
 
 pytestmark = pytest.mark.anyio
