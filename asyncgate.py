@@ -72,17 +72,18 @@ if "__path__" not in globals():  # a bare checkout: its folders are this module'
 
 from asyncgate.parts.model.caller import NOBODY, Caller
 from asyncgate.parts.model.content import (
-    check_size, decode_json, find_ordered_types, is_proof, needs_of, parse_json, read_artifacts, sha256, to_canonical)
+    check_size, decode_json, find_ordered_types, is_proof, needs_of, parse_json, read_artifacts, sha256,
+    to_canonical)
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.errors import (
-    DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest, InvalidTransition,
-    LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable, NotNow, outcome_unknown,
-    QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
-    TooManyArtifacts, TooManyParents, TooManyWaiting)
+    DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest,
+    InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable,
+    NotNow, outcome_unknown, QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound,
+    TenantMismatch, TooManyArtifacts, TooManyParents, TooManyWaiting)
 from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.ids import Ids, mark_of, span_ids
 from asyncgate.parts.model.members import Reader, Unreadable
-from asyncgate.parts.model.naming import read_principal, make_filter, read_instance_id, names_nobody
+from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
 from asyncgate.parts.model.news import News
 from asyncgate.parts.model.overdue import alive, is_late, is_lost, is_spent, is_stuck
 from asyncgate.parts.model.queries import (
@@ -95,11 +96,11 @@ from asyncgate.parts.model.views import (
     decode_terms, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
 from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
-    CompleteTasks, Created, CreatedBy, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask,
-    GetTaskHistory, Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext, Leases,
-    ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal, Problem,
-    ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease, ReportProgress,
-    Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
+    CompleteTasks, Created, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask,
+    GetTaskHistory, Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext,
+    Leases, ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal,
+    Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease,
+    ReportProgress, Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
@@ -374,26 +375,6 @@ def keep_within(caller: Caller, ask: LeaseNext) -> None:
         if not (both := wanted & caller.task_types):
             raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         ask.accept_types = both
-
-
-def creations(ask: CreateTasks) -> Iterator[CreateTask]:
-    """Yield the tasks of a batch; a task without a creator gets that of the batch."""
-    creator, items = read_principal(ask), list[Any](ask.tasks)
-    for item in items:
-        if creator and not isinstance(item, Unreadable) and names_nobody(item):
-            item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id,  # type: ignore[arg-type]
-                                        instance_id=creator.instance_id)
-        yield item
-
-
-def completions(ask: CompleteTasks) -> Iterator[Complete]:
-    """Yield the completions of a batch; one without a worker gets that of the batch."""
-    items: list[Any] = ask.tasks
-    for item in items:
-        if not isinstance(item, Unreadable) and item.worker_id is None:
-            item.worker_kind, item.worker_id = ask.worker_kind, ask.worker_id
-            item.worker_instance_id = ask.worker_instance_id
-        yield item
 
 
 def check_needed(ask: Ask) -> None:
@@ -994,7 +975,7 @@ class Engine:
         def create(item: CreateTask) -> Item:
             made = self.create_task(work, caller, item)
             return Item(made.task_id, made.status, made.payload_differs)
-        return Items([self._run_item(work, caller, create, item) for item in creations(ask)])
+        return Items([self._run_item(work, caller, create, item) for item in list_creations(ask)])
 
     def _run_item(self, work: Work, caller: Caller, run: Callable[[T], Item], item: T) -> Item:
         """Carry out one item of a batch; its error is its answer and leaves the other items unaffected."""
@@ -1419,7 +1400,7 @@ class Engine:
         def end(item: Complete) -> Item:
             done = self.complete(work, caller, item)
             return Item(item.task_id, done.status, obligation=done.obligation, next=done.next)
-        return Items([self._run_item(work, caller, end, item) for item in completions(ask)])
+        return Items([self._run_item(work, caller, end, item) for item in list_completions(ask)])
 
     def fail(self, work: Work, caller: Caller, ask: Fail, receipt_id: str | None = None) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
@@ -2268,9 +2249,9 @@ CORE_OPERATIONS = {op.name: op for op in (
               heartbeat=True),
     Operation(Engine.fail, "POST /v1/tasks/{task_id}/fail", "w A", "tasks:lease", "W", its_end, idempotent=True,
               destructive=True),
-    Operation(Engine.create_tasks, "POST /v1/tasks/batch", "a A", "tasks:write", "W", of_each(its_key, creations)),
+    Operation(Engine.create_tasks, "POST /v1/tasks/batch", "a A", "tasks:write", "W", of_each(its_key, list_creations)),
     Operation(Engine.complete_tasks, "POST /v1/tasks/complete-batch", "w A", "tasks:lease", "W",
-              of_each(its_task, completions), idempotent=True),
+              of_each(its_task, list_completions), idempotent=True),
     Operation(Engine.run_task, "POST /v1/tasks/run", "a A", "tasks:write", "W", its_key),
     Operation(Engine.list_tasks, "GET /v1/tasks", "a A s", "tasks:read", "R"),
     Operation(Engine.get_task_history, "GET /v1/tasks/{task_id}/history", EVERYONE, "tasks:read tasks:lease", "R"),

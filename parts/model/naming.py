@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model.members import Unreadable
 from asyncgate.parts.model.queries import ANY_KIND
-from asyncgate.parts.model.wire import Ask, AsPrincipal, AsWorker, CreatedBy, Principal
+from asyncgate.parts.model.wire import (
+    Ask,
+    AsPrincipal,
+    AsWorker,
+    Complete,
+    CompleteTasks,
+    CreatedBy,
+    CreateTask,
+    CreateTasks,
+    Principal,
+)
 
 
 def read_principal(ask: Ask) -> Principal | None:
@@ -50,3 +64,23 @@ def make_filter(part: str, kind: str | None, name: str, id: str | None) -> Princ
     if kind and not id:
         raise make_half_name_error(part, name)
     return Principal(kind or ANY_KIND, id) if id else None
+
+
+def list_creations(ask: CreateTasks) -> Iterator[CreateTask]:
+    """Yield the tasks of a batch; a task without a creator gets that of the batch."""
+    creator, items = read_principal(ask), list[Any](ask.tasks)
+    for item in items:
+        if creator and not isinstance(item, Unreadable) and names_nobody(item):
+            item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id,  # type: ignore[arg-type]
+                                        instance_id=creator.instance_id)
+        yield item
+
+
+def list_completions(ask: CompleteTasks) -> Iterator[Complete]:
+    """Yield the completions of a batch; one without a worker gets that of the batch."""
+    items: list[Any] = ask.tasks
+    for item in items:
+        if not isinstance(item, Unreadable) and item.worker_id is None:
+            item.worker_kind, item.worker_id = ask.worker_kind, ask.worker_id
+            item.worker_instance_id = ask.worker_instance_id
+        yield item
