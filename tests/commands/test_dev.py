@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,12 +51,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def banner(dev: Process) -> str:
-    """Read what dev prints until it has said how to stop it."""
+    """Read what dev prints until it has said how to stop it; other words would make the test wait for ever."""
     told = ""
     assert dev.stdout
-    while "Ctrl-C stops it" not in told:
-        told += (line := dev.stdout.readline())
-        assert line, told
+    (patience := threading.Timer(PATIENCE_SECONDS, dev.kill)).start()
+    try:
+        while "Ctrl-C stops the gate" not in told:
+            told += (line := dev.stdout.readline())
+            assert line, told
+    finally:
+        patience.cancel()
     return told
 
 
