@@ -29,7 +29,8 @@ REST = {
     "start_task": "POST /v1/tasks/{task_id}/running", "report_progress": "POST /v1/tasks/{task_id}/progress",
     "complete": "POST /v1/tasks/{task_id}/complete", "fail": "POST /v1/tasks/{task_id}/fail",
     "cancel_task": "POST /v1/tasks/{task_id}/cancel", "rerun_task": "POST /v1/tasks/{task_id}/rerun",
-    "list_receipts": "GET /v1/receipts", "health": "GET /v1/health"}
+    "list_receipts": "GET /v1/receipts", "list_open_obligations": "GET /v1/obligations/open",
+    "health": "GET /v1/health"}
 
 
 class OneTenant(Around):

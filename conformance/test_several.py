@@ -147,8 +147,8 @@ async def test_a_lease_that_another_process_granted_is_taken_back_when_it_runs_o
 async def test_what_one_process_does_wakes_who_waits_at_another(database: str) -> None:
     settings = {**HASTY, "database.poll_seconds": 3600}
     async with fleet(database, 0, **settings) as gates, AsyncExitStack() as clients:
-        agent, worker, reader = [await clients.enter_async_context(aclosing(Client(server, name)))
-                                 for server, name in zip(gates.servers, ("a1", "w1", "a1"), strict=False)]
+        agent, worker, reader, other = [await clients.enter_async_context(aclosing(Client(server, name)))
+                                        for server, name in zip(gates.servers, ("a1", "w1", "a1", "a1"), strict=True)]
         claim = await started(worker, worker.ask("lease_next", wait_seconds=30))
         made = await agent.ask("create_task", type="demo", payload=None)
         assert made.reply is not None
@@ -165,10 +165,11 @@ async def test_what_one_process_does_wakes_who_waits_at_another(database: str) -
         assert task is not None
         assert task["status"] == "succeeded"
 
-        seen = (await reader.ask("list_receipts", limit=200)).reply
-        assert seen is not None
-        lists = [await started(reader, reader.ask(name, since_receipt_id=seen["cursor"], wait_seconds=30))
-                 for name in ("list_receipts", "list_open_obligations")]
+        lists = []
+        for one, name in ((reader, "list_receipts"), (other, "list_open_obligations")):
+            seen = (await one.ask(name, limit=200)).reply
+            assert seen is not None
+            lists.append(await started(one, one.ask(name, since_receipt_id=seen["cursor"], wait_seconds=30)))
         await agent.ask("create_task", type="demo", payload=None)
         inbox, owed = [(await one).reply for one in lists]
         assert inbox is not None

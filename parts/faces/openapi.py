@@ -233,7 +233,8 @@ def describe_refusals(op: Any, verb: str, path: str) -> JsonObject:
     """Describe the refusals of an operation."""
     return {str(status): {
         "description": STATUS[status], **HEADERS.get(status, {}),
-        "content": wrap_content({"allOf": [refer_to("Problem"), {"properties": {"error": {"enum": sorted(names)}}}]})}
+        "content": wrap_content({"allOf": [
+            refer_to("Problem"), {"properties": {"error": {"enum": sorted(set(names))}}}]})}
         for status, names in list_codes(op, verb, path).items()}
 
 

@@ -8,6 +8,7 @@ is read again, slowly, to name them.  An invalid item of a batch is refused alon
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from difflib import get_close_matches
 from functools import cache, cached_property, reduce
 from itertools import islice
@@ -81,6 +82,11 @@ class Reader(Generic[K]):
         """Return the members that hold lists of strings."""
         return frozenset(name for name, hint in get_type_hints(self.takes).items() if holds_strings(hint))
 
+    @cached_property
+    def _times(self) -> frozenset[str]:
+        """Return the members that hold times."""
+        return frozenset(name for name, hint in get_type_hints(self.takes).items() if holds_time(hint))
+
     def rule(self, setting: Rule) -> Rule:
         """Return the rule for unknown members."""
         return "refuse" if self.refuses else setting
@@ -106,6 +112,8 @@ class Reader(Generic[K]):
 
     def query(self, query: dict[str, str], setting: Rule = "warn") -> tuple[K, tuple[str, ...]]:
         """Make a request from a query."""
+        for name in self._times & query.keys():     # a conversion from text would take a bare number for seconds
+            check_time(name, query[name])
         try:
             return msgspec.convert(query, self.exact, strict=False), NONE
         except msgspec.ValidationError:
@@ -231,6 +239,19 @@ def find_struct(hint: Any) -> type[Struct] | None:
 def holds_strings(hint: Any) -> bool:
     """Whether a type has lists or sets of strings."""
     return hint in (list[str], frozenset[str]) or any(holds_strings(part) for part in get_args(hint))
+
+
+def holds_time(hint: Any) -> bool:
+    """Whether a type has times."""
+    return hint is datetime or any(holds_time(part) for part in get_args(hint))
+
+
+def check_time(name: str, text: str) -> None:
+    """Refuse a text that is not a time of RFC 3339."""
+    try:
+        msgspec.convert(text, datetime)
+    except msgspec.ValidationError as wrong:
+        raise msgspec.ValidationError(f"{wrong} - at `$.{name}`") from None
 
 
 def iterate_objects(value: Raw) -> Iterator[tuple[str, dict[str, Raw]]]:

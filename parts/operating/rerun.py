@@ -11,7 +11,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from asyncgate import EMISSION, Caller, Contract, Engine, Needs, Operation, Work, forbid, its_key, speaker
-from asyncgate.parts.model.content import decode_json
+from asyncgate.parts.model.content import decode_json, parse_json
 from asyncgate.parts.model.errors import DatabaseUnavailable, InvalidRequest, InvalidTransition, no_task
 from asyncgate.parts.model.queries import ArchivedFilter, EventFilter, ReceiptFilter
 from asyncgate.parts.model.stored import TERMINAL, Event, KeptTerms, Task
@@ -19,6 +19,7 @@ from asyncgate.parts.model.views import decode_terms
 from asyncgate.parts.model.wire import Created, CreateTask, Principal, RerunTask, Terms, Timeouts
 
 MOST_EVENTS = 200       # a rebuild is among the first events of a task
+ABSENT = (b"", b"null")  # a lost payload may have been null; elsewhere null is no payload
 ENDS: dict[str, Contract] = {
     "succeeded": EMISSION["succeed"], "failed": EMISSION["fail"], "canceled": EMISSION["cancel"]}
 
@@ -36,6 +37,8 @@ async def rerun_task(engine: Engine, caller: Caller, ask: RerunTask) -> Created:
     For the owner, or an admin.  The ended task stays as it is; its history names the new task, whose rerun_of names it.
     A deadline is not taken over, and no delay.  The same idempotency key again returns the first task.
     """
+    if given := bytes(ask.payload):
+        parse_json(given, "payload")
     if (found := await engine.backend.task(caller.tenant_id, ask.task_id)) is None:
         raise no_task(ask.task_id)
     task, by = found[0], speaker(caller, ask)
@@ -85,11 +88,11 @@ async def find_end(engine: Engine, tenant_id: str, task: Task) -> str:
 async def choose_payload(engine: Engine, tenant_id: str, task: Task, ask: RerunTask) -> Raw:
     """Return the payload of an ended task, or the given one for a task whose payload was lost."""
     events = await engine.backend.page(tenant_id, EventFilter(task.task_id, None, MOST_EVENTS))
-    given, lost = bool(bytes(ask.payload)), has_lost_payload(events)
-    if lost and not given:
+    lost = has_lost_payload(events)
+    if lost and not bytes(ask.payload):
         raise InvalidRequest(f"the payload of task {task.task_id} was lost when the gate was rebuilt from receipts; "
                              "rerun_task needs it as payload")
-    if given and not lost:
+    if bytes(ask.payload) not in ABSENT and not lost:
         raise InvalidRequest(f"task {task.task_id} has its payload, and rerun_task uses that; leave payload out, or "
                              "call create_task for a task with another one")
     return ask.payload if lost else Raw(task.payload.encode())

@@ -36,7 +36,16 @@ from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
 from asyncgate.parts.model.ids import Ids
-from asyncgate.parts.model.queries import ArchivedFilter, EntryFilter, OutboxFilter, OutboxOf, ReceiptFilter, TaskFilter
+from asyncgate.parts.model.queries import (
+    ArchivedFilter,
+    EntryFilter,
+    ObligationFilter,
+    OutboxFilter,
+    OutboxOf,
+    ReceiptFilter,
+    ScheduleFilter,
+    TaskFilter,
+)
 from asyncgate.parts.model.settings import (
     ArchiveSettings,
     DatabaseSettings,
@@ -316,7 +325,14 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
             "worker": "w1", "agent": "ada", "type": "waiting",
-            "cursor": str((await ada.list_tasks(limit=1)).next_cursor)}
+            "cursor": str((await ada.list_tasks(limit=1)).next_cursor), **await lists_of(gate)}
+
+
+async def lists_of(gate: Gate) -> dict[str, str]:
+    """Return where the lists of those who look after a gate can go on."""
+    root = gate.as_admin()
+    return {"schedules_cursor": str((await root.list_schedules(limit=1)).cursor),
+            "obligations_cursor": str((await root.list_obligations(limit=1)).next_cursor)}
 
 
 async def keep_books(gate: Gate, mark: str) -> None:
@@ -383,7 +399,7 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
             "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
-            "cursor": str((await bob.list_tasks(limit=1)).next_cursor)}
+            "cursor": str((await bob.list_tasks(limit=1)).next_cursor), **await lists_of(gate)}
 
 
 def unlike(name: str) -> str:
@@ -650,7 +666,10 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "create_tasks": [{"tasks": [{"type": "another", "payload": None, "idempotency_key": "{key}"}], "agent_id": "ada"}],
     "run_task": [{"type": "another", "payload": None, "idempotency_key": "{key}", "agent_id": "ada",
                   "wait_seconds": 0}],
-    "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}"}, {"cursor": "{cursor}"}],
+    "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}"}, {"cursor": "{cursor}"}, {"id_prefix": "{task_id}"}],
+    "rerun_task": [{"task_id": "{task_id}", "idempotency_key": "{key}"}],
+    "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
+    "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
     "get_task_history": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
     "attach_artifacts": [{"task_id": "{task_id}", "artifacts": FILE}],
     "start_task": [HELD, MINE],
@@ -714,7 +733,8 @@ def filled(value: Any, names: dict[str, str]) -> Any:
     return [filled(item, names) for item in value] if isinstance(value, list) else value
 
 
-VARYING = re.compile(rb'[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f-]{21}|20\d\d-\d\d-\d\dT[0-9:.]+Z|(?<="uptime":)\d+')
+VARYING = re.compile(rb'[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f-]{21}|20\d\d-\d\d-\d\dT[0-9:.]+Z|(?<="uptime":)\d+|'
+                     rb'age_seconds\\?":[0-9.e-]+')
 Tongue = Callable[[str, dict[str, Any]], Awaitable[bytes]]
 
 
@@ -733,7 +753,8 @@ def tongues(served: Any, gate: Gate, token: str) -> dict[str, Tongue]:
         target = request["url"].removeprefix("http://localhost")
         query = "?" + urlencode(request["params"]) if request.get("params") else ""
         answer = await served.call(request["method"], target + query, request.get("content"), token=token)
-        return repr((answer.status, answer.pairs)).encode() + bytes(answer.content)
+        pairs = [(name, value) for name, value in answer.pairs if name != "content-length"]   # ages differ in length
+        return repr((answer.status, pairs)).encode() + bytes(answer.content)
 
     async def mcp(operation: str, fields: dict[str, Any]) -> bytes:
         told = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
@@ -935,6 +956,9 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     await gate.as_agent().get_task_history(task_id=names["task_id"])
     await gate.as_agent().check_terminator(parent_receipt_id=names["discharged"])
     await gate.as_agent().list_open_obligations()
+    for asked in (None, ada):
+        await gate.backend.page(tenant, ObligationFilter(asked, None, 10))
+        await gate.backend.page(tenant, ScheduleFilter(asked, None, 10))
     await gate.backend.next_due(tenant)
     await gate.backend.page(tenant, ArchivedFilter(names["away_task_id"]))
     await gate.as_admin().import_receipts(**filled(HOW["import_receipts"][0], names))

@@ -185,6 +185,8 @@ def is_refused(port: int) -> bool:
         socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS).close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:    # the listener closed before it took this one
+        return False
     return False
 
 

@@ -98,6 +98,8 @@ class Walk:
         if op.name in ("renew_lease", "release_lease", "start_task", "report_progress", "complete", "fail"):
             needed: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no"}}
             return await self.held() | needed.get(op.name, {})
+        if op.name == "rerun_task":
+            return {"task_id": await self.finished(), "agent_id": "ada"}
         if op.name == "attach_artifacts":
             return {"task_id": await self.finished(), "artifacts": [{"uri": "file:///x"}], "agent_id": "ada"}
         if "receipt_id" in op.takes.needed:

@@ -23,6 +23,7 @@ A gate in a process of its own and real connections, wherever one could tell the
          test_threats_transport.py::test_f3_a_principal_and_a_tenant_have_so_many_places_to_wait_on_both_facades
          test_threats_transport.py::test_f3_a_client_that_goes_frees_its_place_at_once
          test_threats_transport.py::test_f3_calls_that_wait_hold_no_connection_to_the_database
+         test_threats_transport.py::test_f3_hundreds_of_waiting_readers_hold_no_connection_to_the_database
          test_threats_transport.py::test_f3_tenants_do_not_share_their_places_and_nothing_is_kept_of_who_has_left
          test_threats_transport.py::test_f3_a_refused_run_task_creates_nothing
     F4   test_mcp.py::test_there_is_no_stream_to_get_and_no_session_to_delete
