@@ -42,6 +42,7 @@ from asyncgate.parts.model.queries import (
     ArchivedFilter,
     EntryFilter,
     EventFilter,
+    LeaseCount,
     LeaseFilter,
     ObligationFilter,
     OutboxFilter,
@@ -64,6 +65,7 @@ from asyncgate.parts.model.stored import (
     Lease,
     Obligation,
     Outgoing,
+    Pauses,
     Progress,
     Receipt,
     Schedule,
@@ -83,7 +85,8 @@ PRAGMAS = """
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
 """     # recursive_triggers: without it, REPLACE would delete rows without firing the triggers that protect them
-CARRIED = 11        # the last schema of the old numbering: it has the same tables as today's first file
+CARRIED = 11        # the last schema of the old numbering; today's first file adds tables and indexes to it
+MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 SHARE = 64          # the most batches that share one commit
 PROMOTED = 1000     # the most delayed tasks that one batch makes claimable when their time has come
@@ -228,6 +231,12 @@ COUNT = """
 TALLY = """
     SELECT t.value, (SELECT count(*) FROM receipts WHERE tenant_id = ?1 AND task_id = t.value)
     FROM json_each(?2) AS t"""
+LIVE = """
+    SELECT count(*) FROM leases AS l
+    WHERE l.tenant_id = ?1 AND l.ending = 'live' AND (?2 IS NULL OR l.worker_id = ?2)
+    AND (coalesce(?3, ?4) IS NULL OR EXISTS (
+        SELECT 1 FROM tasks AS t WHERE t.tenant_id = ?1 AND t.task_id = l.task_id AND (?3 IS NULL OR t.type = ?3)
+        AND (?4 IS NULL OR t.lane = ?4)))"""
 ARCHIVED = f"SELECT {listed(Archived)} FROM archived WHERE tenant_id = ? AND task_id = ? ORDER BY receipt_id"
 FIND_KEY = f"""
     SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
@@ -506,8 +515,11 @@ class Sqlite(Pages):
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch."""
         self.db.execute(PROMOTE, (work.tenant_id, work.now, PROMOTED))
-        enough = sum(ask.max_tasks or 1 for ask in claims)
-        for group in self.lanes[work.tenant_id].groups(claims):
+        enough, lanes = sum(ask.max_tasks or 1 for ask in claims), self.lanes[work.tenant_id]
+        for row in self.db.execute(RECORD[Pauses], (work.tenant_id,)):
+            lanes.pauses = Pauses(*row)
+            work.load_record(lanes.pauses)
+        for group in lanes.groups(claims, work.now):
             for _, _, *row in self._heads(work.tenant_id, group, enough):
                 progress = row[TASK:]
                 work.add_claimable(Task(*row[:TASK]), Progress(*progress) if progress[0] is not None else None)
@@ -603,6 +615,11 @@ class Sqlite(Pages):
         found = [named_row(row) for row in await self._rows(sql, tenant_id, of.worker.kind, of.worker.id)]
         return [(task, lease) for task, lease, _ in found
                 if lease and of.worker.instance_id in (None, lease.worker_instance)]
+
+    async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
+        """Return how many leases are live."""
+        number: int = (await self._rows(LIVE, tenant_id, of.worker_id, of.type, of.lane))[0][0]
+        return number
 
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
         """Return one receipt."""
@@ -864,10 +881,15 @@ def store_version(db: sqlite3.Connection, version: int) -> None:
 
 
 def carry_over(db: sqlite3.Connection) -> bool:
-    """Renumber a schema of the old numbering; return whether this was one."""
+    """Renumber a schema of the old numbering, and add what it lacks; return whether this was one."""
     with transaction(db):
         if beginning(db) != (CARRIED, None):
             return False
+        there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        for statement in statements(migrations()[0].read_text()):
+            made = MADE.search(statement)
+            if made and made[1] not in there:
+                db.execute(statement)
         store_version(db, 1)
         return True
 
