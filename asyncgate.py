@@ -712,6 +712,9 @@ class Extension:
     def after_record_change(self, work: Work) -> None:
         """Act on records that a batch of this process has kept or dropped."""
 
+    def note_pauses(self, work: Work) -> None:
+        """Act on a batch of this process that has read or changed what is paused in its tenant."""
+
     def hear_news(self, news: News) -> None:
         """Act on a batch that another process has committed."""
 
@@ -756,6 +759,7 @@ class Hooks:
         self.after_commit = tuple(one.after_commit for one in having("after_commit"))
         self.after_grant = tuple(one.after_grant for one in having("after_grant"))
         self.after_record_change = tuple(one.after_record_change for one in having("after_record_change"))
+        self.note_pauses = tuple(one.note_pauses for one in having("note_pauses"))
         self.hear_news = tuple(one.hear_news for one in having("hear_news"))
         self.count_creation = tuple(one.count_creation for one in having("count_creation"))
         self.after_call = tuple(one.after_call for one in having("after_call"))
@@ -1800,6 +1804,8 @@ class Engine:
         if (first_end := self.granted.note(work.leased, work.now)) is not None:
             for after_grant in self.on.after_grant:
                 after_grant(work.tenant_id, first_end)
+        for note_pauses in self.on.note_pauses if work.find_record(Pauses) is not None else ():
+            note_pauses(work)
         for after_commit in self.on.after_commit:
             after_commit(work)
         for after_record_change in self.on.after_record_change if work.kept else ():

@@ -55,8 +55,8 @@ from asyncgate.parts.model.wire_admin import (
 )
 from asyncgate.parts.model.wire_operating import (
     AllObligations,
-    PauseRecord,
     PausedWork,
+    PauseRecord,
     ResumedWork,
     Schedules,
 )

@@ -7,7 +7,6 @@ way.  So no process grants a lease of what is paused once the pause is committed
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -46,7 +45,6 @@ class Pausing(Extension):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.draining: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)   # calls by tenant
 
     def why_no_lease(self, work: Work, worker: Principal) -> str | None:
         """Return why a worker gets no lease: it or the whole tenant is paused."""
@@ -58,13 +56,9 @@ class Pausing(Extension):
         pauses = find_pauses(work.find_record(Pauses), work.now)
         return "; ".join([describe_pause(pause) for pause in pauses if concerns(pause, ask)][:PAUSES_TOLD]) or None
 
-    def after_commit(self, work: Work) -> None:
-        """Call the claims that wait for the end of a pause, and the drains that wait for the end of leases."""
-        if work.tenant_id in self.draining and any(lease.ending != "live" for lease in work.leased.values()):
-            self._call_drains(work.tenant_id)
-        if (row := work.find_record(Pauses)) is None:
-            return
-        waiting, pauses = self.engine.waiting, find_pauses(row, work.now)
+    def note_pauses(self, work: Work) -> None:
+        """Call the claims that wait for the end of a pause, and none of a worker that is paused."""
+        waiting, pauses = self.engine.waiting, find_pauses(work.find_record(Pauses), work.now)
         waiting.let_rest(work.tenant_id, frozenset([pause.worker for pause in pauses if pause.worker]))
         if (Pauses, ()) in work.kept:
             waiting.wake_tenant(work.tenant_id)
@@ -72,35 +66,28 @@ class Pausing(Extension):
         if ends and waiting.places.get(work.tenant_id):
             waiting.wake_at(work.tenant_id, min(ends), work.now)
 
+
+class Drain(Extension):
+    """Calls a drain that waits, when leases of its tenant end; it joins an engine for so long."""
+
+    def __init__(self, tenant_id: str) -> None:
+        self.tenant_id = tenant_id
+        self.call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def expect_call(self) -> asyncio.Future[None]:
+        """Return the next call; expect it before counting, or an end in between would be missed."""
+        self.call = asyncio.get_running_loop().create_future()
+        return self.call
+
+    def after_commit(self, work: Work) -> None:
+        """Let it count again: leases have ended."""
+        if work.tenant_id == self.tenant_id and any(lease.ending != "live" for lease in work.leased.values()):
+            resolve(self.call)
+
     def hear_news(self, news: News) -> None:
-        """Let drains count again: leases may have ended in another process."""
-        if news.tenant_id in self.draining:
-            self._call_drains(news.tenant_id)
-
-    def _call_drains(self, tenant_id: str) -> None:
-        for call in self.draining.pop(tenant_id):
-            resolve(call)
-
-    async def wait_for_ends(self, tenant_id: str, count: Callable[[], Any], until: float) -> int:
-        """Count leases until none is left, or until a time of the loop's clock; return how many are left."""
-        while True:
-            call = asyncio.get_running_loop().create_future()
-            self.draining[tenant_id].add(call)      # before the count, or an end in between would be missed
-            try:
-                left: int = await count()
-                if not left or not await self.engine.wait_for_call(call, until):
-                    return left
-            finally:
-                self.draining[tenant_id].discard(call)
-                if not self.draining[tenant_id]:
-                    del self.draining[tenant_id]
-
-
-def pausing_of(engine: Engine) -> Pausing:
-    """Return the extension of an engine that pauses work."""
-    if (pausing := engine.find_extension(Pausing)) is None:
-        engine.extend(pausing := Pausing(engine))
-    return pausing
+        """Let it count again: leases may have ended in another process."""
+        if news.tenant_id == self.tenant_id:
+            resolve(self.call)
 
 
 def concerns(pause: Pause, ask: LeaseNext) -> bool:
@@ -154,12 +141,18 @@ async def drain_work(engine: Engine, caller: Caller, ask: DrainWork) -> PauseRec
     """
     begun = asyncio.get_running_loop().time()
     tenant_id, pause = await put_pause(engine, caller, ask, "work_draining")
-    until = begun + min(ask.wait_seconds, engine.longest_wait)
-
-    async def count() -> int:
-        await engine.check_caller(caller)
-        return await count_left(engine, tenant_id, pause)
-    return show_pause(pause, await pausing_of(engine).wait_for_ends(tenant_id, count, until))
+    drain = Drain(tenant_id)
+    engine.extend(drain)
+    try:
+        while True:
+            call = drain.expect_call()
+            left = await count_left(engine, tenant_id, pause)
+            until = begun + min(ask.wait_seconds, engine.longest_wait)
+            if not left or not await engine.wait_for_call(call, until):
+                return show_pause(pause, left)
+            await engine.check_caller(caller)
+    finally:
+        engine.withdraw(drain)
 
 
 async def resume_work(engine: Engine, caller: Caller, ask: ResumeWork) -> ResumedWork:
@@ -190,7 +183,8 @@ async def list_pauses(engine: Engine, caller: Caller, ask: ListPauses) -> Paused
 async def put_pause(engine: Engine, caller: Caller, ask: PauseWork, event: str) -> tuple[str, Pause]:
     """Store a pause, in place of an earlier one of the same; return its tenant too."""
     target, tenant_id, until = read_target(ask), await target_tenant(engine, caller, ask.tenant), instant(ask.until)
-    pausing_of(engine)
+    if engine.find_extension(Pausing) is None:
+        engine.extend(Pausing(engine))
 
     def put(work: Work) -> Pause:
         if until is not None and until <= work.now:
