@@ -31,7 +31,7 @@ MESSAGING, GEN_AI = {"messaging", "messaging/dup"}, "gen_ai_latest_experimental"
 PRODUCERS = ("create_task", "create_tasks", "run_task", "rerun_task")
 MESSAGE_OPERATIONS = {**dict.fromkeys(PRODUCERS, "send"), "lease_next": "receive", "process": "process",
                       **dict.fromkeys(("complete", "complete_tasks", "fail", "release_lease"), "settle")}
-NAMED = {"task_id": "asyncgate.task_id", "type": "asyncgate.task_type"}       # fields of a request
+ATTRIBUTES = {"task_id": "asyncgate.task_id", "type": "asyncgate.task_type"}       # fields of a request
 MOST_LINKS = 128            # of one span; SDKs keep no more
 
 log = logging.getLogger("asyncgate")
@@ -135,7 +135,7 @@ class Tracing:
         """Make the span of a call; an exception marks it as failed."""
         kind = self.api.SpanKind.PRODUCER if operation in PRODUCERS else self.api.SpanKind.CLIENT
         about: dict[str, Any] = {"asyncgate.operation": operation}
-        about |= {there: fields[name] for name, there in NAMED.items() if isinstance(fields.get(name), str)}
+        about |= {there: fields[name] for name, there in ATTRIBUTES.items() if isinstance(fields.get(name), str)}
         name, more = self._name_message(operation, about.get("asyncgate.task_type", ""))
         with self._current(name, kind, about | more, None) as span:
             try:
