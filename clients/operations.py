@@ -55,8 +55,8 @@ from asyncgate.parts.model.wire_admin import (
 )
 from asyncgate.parts.model.wire_operating import (
     AllObligations,
-    PausedWork,
     PauseRecord,
+    PausedWork,
     ResumedWork,
     Schedules,
 )
@@ -196,6 +196,9 @@ class TaskRecord(Struct, kw_only=True):
     progress_at: datetime | None = None
     result: Outcome | None = None
     rerun_of: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+    trace_link: str | None = None
 
 
 class Attention(Struct, kw_only=True):
@@ -266,6 +269,9 @@ class Offer(Struct, kw_only=True):
     obligation_receipt_id: str
     caused_by_receipt_id: str
     progress: Any = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+    trace_link: str | None = None
 
 
 class Offers(Struct, kw_only=True):
