@@ -35,6 +35,7 @@ from asyncgate.parts.model.queries import (
     OutboxFilter,
     OutboxOf,
     Query,
+    QueueFilter,
     ReceiptFilter,
     Row,
     Rows,
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "EntryFilter", "EventFilter",
            "FileBackend", "LastingBackend", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf", "Query",
-           "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter", "is_lasting", "is_shared",
-           "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
+           "QueueFilter", "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter", "is_lasting",
+           "is_shared", "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
@@ -127,7 +128,7 @@ class Backend(Protocol):
         """
 
     async def drop_lanes(self) -> int:
-        """Delete the lanes in which no task waits; return how many.
+        """Delete the lanes in which no task waits, and the numbers of empty queues; return how many lanes.
 
         Must not run during `decide`, because a batch relies on the lanes that its Work knows.
         """

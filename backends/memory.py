@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from operator import add
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 from asyncgate import Needs, Work
 from asyncgate.backends import Backend
 from asyncgate.backends.lanes import Lanes
+from asyncgate.parts.model.counted import count_moves
 from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.overdue import has_passed, is_overdue
@@ -32,6 +34,7 @@ from asyncgate.parts.model.queries import (
     OutboxFilter,
     OutboxOf,
     Query,
+    QueueFilter,
     ReceiptFilter,
     Row,
     Rows,
@@ -54,6 +57,7 @@ from asyncgate.parts.model.stored import (
     Obligation,
     Outgoing,
     Progress,
+    Queue,
     Receipt,
     Schedule,
     Task,
@@ -72,6 +76,7 @@ class Tenant:
     def __init__(self) -> None:
         self.lanes = Lanes()
         self.tasks: dict[str, Task] = {}
+        self.queues: dict[int, tuple[str, str, int, int, int]] = {}     # by lane, as `count_moves` tells it
         self.leases: dict[str, Lease] = {}
         self.progress: dict[str, Progress] = {}
         self.receipts: dict[str, Receipt] = {}
@@ -121,6 +126,18 @@ class Tenant:
         held = (lease for lease in self.live() if lease.worker.same(of.worker)
                 and of.worker.instance_id in (None, lease.worker_instance))
         return ((self.tasks[lease.task_id], lease) for lease in sorted(held, key=lambda lease: lease.acquired_at))
+
+    def find_queues(self, of: QueueFilter, now: float) -> Iterator[Queue]:
+        """Yield what each lane has now."""
+        found = sorted((type, lane, *more) for lane, (type, *more) in self.queues.items() if any(more[1:])
+                       and of.type in (None, type) and of.lane in (None, lane))
+        for type, lane, capabilities, queued, held, leased in islice(
+                (row for row in found if of.after is None or row[:2] > of.after), of.limit):
+            waiting = [task for task in self.tasks.values()
+                       if task.lane == lane and task.status == "queued" and task.held is None]
+            since = [max(task.updated_at, task.next_eligible_at or 0.0) for task in waiting if task.offerable(now)]
+            yield Queue(lane, type, capabilities, queued, held, leased, len(waiting) - len(since), False,
+                        min(since, default=None))
 
     def find_receipts(self, of: ReceiptFilter) -> Iterator[Receipt]:
         """Yield receipts, oldest first."""
@@ -222,6 +239,9 @@ class Memory:
     def _save(self, tenant: Tenant, work: Work) -> None:
         for lane, (type, needed) in work.lanes.items():
             tenant.lanes.learn(lane, type, needed)
+        for lane, type, capabilities, *counts in count_moves(work.before, work.added, work.moved):
+            queued, held, leased = map(add, counts, tenant.queues.get(lane, ("", "", 0, 0, 0))[2:])
+            tenant.queues[lane] = type, capabilities, queued, held, leased
         tenant.tasks.update(work.added | work.moved)
         tenant.leases.update(work.leased)
         tenant.progress.update(work.progressed)
@@ -271,6 +291,8 @@ class Memory:
             case ObligationFilter():
                 mine = {id: tenant.receipts[id] for id, owner in tenant.open.items() if wanted_is(query.to, owner)}
                 return map(tenant.shown, islice(after(mine, query.after), query.limit))
+            case QueueFilter():
+                return tenant.find_queues(query, self.now())
             case ScheduleFilter():
                 theirs = {id: row for (id,), row in tenant.records[Schedule].items()
                           if wanted_is(query.owner, Principal(row.owner_kind, row.owner_id))}
@@ -344,6 +366,7 @@ class Memory:
             gone = tenant.lanes.known.keys() - waiting
             tenant.lanes.forget(gone)
             dropped += len(gone)
+            tenant.queues = {lane: row for lane, row in tenant.queues.items() if any(row[2:])}
         return dropped
 
     async def next_due(self, tenant_id: str) -> float | None:

@@ -34,11 +34,14 @@ from asyncgate import Needs, News, Work
 from asyncgate.backends import Backend, FileBackend, LastingBackend
 from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
-from asyncgate.backends.pages import Pages
+from asyncgate.backends.pages import Pages, join_queues
+from asyncgate.parts.model.counted import count_moves
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import (
+    DELAYED_COUNTED,
+    MOST_PRIORITIES,
     ArchivedFilter,
     EntryFilter,
     EventFilter,
@@ -46,6 +49,7 @@ from asyncgate.parts.model.queries import (
     ObligationFilter,
     OutboxFilter,
     OutboxOf,
+    QueueFilter,
     ReceiptFilter,
     ScheduleFilter,
     TaskFilter,
@@ -65,6 +69,7 @@ from asyncgate.parts.model.stored import (
     Obligation,
     Outgoing,
     Progress,
+    Queue,
     Receipt,
     Schedule,
     Task,
@@ -162,6 +167,7 @@ EMPTY_LANES = """
                     AND t.ready = 1)
     AND lane NOT IN (SELECT t.lane FROM tasks AS t WHERE t.tenant_id = ?1 AND t.status = 'queued' AND t.ready = 0
                      AND t.held IS NULL)"""
+EMPTY_QUEUES = "DELETE FROM queues WHERE tenant_id = ? AND queued = 0 AND held = 0 AND leased = 0"
 WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
 ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
@@ -250,6 +256,30 @@ SCHEDULES_OF = f"""
     SELECT {listed(Schedule)} FROM schedules
     WHERE tenant_id = ? AND owner_kind = ? AND owner_id = ? AND schedule_id > ? ORDER BY schedule_id LIMIT ?"""
 LATE = "SELECT schedule_id FROM schedules WHERE tenant_id = ? AND late_at <= ? ORDER BY late_at LIMIT ?"
+QUEUES = """
+    SELECT lane, type, capabilities, queued, held, leased FROM queues
+    WHERE tenant_id = ?1 AND (queued <> 0 OR held <> 0 OR leased <> 0)"""
+DELAYED = f"""
+    SELECT lane, sum(next_eligible_at > ?2), min(next_eligible_at), count(*) FROM (
+        SELECT lane, next_eligible_at FROM tasks
+        WHERE tenant_id = ?1 AND status = 'queued' AND ready = 0 AND held IS NULL
+        ORDER BY next_eligible_at LIMIT {DELAYED_COUNTED + 1})
+    GROUP BY lane"""
+# From one priority of a lane to the next one: the oldest task of each priority is found by the index of the queue.
+OLDEST = f"""
+    WITH RECURSIVE priorities (lane, priority, number) AS (
+        SELECT value, (SELECT priority FROM tasks WHERE tenant_id = ?1 AND lane = value AND status = 'queued'
+                       AND ready = 1 ORDER BY priority DESC LIMIT 1), 1 FROM json_each(?2)
+        UNION ALL
+        SELECT lane, (SELECT t.priority FROM tasks AS t WHERE t.tenant_id = ?1 AND t.lane = p.lane
+                      AND t.status = 'queued' AND t.ready = 1 AND t.priority < p.priority
+                      ORDER BY t.priority DESC LIMIT 1), number + 1
+        FROM priorities AS p WHERE priority IS NOT NULL AND number < {MOST_PRIORITIES})
+    SELECT p.lane, min(max(t.updated_at, coalesce(t.next_eligible_at, 0))) FROM priorities AS p
+    JOIN tasks AS t ON t.rowid = (
+        SELECT h.rowid FROM tasks AS h WHERE h.tenant_id = ?1 AND h.lane = p.lane AND h.priority = p.priority
+        AND h.status = 'queued' AND h.ready = 1 ORDER BY h.task_id LIMIT 1)
+    GROUP BY p.lane"""
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
     WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
@@ -536,6 +566,7 @@ class Sqlite(Pages):
         # OR IGNORE: another batch of the same commit may have added the same lane.
         many(insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE"),
              ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
+        many(COUNT_MOVES, count_moves(work.before, work.added, work.moved))
         many(ADD_TASK, ((*astuple(task), task.offerable(work.now)) for task in work.added.values()))
         if moved := [(*astuple(task)[-len(MUTABLE):], task.offerable(work.now), tenant_id, task.task_id)
                      for task in work.moved.values()]:
@@ -637,6 +668,22 @@ class Sqlite(Pages):
                       else self._rows(OPEN_FOR_ALL, tenant_id, after, of.limit))
         return [receipt_row(row) for row in rows]
 
+    async def find_queues(self, tenant_id: str, of: QueueFilter) -> list[Queue]:
+        """Return a page of what lanes have now, by type."""
+        sql, given = QUEUES, list[Any]([tenant_id])
+        for column, value in (("type", of.type), ("lane", of.lane)):
+            if value is not None:
+                given.append(value)
+                sql += f" AND {column} = ?{len(given)}"
+        if of.after is not None:
+            given += of.after
+            sql += f" AND (type, lane) > (?{len(given) - 1}, ?{len(given)})"
+        counted = await self._rows(f"{sql} ORDER BY type, lane LIMIT {of.limit:d}", *given)
+        now = self.now()
+        oldest = dict(await self._rows(OLDEST, tenant_id, json.dumps([row[0] for row in counted])))
+        later = {lane: rest for lane, *rest in await self._rows(DELAYED, tenant_id, now)}
+        return list(join_queues(counted, oldest, later, now))
+
     async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
         """Return a page of schedules, in the order of their ids."""
         after = of.after or ""
@@ -716,6 +763,7 @@ class Sqlite(Pages):
         with transaction(self.db):
             for tenant_id in list(self.lanes):
                 self.db.execute(WALL, (tenant_id,))
+                self.db.execute(EMPTY_QUEUES, (tenant_id,))
                 dropped[tenant_id] = [lane for (lane,) in self.db.execute(EMPTY_LANES, (tenant_id,)).fetchall()]
                 self.db.executemany("DELETE FROM lanes WHERE tenant_id = ? AND lane = ?",
                                     [(tenant_id, lane) for lane in dropped[tenant_id]])
@@ -776,6 +824,9 @@ class Sqlite(Pages):
 
 
 ADD_TASK = insert("tasks", [*fields(Task), "ready"])
+COUNTED = ("queued", "held", "leased")
+COUNT_MOVES = insert("queues", ["lane", "type", "capabilities", *COUNTED]) + (
+    f" ON CONFLICT (tenant_id, lane) DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in COUNTED)}")
 ADD_LEASE = upsert("leases", fields(Lease), ["task_id"])
 ADD_PROGRESS = upsert("progress", fields(Progress), ["task_id"])
 # Only together with its receipt: a receipt that was stored earlier is not sent again.

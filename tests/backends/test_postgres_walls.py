@@ -42,6 +42,7 @@ from asyncgate.parts.model.queries import (
     ObligationFilter,
     OutboxFilter,
     OutboxOf,
+    QueueFilter,
     ReceiptFilter,
     ScheduleFilter,
     TaskFilter,
@@ -137,9 +138,9 @@ RULES: dict[str, tuple[str, set[str]]] = {
         FROM unnest(ARRAY['UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS may, {TABLES}
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
-        each("UPDATE", "states progress schedules presences deliveries instances meta accounts api_keys audit_heads "
+        each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys audit_heads "
                        "usage outbox ledger_marks seal_heads")
-        | each("DELETE", "obligations schedules instances outbox lanes")),
+        | each("DELETE", "obligations schedules instances outbox lanes queues")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -325,13 +326,15 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
             "worker": "w1", "agent": "ada", "type": "waiting",
-            "cursor": str((await ada.list_tasks(limit=1)).next_cursor), **await lists_of(gate)}
+            "cursor": str((await ada.list_tasks(limit=1)).next_cursor), **await lists_of(gate, "waiting")}
 
 
-async def lists_of(gate: Gate) -> dict[str, str]:
-    """Return where the lists of those who look after a gate can go on."""
+async def lists_of(gate: Gate, type: str) -> dict[str, str]:
+    """Return where the lists of those who look after a gate can go on, and a queue with tasks of a type."""
     root = gate.as_admin()
-    return {"schedules_cursor": str((await root.list_schedules(limit=1)).cursor),
+    return {"queue_id": (await root.list_queues(type=type)).queues[0].queue_id,
+            "queues_cursor": str((await root.list_queues(limit=1)).next_cursor),
+            "schedules_cursor": str((await root.list_schedules(limit=1)).cursor),
             "obligations_cursor": str((await root.list_obligations(limit=1)).next_cursor)}
 
 
@@ -399,7 +402,7 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
             "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
-            "cursor": str((await bob.list_tasks(limit=1)).next_cursor), **await lists_of(gate)}
+            "cursor": str((await bob.list_tasks(limit=1)).next_cursor), **await lists_of(gate, "type-there")}
 
 
 def unlike(name: str) -> str:
@@ -639,6 +642,8 @@ def test_another_role_takes_no_password_along(url: str, expected: str) -> None:
     "DELETE FROM asyncgate.obligations WHERE tenant_id <> asyncgate.tenant()",
     "DELETE FROM asyncgate.schedules WHERE tenant_id = '{theirs}'",
     "DELETE FROM asyncgate.lanes WHERE tenant_id = '{theirs}'",
+    "UPDATE asyncgate.queues SET queued = 0 WHERE tenant_id = '{theirs}'",
+    "DELETE FROM asyncgate.queues WHERE tenant_id <> asyncgate.tenant()",
     "UPDATE asyncgate.api_keys SET revoked_at = 1 WHERE tenant_id = '{theirs}'",
     "UPDATE asyncgate.accounts SET suspended_at = 1 WHERE tenant_id <> asyncgate.tenant()",
     "UPDATE asyncgate.audit_heads SET number = 9 WHERE tenant_id = '{theirs}'",
@@ -670,6 +675,8 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "rerun_task": [{"task_id": "{task_id}", "idempotency_key": "{key}"}],
     "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
+    "list_queues": [{}, {"type": "{type}"}, {"cursor": "{queues_cursor}"}],
+    "get_queue": [{"queue_id": "{queue_id}"}],
     "get_task_history": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
     "attach_artifacts": [{"task_id": "{task_id}", "artifacts": FILE}],
     "start_task": [HELD, MINE],
@@ -734,7 +741,7 @@ def filled(value: Any, names: dict[str, str]) -> Any:
 
 
 VARYING = re.compile(rb'[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f-]{21}|20\d\d-\d\d-\d\dT[0-9:.]+Z|(?<="uptime":)\d+|'
-                     rb'age_seconds\\?":[0-9.e-]+')
+                     rb'(?:age|oldest_wait)_seconds\\?":[0-9.e-]+')
 Tongue = Callable[[str, dict[str, Any]], Awaitable[bytes]]
 
 
@@ -959,6 +966,8 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     for asked in (None, ada):
         await gate.backend.page(tenant, ObligationFilter(asked, None, 10))
         await gate.backend.page(tenant, ScheduleFilter(asked, None, 10))
+    for type, after in ((None, None), ("demo", ("demo", 0))):
+        await gate.backend.page(tenant, QueueFilter(type, None, after, 10))
     await gate.backend.next_due(tenant)
     await gate.backend.page(tenant, ArchivedFilter(names["away_task_id"]))
     await gate.as_admin().import_receipts(**filled(HOW["import_receipts"][0], names))

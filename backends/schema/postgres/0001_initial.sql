@@ -160,6 +160,18 @@ CREATE INDEX states_holder ON asyncgate.states (tenant_id, worker_kind, worker_i
 CREATE INDEX states_check ON asyncgate.states (check_at)    -- begins with the time: upkeep reads all tenants at once
     WHERE check_at IS NOT NULL;
 
+CREATE TABLE asyncgate.queues (             -- how many tasks each lane has: counted by each batch, never scanned
+    tenant_id       uuid NOT NULL,
+    lane            bigint NOT NULL,        -- of the tasks
+    slot            bigint NOT NULL,        -- where a batch counts, apart from other batches; only the sum of all counts
+    queued          bigint NOT NULL,        -- tasks that may be claimed, now or later
+    held            bigint NOT NULL,        -- queued tasks that are on hold
+    leased          bigint NOT NULL,        -- leased and running ones
+    type            asyncgate.id NOT NULL,  -- of the tasks
+    capabilities    text NOT NULL,          -- JSON array, sorted: the capabilities that a worker needs
+    PRIMARY KEY (tenant_id, lane, slot)
+) WITH (fillfactor = 30, autovacuum_vacuum_scale_factor = 0.02);
+
 CREATE TABLE asyncgate.progress (           -- the last report of a task, handed to the next worker
     tenant_id       uuid NOT NULL,
     task_id         asyncgate.id NOT NULL,  -- of the task
@@ -468,7 +480,7 @@ DECLARE
     own text := 'USING (tenant_id = (SELECT asyncgate.tenant())) WITH CHECK (tenant_id = (SELECT asyncgate.tenant()))';
 BEGIN
     FOREACH name IN ARRAY ARRAY[
-            'tenants', 'lanes', 'tasks', 'states', 'progress', 'events', 'receipts', 'edges', 'obligations',
+            'tenants', 'lanes', 'tasks', 'states', 'queues', 'progress', 'events', 'receipts', 'edges', 'obligations',
             'deliveries', 'schedules', 'presences', 'accounts', 'api_keys', 'audit', 'audit_heads', 'usage', 'outbox',
             'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments'] LOOP
         EXECUTE format('ALTER TABLE asyncgate.%I ENABLE ROW LEVEL SECURITY', name);
@@ -492,10 +504,11 @@ BEGIN
     EXECUTE format('CREATE POLICY archivist ON asyncgate.segments TO asyncgate_archivist %s', own);
 END $$;
 
-GRANT UPDATE ON asyncgate.states, asyncgate.progress, asyncgate.schedules, asyncgate.presences, asyncgate.deliveries,
-    asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads, asyncgate.usage, asyncgate.outbox,
-    asyncgate.ledger_marks, asyncgate.seal_heads TO asyncgate_app;
-GRANT DELETE ON asyncgate.lanes, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox TO asyncgate_app;
+GRANT UPDATE ON asyncgate.states, asyncgate.queues, asyncgate.progress, asyncgate.schedules, asyncgate.presences,
+    asyncgate.deliveries, asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads, asyncgate.usage,
+    asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads TO asyncgate_app;
+GRANT DELETE ON asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox
+    TO asyncgate_app;
 GRANT SELECT ON asyncgate.migrations, asyncgate.meta TO asyncgate_app;
 GRANT UPDATE (value) ON asyncgate.meta TO asyncgate_app;    -- a copied database gets its source's cursor_key
 GRANT SELECT, INSERT, UPDATE, DELETE ON asyncgate.instances TO asyncgate_app;
