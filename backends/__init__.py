@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.findings import Finding
     from asyncgate.parts.model.ids import Ids
     from asyncgate.parts.model.settings import DatabaseSettings, Settings
-    from asyncgate.parts.model.stored import Key, Lag, Receipt
+    from asyncgate.parts.model.stored import Depth, Key, Lag, Receipt
 
 __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "EntryFilter", "EventFilter",
            "FileBackend", "LastingBackend", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf", "Query",
@@ -119,6 +119,15 @@ class Backend(Protocol):
 
         In a shared database, leave out the tasks of other instances that are alive.
         """
+
+    async def depths(self, now: float) -> list[Depth]:
+        """Return what the queues of all tenants have by type, in time that does not depend on the number of tasks.
+
+        Of delayed tasks whose time has come it looks at DUE_LOOKED_AT of a tenant, for the oldest one.
+        """
+
+    async def count_overdue(self, before: float) -> int:
+        """Return how many live leases have expired before a time, over all tenants, at most OVERDUE_COUNTED."""
 
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire, from `since` on, with tenant and task; the earliest first.

@@ -49,6 +49,7 @@ from asyncgate.parts.model.stored import (
     Account,
     Archived,
     Audit,
+    Depth,
     Entry,
     Event,
     Key,
@@ -129,10 +130,10 @@ class Tenant:
 
     def find_queues(self, of: QueueFilter, now: float) -> Iterator[Queue]:
         """Yield what each lane has now."""
-        found = sorted((type, lane, *more) for lane, (type, *more) in self.queues.items() if any(more[1:])
-                       and of.type in (None, type) and of.lane in (None, lane))
-        for type, lane, capabilities, queued, held, leased in islice(
-                (row for row in found if of.after is None or row[:2] > of.after), of.limit):
+        found = sorted((row[0], lane) for lane, row in self.queues.items() if any(row[2:])
+                       and of.type in (None, row[0]) and of.lane in (None, lane))
+        for _, lane in islice((place for place in found if of.after is None or place > of.after), of.limit):
+            type, capabilities, queued, held, leased = self.queues[lane]
             waiting = [task for task in self.tasks.values()
                        if task.lane == lane and task.status == "queued" and task.held is None]
             since = [max(task.updated_at, task.next_eligible_at or 0.0) for task in waiting if task.offerable(now)]
@@ -352,6 +353,21 @@ class Memory:
             if tasks or late:
                 found.append((tenant_id, sorted(tasks)[:limit], late[:limit]))
         return found
+
+    async def depths(self, now: float) -> list[Depth]:
+        """Return what the queues of all tenants have by type."""
+        found: defaultdict[str, list[Queue]] = defaultdict(list)
+        for tenant in self.all.values():
+            for row in tenant.find_queues(QueueFilter(None, None, None, 1_000_000), now):
+                found[row.type].append(row)
+        return [Depth(type, sum(row.queued for row in rows), sum(row.held for row in rows),
+                      sum(row.leased for row in rows),
+                      min((row.oldest_at for row in rows if row.oldest_at is not None), default=None))
+                for type, rows in found.items()]
+
+    async def count_overdue(self, before: float) -> int:
+        """Return how many live leases have expired before a time."""
+        return sum(lease.expires_at <= before for tenant in self.all.values() for lease in tenant.live())
 
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire."""

@@ -40,7 +40,9 @@ def join_queues(counted: Iterable[tuple[Any, ...]], oldest: Mapping[int, float],
     for row in counted:
         delayed, first, _ = later.get(row[0], (0, None, 0))
         since = [at for at in (oldest.get(row[0]), first) if at is not None and at <= now]
-        yield Queue(*row, min(delayed, row[3]), more, min(since, default=None))
+        lane, type, capabilities, queued, held, leased = row
+        yield Queue(lane, type, capabilities, queued, held, leased, delayed=min(delayed, queued), more_delayed=more,
+                    oldest_at=min(since, default=None))
 
 
 class Pages(ABC):

@@ -41,7 +41,9 @@ from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import (
     DELAYED_COUNTED,
+    DUE_LOOKED_AT,
     MOST_PRIORITIES,
+    OVERDUE_COUNTED,
     ArchivedFilter,
     EntryFilter,
     EventFilter,
@@ -61,6 +63,7 @@ from asyncgate.parts.model.stored import (
     RECORDS,
     Archived,
     Audit,
+    Depth,
     Entry,
     Event,
     Key,
@@ -265,21 +268,40 @@ DELAYED = f"""
         WHERE tenant_id = ?1 AND status = 'queued' AND ready = 0 AND held IS NULL
         ORDER BY next_eligible_at LIMIT {DELAYED_COUNTED + 1})
     GROUP BY lane"""
-# From one priority of a lane to the next one: the oldest task of each priority is found by the index of the queue.
-OLDEST = f"""
-    WITH RECURSIVE priorities (lane, priority, number) AS (
-        SELECT value, (SELECT priority FROM tasks WHERE tenant_id = ?1 AND lane = value AND status = 'queued'
-                       AND ready = 1 ORDER BY priority DESC LIMIT 1), 1 FROM json_each(?2)
+
+
+def find_oldest(lanes: str, by: str) -> str:
+    """Return the query for since when the oldest tasks of some lanes wait; `lanes` selects tenant, lane and type.
+
+    It goes from one priority of a lane to the next one; the oldest task of each is found by the index of the queue.
+    """
+    of_lane = "t.tenant_id = p.tenant_id AND t.lane = p.lane AND t.status = 'queued' AND t.ready = 1"
+    return f"""
+    WITH RECURSIVE priorities (tenant_id, lane, type, priority, number) AS (
+        SELECT p.*, (SELECT t.priority FROM tasks AS t WHERE {of_lane} ORDER BY t.priority DESC LIMIT 1), 1
+        FROM ({lanes}) AS p
         UNION ALL
-        SELECT lane, (SELECT t.priority FROM tasks AS t WHERE t.tenant_id = ?1 AND t.lane = p.lane
-                      AND t.status = 'queued' AND t.ready = 1 AND t.priority < p.priority
-                      ORDER BY t.priority DESC LIMIT 1), number + 1
-        FROM priorities AS p WHERE priority IS NOT NULL AND number < {MOST_PRIORITIES})
-    SELECT p.lane, min(max(t.updated_at, coalesce(t.next_eligible_at, 0))) FROM priorities AS p
-    JOIN tasks AS t ON t.rowid = (
-        SELECT h.rowid FROM tasks AS h WHERE h.tenant_id = ?1 AND h.lane = p.lane AND h.priority = p.priority
-        AND h.status = 'queued' AND h.ready = 1 ORDER BY h.task_id LIMIT 1)
-    GROUP BY p.lane"""
+        SELECT p.tenant_id, p.lane, p.type, (
+            SELECT t.priority FROM tasks AS t WHERE {of_lane} AND t.priority < p.priority
+            ORDER BY t.priority DESC LIMIT 1), number + 1
+        FROM priorities AS p WHERE p.priority IS NOT NULL AND number < {MOST_PRIORITIES})
+    SELECT p.{by}, min(max(h.updated_at, coalesce(h.next_eligible_at, 0))) FROM priorities AS p
+    JOIN tasks AS h ON h.rowid = (
+        SELECT t.rowid FROM tasks AS t WHERE {of_lane} AND t.priority = p.priority ORDER BY t.task_id LIMIT 1)
+    GROUP BY p.{by}"""
+
+
+OLDEST = find_oldest("SELECT ?1 AS tenant_id, value AS lane, '' AS type FROM json_each(?2)", "lane")
+OLDEST_OF_ALL = find_oldest("SELECT tenant_id, lane, type FROM queues WHERE queued > 0", "type")
+DUE_OF_ALL = f"""
+    SELECT t.type, min(t.next_eligible_at) FROM tenants AS n CROSS JOIN tasks AS t ON t.rowid IN (
+        SELECT rowid FROM tasks WHERE tenant_id = n.tenant_id AND status = 'queued' AND ready = 0 AND held IS NULL
+        AND next_eligible_at <= ? ORDER BY next_eligible_at LIMIT {DUE_LOOKED_AT})
+    GROUP BY t.type"""
+DEPTHS = "SELECT type, sum(queued), sum(held), sum(leased) FROM queues GROUP BY type"
+COUNT_OVERDUE = f"""
+    SELECT count(*) FROM (SELECT 1 FROM tenants CROSS JOIN leases USING (tenant_id)
+                          WHERE ending = 'live' AND expires_at <= ? LIMIT {OVERDUE_COUNTED})"""
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
     WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
@@ -748,6 +770,18 @@ class Sqlite(Pages):
             found.append((tenant_id, tasks, schedules))
         return found
 
+    async def depths(self, now: float) -> list[Depth]:
+        """Return what the queues of all tenants have by type."""
+        oldest, due = dict(await self._rows(OLDEST_OF_ALL)), dict(await self._rows(DUE_OF_ALL, now))
+        return [Depth(type, queued, held, leased,
+                      min((since[type] for since in (oldest, due) if type in since), default=None))
+                for type, queued, held, leased in await self._rows(DEPTHS)]
+
+    async def count_overdue(self, before: float) -> int:
+        """Return how many live leases have expired before a time."""
+        number: int = (await self._rows(COUNT_OVERDUE, before))[0][0]
+        return number
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire."""
         return await self._rows(LAPSES, since, limit)
@@ -824,9 +858,9 @@ class Sqlite(Pages):
 
 
 ADD_TASK = insert("tasks", [*fields(Task), "ready"])
-COUNTED = ("queued", "held", "leased")
-COUNT_MOVES = insert("queues", ["lane", "type", "capabilities", *COUNTED]) + (
-    f" ON CONFLICT (tenant_id, lane) DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in COUNTED)}")
+COUNT_MOVES = insert("queues", ["lane", "type", "capabilities", "queued", "held", "leased"]) + (
+    " ON CONFLICT (tenant_id, lane) DO UPDATE SET queued = queued + excluded.queued, held = held + excluded.held, "
+    "leased = leased + excluded.leased")
 ADD_LEASE = upsert("leases", fields(Lease), ["task_id"])
 ADD_PROGRESS = upsert("progress", fields(Progress), ["task_id"])
 # Only together with its receipt: a receipt that was stored earlier is not sent again.

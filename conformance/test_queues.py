@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from asyncgate.conformance.harness import Gate, miscounted, refused, under
+from asyncgate.parts.model.stored import Depth
 
 pytestmark = pytest.mark.anyio
 
@@ -188,12 +190,56 @@ async def test_what_is_refused_is_not_counted(gate: Gate) -> None:
 
 
 async def test_the_numbers_of_an_empty_queue_go_with_its_lane(gate: Gate) -> None:
-    await gate.finished("once")
-    await gate.leased("other")
+    await gate.finished(type="once")
+    await gate.leased(type="other")
 
     await gate.backend.drop_lanes()
 
     assert await numbers(gate, "other") == (0, 0, 0, 1)
     assert await miscounted(gate) == []
-    await gate.finished("once")
+    await gate.finished(type="once")
     assert await miscounted(gate) == []
+
+
+# Over all tenants.
+
+
+def share_of(rows: list[Depth], type: str) -> tuple[int, int, int]:
+    """Return what the queues of a type have; other tests may share the database, so types are named by chance."""
+    return next(((row.queued, row.held, row.leased) for row in rows if row.type == type), (0, 0, 0))
+
+
+async def test_the_queues_of_all_tenants_are_summed_by_type(gate: Gate) -> None:
+    type, other = f"t-{uuid.uuid4()}", gate.stranger()
+    for tenant in (gate, other):
+        await tenant.create(type=type)
+        await tenant.create(type=type, requirements=OCR)
+        await tenant.create(type=type, delay_seconds=LONG)
+    assert await gate.claim(accept_types=[type]) is not None
+
+    rows = await gate.backend.depths(gate.now())
+
+    assert share_of(rows, type) == (5, 0, 1)
+    [row] = [row for row in rows if row.type == type]
+    assert row.oldest_at == pytest.approx(gate.now(), abs=30)
+
+
+async def test_the_oldest_of_all_may_be_one_whose_time_came_while_nobody_claimed(gate: Gate) -> None:
+    type = f"t-{uuid.uuid4()}"
+    await gate.create(type=type, delay_seconds=40)
+    assert [row.oldest_at for row in await gate.backend.depths(gate.now()) if row.type == type] == [None]
+
+    gate.skip(100)
+    [row] = [row for row in await gate.backend.depths(gate.now()) if row.type == type]
+
+    assert gate.now() - row.oldest_at == pytest.approx(60, abs=20)
+
+
+async def test_leases_that_have_run_out_are_counted_until_they_are_swept(gate: Gate) -> None:
+    before = await gate.backend.count_overdue(gate.now())
+    offer = await gate.leased()
+    gate.skip(offer.expires_at.timestamp() - gate.now() + 1)
+
+    assert await gate.backend.count_overdue(gate.now()) >= before + 1
+    await gate.sweep()
+    assert (await gate.task(offer.task_id)).status == "queued"

@@ -63,6 +63,7 @@ from asyncgate.parts.model.queries import (
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.model.stored import (
     Archived,
+    Depth,
     Entry,
     Event,
     Key,
@@ -611,7 +612,7 @@ class Postgres(Pages):
         if of.after is not None:
             given += of.after
             statement += f" AND (type, lane) > (${len(given)}, ${len(given) + 1})"
-        counted = await self._read(tenant_id, f"{statement}{sql.NOT_EMPTY} LIMIT {of.limit:d}", *given)
+        counted = await self._read(tenant_id, f"{statement} ORDER BY type, lane LIMIT {of.limit:d}", *given)
         now = self.now()
         oldest = dict(await self._read(tenant_id, sql.OLDEST, [row[0] for row in counted]))
         later = {lane: rest for lane, *rest in await self._read(tenant_id, sql.DELAYED, now)}
@@ -687,6 +688,15 @@ class Postgres(Pages):
             if len(ids) < limit:
                 ids.append(id)
         return [(tenant_id, *both) for tenant_id, both in found.items()]
+
+    async def depths(self, now: float) -> list[Depth]:
+        """Return what the queues of all tenants have by type."""
+        return [Depth(*row) for row in await self._ask(sql.DEPTHS, now)]
+
+    async def count_overdue(self, before: float) -> int:
+        """Return how many live leases have expired before a time."""
+        number: int = (await self._ask(sql.COUNT_OVERDUE, before))[0][0]
+        return number
 
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire, and deadlines of tasks, which are in the same index."""

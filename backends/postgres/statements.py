@@ -21,7 +21,7 @@ from msgspec.structs import astuple
 from asyncgate import Needs, Work
 from asyncgate.parts.model.counted import count_moves
 from asyncgate.parts.model.overdue import is_stuck
-from asyncgate.parts.model.queries import DELAYED_COUNTED, MOST_PRIORITIES
+from asyncgate.parts.model.queries import DELAYED_COUNTED, DUE_LOOKED_AT, MOST_PRIORITIES, OVERDUE_COUNTED
 from asyncgate.parts.model.stored import (
     ACTIVE,
     APPEND_ONLY,
@@ -552,8 +552,8 @@ SELECT min(next_eligible_at) FROM asyncgate.states
 WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2"""
 QUEUES = """
 SELECT lane, type::text, min(capabilities), sum(queued)::bigint, sum(held)::bigint, sum(leased)::bigint
-FROM asyncgate.queues WHERE tenant_id = $1"""
-NOT_EMPTY = " GROUP BY lane, type HAVING sum(queued) <> 0 OR sum(held) <> 0 OR sum(leased) <> 0 ORDER BY type, lane"
+FROM asyncgate.queues WHERE tenant_id = $1
+GROUP BY lane, type HAVING (sum(queued) <> 0 OR sum(held) <> 0 OR sum(leased) <> 0)"""
 DELAYED = f"""
 SELECT lane, count(*) FILTER (WHERE next_eligible_at > $2), min(next_eligible_at), count(*) FROM (
     SELECT lane, next_eligible_at FROM asyncgate.states
@@ -578,6 +578,8 @@ FROM unnest($2::bigint[]) AS l (lane)"""
 OVERDUE = f"""
 SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, ARRAY(
     SELECT instance_id::text FROM asyncgate.instances AS i WHERE instance_id <> $4::text AND {NAME_IS_HELD}), $5)"""
+DEPTHS = f"SELECT * FROM asyncgate.depths($1, {MOST_PRIORITIES}, {DUE_LOOKED_AT})"
+COUNT_OVERDUE = f"SELECT asyncgate.count_overdue($1, {OVERDUE_COUNTED})"
 LAPSES = "SELECT look_at, tenant_id::text, task_id FROM asyncgate.lapses($1, $2)"
 COUNT = """
 SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('queued', 'leased', 'running')),

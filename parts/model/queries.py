@@ -11,7 +11,18 @@ from typing import Generic, TypeVar, get_args
 
 from msgspec import Struct
 
-from asyncgate.parts.model.stored import Archived, Entry, Event, Lease, Outgoing, Progress, Queue, Receipt, Schedule, Task
+from asyncgate.parts.model.stored import (
+    Archived,
+    Entry,
+    Event,
+    Lease,
+    Outgoing,
+    Progress,
+    Queue,
+    Receipt,
+    Schedule,
+    Task,
+)
 from asyncgate.parts.model.wire import Kind, Principal
 
 R = TypeVar("R")
@@ -19,6 +30,7 @@ S = TypeVar("S", bound=Struct)
 Row = tuple[Task, Lease | None, Progress | None]
 ANY_KIND = ""       # of a principal in a filter: whoever has that id
 DELAYED_COUNTED, MOST_PRIORITIES = 10_000, 100
+OVERDUE_COUNTED, DUE_LOOKED_AT = 10_000, 100
 
 
 class Query(Struct, Generic[R], frozen=True):

@@ -194,6 +194,16 @@ class Queue(Struct, frozen=True):
     oldest_at: float | None = None      # since when the oldest task that may be claimed now has been waiting
 
 
+class Depth(Struct, frozen=True):
+    """What the queues of one type have now, over all tenants."""
+
+    type: str
+    queued: int
+    held: int
+    leased: int
+    oldest_at: float | None             # since when the oldest claimable task has been waiting
+
+
 class Obligation(Struct, frozen=True):
     """An open obligation: an index entry for the receipt that opened it."""
 

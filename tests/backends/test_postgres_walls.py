@@ -111,7 +111,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT concat_ws(' ', cmd, tablename, roles) FROM pg_policies WHERE schemaname = 'asyncgate'
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
         {f"{what} {{asyncgate_sweeper}}"
-         for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox")}
+         for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox", "SELECT queues")}
         | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}
         | {f"ALL {table} {{asyncgate_owner}}" for table in KEPT} | {"ALL segments {asyncgate_archivist}"}
         | {f"SELECT {table} {{asyncgate_owner}}" for table in ("segments", "seal_heads", "obligations")}),
@@ -131,15 +131,15 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT proowner, proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
-        each("asyncgate_sweeper owns", "all_tenants overdue lapses unsent")
+        each("asyncgate_sweeper owns", "all_tenants overdue lapses unsent depths count_overdue")
         | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
         FROM unnest(ARRAY['UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS may, {TABLES}
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
-        each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys audit_heads "
-                       "usage outbox ledger_marks seal_heads")
+        each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys "
+                       "audit_heads usage outbox ledger_marks seal_heads")
         | each("DELETE", "obligations schedules instances outbox lanes queues")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
@@ -149,7 +149,9 @@ RULES: dict[str, tuple[str, set[str]]] = {
         each("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since outbox.tenant_id",
              "schedules.tenant_id schedules.schedule_id schedules.late_at",
              "states.tenant_id states.task_id states.asyncgate_instance states.status states.attempt "
-             "states.max_attempts states.deadline_at states.expires_at states.check_at")
+             "states.max_attempts states.deadline_at states.expires_at states.check_at "
+             "states.lane states.priority states.ready states.held states.updated_at states.next_eligible_at",
+             "queues.tenant_id queues.lane queues.type queues.queued queues.held queues.leased")
         | each("asyncgate_sweeper UPDATE", "states.check_at")
         | each("asyncgate_auth SELECT", "accounts.tenant_id accounts.suspended_at")
         | {f"asyncgate_auth SELECT api_keys.{name}" for name in ("tenant_id", *Key.__struct_fields__)}),
@@ -171,8 +173,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
     "only the look-ups across tenants and the ways into the archive run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
-        {"all_tenants", "overdue", "lapses", "unsent", "find_key", "archive_receipts", "forget_pointers",
-         "prune_tasks", "prune_audit"}),
+        {"all_tenants", "overdue", "lapses", "unsent", "find_key", "depths", "count_overdue", "archive_receipts",
+         "forget_pointers", "prune_tasks", "prune_audit"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
         AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
