@@ -55,12 +55,12 @@ from asyncgate.parts.model.wire_admin import (
 )
 from asyncgate.parts.model.wire_operating import (
     AllObligations,
-    PausedWork,
     PauseRecord,
     QueueRecord,
     Queues,
     ResumedWork,
     Schedules,
+    WorkPauses,
 )
 from asyncgate.parts.model.wire_receipts import (
     ArchiveRun,
@@ -748,9 +748,9 @@ class AsyncOperations:
 
     async def list_pauses(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
-    ) -> PausedWork:
+    ) -> WorkPauses:
         """List what is paused: since when, until when, by whom, why, and how many leases are left of each."""
-        return await self.ask("list_pauses", PausedWork, locals())
+        return await self.ask("list_pauses", WorkPauses, locals())
 
     async def list_queues(
         self, *, limit: int | None = None, cursor: str | None = None, type: str | None = None,
@@ -1380,9 +1380,9 @@ class SyncOperations:
 
     def list_pauses(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
-    ) -> PausedWork:
+    ) -> WorkPauses:
         """List what is paused: since when, until when, by whom, why, and how many leases are left of each."""
-        return self.ask("list_pauses", PausedWork, locals())
+        return self.ask("list_pauses", WorkPauses, locals())
 
     def list_queues(
         self, *, limit: int | None = None, cursor: str | None = None, type: str | None = None,

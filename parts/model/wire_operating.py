@@ -187,7 +187,7 @@ class PauseRecord(Struct):
     leases_left: int                    # live leases of what is paused
 
 
-class PausedWork(Struct):
+class WorkPauses(Struct):
     """What is paused, the oldest pause first."""
 
     columns = "type capabilities worker whole_tenant since until paused_by reason leases_left"

@@ -25,11 +25,11 @@ from asyncgate.parts.model.wire import Ask, LeaseNext, Principal
 from asyncgate.parts.model.wire_operating import (
     DrainWork,
     ListPauses,
-    PausedWork,
     PauseRecord,
     PauseWork,
     ResumedWork,
     ResumeWork,
+    WorkPauses,
     WorkTarget,
 )
 from asyncgate.parts.process.readers import resolve
@@ -173,11 +173,11 @@ async def resume_work(engine: Engine, caller: Caller, ask: ResumeWork) -> Resume
     return await change_pauses(engine, caller, tenant_id, resume)
 
 
-async def list_pauses(engine: Engine, caller: Caller, ask: ListPauses) -> PausedWork:
+async def list_pauses(engine: Engine, caller: Caller, ask: ListPauses) -> WorkPauses:
     """List what is paused: since when, until when, by whom, why, and how many leases are left of each."""
     tenant_id = await target_tenant(engine, caller, ask.tenant)
     pauses = find_pauses(await engine.backend.record(tenant_id, Pauses), engine.backend.now())
-    return PausedWork([show_pause(pause, await count_left(engine, tenant_id, pause)) for pause in pauses])
+    return WorkPauses([show_pause(pause, await count_left(engine, tenant_id, pause)) for pause in pauses])
 
 
 async def put_pause(engine: Engine, caller: Caller, ask: PauseWork, event: str) -> tuple[str, Pause]:
