@@ -50,6 +50,8 @@ MATRIX: dict[str, tuple[str, str]] = {
     "list_archived_receipts": ("agent worker admin", "receipts:read"),
     "pause_work": ("admin", "admin:write"), "drain_work": ("admin", "admin:write"),
     "resume_work": ("admin", "admin:write"), "list_pauses": ("admin", "admin:read"),
+    "preview_bulk": ("admin", "admin:read"), "run_bulk": ("admin", "admin:write"),
+    "get_bulk": ("admin", "admin:read"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {
