@@ -29,7 +29,8 @@ SCOPED = {"tasks:read": ["get_task", "list_tasks"], "tasks:write": ["create_task
 ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits", "issue_key",
                   "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
                   "seal_receipts", "list_seals", "export_receipts", "import_receipts",
-                  "run_archive", "restore_archive", "examine_gate", "drain_gate", "resume_gate", "list_obligations"}
+                  "run_archive", "restore_archive", "examine_gate", "drain_gate", "resume_gate", "list_obligations",
+                  "list_workers"}
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "suspend_tenant": {"tenant": OTHER}, "set_limits": {"tenant": OTHER},
     "issue_key": {"scopes": []}, "rotate_credentials": {"issued_before": "1970-01-02T00:00:00Z"},
@@ -129,6 +130,7 @@ async def test_an_agent_has_its_own_tasks_and_receipts_and_an_admin_any(house: H
     receipt = (await house.good("list_receipts", token=ada))["receipts"][0]["receipt_id"]
     own: dict[str, dict[str, Any]] = {
         "get_task": {"task_id": task}, "get_task_history": {"task_id": task}, "list_receipts": {"task_id": task},
+        "explain_task": {"task_id": task},
         "get_receipt": {"receipt_id": receipt}, "ack_receipt": {"receipt_id": receipt},
         "release_hold": {"task_id": task}, "cancel_task": {"task_id": task}}
 
