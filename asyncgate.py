@@ -943,10 +943,11 @@ class Engine:
         terms = {name: held for name in ask.kept if (held := getattr(ask, name)) is not None}
         session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
+        traced = caller.trace.members if caller.trace else {}       # in no receipt: a trace belongs to one request
         task = Task(
             task_id=work.new_id(), lane=lane_of(ask.type, needed), type=ask.type, payload=payload.decode(),
             payload_pointer=ask.payload_pointer, requirements=bytes(ask.requirements).decode(),
-            terms=to_canonical({**terms, **session}).decode(), owner_kind=creator.kind, owner_id=creator.id,
+            terms=to_canonical({**terms, **session, **traced}).decode(), owner_kind=creator.kind, owner_id=creator.id,
             principal_ai=ask.principal_ai or creator.id,
             priority=limits.default_priority if ask.priority is None else ask.priority,
             max_attempts=ask.max_attempts or limits.default_max_attempts,

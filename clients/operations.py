@@ -197,6 +197,9 @@ class TaskRecord(Struct, kw_only=True):
     progress_at: datetime | None = None
     result: Outcome | None = None
     rerun_of: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+    trace_link: str | None = None
 
 
 class Attention(Struct, kw_only=True):
@@ -267,6 +270,9 @@ class Offer(Struct, kw_only=True):
     obligation_receipt_id: str
     caused_by_receipt_id: str
     progress: Any = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+    trace_link: str | None = None
 
 
 class Offers(Struct, kw_only=True):

@@ -71,6 +71,9 @@ class KeptTerms(Terms):
 
     principal_instance_id: str | None = None    # the creator's session (spec 18.2)
     rerun_of: str | None = None                 # the ended task whose contract it has
+    traceparent: str | None = None              # the trace of its creator; no receipt has it
+    tracestate: str | None = None
+    trace_link: str | None = None               # the trace of the task that it runs again
 
 
 class Lease(Struct, frozen=True):
