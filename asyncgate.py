@@ -401,6 +401,7 @@ class Work:
         self.tenant_id, self.now, self.ids, self.known = tenant_id, now, ids, known
         # Loaded, and as changed so far:
         self.tasks: dict[str, Task] = {}
+        self.before: dict[str, Task] = {}                               # as loaded, for those who count what has moved
         self.leases: dict[str, Lease] = {}                              # by task
         self.holders: dict[str, str] = {}                               # task by live lease id, as far as asked for
         self.keys: dict[tuple[str, str, str], str] = {}                 # task by creator and idempotency key
@@ -431,7 +432,7 @@ class Work:
 
     def load_task(self, task: Task, lease: Lease | None = None, progress: Progress | None = None) -> None:
         """Take in a task that `Needs` names, with its latest lease and progress."""
-        self.tasks[task.task_id] = task
+        self.tasks[task.task_id] = self.before[task.task_id] = task
         if task.idempotency_key is not None:
             self.keys[task.owner_kind, task.owner_id, task.idempotency_key] = task.task_id
         if progress is not None:

@@ -35,6 +35,7 @@ from asyncgate.parts.model.queries import (
     OutboxFilter,
     OutboxOf,
     Query,
+    QueueFilter,
     ReceiptFilter,
     Row,
     Rows,
@@ -48,12 +49,12 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.findings import Finding
     from asyncgate.parts.model.ids import Ids
     from asyncgate.parts.model.settings import DatabaseSettings, Settings
-    from asyncgate.parts.model.stored import Key, Lag, Receipt
+    from asyncgate.parts.model.stored import Depth, Key, Lag, Receipt
 
 __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "EntryFilter", "EventFilter",
            "FileBackend", "LastingBackend", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf", "Query",
-           "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter", "is_lasting", "is_shared",
-           "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
+           "QueueFilter", "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter", "is_lasting",
+           "is_shared", "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
@@ -119,6 +120,15 @@ class Backend(Protocol):
         In a shared database, leave out the tasks of other instances that are alive.
         """
 
+    async def depths(self, now: float) -> list[Depth]:
+        """Return what the queues of all tenants have by type, in time that does not depend on the number of tasks.
+
+        Of delayed tasks whose time has come it looks at DUE_LOOKED_AT of a tenant, for the oldest one.
+        """
+
+    async def count_overdue(self, before: float) -> int:
+        """Return how many live leases have expired before a time, over all tenants, at most OVERDUE_COUNTED."""
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire, from `since` on, with tenant and task; the earliest first.
 
@@ -127,7 +137,7 @@ class Backend(Protocol):
         """
 
     async def drop_lanes(self) -> int:
-        """Delete the lanes in which no task waits; return how many.
+        """Delete the lanes in which no task waits, and the numbers of empty queues; return how many lanes.
 
         Must not run during `decide`, because a batch relies on the lanes that its Work knows.
         """

@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from operator import add
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 from asyncgate import Needs, Work
 from asyncgate.backends import Backend
 from asyncgate.backends.lanes import Lanes
+from asyncgate.parts.model.counted import count_moves
 from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.overdue import has_passed, is_overdue
@@ -35,6 +37,7 @@ from asyncgate.parts.model.queries import (
     OutboxFilter,
     OutboxOf,
     Query,
+    QueueFilter,
     ReceiptFilter,
     Row,
     Rows,
@@ -51,6 +54,7 @@ from asyncgate.parts.model.stored import (
     Account,
     Archived,
     Audit,
+    Depth,
     Entry,
     Event,
     Holding,
@@ -61,6 +65,7 @@ from asyncgate.parts.model.stored import (
     Outgoing,
     Presence,
     Progress,
+    Queue,
     Receipt,
     Schedule,
     Task,
@@ -79,6 +84,7 @@ class Tenant:
     def __init__(self) -> None:
         self.lanes = Lanes()
         self.tasks: dict[str, Task] = {}
+        self.queues: dict[int, tuple[str, str, int, int, int]] = {}     # by lane, as `count_moves` tells it
         self.leases: dict[str, Lease] = {}
         self.progress: dict[str, Progress] = {}
         self.receipts: dict[str, Receipt] = {}
@@ -136,6 +142,18 @@ class Tenant:
             return islice(sorted(found, key=lambda row: -row.claimed_at), of.limit)
         return islice(sorted((row for row in found if (row.kind, row.id) > of.after),
                              key=lambda row: (row.kind, row.id)), of.limit)
+
+    def find_queues(self, of: QueueFilter, now: float) -> Iterator[Queue]:
+        """Yield what each lane has now."""
+        found = sorted((row[0], lane) for lane, row in self.queues.items() if any(row[2:])
+                       and of.type in (None, row[0]) and of.lane in (None, lane))
+        for _, lane in islice((place for place in found if of.after is None or place > of.after), of.limit):
+            type, capabilities, queued, held, leased = self.queues[lane]
+            waiting = [task for task in self.tasks.values()
+                       if task.lane == lane and task.status == "queued" and task.held is None]
+            since = [max(task.updated_at, task.next_eligible_at or 0.0) for task in waiting if task.offerable(now)]
+            yield Queue(lane, type, capabilities, queued, held, leased, len(waiting) - len(since), False,
+                        min(since, default=None))
 
     def find_receipts(self, of: ReceiptFilter) -> Iterator[Receipt]:
         """Yield receipts, oldest first."""
@@ -237,6 +255,9 @@ class Memory:
     def _save(self, tenant: Tenant, work: Work) -> None:
         for lane, (type, needed) in work.lanes.items():
             tenant.lanes.learn(lane, type, needed)
+        for lane, type, capabilities, *counts in count_moves(work.before, work.added, work.moved):
+            queued, held, leased = map(add, counts, tenant.queues.get(lane, ("", "", 0, 0, 0))[2:])
+            tenant.queues[lane] = type, capabilities, queued, held, leased
         tenant.tasks.update(work.added | work.moved)
         tenant.leases.update(work.leased)
         tenant.progress.update(work.progressed)
@@ -286,6 +307,8 @@ class Memory:
             case ObligationFilter():
                 mine = {id: tenant.receipts[id] for id, owner in tenant.open.items() if wanted_is(query.to, owner)}
                 return map(tenant.shown, islice(after(mine, query.after), query.limit))
+            case QueueFilter():
+                return tenant.find_queues(query, self.now())
             case ScheduleFilter():
                 theirs = {id: row for (id,), row in tenant.records[Schedule].items()
                           if wanted_is(query.owner, Principal(row.owner_kind, row.owner_id))}
@@ -360,6 +383,21 @@ class Memory:
                 found.append((tenant_id, sorted(tasks)[:limit], late[:limit]))
         return found
 
+    async def depths(self, now: float) -> list[Depth]:
+        """Return what the queues of all tenants have by type."""
+        found: defaultdict[str, list[Queue]] = defaultdict(list)
+        for tenant in self.all.values():
+            for row in tenant.find_queues(QueueFilter(None, None, None, 1_000_000), now):
+                found[row.type].append(row)
+        return [Depth(type, sum(row.queued for row in rows), sum(row.held for row in rows),
+                      sum(row.leased for row in rows),
+                      min((row.oldest_at for row in rows if row.oldest_at is not None), default=None))
+                for type, rows in found.items()]
+
+    async def count_overdue(self, before: float) -> int:
+        """Return how many live leases have expired before a time."""
+        return sum(lease.expires_at <= before for tenant in self.all.values() for lease in tenant.live())
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire."""
         ends = [(lease.expires_at, id, lease.task_id) for id, tenant in self.all.items() for lease in tenant.live()]
@@ -373,6 +411,7 @@ class Memory:
             gone = tenant.lanes.known.keys() - waiting
             tenant.lanes.forget(gone)
             dropped += len(gone)
+            tenant.queues = {lane: row for lane, row in tenant.queues.items() if any(row[2:])}
         return dropped
 
     async def next_due(self, tenant_id: str) -> float | None:

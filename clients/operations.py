@@ -55,6 +55,8 @@ from asyncgate.parts.model.wire_admin import (
 )
 from asyncgate.parts.model.wire_operating import (
     AllObligations,
+    QueueRecord,
+    Queues,
     Schedules,
 )
 from asyncgate.parts.model.wire_receipts import (
@@ -352,6 +354,7 @@ CALLS = {
     "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
     "get_config": CallSpec("get_config", "GET", "/v1/config", True, "", ()),
     "get_limits": CallSpec("get_limits", "GET", "/v1/limits", True, "", ()),
+    "get_queue": CallSpec("get_queue", "GET", "/v1/queues/{queue_id}", True, "", ()),
     "get_receipt": CallSpec("get_receipt", "GET", "/v1/receipts/{receipt_id}", True, "principal", ()),
     "get_task": CallSpec("get_task", "GET", "/v1/tasks/{task_id}", True, "principal", ()),
     "get_task_history": CallSpec("get_task_history", "GET", "/v1/tasks/{task_id}/history", True, "principal", ()),
@@ -365,6 +368,7 @@ CALLS = {
     "list_leases": CallSpec("list_leases", "GET", "/v1/leases", True, "worker", ()),
     "list_obligations": CallSpec("list_obligations", "GET", "/v1/obligations", True, "principal", ()),
     "list_open_obligations": CallSpec("list_open_obligations", "GET", "/v1/obligations/open", True, "principal", ()),
+    "list_queues": CallSpec("list_queues", "GET", "/v1/queues", True, "principal", ()),
     "list_receipts": CallSpec("list_receipts", "GET", "/v1/receipts", True, "principal", ()),
     "list_schedules": CallSpec("list_schedules", "GET", "/v1/schedules", True, "principal", ()),
     "list_seals": CallSpec("list_seals", "GET", "/v1/seals", True, "principal", ()),
@@ -592,6 +596,12 @@ class AsyncOperations:
         """
         return await self.ask("get_limits", Limits, locals())
 
+    async def get_queue(
+        self, queue_id: str, *, tenant_id: str | None = None,
+    ) -> QueueRecord:
+        """Return how many tasks of one queue wait and for how long, are on hold, or are leased."""
+        return await self.ask("get_queue", QueueRecord, locals())
+
     async def get_receipt(
         self, receipt_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
         principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
@@ -736,6 +746,18 @@ class AsyncOperations:
         This is the call to begin with after forgetting everything.  Go on with cursor as since_receipt_id.  PH.6.
         """
         return await self.ask("list_open_obligations", Obligations, locals())
+
+    async def list_queues(
+        self, *, limit: int | None = None, cursor: str | None = None, type: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Queues:
+        """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
+
+        A queue is what has one type and requires the same capabilities; one without any such task is not listed.
+        """
+        return await self.ask("list_queues", Queues, locals())
 
     async def list_receipts(
         self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,
@@ -1191,6 +1213,12 @@ class SyncOperations:
         """
         return self.ask("get_limits", Limits, locals())
 
+    def get_queue(
+        self, queue_id: str, *, tenant_id: str | None = None,
+    ) -> QueueRecord:
+        """Return how many tasks of one queue wait and for how long, are on hold, or are leased."""
+        return self.ask("get_queue", QueueRecord, locals())
+
     def get_receipt(
         self, receipt_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
         principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
@@ -1335,6 +1363,18 @@ class SyncOperations:
         This is the call to begin with after forgetting everything.  Go on with cursor as since_receipt_id.  PH.6.
         """
         return self.ask("list_open_obligations", Obligations, locals())
+
+    def list_queues(
+        self, *, limit: int | None = None, cursor: str | None = None, type: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Queues:
+        """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
+
+        A queue is what has one type and requires the same capabilities; one without any such task is not listed.
+        """
+        return self.ask("list_queues", Queues, locals())
 
     def list_receipts(
         self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,

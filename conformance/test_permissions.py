@@ -47,6 +47,7 @@ MATRIX: dict[str, tuple[str, str]] = {
     "run_archive": ("admin", "admin:write"), "restore_archive": ("admin", "admin:write"),
     "list_schedules": ("agent admin", "tasks:read"), "list_obligations": ("admin", "admin:read"),
     "list_workers": ("admin", "admin:read"), "explain_task": ("agent admin", "tasks:read"),
+    "list_queues": ("admin", "admin:read"), "get_queue": ("admin", "admin:read"),
     "list_archived_receipts": ("agent worker admin", "receipts:read"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"

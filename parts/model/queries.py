@@ -21,6 +21,7 @@ from asyncgate.parts.model.stored import (
     Outgoing,
     Presence,
     Progress,
+    Queue,
     Receipt,
     Schedule,
     Task,
@@ -31,6 +32,8 @@ R = TypeVar("R")
 S = TypeVar("S", bound=Struct)
 Row = tuple[Task, Lease | None, Progress | None]
 ANY_KIND = ""       # of a principal in a filter: whoever has that id
+DELAYED_COUNTED, MOST_PRIORITIES = 10_000, 100
+OVERDUE_COUNTED, DUE_LOOKED_AT = 10_000, 100
 
 
 class Query(Struct, Generic[R], frozen=True):
@@ -123,6 +126,19 @@ class UnsentOf(Query[Outgoing], frozen=True):
     """Receipts of a task that the ledger does not have yet, waiting or parked, in any order."""
 
     task_id: str
+    limit: int
+
+
+class QueueFilter(Query[Queue], frozen=True):
+    """The lanes in which a task waits, is on hold or is leased, by type; in time that does not depend on their tasks.
+
+    A database counts at most DELAYED_COUNTED delayed tasks, and looks at the oldest tasks of MOST_PRIORITIES priorities
+    of a lane.
+    """
+
+    type: str | None
+    lane: int | None
+    after: tuple[str, int] | None       # type and lane
     limit: int
 
 

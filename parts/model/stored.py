@@ -226,6 +226,30 @@ class Instance(Struct, frozen=True):
     serves: bool                        # whether it lives now
 
 
+class Queue(Struct, frozen=True):
+    """What a lane has now: counted with each batch, and summed over the processes that count."""
+
+    lane: int
+    type: str
+    capabilities: str                   # JSON, a sorted array
+    queued: int                         # tasks that may be claimed, now or later
+    held: int                           # queued tasks that are on hold
+    leased: int                         # leased and running ones
+    delayed: int = 0                    # of the queued ones, as far as they were counted
+    more_delayed: bool = False          # whether not all of the tenant's delayed tasks were counted
+    oldest_at: float | None = None      # since when the oldest task that may be claimed now has been waiting
+
+
+class Depth(Struct, frozen=True):
+    """What the queues of one type have now, over all tenants."""
+
+    type: str
+    queued: int
+    held: int
+    leased: int
+    oldest_at: float | None             # since when the oldest claimable task has been waiting
+
+
 class Obligation(Struct, frozen=True):
     """An open obligation: an index entry for the receipt that opened it."""
 

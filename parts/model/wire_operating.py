@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Struct
 
+from asyncgate.parts.model.errors import QueueNotFound
 from asyncgate.parts.model.examples import ADA, DUTY, LATER, NOW, TASK_ID
-from asyncgate.parts.model.wire import PageAsk, Principal
+from asyncgate.parts.model.wire import Ask, Name, PageAsk, Principal, says
+
+QUEUE: dict[str, Any] = {
+    "queue_id": "6f1c09d2b7a4e385", "type": "page.summarize", "capabilities": ["web.read"], "claimable": 12,
+    "delayed": 3, "delayed_at_least": False, "held": 1, "leased": 4, "oldest_wait_seconds": 41.5}
 
 
 class ListSchedules(PageAsk, kw_only=True):
@@ -28,6 +34,47 @@ class ListObligations(PageAsk, kw_only=True):
         "created_at": NOW, "age_seconds": 300.0}]})
     next_step = "get_task for a task_id shows what the task waits for."
     lists = "all"
+
+
+class ListQueues(PageAsk, kw_only=True):
+    """List queues."""
+
+    example = ({"limit": 20}, {"queues": [QUEUE]})
+    next_step = "get_queue shows one queue; list_tasks with its type the tasks."
+    lists = "all"
+    type: Annotated[Name | None, says("queues with tasks of this type only")] = None
+
+
+class GetQueue(Ask, kw_only=True):
+    """Read one queue."""
+
+    needed: ClassVar[tuple[str, ...]] = ("queue_id",)
+    example = ({"queue_id": QUEUE["queue_id"]}, QUEUE)
+    refusals = (QueueNotFound,)
+    queue_id: Name = ""
+
+
+class QueueRecord(Struct):
+    """The tasks that have one type and require the same capabilities."""
+
+    queue_id: str
+    type: str
+    capabilities: list[str]             # a worker needs all of them
+    claimable: int                      # tasks that a worker may claim now
+    delayed: int                        # tasks that wait for their time: a delay or a back-off
+    delayed_at_least: bool              # whether there are more delayed tasks, which are counted as claimable here
+    held: int                           # tasks on hold: their owner releases them
+    leased: int                         # leased and running tasks
+    oldest_wait_seconds: float | None   # how long the oldest claimable task has been waiting
+
+
+class Queues(Struct):
+    """A page of queues, in the order of their types."""
+
+    columns = "queue_id type capabilities claimable delayed held leased oldest_wait_seconds"
+    queues: list[QueueRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
 
 
 class ScheduleRecord(Struct):

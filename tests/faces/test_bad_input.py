@@ -52,8 +52,9 @@ async def stocked(served: Any) -> dict[str, str]:
     assert offer["task_id"] == held["task_id"]
     room = await served.post("/v1/tenants", {"name": "Acme"})
     issued = await served.post("/v1/keys", {"name": "a key", "principal_id": "reader-1"})
+    (queue, *_) = (await served.get("/v1/queues"))["queues"]
     return {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1", "queued": queued["task_id"],
-            "tenant": room["tenant"], "key_id": issued["key"]["key_id"],
+            "queue_id": queue["queue_id"], "tenant": room["tenant"], "key_id": issued["key"]["key_id"],
             "receipt_id": offer["obligation_receipt_id"], "parent_receipt_id": offer["obligation_receipt_id"]}
 
 

@@ -108,6 +108,9 @@ class Walk:
             return {"parent_receipt_id": await self.duty()}
         if "task_id" in op.takes.needed:
             return {"task_id": await self.created()}
+        if "queue_id" in op.takes.needed:
+            await self.created()
+            return {"queue_id": (await self.served.get("/v1/queues"))["queues"][0]["queue_id"]}
         if "key_id" in op.takes.needed:
             return {"key_id": await self.issued()}
         return await self.rest(op)

@@ -85,6 +85,17 @@ CREATE INDEX tasks_deadline ON tasks (tenant_id, deadline_at)
     WHERE deadline_at IS NOT NULL AND status IN ('queued', 'leased', 'running');
 CREATE INDEX tasks_spent ON tasks (tenant_id) WHERE status = 'queued' AND attempt >= max_attempts;
 
+CREATE TABLE queues (                       -- how many tasks each lane has: counted by each batch, never scanned
+    tenant_id       TEXT NOT NULL,
+    lane            INTEGER NOT NULL,
+    type            TEXT NOT NULL,          -- of the tasks in it
+    capabilities    TEXT NOT NULL,          -- JSON array, sorted: the capabilities that a worker needs
+    queued          INTEGER NOT NULL,       -- tasks that may be claimed, now or later
+    held            INTEGER NOT NULL,       -- queued tasks that are on hold
+    leased          INTEGER NOT NULL,       -- leased and running ones
+    PRIMARY KEY (tenant_id, lane)
+) WITHOUT ROWID;
+
 CREATE TABLE leases (                       -- the latest of each task, apart from it: a heartbeat rewrites a narrow row
     tenant_id       TEXT NOT NULL,
     task_id         TEXT NOT NULL,
@@ -437,6 +448,14 @@ CREATE TRIGGER lanes_update_wall BEFORE UPDATE ON lanes
     WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER lanes_delete_wall BEFORE DELETE ON lanes WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER queues_insert_wall BEFORE INSERT ON queues WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER queues_update_wall BEFORE UPDATE ON queues
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER queues_delete_wall BEFORE DELETE ON queues WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 
 CREATE TRIGGER tasks_insert_wall BEFORE INSERT ON tasks WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
