@@ -30,6 +30,7 @@ from asyncgate.parts.model.queries import (
     ArchivedFilter,
     EntryFilter,
     EventFilter,
+    LeaseCount,
     LeaseFilter,
     ObligationFilter,
     OutboxFilter,
@@ -52,9 +53,9 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.stored import Depth, Key, Lag, Receipt
 
 __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "EntryFilter", "EventFilter",
-           "FileBackend", "LastingBackend", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf", "Query",
-           "QueueFilter", "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter", "is_lasting",
-           "is_shared", "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
+           "FileBackend", "LastingBackend", "LeaseCount", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf",
+           "Query", "QueueFilter", "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter",
+           "is_lasting", "is_shared", "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
@@ -80,6 +81,8 @@ class Backend(Protocol):
         `decide` is called once per attempt and may run on any thread.  After the database rolled back the transaction
         (a deadlock, a lost race for a key), a backend may try again with a new Work; the last attempt counts.  Skip a
         claimable task that another transaction has locked; wait for every other locked row.
+        With claims, load the tenant's Pauses, and search no lane that is paused (`Lanes.groups`).  A batch that is to
+        be `alone` waits until no other batch of the tenant is under way, and the others for it.
         A dropped row takes its dependents with it: a Receipt its edges and delivery time, a Task its lease, progress
         and events.  Lines of the audit log are dropped oldest first.  The rules drop a Receipt only in the batch that
         keeps its Archived, and the reverse; a database that can check this should.

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from operator import add
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from asyncgate.parts.model.queries import (
     EventFilter,
     HoldingsOf,
     InstanceOf,
+    LeaseCount,
     LeaseFilter,
     ObligationFilter,
     OutboxFilter,
@@ -63,6 +65,7 @@ from asyncgate.parts.model.stored import (
     Lease,
     Obligation,
     Outgoing,
+    Pauses,
     Presence,
     Progress,
     Queue,
@@ -225,7 +228,10 @@ class Memory:
         for task_id in ids:
             work.load_task(*tenant.row(task_id))
         enough = sum(ask.max_tasks or 1 for ask in needs.claims)
-        for group in tenant.lanes.groups(needs.claims):
+        if needs.claims and (pauses := tenant.records[Pauses].get(())):
+            work.load_record(pauses)
+            tenant.lanes.pauses = pauses
+        for group in tenant.lanes.groups(needs.claims, work.now):
             for task in islice(self._claimable(tenant, group, work.now), enough):
                 work.add_claimable(task, tenant.progress.get(task.task_id))
         for receipt in tenant.receipts.values() if needs.receipts or needs.endings or needs.stated else ():
@@ -299,6 +305,8 @@ class Memory:
                 return tenant.find_tasks(query)
             case LeaseFilter():
                 return tenant.find_leases(query)
+            case LeaseCount():
+                return [sum(map(partial(self._counts, tenant, query), tenant.live()))]
             case EventFilter():
                 found = (event for event in after(tenant.events, query.after) if event.task_id == query.task_id)
                 return islice(found, query.limit)
@@ -340,6 +348,11 @@ class Memory:
             case Rows():
                 return islice(after(tenant.rows(query.table), query.after), 1000)
         raise TypeError(f"no page of {query}")
+
+    def _counts(self, tenant: Tenant, of: LeaseCount, lease: Lease) -> bool:
+        task = tenant.tasks[lease.task_id]
+        return (of.type in (None, task.type) and of.lane in (None, task.lane)
+                and of.worker_id in (None, lease.worker_id))
 
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
         """Return one receipt."""

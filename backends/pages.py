@@ -16,6 +16,7 @@ from asyncgate.parts.model.queries import (
     EventFilter,
     HoldingsOf,
     InstanceOf,
+    LeaseCount,
     LeaseFilter,
     ObligationFilter,
     OutboxFilter,
@@ -77,6 +78,8 @@ class Pages(ABC):
                 return await self.find_tasks(tenant_id, query)
             case LeaseFilter():
                 return await self.find_leases(tenant_id, query)
+            case LeaseCount():
+                return [await self.count_leases(tenant_id, query)]
             case EventFilter():
                 return await self.find_events(tenant_id, query)
             case ReceiptFilter():
@@ -116,6 +119,10 @@ class Pages(ABC):
     @abstractmethod
     async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Task, Lease]]:
         """Return the live leases of a worker."""
+
+    @abstractmethod
+    async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
+        """Return how many leases are live."""
 
     @abstractmethod
     async def find_events(self, tenant_id: str, of: EventFilter) -> list[Event]:

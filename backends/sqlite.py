@@ -49,6 +49,7 @@ from asyncgate.parts.model.queries import (
     EntryFilter,
     EventFilter,
     HoldingsOf,
+    LeaseCount,
     LeaseFilter,
     ObligationFilter,
     OutboxFilter,
@@ -76,6 +77,7 @@ from asyncgate.parts.model.stored import (
     Lease,
     Obligation,
     Outgoing,
+    Pauses,
     Presence,
     Progress,
     Queue,
@@ -97,7 +99,7 @@ PRAGMAS = """
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
 """     # recursive_triggers: without it, REPLACE would delete rows without firing the triggers that protect them
-CARRIED = 11        # the last schema of the old numbering; these statements turn it into that of today's first file
+CARRIED = 11        # the last schema of the old numbering; today's first file adds columns, tables and indexes to it
 CARRY_OVER = """
 ALTER TABLE presences ADD COLUMN claims TEXT NOT NULL DEFAULT '[]';
 ALTER TABLE presences ADD COLUMN claimed_at REAL;
@@ -106,12 +108,9 @@ ALTER TABLE presences ADD COLUMN completed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN failed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN expired INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN released INTEGER NOT NULL DEFAULT 0;
-CREATE INDEX presences_worker ON presences (tenant_id, kind, id) WHERE claimed_at IS NOT NULL;
-CREATE INDEX presences_claimed ON presences (tenant_id, claimed_at) WHERE claimed_at IS NOT NULL;
-CREATE INDEX IF NOT EXISTS obligations_age ON obligations (tenant_id, receipt_id);
 DROP INDEX leases_claim;
-CREATE INDEX leases_holder ON leases (tenant_id, worker_kind, worker_id, claim_id) WHERE ending = 'live';
 """
+MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 SHARE = 64          # the most batches that share one commit
 PROMOTED = 1000     # the most delayed tasks that one batch makes claimable when their time has come
@@ -281,6 +280,12 @@ COUNT = """
 TALLY = """
     SELECT t.value, (SELECT count(*) FROM receipts WHERE tenant_id = ?1 AND task_id = t.value)
     FROM json_each(?2) AS t"""
+LIVE = """
+    SELECT count(*) FROM leases AS l
+    WHERE l.tenant_id = ?1 AND l.ending = 'live' AND (?2 IS NULL OR l.worker_id = ?2)
+    AND (coalesce(?3, ?4) IS NULL OR EXISTS (
+        SELECT 1 FROM tasks AS t WHERE t.tenant_id = ?1 AND t.task_id = l.task_id AND (?3 IS NULL OR t.type = ?3)
+        AND (?4 IS NULL OR t.lane = ?4)))"""
 ARCHIVED = f"SELECT {listed(Archived)} FROM archived WHERE tenant_id = ? AND task_id = ? ORDER BY receipt_id"
 FIND_KEY = f"""
     SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
@@ -602,8 +607,11 @@ class Sqlite(Pages):
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch."""
         self.db.execute(PROMOTE, (work.tenant_id, work.now, PROMOTED))
-        enough = sum(ask.max_tasks or 1 for ask in claims)
-        for group in self.lanes[work.tenant_id].groups(claims):
+        enough, lanes = sum(ask.max_tasks or 1 for ask in claims), self.lanes[work.tenant_id]
+        for row in self.db.execute(RECORD[Pauses], (work.tenant_id,)):
+            lanes.pauses = Pauses(*row)
+            work.load_record(lanes.pauses)
+        for group in lanes.groups(claims, work.now):
             for _, _, *row in self._heads(work.tenant_id, group, enough):
                 progress = row[TASK:]
                 work.add_claimable(Task(*row[:TASK]), Progress(*progress) if progress[0] is not None else None)
@@ -700,6 +708,11 @@ class Sqlite(Pages):
         found = [named_row(row) for row in await self._rows(sql, tenant_id, of.worker.kind, of.worker.id)]
         return [(task, lease) for task, lease, _ in found
                 if lease and of.worker.instance_id in (None, lease.worker_instance)]
+
+    async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
+        """Return how many leases are live."""
+        number: int = (await self._rows(LIVE, tenant_id, of.worker_id, of.type, of.lane))[0][0]
+        return number
 
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
         """Return one receipt."""
@@ -1013,12 +1026,17 @@ def store_version(db: sqlite3.Connection, version: int) -> None:
 
 
 def carry_over(db: sqlite3.Connection) -> bool:
-    """Renumber a schema of the old numbering; return whether this was one."""
+    """Renumber a schema of the old numbering, and add what it lacks; return whether this was one."""
     with transaction(db):
         if beginning(db) != (CARRIED, None):
             return False
         for statement in statements(CARRY_OVER):
             db.execute(statement)
+        there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        for statement in statements(migrations()[0].read_text()):
+            made = MADE.search(statement)
+            if made and made[1] not in there:
+                db.execute(statement)
         store_version(db, 1)
         return True
 

@@ -49,6 +49,8 @@ MATRIX: dict[str, tuple[str, str]] = {
     "list_workers": ("admin", "admin:read"), "explain_task": ("agent admin", "tasks:read"),
     "list_queues": ("admin", "admin:read"), "get_queue": ("admin", "admin:read"),
     "list_archived_receipts": ("agent worker admin", "receipts:read"),
+    "pause_work": ("admin", "admin:write"), "drain_work": ("admin", "admin:write"),
+    "resume_work": ("admin", "admin:write"), "list_pauses": ("admin", "admin:read"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {

@@ -51,6 +51,7 @@ from asyncgate.parts.model.queries import (
     EntryFilter,
     EventFilter,
     HoldingsOf,
+    LeaseCount,
     LeaseFilter,
     ObligationFilter,
     OutboxFilter,
@@ -76,6 +77,7 @@ from asyncgate.parts.model.stored import (
     Lag,
     Lease,
     Outgoing,
+    Pauses,
     Presence,
     Progress,
     Queue,
@@ -376,7 +378,8 @@ class Postgres(Pages):
     @contextlib.asynccontextmanager
     async def _transaction(self, tenant_id: str, needs: Needs | None = None) -> AsyncIterator[asyncpg.Connection]:
         """Begin a transaction behind the wall of one tenant; a writer also takes the turn keys of its needs."""
-        begin = sql.begin(uuid.UUID(tenant_id), None if needs is None else turn_keys(tenant_id, needs))
+        turns = None if needs is None else turn_keys(tenant_id, needs)
+        begin = sql.begin(uuid.UUID(tenant_id), turns, needs is not None and needs.alone)
         async with self.pool.acquire(timeout=self.settings.timeout_seconds) as db:
             try:
                 await db.execute(begin)
@@ -400,14 +403,16 @@ class Postgres(Pages):
         return work, promoted
 
     async def _load_tasks(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
-        lanes, starts = self.lanes[tenant_id], self.queues[tenant_id].start
-        wanted = count_wanted(lanes, needs.claims)
+        lanes, starts, now = self.lanes[tenant_id], self.queues[tenant_id].start, self.now()
+        wanted = count_wanted(lanes, needs.claims, now)
         named = bool(needs.tasks or needs.keys or needs.leases or needs.repeats)
         given = sql.bind_needs(needs) if named else {}
         given |= sql.bind_wanted(wanted, SLACK, starts) if wanted else {}
-        head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted)), given)
+        head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted), bool(needs.claims)),
+                                                     given)
         self.ahead = head.clock - self.skew - time.time()
         self.ids.after(head.newest)     # ids never go back, even if the clock does
+        stopped = lanes.find_stopped(now)
         if changed := head.lanes != str(lanes.version):     # another process has added or deleted lanes
             lanes = self.lanes[tenant_id] = Lanes()
             for lane, type, capabilities in await db.fetch(sql.LANES, tenant_id):
@@ -416,8 +421,11 @@ class Postgres(Pages):
         for row in await self._with_progress(db, tenant_id, asked_for):
             work.load_task(*row)
         if needs.claims:
-            if changed:
-                head, wanted = head._replace(due=True), count_wanted(lanes, needs.claims)
+            if pauses := None if head.pauses is None else Pauses(head.pauses):
+                work.load_record(pauses)
+            lanes.pauses = pauses
+            if changed or lanes.find_stopped(head.clock) != stopped:
+                head, wanted = head._replace(due=True), count_wanted(lanes, needs.claims, head.clock)
             await self._offer(db, work, head, wanted, offered)
         return work, bool(needs.claims) and head.due
 
@@ -561,6 +569,11 @@ class Postgres(Pages):
         rows = await self._read(tenant_id, sql.LEASES, of.worker.kind, of.worker.id)
         return [(task, lease) for task, lease, _ in map(sql.named_row, rows)
                 if lease and of.worker.instance_id in (None, lease.worker_instance)]
+
+    async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
+        """Return how many leases are live."""
+        number: int = (await self._read(tenant_id, sql.LIVE, of.worker_id, of.lane, of.type))[0][0]
+        return number
 
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
         """Return one receipt."""
@@ -787,11 +800,11 @@ def turn_keys(tenant_id: str, needs: Needs) -> Iterable[int]:
     return (turn_key(tenant_id, *name) for name in names)
 
 
-def count_wanted(lanes: Lanes, claims: list[LeaseNext]) -> dict[frozenset[int], int]:
+def count_wanted(lanes: Lanes, claims: list[LeaseNext], now: float) -> dict[frozenset[int], int]:
     """Return for each group of lanes how many tasks are enough for all claims."""
     wanted: defaultdict[frozenset[int], int] = defaultdict(int)
     for ask in claims:
-        for group in lanes.groups([ask]):
+        for group in lanes.groups([ask], now):
             wanted[group] += ask.max_tasks or 1
     return wanted
 

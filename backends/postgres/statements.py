@@ -99,15 +99,16 @@ def is_stale(row: tuple[Any, ...]) -> bool:
     return bool((row[TOLD_AT + 3] or 0) != row[TOLD_AT])
 
 
-def begin(tenant: uuid.UUID, turns: Iterable[int] | None) -> str:
+def begin(tenant: uuid.UUID, turns: Iterable[int] | None, alone: bool = False) -> str:
     """Return the SQL that begins a transaction behind a tenant's wall; `turns` are its turn keys, None for a reader.
 
     Security: only a UUID and numbers are inserted into the text.  The shared writers lock tells readers of receipts
-    which transactions may still add receipts.  Transactions with the same turn key wait for each other.
+    which transactions may still add receipts; a transaction that is `alone` waits for all of them, and they for it.
+    Transactions with the same turn key wait for each other.
     """
     parts = [f"BEGIN; SET LOCAL app.tenant_id = '{tenant}'"]
     if turns is not None:
-        parts.append(f"SELECT pg_advisory_xact_lock_shared({WRITERS}, {writers_key(tenant)})")
+        parts.append(f"SELECT pg_advisory_xact_lock{'' if alone else '_shared'}({WRITERS}, {writers_key(tenant)})")
         parts += [f"SELECT pg_advisory_xact_lock({number})" for number in sorted(set(turns))]
     return "; ".join(parts)
 
@@ -179,6 +180,8 @@ DUE = """coalesce((SELECT next_eligible_at FROM asyncgate.states
                    ORDER BY next_eligible_at LIMIT 1)
                   <= extract(epoch FROM clock_timestamp())::float8 + :skew, false)"""
 
+PAUSED = "(SELECT listed FROM asyncgate.pauses WHERE tenant_id = :tenant)"
+
 
 class Head(NamedTuple):
     """The columns at the beginning of each row of LOAD."""
@@ -186,6 +189,7 @@ class Head(NamedTuple):
     clock: float                # the time when all row locks were held
     lanes: str                  # the sum of the lanes' ids; a difference shows that another process changed the lanes
     newest: str | None          # the newest receipt
+    pauses: str | None          # what is paused, if tasks are claimed
     due: bool                   # whether delayed tasks must be promoted
     full: bool                  # whether there may be more candidates than were read
     group: int | None           # the group of lanes for which the row is offered, or ASKED_FOR; None: no row
@@ -195,8 +199,10 @@ HEAD, ASKED_FOR = len(Head._fields), -1
 
 
 @cache
-def load(named: bool, offered: bool) -> tuple[str, tuple[str, ...]]:
-    """Return the LOAD statement of batches that name tasks, claim tasks, do both, or neither, and its parameters.
+def load(named: bool, offered: bool, claiming: bool = False) -> tuple[str, tuple[str, ...]]:
+    """Return the LOAD statement of batches that name tasks, are offered some, or both, and its parameters.
+
+    A batch that is `claiming` learns what is paused; if everything is, it is offered nothing.
 
     Clock: it is read for each returned row, so the last row's time is later than the last row lock.
     """
@@ -213,7 +219,8 @@ LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
 SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, one.*, {f's.number, {ROW}' if rows else 'NULL'}
 FROM (SELECT (SELECT coalesce(sum(lane), 0)::text FROM asyncgate.lanes WHERE tenant_id = :tenant::uuid),
              (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = :tenant ORDER BY receipt_id DESC LIMIT 1),
-             {DUE if offered else 'false'}, {FULL if offered else 'false'}) AS one{found if rows else ''}""")
+             {PAUSED if claiming else 'NULL::text'}, {DUE if offered else 'false'},
+             {FULL if offered else 'false'}) AS one{found if rows else ''}""")
 
 
 def number_parameters(template: str) -> tuple[str, tuple[str, ...]]:
@@ -614,6 +621,12 @@ SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running')),
        (SELECT coalesce(sum(octet_length(body)), 0)::bigint FROM asyncgate.receipts WHERE tenant_id = $1),
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('succeeded', 'failed', 'canceled'))"""
+LIVE = """
+SELECT count(*) FROM asyncgate.states AS s
+WHERE s.tenant_id = $1 AND s.status IN ('leased', 'running') AND ($2::text IS NULL OR s.worker_id = $2)
+AND ($3::bigint IS NULL OR s.lane = $3)
+AND ($4::text IS NULL OR EXISTS (SELECT FROM asyncgate.tasks AS t
+                                 WHERE t.tenant_id = $1 AND t.task_id = s.task_id AND t.type = $4))"""
 TALLY = """
 SELECT k.id, (SELECT count(*) FROM asyncgate.receipts WHERE tenant_id = $1 AND task_id = k.id)
 FROM unnest($2::text[]) AS k (id)"""

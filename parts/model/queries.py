@@ -57,6 +57,14 @@ class LeaseFilter(Query[tuple[Task, Lease]], frozen=True):
     worker: Principal
 
 
+class LeaseCount(Query[int], frozen=True):
+    """How many leases are live, in one row: of a type, of a lane, of whoever has this id, or all."""
+
+    type: str | None = None
+    lane: int | None = None
+    worker_id: str | None = None
+
+
 class EventFilter(Query[Event], frozen=True):
     """What happened to a task, oldest first."""
 

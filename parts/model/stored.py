@@ -371,6 +371,12 @@ class Usage(Struct, frozen=True):
     terminal: int = 0                   # tasks that have ended
 
 
+class Pauses(Struct, frozen=True):
+    """What an admin has paused in a tenant; loaded with every claim, so it is one row."""
+
+    listed: str                         # JSON, an array of Pause
+
+
 class Audit(Struct, frozen=True):
     """One line of a tenant's audit log, chained to the one before by its hash (spec 21.7.4)."""
 
@@ -433,7 +439,7 @@ class Archived(Struct, frozen=True):
 RECORDS: dict[type[Struct], str] = {
     Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
     Usage: "usage", Outgoing: "outbox", Entry: "ledger", LedgerMark: "ledger_marks", Seal: "seals",
-    SealHead: "seal_heads", Archived: "archived"}
+    SealHead: "seal_heads", Archived: "archived", Pauses: "pauses"}
 
 # Of these a row is never kept a second time.
 APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived})
@@ -441,7 +447,7 @@ APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived})
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
     Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id"),
-    Account: (), AuditHead: (), Usage: (), SealHead: ()}
+    Account: (), AuditHead: (), Usage: (), SealHead: (), Pauses: ()}
 
 
 def export_order(table: type[Struct]) -> tuple[str, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, ClassVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from asyncgate.parts.model.errors import QueueNotFound
-from asyncgate.parts.model.examples import ADA, DUTY, LATER, NOW, TASK_ID
-from asyncgate.parts.model.wire import Ask, Name, PageAsk, Principal, says
+from asyncgate.parts.model.errors import QueueNotFound, TenantNotFound
+from asyncgate.parts.model.examples import ADA, DUTY, LATER, NOW, PAUSED, TASK_ID
+from asyncgate.parts.model.wire import Ask, Capabilities, Moment, Name, PageAsk, Principal, Wait, says
+from asyncgate.parts.model.wire_admin import Whose
 
 QUEUE: dict[str, Any] = {
     "queue_id": "6f1c09d2b7a4e385", "type": "page.summarize", "capabilities": ["web.read"], "claimable": 12,
@@ -118,3 +119,83 @@ class AllObligations(Struct):
     obligations: list[OpenObligation]
     next_cursor: str | None = None
     cursor: str | None = None
+
+
+Reason = Annotated[str, Meta(max_length=500)]
+
+
+class WorkTarget(Ask, kw_only=True):
+    """What a pause is about: exactly one of a type, a worker, or the whole tenant."""
+
+    refusals = (TenantNotFound,)
+    tenant: Whose = None
+    type: Annotated[Name | None, says("tasks of this type")] = None
+    capabilities: Annotated[Capabilities | None, says(
+        "with type: only its tasks that require exactly these; [] for those that require none")] = None
+    worker: Annotated[Name | None, says("the worker with this worker_id")] = None
+    whole_tenant: Annotated[bool, says("true: all tasks")] = False
+
+
+class PauseWork(WorkTarget, kw_only=True):
+    """Pause a type, a lane, a worker, or the whole tenant."""
+
+    example = ({"type": "page.summarize", "until": LATER, "reason": "the model is down"}, PAUSED)
+    next_step = "drain_work waits until no lease is left; resume_work ends the pause."
+    until: Annotated[Moment | None, says("when it ends by itself; default: with resume_work")] = None
+    reason: Annotated[Reason | None, says("why; claims are told it, and it is audited")] = None
+
+
+class DrainWork(PauseWork, kw_only=True):
+    """Pause, and wait until no lease is left."""
+
+    example = ({"worker": "reader-1", "reason": "its machine is replaced", "wait_seconds": 30}, {
+        **PAUSED, "type": None, "worker": "reader-1", "until": None, "reason": "its machine is replaced",
+        "leases_left": 0})
+    next_step = "While leases_left is not 0, call it again. Then do what you paused for, and call resume_work."
+    wait_seconds: Annotated[Wait, says("seconds to wait until no lease is left; clamped to 30")] = 0.0
+
+
+class ResumeWork(WorkTarget, kw_only=True):
+    """End a pause."""
+
+    example = ({"type": "page.summarize"}, {"resumed": True, "pauses_left": 0})
+    next_step = "list_pauses shows what else is paused."
+    reason: Annotated[Reason | None, says("why; audited")] = None
+
+
+class ListPauses(Ask, kw_only=True):
+    """List what is paused."""
+
+    filters: ClassVar[bool] = True
+    example = ({}, {"pauses": [PAUSED]})
+    refusals = (TenantNotFound,)
+    next_step = "resume_work ends a pause."
+    tenant: Whose = None
+
+
+class PauseRecord(Struct):
+    """A pause: workers get no new leases of it, and keep those that they have."""
+
+    type: str | None
+    capabilities: list[str] | None      # of one lane of the type; null: all tasks of the type
+    worker: str | None
+    whole_tenant: bool
+    since: datetime
+    until: datetime | None
+    reason: str | None
+    paused_by: Principal
+    leases_left: int                    # live leases of what is paused
+
+
+class WorkPauses(Struct):
+    """What is paused, the oldest pause first."""
+
+    columns = "type capabilities worker whole_tenant since until paused_by reason leases_left"
+    pauses: list[PauseRecord]
+
+
+class ResumedWork(Struct):
+    """Whether there was such a pause, and how many others there are."""
+
+    resumed: bool
+    pauses_left: int

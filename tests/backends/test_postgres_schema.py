@@ -18,6 +18,7 @@ from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.backends.lineage import FIRST
 from asyncgate.backends.postgres import migrate_database, migration_sql
+from asyncgate.backends.postgres.migrations import ADDED as NEW_TABLES
 from asyncgate.backends.postgres.migrations import CARRIED, FOLDER, SCHEMA_VERSION
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.postgres_server import Cluster, connected
@@ -326,6 +327,7 @@ DELETE FROM asyncgate.meta WHERE name = '{FIRST}';
 DROP INDEX asyncgate.presences_worker, asyncgate.presences_claimed, asyncgate.obligations_age;
 ALTER TABLE asyncgate.presences DROP COLUMN claims, DROP COLUMN claimed_at, DROP COLUMN leased, DROP COLUMN completed,
     DROP COLUMN failed, DROP COLUMN expired, DROP COLUMN released;
+{''.join(f"DROP TABLE asyncgate.{name};" for name in NEW_TABLES)}
 """
 
 

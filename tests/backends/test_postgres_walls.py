@@ -40,6 +40,7 @@ from asyncgate.parts.model.queries import (
     AheadOf,
     ArchivedFilter,
     EntryFilter,
+    LeaseCount,
     ObligationFilter,
     OutboxFilter,
     OutboxOf,
@@ -142,7 +143,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
         each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys "
-                       "audit_heads usage outbox ledger_marks seal_heads")
+                       "audit_heads usage outbox ledger_marks seal_heads pauses")
         | each("DELETE", "obligations schedules instances outbox lanes queues")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
@@ -327,6 +328,7 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await Upkeep(gate.engine).store_presences()
     await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=f"{mark} {gate.tenant_id}")
     await keep_books(gate, mark)
+    await gate.as_admin().pause_work(type="never", reason=mark)
     return {**under(running), **await keys_of(gate, mark), **archived,
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
@@ -679,6 +681,10 @@ HOW: dict[str, list[dict[str, Any]]] = {
                   "wait_seconds": 0}],
     "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}"}, {"cursor": "{cursor}"}, {"id_prefix": "{task_id}"}],
     "rerun_task": [{"task_id": "{task_id}", "idempotency_key": "{key}"}],
+    "pause_work": [{"type": "paused", "tenant": "{tenant}"}, {"worker": "{worker}"}],
+    "drain_work": [{"type": "paused", "tenant": "{tenant}"}],
+    "resume_work": [{"type": "paused", "tenant": "{tenant}"}, {"worker": "{worker}"}],
+    "list_pauses": [{"tenant": "{tenant}"}],
     "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
     "list_workers": [{}, {"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{workers_cursor}"}],
@@ -973,6 +979,7 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     for asked in (None, ada):
         await gate.backend.page(tenant, ObligationFilter(asked, None, 10))
         await gate.backend.page(tenant, ScheduleFilter(asked, None, 10))
+    await gate.backend.page(tenant, LeaseCount("demo"))
     for type, after in ((None, None), ("demo", ("demo", 0))):
         await gate.backend.page(tenant, QueueFilter(type, None, after, 10))
     await gate.backend.next_due(tenant)
@@ -1026,7 +1033,7 @@ def never_sent(statements: set[str]) -> set[str]:
     """Name what the backend can send of a tenant and has not sent."""
     whole = {name: text for name, text in vars(sql).items() if isinstance(text, str) and PREDICATE.search(text)}
     parts = {**whole, **{name: f"{name} AS (" for name in sql.SAVES},
-             **{f"load({named}, {some})": sql.load(named, some)[0] for named in (0, 1) for some in (0, 1)}}
+             **{f"load({named}, {some})": sql.load(named, some, some)[0] for named in (0, 1) for some in (0, 1)}}
     return {name for name, text in parts.items() if not any(text in statement for statement in statements)}
 
 

@@ -63,11 +63,20 @@ def version(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()[0])
 
 
+def shape(db: sqlite3.Connection) -> list[str]:
+    """The columns of all tables in a file, and the statements that made all else."""
+    columns = db.execute("SELECT json_array(m.name, t.name, t.type, t.\"notnull\", t.dflt_value) "
+                         "FROM sqlite_master AS m, pragma_table_info(m.name) AS t WHERE m.type = 'table' ORDER BY 1")
+    others = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'table' ORDER BY name")
+    return [told for (told,) in (*columns, *others)]
+
+
 def as_before(db: sqlite3.Connection, number: int) -> None:
     """Make a file look like one of the numbering before the first release."""
     db.executescript(BEFORE)
     db.execute("UPDATE meta SET value = ? WHERE name = 'schema_version'", (str(number),))
     db.execute("DELETE FROM meta WHERE name = ?", (FIRST,))
+    db.execute("DROP TABLE pauses")
 
 
 async def test_a_file_of_the_release_before_is_brought_up_to_date_with_all_that_is_in_it(
@@ -98,6 +107,7 @@ async def test_a_file_of_a_newer_release_is_refused(url: str, db: sqlite3.Connec
 
 async def test_a_file_of_the_numbering_before_the_first_release_is_carried_over_by_migrate(
         url: str, db: sqlite3.Connection) -> None:
+    fresh = shape(db)
     as_before(db, CARRIED)
 
     with pytest.raises(StartupError, match=f"schema {CARRIED} of the numbering before .*run `asyncgate migrate"):
@@ -112,6 +122,7 @@ async def test_a_file_of_the_numbering_before_the_first_release_is_carried_over_
     await backend.close()
     assert version(db) == NEXT - 1
     assert db.execute("SELECT completed FROM presences WHERE id = 'w1'").fetchall() == [(1,)]
+    assert shape(db) == fresh
 
 
 @pytest.mark.parametrize("number", [1, CARRIED - 1])

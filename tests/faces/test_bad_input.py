@@ -73,6 +73,7 @@ def filled(op: Operation, known: dict[str, str]) -> dict[str, Any]:
         "emit_receipt": {"receipt_type": "schedule.created"},
         "complete_tasks": {"tasks": [{"task_id": known["task_id"], "lease_id": known["lease_id"]}]},
         "report_schedule": {"schedules": [{"schedule_id": "s"}]},
+        **{name: {"worker": "nobody"} for name in ("pause_work", "drain_work", "resume_work")},
         "create_tenant": {"name": "Acme"}, "issue_key": {"name": "a key", "principal_id": "reader-1"}}
     return fields | least.get(op.name, {})
 

@@ -161,7 +161,8 @@ def least(op: Operation, known: dict[str, Any]) -> dict[str, Any]:
         "create_tasks": {"tasks": [{"type": "demo", "payload": None}]},
         "emit_receipt": {"receipt_type": "schedule.created"},
         "complete_tasks": {"tasks": [{"task_id": known["task_id"], "lease_id": known["lease_id"]}]},
-        "report_schedule": {"schedules": [{"schedule_id": "s"}]}}
+        "report_schedule": {"schedules": [{"schedule_id": "s"}]},
+        **{name: {"worker": "nobody"} for name in ("pause_work", "drain_work", "resume_work")}}
     worker = {"worker_id": "w1"} if "worker_id" in op.takes.__struct_fields__ else {}
     return fields | worker | more.get(op.name, {})
 

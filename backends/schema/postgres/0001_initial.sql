@@ -352,6 +352,11 @@ CREATE TABLE asyncgate.usage (              -- what a tenant uses of its quotas
     terminal        bigint NOT NULL         -- tasks that have ended
 );
 
+CREATE TABLE asyncgate.pauses (             -- what an admin has paused; read with every claim
+    tenant_id       uuid PRIMARY KEY,
+    listed          text NOT NULL           -- JSON, an array: what, since when, until when, by whom, why
+);
+
 
 -- The ledger: receipts to send to a ledger, and receipts that others store here if this gate serves as a ledger.
 
@@ -491,7 +496,7 @@ BEGIN
     FOREACH name IN ARRAY ARRAY[
             'tenants', 'lanes', 'tasks', 'states', 'queues', 'progress', 'events', 'receipts', 'edges', 'obligations',
             'deliveries', 'schedules', 'presences', 'accounts', 'api_keys', 'audit', 'audit_heads', 'usage', 'outbox',
-            'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments'] LOOP
+            'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments', 'pauses'] LOOP
         EXECUTE format('ALTER TABLE asyncgate.%I ENABLE ROW LEVEL SECURITY', name);
         EXECUTE format('ALTER TABLE asyncgate.%I FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY tenant ON asyncgate.%I TO asyncgate_app %s', name, own);
@@ -515,7 +520,7 @@ END $$;
 
 GRANT UPDATE ON asyncgate.states, asyncgate.queues, asyncgate.progress, asyncgate.schedules, asyncgate.presences,
     asyncgate.deliveries, asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads, asyncgate.usage,
-    asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads TO asyncgate_app;
+    asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads, asyncgate.pauses TO asyncgate_app;
 GRANT DELETE ON asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox
     TO asyncgate_app;
 GRANT SELECT ON asyncgate.migrations, asyncgate.meta TO asyncgate_app;

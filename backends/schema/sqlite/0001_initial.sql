@@ -301,6 +301,11 @@ CREATE TABLE usage (                        -- what a tenant uses of its quotas
     terminal        INTEGER NOT NULL        -- tasks that have ended
 ) WITHOUT ROWID;
 
+CREATE TABLE pauses (                       -- what an admin has paused
+    tenant_id       TEXT PRIMARY KEY,
+    listed          TEXT NOT NULL           -- JSON, an array: what, since when, until when, by whom, why
+) WITHOUT ROWID;
+
 
 -- The ledger: receipts to send to a ledger, and receipts that others store here if this gate serves as a ledger.
 
@@ -568,6 +573,14 @@ CREATE TRIGGER usage_update_wall BEFORE UPDATE ON usage
     WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER usage_delete_wall BEFORE DELETE ON usage WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER pauses_insert_wall BEFORE INSERT ON pauses WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER pauses_update_wall BEFORE UPDATE ON pauses
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER pauses_delete_wall BEFORE DELETE ON pauses WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 
 CREATE TRIGGER outbox_insert_wall BEFORE INSERT ON outbox WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
