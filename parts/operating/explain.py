@@ -56,7 +56,7 @@ SLACK_SECONDS = 60.0        # after which a worker that could wait no longer cou
 WAIT_SECONDS = 30
 
 
-Asked = tuple[Presence, list[Claimed]]      # a worker, and its last claims
+Claimant = tuple[Presence, list[Claimed]]      # a worker, and its last claims
 Able = tuple[Presence, Claimed]
 
 
@@ -77,7 +77,7 @@ class Facts(Struct, kw_only=True):
     leases: int = 0                             # of the tenant, as far as they are counted
     most_leases: int = -1                       # that it may have; -1: any number
     ahead: int = 0
-    asked: list[Asked] = []                     # the last workers that asked, the latest first
+    asked: list[Claimant] = []                     # the last workers that asked, the latest first
     able: list[Able] = []                       # those of them that can do it, each with the claim that shows it
     holding: dict[tuple[str, str], int] = {}    # live leases of those who can do it
     unsent: list[Outgoing] = []
@@ -476,7 +476,7 @@ async def read_queue(engine: Engine, tenant_id: str, facts: Facts) -> None:
     facts.holding = await count_holdings(engine, tenant_id, [row for row, _ in facts.able], MOST_HELD)
 
 
-def find_able(type: str, needed: frozenset[str], asked: list[Asked]) -> list[Able]:
+def find_able(type: str, needed: frozenset[str], asked: list[Claimant]) -> list[Able]:
     """Return the workers that can do a task, each with its last claim that could have got it."""
     found = list[Able]()
     for row, claims in asked:
@@ -487,7 +487,7 @@ def find_able(type: str, needed: frozenset[str], asked: list[Asked]) -> list[Abl
     return sorted(found, key=lambda one: -one[1].at)
 
 
-async def read_asked(engine: Engine, tenant_id: str, now: float) -> list[Asked]:
+async def read_asked(engine: Engine, tenant_id: str, now: float) -> list[Claimant]:
     """Return the last workers that asked for tasks, the latest first, as stored and as seen since."""
     rows = await engine.backend.page(tenant_id, WorkerFilter(("", ""), MOST_ASKED, latest=True))
     stored: dict[tuple[str, str], Presence | None] = {(row.kind, row.id): row for row in rows}
