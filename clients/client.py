@@ -33,6 +33,7 @@ from asyncgate.clients.http import (
 )
 from asyncgate.clients.operations import CALLS, AsyncOperations, Names, TaskRecord, TaskTerms
 from asyncgate.parts.model.wire import Status
+from asyncgate.parts.process.spans import PRODUCERS, Tracing, find_tracing
 
 if TYPE_CHECKING:
     import httpx2
@@ -99,10 +100,11 @@ class AsyncGate(AsyncOperations):
         self.agent_id, self.worker_id, self.patience_seconds = agent_id, worker_id, patience_seconds
         self.way: Way = make_way(via, url, token, transport)
         self.opened = False
+        self.tracing: Tracing | None = None     # if there is a provider of spans when the client is opened
 
     async def __aenter__(self) -> Self:
         await self.way.__aenter__()
-        self.opened = True
+        self.opened, self.tracing = True, find_tracing()
         return self
 
     async def __aexit__(
@@ -152,6 +154,15 @@ class AsyncGate(AsyncOperations):
         """Call an operation, with retries while they are safe and time is left; return the reply as JSON."""
         if not self.opened:
             raise RuntimeError("this client is not open; call it inside `async with AsyncGate(...) as gate`")
+        if self.tracing is None:
+            return await self._send(operation, fields)
+        with self.tracing.call(operation, fields) as span:
+            reply = await self._send(operation, fields)
+            if operation in PRODUCERS:
+                self.tracing.note_created(span, msgspec.json.decode(reply))
+            return reply
+
+    async def _send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
         op = CALLS[operation]
         tries = Attempts(op, self._complete(op, fields), self.patience_seconds)
         try:

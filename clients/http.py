@@ -23,6 +23,7 @@ import msgspec
 from asyncgate.clients.events import StreamEvent, read_events
 from asyncgate.clients.operations import CALLS
 from asyncgate.parts.model.connection import is_loopback
+from asyncgate.parts.process.spans import Tracing, find_tracing
 
 if TYPE_CHECKING:
     import httpx2
@@ -66,6 +67,7 @@ class Exchange:
     """What both clients share: building the request of an operation and reading its answer."""
 
     patience_seconds = ANSWER_SECONDS
+    tracing: Tracing | None = None      # where an open client has a provider of spans
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         self.url = root_of(url or os.environ.get("ASYNCGATE_URL") or DEFAULT_URL)
@@ -90,9 +92,12 @@ class Exchange:
             raise ValueError(f"{operation} needs the argument {path.partition('{')[2].partition('}')[0]}")
         wait = float(said.get("wait_seconds", 30.0 if operation == "run_task" else 0.0))
         request = {"method": verb, "url": self.url + path, "timeout": self.patience_seconds + wait}
+        headers = {} if self.tracing is None else self.tracing.inject({})
         if verb == "GET":
-            return {**request, "params": {name: format_query_value(value) for name, value in said.items()}}
-        return {**request, "content": msgspec.json.encode(said), "headers": {"content-type": "application/json"}}
+            params = {name: format_query_value(value) for name, value in said.items()}
+            return {**request, "params": params, "headers": headers}
+        headers["content-type"] = "application/json"
+        return {**request, "content": msgspec.json.encode(said), "headers": headers}
 
     def reply(self, response: httpx2.Response) -> bytes:
         """Return the JSON of a successful answer; raise Refusal for any other."""
@@ -229,7 +234,7 @@ class Http(Exchange):
     def __enter__(self) -> Http:
         import httpx2
 
-        self.client = httpx2.Client(**self.settings)
+        self.client, self.tracing = httpx2.Client(**self.settings), find_tracing()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -278,7 +283,7 @@ class AsyncHttp(Exchange):
     async def __aenter__(self) -> AsyncHttp:
         import httpx2
 
-        self.client = httpx2.AsyncClient(**self.settings)
+        self.client, self.tracing = httpx2.AsyncClient(**self.settings), find_tracing()
         return self
 
     async def __aexit__(

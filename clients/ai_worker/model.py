@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Meta, Struct, field
 
 from asyncgate.clients.ai_worker.profile import Profile, Secrets
 from asyncgate.clients.http import read_retry_after
+from asyncgate.parts.process.spans import find_tracing
 
 if TYPE_CHECKING:
     import httpx2
@@ -120,6 +122,7 @@ class Model:
         self.profile, self.limits, self.secrets, self.http = profile, profile.limits, secrets, http
         self.url = profile.endpoint.rstrip("/") + "/chat/completions"
         key = secrets[profile.api_key_env] if profile.api_key_env else ""
+        self.tracing = find_tracing()
         self.headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
     async def ask(self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage]) -> ModelAnswer:
@@ -129,7 +132,8 @@ class Model:
         body = msgspec.json.encode(said)
         for tried in range(1, self.limits.answer_tries + 1):
             try:
-                return self._answer(await self._send(body), len(body))
+                with self.tracing.ask_model(self.url, self.profile.model) if self.tracing else nullcontext():
+                    return self._answer(await self._send(body), len(body))
             except Trouble as trouble:
                 await self._wait(trouble, tried)
         raise AssertionError("unreachable")     # the last try raises

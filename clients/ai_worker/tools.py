@@ -23,6 +23,7 @@ from msgspec import Struct
 from asyncgate.clients.ai_worker.model import JobFailed
 from asyncgate.clients.ai_worker.profile import JobLimits, Profile, Secrets, ServerProfile
 from asyncgate.parts.model.connection import is_loopback
+from asyncgate.parts.process.spans import find_tracing
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -157,7 +158,7 @@ class Toolbox:
     """All tools of a profile, under unique names that endpoints accept."""
 
     def __init__(self, profile: Profile, secrets: Secrets, taken: Iterable[str] = ()) -> None:
-        self.limits, self.taken = profile.limits, frozenset(taken)
+        self.limits, self.taken, self.tracing = profile.limits, frozenset(taken), find_tracing()
         self.servers = {name: McpServer(name, one, secrets, profile.limits)
                         for name, one in profile.servers.items()}
 
@@ -169,7 +170,8 @@ class Toolbox:
 
     async def call(self, server: McpServer, tool: Tool, arguments: dict[str, Any]) -> ToolResult:
         """Call a tool, and cut its result to the limit."""
-        told = await server.call(tool.name, arguments)
+        with self.tracing.use_tool(tool.name) if self.tracing else contextlib.nullcontext():
+            told = await server.call(tool.name, arguments)
         return ToolResult(cut_text(told.text, self.limits.tool_result_bytes), told.failed)
 
     async def close(self) -> None:

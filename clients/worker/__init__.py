@@ -44,6 +44,7 @@ from asyncgate.clients.http import (
 from asyncgate.clients.worker.heart import Heart, is_temporary
 from asyncgate.clients.worker.job import Done, Fail, Job, Lost, Retry, TaskFunction, describe_error, to_json_value
 from asyncgate.clients.worker.state import Letter, Place, default_folder, take_place
+from asyncgate.parts.process.spans import Tracing, find_tracing
 
 __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 
@@ -92,6 +93,7 @@ class Worker:
         self.jobs: dict[str, asyncio.Task[None]] = {}       # by lease
         self.unfinished: set[str] = set()                   # leases of functions that did not end in time
         self.running = False
+        self.tracing: Tracing | None = None     # if there is a provider of spans when it begins
 
     def task(self, *types: str, payload: Any = None, retry: tuple[type[BaseException], ...] = (OSError,),
              ) -> Callable[[F], F]:
@@ -127,7 +129,7 @@ class Worker:
         self.kept = asyncio.Event()     # set when a result could not be delivered
         self.instance, self.claim_id, self.away_since, self.known = "", uuid.uuid4().hex, 0.0, False
         self.warned: list[str] = []
-        self.running = True
+        self.running, self.tracing = True, find_tracing()
         async with self.gate:
             try:
                 await self._unless(self.stopping, self._insist(self._be_named))
@@ -271,9 +273,12 @@ class Worker:
         lease_id = offer["lease_id"]
         if lease_id not in self.jobs:
             job = Job(offer, self.heart, self._lost)
-            job.work = asyncio.ensure_future(self._task(job).run(job))
+            job.span = self.tracing.begin_run(offer) if self.tracing else None
+            with job.span.current() if job.span else contextlib.nullcontext():      # both tasks copy the context
+                job.work = asyncio.ensure_future(self._task(job).run(job))
+                doing = asyncio.ensure_future(self._do(job))
             self.heart.keep(job.pulse)
-            self.jobs[lease_id] = doing = asyncio.ensure_future(self._do(job))
+            self.jobs[lease_id] = doing
             doing.add_done_callback(lambda _: self.jobs.pop(lease_id, None))
 
     def _task(self, job: Job) -> TaskFunction:
@@ -282,11 +287,15 @@ class Worker:
     async def _do(self, job: Job) -> None:
         """Run one task and report its result."""
         try:
-            await self._deliver(job, await self._worked(job))
+            letter = await self._worked(job)
+            job.note_end(letter.fields if letter else None)
+            await self._deliver(job, letter)
         except Exception:
             log.exception("%s: internal error of this worker; the lease will run out", job)
         finally:
             self.heart.drop(job.pulse)
+            if job.span is not None:
+                job.span.end()
 
     async def _worked(self, job: Job) -> Letter | None:
         """Wait for the function; return the report of its result, or None if there is nothing to report."""

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from asyncgate.clients.worker.heart import Heart, Pulse
+from asyncgate.parts.process.spans import TaskRun
 
 CHECKPOINT = "checkpoint"       # the field of the progress from which the next worker resumes
 MESSAGE_LENGTH = 4000
@@ -71,6 +72,7 @@ class Job:
         self._heart, self._tell, self._said = heart, lost, {}
 
     work: asyncio.Future[Any]
+    span: TaskRun | None = None     # if this process has a provider of spans
     _said: dict[str, Any]
 
     def __str__(self) -> str:
@@ -100,6 +102,23 @@ class Job:
         heard = self.pulse.silent.wait(timeout_seconds)
         self.check()
         return heard
+
+    @property
+    def trace(self) -> dict[str, str]:
+        """The W3C trace context to pass on (`traceparent`, `tracestate`): this run's, or without a provider the task's.
+
+        Without a provider and without a creator's trace it is empty.
+        """
+        if self.span is not None:
+            return self.span.headers()
+        return {name: self.offer[name] for name in ("traceparent", "tracestate") if name in self.offer}
+
+    def note_end(self, report: dict[str, Any] | None) -> None:
+        """Note in the span how the run has ended: by a report, or without one because the lease is lost."""
+        if self.span is not None and report is None:
+            self.span.note_failure(self.reason or "lost")
+        elif self.span is not None and report is not None and "error" in report:
+            self.span.note_failure(str(report["error"].get("code", "failed")))
 
     def check(self) -> None:
         """Raise Lost if the lease is gone."""

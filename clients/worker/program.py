@@ -141,7 +141,8 @@ class Program:
                 "TASK_TYPE": job.type, "LEASE_ID": job.lease_id, "FENCE": str(job.fence), "ATTEMPT": str(job.attempt)}
         earlier = {"CHECKPOINT": job.checkpoint, "PROGRESS": job.progress}
         said |= {name: msgspec.json.encode(value).decode() for name, value in earlier.items() if value is not None}
-        return kept | {f"ASYNCGATE_{name}": value for name, value in said.items()}
+        traced = {name.upper(): value for name, value in job.trace.items()}     # as OpenTelemetry names them
+        return kept | traced | {f"ASYNCGATE_{name}": value for name, value in said.items()}
 
 
 class Run:

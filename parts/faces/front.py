@@ -29,6 +29,7 @@ from asyncgate.parts.model.connection import (
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import Forbidden, GateError, Misdirected, NotFound, log_fault
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.process.spans import find_tracing
 
 JSON_TYPE = (b"content-type", b"application/json")
 SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; "
@@ -49,6 +50,7 @@ class Front:
                  lifespan: Callable[[Starlette], Any]) -> None:
         self.settings, self.operations, self.opened = settings, operations, False
         self.meter: Meter | None = None
+        self.tracing = find_tracing()
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
         self.mcp = Door(self, operations, __version__)

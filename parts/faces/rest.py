@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from asyncgate.parts.faces.http import (
     drop_null_members,
@@ -23,6 +24,7 @@ from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, InvalidRequest, MethodNotAllowed, log_fault
 from asyncgate.parts.model.members import add_warnings, describe_problem, make_warning_header, read_warnings
 from asyncgate.parts.model.screening import let_others_run, screen_body
+from asyncgate.parts.model.trace import Trace, find_trace
 from asyncgate.parts.model.wire import Ask
 
 if TYPE_CHECKING:
@@ -38,10 +40,20 @@ class Endpoint:
 
     def __init__(self, gate: Serving, operations: dict[str, Operation], path: str) -> None:
         self.gate, self.operations = gate, operations
-        self.names = path.partition("{")[2].partition("}")[0]       # the field that is a path parameter
+        self.path, self.names = path, path.partition("{")[2].partition("}")[0]      # the field that it carries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if (tracing := self.gate.tracing) is None:
+            await self._answer(scope, receive, send)
+            return
+        with tracing.serve_http(scope["method"], self.path, find_trace(scope["headers"])) as span:
+            no, reply = await self._answer(scope, receive, send)
+            tracing.note_served(span, self._name_called(scope), scope.get("asyncgate.ask"), reply)
+            tracing.note_status(span, no, 204 if reply is None else 200)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[GateError | None, Any]:
+        """Answer one request; return its refusal, or its reply."""
         more: list[tuple[bytes, bytes]] = []
         begun, reply, refusal = perf_counter(), None, None
         try:
@@ -53,7 +65,7 @@ class Endpoint:
             more += make_refusal_headers(no)
             self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
-            return      # the client has disconnected
+            return None, None       # the client has disconnected
         except Exception as bug:
             refusal = log_fault(scope["path"], bug)
             status, body = refusal.status, encode_json(refusal.body())
@@ -63,6 +75,7 @@ class Endpoint:
             more.append(make_warning_header(scope["asyncgate.unknown"]))
             body = add_warnings(body, scope["asyncgate.unknown"]) if body else body
         await self.gate.send(send, scope, status, body, more)
+        return refusal, reply
 
     def _name_called(self, scope: Scope) -> str:
         op = self.operations.get("GET" if scope["method"] == "HEAD" else scope["method"])
@@ -75,12 +88,19 @@ class Endpoint:
             raise MethodNotAllowed(f"{scope['path']} does not support {scope['method']}", allow=allow)
         caller = await self.gate.guard.resolve(scope, op)
         self.gate.engine.permit(op, caller)
+        if op.takes.creates and (trace := self._find_creator(scope)) is not None:
+            caller = replace(caller, trace=trace)
         scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
         if op.successor and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             _, path = self.gate.operations[op.successor].rest[0]
             more += [*DEPRECATED, (b"link", b"<%b>; rel=\"successor-version\"" % path.encode())]
         work = self.gate.engine.perform(op, caller, ask)
         return await (run_while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
+
+    def _find_creator(self, scope: Scope) -> Trace | None:
+        """Return the trace of a task's creator: the one that the request names, else that of its own span."""
+        trace = find_trace(scope["headers"])
+        return self.gate.tracing.current() if trace is None and self.gate.tracing is not None else trace
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
         """Read a request: a GET from its query, others from the body; path parameters override both."""

@@ -10,6 +10,7 @@ from asyncgate.parts.model.connection import Headers, Scope, Send
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask
+from asyncgate.parts.process.spans import Tracing
 
 
 class Doorkeeper(Protocol):
@@ -53,6 +54,7 @@ class Serving(Protocol):
     engine: Engine
     operations: dict[str, Operation]
     meter: Meter | None         # None: nothing is counted
+    tracing: Tracing | None     # None: nobody takes spans
 
     @property
     def guard(self) -> Doorkeeper:

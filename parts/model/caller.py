@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from asyncgate.parts.model.trace import Trace
 from asyncgate.parts.model.wire import Principal, Role
 
 
@@ -19,6 +20,7 @@ class Caller(Struct, frozen=True):
     capabilities: frozenset[str] | None = None
     task_types: frozenset[str] | None = None
     issued_at: float | None = None      # of an access token
+    trace: Trace | None = None          # to which the request belongs that creates tasks
 
     @property
     def unlimited(self) -> bool:

@@ -20,3 +20,4 @@ class News(Struct, frozen=True):
     posted: bool = False                                    # whether receipts wait for the ledger
     lapse: float | None = None                              # when a lease runs out, earlier than was known before
     receipts: tuple[Announced, ...] = ()                    # new receipts
+    pauses: bool = False                                    # whether what is paused has changed

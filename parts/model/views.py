@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from asyncgate.parts.model.stored import KeptTerms, Lease, Progress, Receipt, Task
+from asyncgate.parts.model.trace import Trace
 from asyncgate.parts.model.wire import (
     JSON_NULL,
     LeaseRecord,
@@ -23,6 +24,7 @@ from asyncgate.parts.model.wire import (
 
 LONGEST_ID = 200
 NO_REQUIREMENTS = Raw(b"{}")
+NO_TRACE: dict[str, Any] = {}
 
 
 class Caused(Struct):
@@ -75,12 +77,19 @@ def show_task(tenant_id: str, task: Task, lease: Lease | None, progress: Progres
         leased_to=live.worker if live else None, lease_expires_at=to_utc_or_none(live.expires_at) if live else None,
         progress=to_raw(progress.progress if progress else None),
         progress_at=to_utc_or_none(progress.updated_at if progress else None), result=show_outcome(task),
-        rerun_of=terms.rerun_of)
+        rerun_of=terms.rerun_of, **show_trace(terms))
 
 
 def show_terms(terms: KeptTerms) -> dict[str, Any]:
     """Return the terms that a task is shown with."""
     return {name: getattr(terms, name) for name in Terms.__struct_fields__}
+
+
+def show_trace(terms: KeptTerms) -> dict[str, Any]:
+    """Return the trace that a task is shown with, if its creator named one."""
+    if terms.traceparent is None and terms.trace_link is None:
+        return NO_TRACE
+    return Trace(terms.traceparent, terms.tracestate, terms.trace_link).members
 
 
 def show_owner(task: Task, instance: str | None) -> Owner:
@@ -121,7 +130,7 @@ def show_offer(tenant_id: str, task: Task, lease: Lease, progress: Progress | No
         created_by=show_owner(task, terms.principal_instance_id), tenant_id=tenant_id, attempt=task.attempt,
         expires_at=to_utc(lease.expires_at), renew_every_seconds=(lease.expires_at - now) / 3, **show_terms(terms),
         obligation_receipt_id=task.duty, caused_by_receipt_id=read_cause(task.payload) or task.duty,
-        progress=to_raw(progress.progress if progress else None))
+        progress=to_raw(progress.progress if progress else None), **show_trace(terms))
 
 
 def read_cause(payload: str) -> str | None:

@@ -696,6 +696,9 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False):
     progress_at: datetime | None = None
     result: Outcome | None = None
     rerun_of: str | None = None
+    traceparent: Annotated[str | UnsetType, says("the W3C trace context of the task's creator")] = UNSET
+    tracestate: str | UnsetType = UNSET
+    trace_link: Annotated[str | UnsetType, says("the trace of the task that this one runs again")] = UNSET
 
 
 class Tasks(Struct):
@@ -728,6 +731,9 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
     caused_by_receipt_id: str
     progress: Annotated[AnyJson, says("the last progress of an earlier lease: continue from it")] = field(
         default_factory=nothing)
+    traceparent: Annotated[str | UnsetType, says("the W3C trace context of the task's creator")] = UNSET
+    tracestate: str | UnsetType = UNSET
+    trace_link: Annotated[str | UnsetType, says("the trace of the task that this one runs again")] = UNSET
 
 
 class Offers(Struct):

@@ -15,6 +15,7 @@ from asyncgate.parts.model.content import decode_json, parse_json
 from asyncgate.parts.model.errors import DatabaseUnavailable, InvalidRequest, InvalidTransition, no_task
 from asyncgate.parts.model.queries import ArchivedFilter, EventFilter, ReceiptFilter
 from asyncgate.parts.model.stored import TERMINAL, Event, KeptTerms, Task
+from asyncgate.parts.model.trace import Trace
 from asyncgate.parts.model.views import decode_terms
 from asyncgate.parts.model.wire import Created, CreateTask, Principal, RerunTask, Terms, Timeouts
 
@@ -59,7 +60,8 @@ async def rerun_task(engine: Engine, caller: Caller, ask: RerunTask) -> Created:
         needs.tasks.add(task.task_id)
         its_key(needs, caller, order)
 
-    made: Created = await engine.write(create, load, replace(caller, principal=owner, bound=True), order)
+    trace = follow_trace(caller.trace, decode_terms(task.terms))
+    made: Created = await engine.write(create, load, replace(caller, principal=owner, bound=True, trace=trace), order)
     return made
 
 
@@ -70,6 +72,13 @@ def require_rerunnable(caller: Caller, task: Task, by: Principal) -> None:
     if task.status not in TERMINAL:
         raise InvalidTransition(f"task {task.task_id} is {task.status}; rerun_task needs one that has ended: wait for "
                                 "its end with get_task, or end it with cancel_task", status=task.status)
+
+
+def follow_trace(trace: Trace | None, ended: KeptTerms) -> Trace | None:
+    """Return the trace of a new task: the caller's or none, and a link to that of the ended task."""
+    if ended.traceparent is None:
+        return trace
+    return replace(trace or Trace(), trace_link=ended.traceparent)
 
 
 async def find_end(engine: Engine, tenant_id: str, task: Task) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from mcp.server.caching import CacheableMethod, CacheHint
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
+from msgspec.structs import replace
 
 from asyncgate.parts.faces.http import (
     drop_null_members,
@@ -73,6 +74,7 @@ from asyncgate.parts.model.jsonrpc import (
 from asyncgate.parts.model.members import Rule, add_warnings, describe_problem, make_warning_header, read_warnings
 from asyncgate.parts.model.naming import names_nobody
 from asyncgate.parts.model.screening import find_refusal, let_others_run
+from asyncgate.parts.model.trace import Trace, find_trace, read_trace
 from asyncgate.parts.model.wire import Ask, ListOpenObligations, Principal, RunTask
 
 if TYPE_CHECKING:
@@ -139,6 +141,7 @@ class ToolCall(msgspec.Struct):
     refusal: GateError | None = None
     unknown: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()        # warnings that do not fit into the reply
+    trace: Trace | None = None          # to which the call belongs
 
 
 class Visit(msgspec.Struct):
@@ -211,6 +214,7 @@ class Facade:
             cache_hints={**dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
                          "tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")},      # by role and scopes
             on_list_tools=self._list)
+        server.middleware.clear()       # the SDK's own spans, which cost 10 µs where nobody takes them
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
         Tasks(self._do).join(server)
         self.library.join(server)
@@ -345,17 +349,43 @@ class Facade:
             return ToolCall(op, refusal=no)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             return ToolCall(op, refusal=InvalidRequest(f"{op.name}: {describe_problem(wrong)}"))
-        return ToolCall(op, ask, unknown=unknown)
+        return ToolCall(op, ask, unknown=unknown, trace=self._find_trace(scope, op, message))
+
+    def _find_trace(self, scope: Scope, op: Operation, message: JsonRpcMessage) -> Trace | None:
+        """Return the trace of a call, from its `_meta` or from the headers, if somebody will use it."""
+        if not op.takes.creates and self.gate.tracing is None:
+            return None
+        held = decode_or_none(_members, message.params.get("_meta", NULL)) or {}
+        named = [decode_or_none(_text, held.get(name, NULL)) for name in ("traceparent", "tracestate")]
+        return read_trace([named[0]], [named[1] or ""]) if named[0] else find_trace(scope["headers"])
 
     async def _perform(self, call: ToolCall, caller: Caller) -> bytes:
+        """Perform a call, inside a span if somebody takes them."""
+        if (tracing := self.gate.tracing) is None:
+            return await self._perform_now(call, caller)
+        tool = spell_tool_name(call.op.name, self.PREFIX)[0]
+        with tracing.serve_tool(call.op.name, tool, call.trace) as span:
+            if call.op.takes.creates and call.trace is None:
+                call.trace = tracing.current()
+            try:
+                return await self._perform_now(call, caller, partial(tracing.note_served, span, call.op.name, call.ask))
+            except GateError as no:
+                tracing.note_refusal(span, no)
+                raise
+
+    async def _perform_now(self, call: ToolCall, caller: Caller, note: Callable[[Any], None] | None = None) -> bytes:
         """Perform a call and return its reply as JSON; an unexpected exception becomes a refusal, too."""
         begun, reply, refusal = perf_counter(), None, None
         try:
             if call.refusal is not None:
                 raise call.refusal
             assert call.ask is not None
+            if call.op.takes.creates and call.trace is not None:
+                caller = replace(caller, trace=call.trace)
             reply = await self.gate.engine.perform(call.op, caller, call.ask)
             call.beside = read_warnings(reply)
+            if note is not None:
+                note(reply)
             return encode_json(reply)
         except GateError as no:
             refusal = no
