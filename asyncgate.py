@@ -79,19 +79,20 @@ from asyncgate.parts.model.errors import (
     DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest,
     InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable,
     NotNow, outcome_unknown, QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound,
-    TenantMismatch, TooManyArtifacts, TooManyParents, TooManyWaiting)
+    TenantMismatch, TooManyArtifacts, TooManyParents)
 from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.ids import Ids, mark_of, span_ids
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
 from asyncgate.parts.model.news import News
 from asyncgate.parts.model.overdue import alive, is_late, is_lost, is_spent, is_stuck
+from asyncgate.parts.model.pausing import find_pauses
 from asyncgate.parts.model.queries import (
     EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, TaskFilter, wanted_is)
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    ACTIVE, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing, Presence,
-    Progress, Receipt, Schedule, Task, Usage)
+    ACTIVE, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing, Pauses,
+    Presence, Progress, Receipt, Schedule, Task, Usage)
 from asyncgate.parts.model.views import (
     decode_terms, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
 from asyncgate.parts.model.wire import (
@@ -104,7 +105,8 @@ from asyncgate.parts.model.wire import (
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
-from asyncgate.parts.process.readers import is_awaited, list_announced, list_ended, Readers, resolve, wait_until, Wants
+from asyncgate.parts.process.readers import is_awaited, list_announced, list_ended, Readers, wait_until, Wants
+from asyncgate.parts.process.waiting import Waiting
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -150,7 +152,7 @@ class Needs(Struct):
     leases: set[str] = set()                           # live lease ids, whose tasks are meant
     keys: set[tuple[str, str, str]] = set()            # creator kind and id, idempotency key
     repeats: set[tuple[str, str, str]] = set()         # worker kind and id, claim_id
-    claims: list[LeaseNext] = []
+    claims: list[LeaseNext] = []                       # and what is paused
     receipts: set[str] = set()                         # with their children
     endings: set[tuple[str, str]] = set()              # task_id, lease_id: the receipts under that lease
     stated: set[tuple[str, str]] = set()               # task_id, receipt_key: the receipt that states it
@@ -158,6 +160,7 @@ class Needs(Struct):
     recount: bool = False                              # load a Usage as it is, not as it was kept
     calls: int = 0                                     # how many writes the batch has
     tally: bool = False                                # and how many receipts each task has that Work is `about`
+    alone: bool = False                                # no batch of the tenant may be under way at the same time
 
 
 class Sweep(Ask, kw_only=True):
@@ -401,6 +404,7 @@ class Work:
         self.tenant_id, self.now, self.ids, self.known = tenant_id, now, ids, known
         # Loaded, and as changed so far:
         self.tasks: dict[str, Task] = {}
+        self.before: dict[str, Task] = {}                               # as loaded, for those who count what has moved
         self.leases: dict[str, Lease] = {}                              # by task
         self.holders: dict[str, str] = {}                               # task by live lease id, as far as asked for
         self.keys: dict[tuple[str, str, str], str] = {}                 # task by creator and idempotency key
@@ -431,7 +435,7 @@ class Work:
 
     def load_task(self, task: Task, lease: Lease | None = None, progress: Progress | None = None) -> None:
         """Take in a task that `Needs` names, with its latest lease and progress."""
-        self.tasks[task.task_id] = task
+        self.tasks[task.task_id] = self.before[task.task_id] = task
         if task.idempotency_key is not None:
             self.keys[task.owner_kind, task.owner_id, task.idempotency_key] = task.task_id
         if progress is not None:
@@ -475,7 +479,9 @@ class Work:
 
     def find_best(self, ask: LeaseNext) -> Task | None:
         """Return the claimable task that `ask` should get next."""
-        heads = (self._find_head(queue) for lane, queue in self.ready.items() if matches(*self.known[lane], ask))
+        pauses = find_pauses(self.find_record(Pauses), self.now)     # a batch may also make one
+        heads = (self._find_head(queue) for lane, queue in self.ready.items() if matches(*self.known[lane], ask)
+                 and not any(pause.stops_lane(*self.known[lane]) for pause in pauses))
         return min((head for head in heads if head is not None), key=partial(rank, ask), default=None)
 
     def _find_head(self, queue: deque[str]) -> Task | None:
@@ -651,7 +657,6 @@ class Work:
 
 T = TypeVar("T", bound=Ask)
 Waits = GetTask | LeaseNext | ListReceipts | ListOpenObligations
-Wanted = tuple[str, frozenset[str]]     # the type of a task, and the capabilities that it needs
 MOST_QUEUED, MOST_ENDED = 50, 100       # tasks that one News lists: it must fit into what a database passes on
 E = TypeVar("E", bound="Extension")
 A = TypeVarTuple("A")
@@ -679,8 +684,11 @@ class Extension:
     def check_optional_receipt(self, work: Work, task_id: str) -> None:
         """Raise to refuse the receipt that was just written about a task, which can end without it."""
 
-    def why_no_lease(self, work: Work) -> str | None:
-        """Say why the tenant gets no further lease now; None if it may have one."""
+    def why_no_lease(self, work: Work, worker: Principal) -> str | None:
+        """Say why a worker gets no further lease now; None if it may have one."""
+
+    def why_no_task(self, work: Work, ask: LeaseNext) -> str | None:
+        """Say why a claim finds no task, if it would find some otherwise."""
 
     def why_hold(self, work: Work, task: Task) -> str | None:
         """Say why a task is put on hold when its lease ends; None if it is offered again."""
@@ -704,6 +712,9 @@ class Extension:
 
     def after_record_change(self, work: Work) -> None:
         """Act on records that a batch of this process has kept or dropped."""
+
+    def note_pauses(self, work: Work) -> None:
+        """Act on a batch of this process that has read or changed what is paused in its tenant."""
 
     def hear_news(self, news: News) -> None:
         """Act on a batch that another process has committed."""
@@ -742,12 +753,14 @@ class Hooks:
         self.check_new_task = tuple(one.check_new_task for one in having("check_new_task"))
         self.check_optional_receipt = tuple(one.check_optional_receipt for one in having("check_optional_receipt"))
         self.why_no_lease = tuple(one.why_no_lease for one in having("why_no_lease"))
+        self.why_no_task = tuple(one.why_no_task for one in having("why_no_task"))
         self.why_hold = tuple(one.why_hold for one in having("why_hold"))
         self.report_loss = tuple(one.report_loss for one in having("report_loss"))
         self.wrap_transact = tuple(one.wrap_transact for one in having("wrap_transact"))
         self.after_commit = tuple(one.after_commit for one in having("after_commit"))
         self.after_grant = tuple(one.after_grant for one in having("after_grant"))
         self.after_record_change = tuple(one.after_record_change for one in having("after_record_change"))
+        self.note_pauses = tuple(one.note_pauses for one in having("note_pauses"))
         self.hear_news = tuple(one.hear_news for one in having("hear_news"))
         self.count_creation = tuple(one.count_creation for one in having("count_creation"))
         self.after_call = tuple(one.after_call for one in having("after_call"))
@@ -783,7 +796,7 @@ class Engine:
         self.gate = Principal("asyncgate", self.instance)
         self.born, self.longest_wait = time.monotonic(), self.settings.max_wait_seconds
         self.batches = Batches(backend, self.settings.batch_size, self._after_commit)
-        self.waiting = Waiting(self)
+        self.waiting = Waiting(self, matches)
         self.polls, self.granted = Polls(self.settings), GrantedLeases()
         self.readers = Readers(self.settings.max_waiting_readers)
         self.sightings = Sightings(backend)
@@ -1173,7 +1186,7 @@ class Engine:
         if ask.wait_seconds <= 0:
             return await self.write(Engine._claim_tasks, its_claim, caller, ask)  # type: ignore[no-any-return]
         begun = asyncio.get_running_loop().time()
-        with self.waiting.take_place(caller.tenant_id, ask) as place:
+        with self.waiting.take_place(caller.tenant_id, ask, speaker(caller, ask).id) as place:
             while True:     # the place is taken before the claim, or a task created in between would be missed
                 offers: Offers = await self.write(Engine._claim_tasks, its_claim, caller, ask)
                 if offers.tasks or not await place.wait_for_call(self._limit_wait(begun, ask)):
@@ -1186,10 +1199,12 @@ class Engine:
             raise InvalidRequest("lease_next needs worker_id: a name for the worker that stays across its restarts")
         if ask.claim_id is not None and (again := self._repeat_offers(work, worker, ask)):
             return Offers(again)
-        offers, full = list[Offer](), first_answer(self.on.why_no_lease, work)
+        offers, full = list[Offer](), first_answer(self.on.why_no_lease, work, worker)
         while len(offers) < (ask.max_tasks or 1) and full is None and (task := work.find_best(ask)):
             offers.append(self._lease_task(work, worker, ask, task))
-            full = first_answer(self.on.why_no_lease, work)
+            full = first_answer(self.on.why_no_lease, work, worker)
+        if not offers and full is None:
+            full = first_answer(self.on.why_no_task, work, ask)
         return Offers(offers, UNSET if full is None or len(offers) == ask.max_tasks else [full])
 
     def _repeat_offers(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
@@ -1791,6 +1806,8 @@ class Engine:
         if (first_end := self.granted.note(work.leased, work.now)) is not None:
             for after_grant in self.on.after_grant:
                 after_grant(work.tenant_id, first_end)
+        for note_pauses in self.on.note_pauses if work.find_record(Pauses) is not None else ():
+            note_pauses(work)
         for after_commit in self.on.after_commit:
             after_commit(work)
         for after_record_change in self.on.after_record_change if work.kept else ():
@@ -1857,13 +1874,13 @@ def news_of(work: Work) -> News | None:
     now = [task for task in queued if (task.next_eligible_at or 0.0) <= work.now]
     ended = list_ended(changed)
     keys = tuple(key[0] for kind, key in work.kept if kind is Key)
-    account = (Account, ()) in work.kept
-    if not (queued or ended or keys or account or work.posted or is_awaited(work.written.values())):
+    account, pauses = (Account, ()) in work.kept, (Pauses, ()) in work.kept
+    if not (queued or ended or keys or account or pauses or work.posted or is_awaited(work.written.values())):
         return None
     kinds = tuple((task.type, tuple(sorted(needs_of(to_raw(task.requirements))))) for task in now[:MOST_QUEUED])
     return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
                 len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted),
-                receipts=list_announced(work.written.values()))
+                receipts=list_announced(work.written.values()), pauses=pauses)
 
 
 # BATCHES ##############################################################################################################
@@ -2017,128 +2034,6 @@ def decide(jobs: list[Job], decided: list[Work], work: Work) -> None:
         if not job.left:
             job.decide(work)
     decided[:] = [work]
-
-
-class Place:
-    """A waiting claim's place in the queue of its tenant."""
-
-    def __init__(self, engine: Engine, ask: LeaseNext) -> None:
-        self.engine, self.ask = engine, ask
-        self.call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.calls: list[Wanted | None] = []      # for what it was called
-        self.spent: list[Wanted | None] = []      # and for what it has set out, and may leave untouched
-
-    async def wait_for_call(self, until: float) -> bool:
-        """Wait for a call; return whether it came in time."""
-        if not await self.engine.wait_for_call(self.call, until):
-            return False
-        self.call, self.spent, self.calls = asyncio.get_running_loop().create_future(), self.calls, []
-        return True
-
-    def wake(self, kind: Wanted | None) -> None:
-        """Call this place for a task of a kind, or for whatever there may be."""
-        self.calls.append(kind)
-        resolve(self.call)
-
-
-class Waiting:
-    """The claims that wait for work; a waiting claim costs no database connection."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.places: defaultdict[str, dict[Place, None]] = defaultdict(dict)    # first come, first served
-        self.timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}
-        self.checks: set[asyncio.Task[None]] = set()
-        self.count = 0
-
-    @contextlib.contextmanager
-    def take_place(self, tenant_id: str, ask: LeaseNext) -> Iterator[Place]:
-        """Take a place in the tenant's queue; when it is left, its unused calls go to the next that match."""
-        if self.count >= self.engine.settings.max_waiting_claims:
-            raise TooManyWaiting(f"{self.count} claims are waiting already; claim without wait_seconds", retry_after=1)
-        place, queue = Place(self.engine, ask), self.places[tenant_id]
-        queue[place] = None
-        self.count += 1
-        if len(queue) == 1:     # from now on the timer is kept: every task that is delayed from here on is offered
-            self._plan_timer(tenant_id)
-        try:
-            yield place
-        except BaseException:       # it was called and could not come
-            place.calls += place.spent
-            raise
-        finally:
-            self.count -= 1
-            del queue[place]
-            for kind in place.calls:
-                self._wake_places(tenant_id, kind)
-            if not queue:
-                self._forget_tenant(tenant_id)
-
-    def offer_task(self, tenant_id: str, task: Task, now: float) -> None:
-        """Call the first waiting claim that a queued task fits, now or when its time comes."""
-        if not self.places.get(tenant_id) or task.held:
-            return
-        if task.next_eligible_at is None or task.next_eligible_at <= now:
-            self._wake_places(tenant_id, (task.type, needs_of(to_raw(task.requirements))))
-        else:
-            self._wake_at(tenant_id, task.next_eligible_at, now)
-
-    def hear_news(self, news: News) -> None:
-        """Call waiting claims for what another process has queued."""
-        if not self.places.get(news.tenant_id):
-            return
-        for type, needed in news.queued if not news.many else ():
-            self._wake_places(news.tenant_id, (type, frozenset(needed)))
-        if news.many:
-            self._wake_places(news.tenant_id, None)
-        if news.due is not None:
-            self._wake_at(news.tenant_id, news.due, self.engine.backend.now())
-
-    def _wake_places(self, tenant_id: str, kind: Wanted | None) -> None:
-        for place in self.places.get(tenant_id, ()):
-            if kind is None:
-                place.wake(kind)
-            elif not place.calls and matches(*kind, place.ask):
-                return place.wake(kind)
-
-    def _wake_at(self, tenant_id: str, due: float, now: float) -> None:
-        """Call every waiting claim of a tenant when its next delayed task is due; a tenant has one timer."""
-        if tenant_id in self.timers:
-            if self.timers[tenant_id][0] <= due:
-                return
-            self.timers[tenant_id][1].cancel()
-        loop = asyncio.get_running_loop()
-        self.timers[tenant_id] = due, loop.call_later(max(due - now, 0.0) + 0.002, self._wake_due, tenant_id)
-
-    def _wake_due(self, tenant_id: str) -> None:
-        self.timers.pop(tenant_id, None)
-        self._wake_places(tenant_id, None)
-        self._plan_timer(tenant_id)
-
-    def _plan_timer(self, tenant_id: str) -> None:
-        """Find out when the tenant's next delayed task is due, unless that is known."""
-        if tenant_id not in self.timers and self.places.get(tenant_id) and self.engine.longest_wait:
-            check = asyncio.get_running_loop().create_task(self._look_ahead(tenant_id))
-            self.checks.add(check)
-            check.add_done_callback(self.checks.discard)
-
-    async def _look_ahead(self, tenant_id: str) -> None:
-        try:
-            due = await self.engine.backend.next_due(tenant_id)
-        except Exception:
-            return log.exception("cannot tell when the next delayed task is due")
-        if due is not None and self.places.get(tenant_id):
-            self._wake_at(tenant_id, due, self.engine.backend.now())
-
-    def _forget_tenant(self, tenant_id: str) -> None:
-        del self.places[tenant_id]
-        if timer := self.timers.pop(tenant_id, None):
-            timer[1].cancel()
-
-    def wake_all(self) -> None:
-        """Call every waiting claim."""
-        for tenant_id in list(self.places):
-            self._wake_places(tenant_id, None)
 
 
 # OPERATIONS ###########################################################################################################

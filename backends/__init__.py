@@ -30,11 +30,13 @@ from asyncgate.parts.model.queries import (
     ArchivedFilter,
     EntryFilter,
     EventFilter,
+    LeaseCount,
     LeaseFilter,
     ObligationFilter,
     OutboxFilter,
     OutboxOf,
     Query,
+    QueueFilter,
     ReceiptFilter,
     Row,
     Rows,
@@ -48,12 +50,12 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.findings import Finding
     from asyncgate.parts.model.ids import Ids
     from asyncgate.parts.model.settings import DatabaseSettings, Settings
-    from asyncgate.parts.model.stored import Key, Lag, Receipt
+    from asyncgate.parts.model.stored import Depth, Key, Lag, Receipt
 
 __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "EntryFilter", "EventFilter",
-           "FileBackend", "LastingBackend", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf", "Query",
-           "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter", "is_lasting", "is_shared",
-           "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
+           "FileBackend", "LastingBackend", "LeaseCount", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf",
+           "Query", "QueueFilter", "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter",
+           "is_lasting", "is_shared", "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
@@ -79,6 +81,8 @@ class Backend(Protocol):
         `decide` is called once per attempt and may run on any thread.  After the database rolled back the transaction
         (a deadlock, a lost race for a key), a backend may try again with a new Work; the last attempt counts.  Skip a
         claimable task that another transaction has locked; wait for every other locked row.
+        With claims, load the tenant's Pauses, and search no lane that is paused (`Lanes.groups`).  A batch that is to
+        be `alone` waits until no other batch of the tenant is under way, and the others for it.
         A dropped row takes its dependents with it: a Receipt its edges and delivery time, a Task its lease, progress
         and events.  Lines of the audit log are dropped oldest first.  The rules drop a Receipt only in the batch that
         keeps its Archived, and the reverse; a database that can check this should.
@@ -119,6 +123,15 @@ class Backend(Protocol):
         In a shared database, leave out the tasks of other instances that are alive.
         """
 
+    async def depths(self, now: float) -> list[Depth]:
+        """Return what the queues of all tenants have by type, in time that does not depend on the number of tasks.
+
+        Of delayed tasks whose time has come it looks at DUE_LOOKED_AT of a tenant, for the oldest one.
+        """
+
+    async def count_overdue(self, before: float) -> int:
+        """Return how many live leases have expired before a time, over all tenants, at most OVERDUE_COUNTED."""
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire, from `since` on, with tenant and task; the earliest first.
 
@@ -127,7 +140,7 @@ class Backend(Protocol):
         """
 
     async def drop_lanes(self) -> int:
-        """Delete the lanes in which no task waits; return how many.
+        """Delete the lanes in which no task waits, and the numbers of empty queues; return how many lanes.
 
         Must not run during `decide`, because a batch relies on the lanes that its Work knows.
         """

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from asyncgate import matches
+from asyncgate.parts.model.pausing import find_pauses
+from asyncgate.parts.model.stored import Pauses
 from asyncgate.parts.model.wire import LeaseNext
 
 MOST_PROFILES, MOST_CACHED = 1024, 100_000      # cached profiles of claims, and lanes in all of them
@@ -21,6 +23,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[str, frozenset[str]]] = {}
+        self.pauses: Pauses | None = None       # as the last batch with claims has loaded them
         self.version = 0                # the sum of the lanes' ids: shows whether another process changed the table
         self._types: defaultdict[str, set[int]] = defaultdict(set)
         self._needing: defaultdict[str, set[int]] = defaultdict(set)    # by the first capability; "" if none
@@ -55,10 +58,24 @@ class Lanes:
             first -= gone
             rest -= gone
 
-    def groups(self, claims: list[LeaseNext]) -> set[frozenset[int]]:
-        """Return sets of lanes such that the claims need only the best tasks of each set, enough for all claims."""
-        return {frozenset(group) for ask in {profile_of(ask): ask for ask in claims}.values()
-                for group in self._groups(ask) if group}
+    def groups(self, claims: list[LeaseNext], now: float) -> set[frozenset[int]]:
+        """Return sets of lanes such that the claims need only the best tasks of each set, enough for all claims.
+
+        Paused lanes are in none: their tasks would be the best ones, and keep others from being found.
+        """
+        stopped = self.find_stopped(now)
+        found = {frozenset(group - stopped) for ask in {profile_of(ask): ask for ask in claims}.values()
+                 for group in self._groups(ask)}
+        return found - {frozenset()}
+
+    def find_stopped(self, now: float) -> frozenset[int]:
+        """Return the lanes that are paused."""
+        if self.pauses is None:
+            return frozenset()
+        pauses = [one for one in find_pauses(self.pauses, now) if one.worker is None]
+        near = [self.known if one.type is None else self._types.get(one.type, ()) for one in pauses]
+        return frozenset([lane for one, lanes in zip(pauses, near, strict=True) for lane in lanes
+                          if one.stops_lane(*self.known[lane])])
 
     def _groups(self, ask: LeaseNext) -> tuple[set[int], set[int]]:
         if (profile := profile_of(ask)) not in self._eligible:

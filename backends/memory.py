@@ -11,7 +11,9 @@ import secrets
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
+from operator import add
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -20,6 +22,7 @@ from msgspec.structs import replace
 from asyncgate import Needs, Work
 from asyncgate.backends import Backend
 from asyncgate.backends.lanes import Lanes
+from asyncgate.parts.model.counted import count_moves
 from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.overdue import has_passed, is_overdue
@@ -27,11 +30,13 @@ from asyncgate.parts.model.queries import (
     ArchivedFilter,
     EntryFilter,
     EventFilter,
+    LeaseCount,
     LeaseFilter,
     ObligationFilter,
     OutboxFilter,
     OutboxOf,
     Query,
+    QueueFilter,
     ReceiptFilter,
     Row,
     Rows,
@@ -46,6 +51,7 @@ from asyncgate.parts.model.stored import (
     Account,
     Archived,
     Audit,
+    Depth,
     Entry,
     Event,
     Key,
@@ -53,7 +59,9 @@ from asyncgate.parts.model.stored import (
     Lease,
     Obligation,
     Outgoing,
+    Pauses,
     Progress,
+    Queue,
     Receipt,
     Schedule,
     Task,
@@ -72,6 +80,7 @@ class Tenant:
     def __init__(self) -> None:
         self.lanes = Lanes()
         self.tasks: dict[str, Task] = {}
+        self.queues: dict[int, tuple[str, str, int, int, int]] = {}     # by lane, as `count_moves` tells it
         self.leases: dict[str, Lease] = {}
         self.progress: dict[str, Progress] = {}
         self.receipts: dict[str, Receipt] = {}
@@ -121,6 +130,18 @@ class Tenant:
         held = (lease for lease in self.live() if lease.worker.same(of.worker)
                 and of.worker.instance_id in (None, lease.worker_instance))
         return ((self.tasks[lease.task_id], lease) for lease in sorted(held, key=lambda lease: lease.acquired_at))
+
+    def find_queues(self, of: QueueFilter, now: float) -> Iterator[Queue]:
+        """Yield what each lane has now."""
+        found = sorted((row[0], lane) for lane, row in self.queues.items() if any(row[2:])
+                       and of.type in (None, row[0]) and of.lane in (None, lane))
+        for _, lane in islice((place for place in found if of.after is None or place > of.after), of.limit):
+            type, capabilities, queued, held, leased = self.queues[lane]
+            waiting = [task for task in self.tasks.values()
+                       if task.lane == lane and task.status == "queued" and task.held is None]
+            since = [max(task.updated_at, task.next_eligible_at or 0.0) for task in waiting if task.offerable(now)]
+            yield Queue(lane, type, capabilities, queued, held, leased, len(waiting) - len(since), False,
+                        min(since, default=None))
 
     def find_receipts(self, of: ReceiptFilter) -> Iterator[Receipt]:
         """Yield receipts, oldest first."""
@@ -192,7 +213,10 @@ class Memory:
         for task_id in ids:
             work.load_task(*tenant.row(task_id))
         enough = sum(ask.max_tasks or 1 for ask in needs.claims)
-        for group in tenant.lanes.groups(needs.claims):
+        if needs.claims and (pauses := tenant.records[Pauses].get(())):
+            work.load_record(pauses)
+            tenant.lanes.pauses = pauses
+        for group in tenant.lanes.groups(needs.claims, work.now):
             for task in islice(self._claimable(tenant, group, work.now), enough):
                 work.add_claimable(task, tenant.progress.get(task.task_id))
         for receipt in tenant.receipts.values() if needs.receipts or needs.endings or needs.stated else ():
@@ -222,6 +246,9 @@ class Memory:
     def _save(self, tenant: Tenant, work: Work) -> None:
         for lane, (type, needed) in work.lanes.items():
             tenant.lanes.learn(lane, type, needed)
+        for lane, type, capabilities, *counts in count_moves(work.before, work.added, work.moved):
+            queued, held, leased = map(add, counts, tenant.queues.get(lane, ("", "", 0, 0, 0))[2:])
+            tenant.queues[lane] = type, capabilities, queued, held, leased
         tenant.tasks.update(work.added | work.moved)
         tenant.leases.update(work.leased)
         tenant.progress.update(work.progressed)
@@ -263,6 +290,8 @@ class Memory:
                 return tenant.find_tasks(query)
             case LeaseFilter():
                 return tenant.find_leases(query)
+            case LeaseCount():
+                return [sum(map(partial(self._counts, tenant, query), tenant.live()))]
             case EventFilter():
                 found = (event for event in after(tenant.events, query.after) if event.task_id == query.task_id)
                 return islice(found, query.limit)
@@ -271,6 +300,8 @@ class Memory:
             case ObligationFilter():
                 mine = {id: tenant.receipts[id] for id, owner in tenant.open.items() if wanted_is(query.to, owner)}
                 return map(tenant.shown, islice(after(mine, query.after), query.limit))
+            case QueueFilter():
+                return tenant.find_queues(query, self.now())
             case ScheduleFilter():
                 theirs = {id: row for (id,), row in tenant.records[Schedule].items()
                           if wanted_is(query.owner, Principal(row.owner_kind, row.owner_id))}
@@ -288,6 +319,11 @@ class Memory:
             case Rows():
                 return islice(after(tenant.rows(query.table), query.after), 1000)
         raise TypeError(f"no page of {query}")
+
+    def _counts(self, tenant: Tenant, of: LeaseCount, lease: Lease) -> bool:
+        task = tenant.tasks[lease.task_id]
+        return (of.type in (None, task.type) and of.lane in (None, task.lane)
+                and of.worker_id in (None, lease.worker_id))
 
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
         """Return one receipt."""
@@ -331,6 +367,21 @@ class Memory:
                 found.append((tenant_id, sorted(tasks)[:limit], late[:limit]))
         return found
 
+    async def depths(self, now: float) -> list[Depth]:
+        """Return what the queues of all tenants have by type."""
+        found: defaultdict[str, list[Queue]] = defaultdict(list)
+        for tenant in self.all.values():
+            for row in tenant.find_queues(QueueFilter(None, None, None, 1_000_000), now):
+                found[row.type].append(row)
+        return [Depth(type, sum(row.queued for row in rows), sum(row.held for row in rows),
+                      sum(row.leased for row in rows),
+                      min((row.oldest_at for row in rows if row.oldest_at is not None), default=None))
+                for type, rows in found.items()]
+
+    async def count_overdue(self, before: float) -> int:
+        """Return how many live leases have expired before a time."""
+        return sum(lease.expires_at <= before for tenant in self.all.values() for lease in tenant.live())
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire."""
         ends = [(lease.expires_at, id, lease.task_id) for id, tenant in self.all.items() for lease in tenant.live()]
@@ -344,6 +395,7 @@ class Memory:
             gone = tenant.lanes.known.keys() - waiting
             tenant.lanes.forget(gone)
             dropped += len(gone)
+            tenant.queues = {lane: row for lane, row in tenant.queues.items() if any(row[2:])}
         return dropped
 
     async def next_due(self, tenant_id: str) -> float | None:

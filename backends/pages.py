@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from asyncgate.parts.model.queries import (
+    DELAYED_COUNTED,
     ArchivedFilter,
     EntryFilter,
     EventFilter,
+    LeaseCount,
     LeaseFilter,
     ObligationFilter,
     OutboxFilter,
     OutboxOf,
     Query,
+    QueueFilter,
     ReceiptFilter,
     Row,
     Rows,
     ScheduleFilter,
     TaskFilter,
 )
-from asyncgate.parts.model.stored import Archived, Entry, Event, Lease, Outgoing, Receipt, Schedule, Task
+from asyncgate.parts.model.stored import Archived, Entry, Event, Lease, Outgoing, Queue, Receipt, Schedule, Task
 
 T = TypeVar("T")
+
+
+def join_queues(counted: Iterable[tuple[Any, ...]], oldest: Mapping[int, float], later: Mapping[int, Sequence[Any]],
+                now: float) -> Iterator[Queue]:
+    """Join what is counted of each lane with since when its oldest task waits and what is known of its delayed tasks.
+
+    A delayed task whose time has come stays one until somebody claims: here it waits since then.
+    """
+    more = sum(count for *_, count in later.values()) > DELAYED_COUNTED
+    for row in counted:
+        delayed, first, _ = later.get(row[0], (0, None, 0))
+        since = [at for at in (oldest.get(row[0]), first) if at is not None and at <= now]
+        lane, type, capabilities, queued, held, leased = row
+        yield Queue(lane, type, capabilities, queued, held, leased, delayed=min(delayed, queued), more_delayed=more,
+                    oldest_at=min(since, default=None))
 
 
 class Pages(ABC):
@@ -41,12 +60,16 @@ class Pages(ABC):
                 return await self.find_tasks(tenant_id, query)
             case LeaseFilter():
                 return await self.find_leases(tenant_id, query)
+            case LeaseCount():
+                return [await self.count_leases(tenant_id, query)]
             case EventFilter():
                 return await self.find_events(tenant_id, query)
             case ReceiptFilter():
                 return await self.find_receipts(tenant_id, query)
             case ObligationFilter():
                 return await self.find_obligations(tenant_id, query)
+            case QueueFilter():
+                return await self.find_queues(tenant_id, query)
             case ScheduleFilter():
                 return await self.find_schedules(tenant_id, query)
             case OutboxFilter():
@@ -70,6 +93,10 @@ class Pages(ABC):
         """Return the live leases of a worker."""
 
     @abstractmethod
+    async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
+        """Return how many leases are live."""
+
+    @abstractmethod
     async def find_events(self, tenant_id: str, of: EventFilter) -> list[Event]:
         """Return a page of a task's events."""
 
@@ -80,6 +107,10 @@ class Pages(ABC):
     @abstractmethod
     async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
         """Return a page of open obligations from their index."""
+
+    @abstractmethod
+    async def find_queues(self, tenant_id: str, of: QueueFilter) -> list[Queue]:
+        """Return a page of what lanes have now, by type."""
 
     @abstractmethod
     async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:

@@ -34,18 +34,25 @@ from asyncgate import Needs, News, Work
 from asyncgate.backends import Backend, FileBackend, LastingBackend
 from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
-from asyncgate.backends.pages import Pages
+from asyncgate.backends.pages import Pages, join_queues
+from asyncgate.parts.model.counted import count_moves
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import (
+    DELAYED_COUNTED,
+    DUE_LOOKED_AT,
+    MOST_PRIORITIES,
+    OVERDUE_COUNTED,
     ArchivedFilter,
     EntryFilter,
     EventFilter,
+    LeaseCount,
     LeaseFilter,
     ObligationFilter,
     OutboxFilter,
     OutboxOf,
+    QueueFilter,
     ReceiptFilter,
     ScheduleFilter,
     TaskFilter,
@@ -57,6 +64,7 @@ from asyncgate.parts.model.stored import (
     RECORDS,
     Archived,
     Audit,
+    Depth,
     Entry,
     Event,
     Key,
@@ -64,7 +72,9 @@ from asyncgate.parts.model.stored import (
     Lease,
     Obligation,
     Outgoing,
+    Pauses,
     Progress,
+    Queue,
     Receipt,
     Schedule,
     Task,
@@ -83,7 +93,8 @@ PRAGMAS = """
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
 """     # recursive_triggers: without it, REPLACE would delete rows without firing the triggers that protect them
-CARRIED = 11        # the last schema of the old numbering: it has the same tables as today's first file
+CARRIED = 11        # the last schema of the old numbering; today's first file adds tables and indexes to it
+MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 SHARE = 64          # the most batches that share one commit
 PROMOTED = 1000     # the most delayed tasks that one batch makes claimable when their time has come
@@ -162,6 +173,7 @@ EMPTY_LANES = """
                     AND t.ready = 1)
     AND lane NOT IN (SELECT t.lane FROM tasks AS t WHERE t.tenant_id = ?1 AND t.status = 'queued' AND t.ready = 0
                      AND t.held IS NULL)"""
+EMPTY_QUEUES = "DELETE FROM queues WHERE tenant_id = ? AND queued = 0 AND held = 0 AND leased = 0"
 WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
 ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
@@ -228,6 +240,12 @@ COUNT = """
 TALLY = """
     SELECT t.value, (SELECT count(*) FROM receipts WHERE tenant_id = ?1 AND task_id = t.value)
     FROM json_each(?2) AS t"""
+LIVE = """
+    SELECT count(*) FROM leases AS l
+    WHERE l.tenant_id = ?1 AND l.ending = 'live' AND (?2 IS NULL OR l.worker_id = ?2)
+    AND (coalesce(?3, ?4) IS NULL OR EXISTS (
+        SELECT 1 FROM tasks AS t WHERE t.tenant_id = ?1 AND t.task_id = l.task_id AND (?3 IS NULL OR t.type = ?3)
+        AND (?4 IS NULL OR t.lane = ?4)))"""
 ARCHIVED = f"SELECT {listed(Archived)} FROM archived WHERE tenant_id = ? AND task_id = ? ORDER BY receipt_id"
 FIND_KEY = f"""
     SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
@@ -250,6 +268,49 @@ SCHEDULES_OF = f"""
     SELECT {listed(Schedule)} FROM schedules
     WHERE tenant_id = ? AND owner_kind = ? AND owner_id = ? AND schedule_id > ? ORDER BY schedule_id LIMIT ?"""
 LATE = "SELECT schedule_id FROM schedules WHERE tenant_id = ? AND late_at <= ? ORDER BY late_at LIMIT ?"
+QUEUES = """
+    SELECT lane, type, capabilities, queued, held, leased FROM queues
+    WHERE tenant_id = ?1 AND (queued <> 0 OR held <> 0 OR leased <> 0)"""
+DELAYED = f"""
+    SELECT lane, sum(next_eligible_at > ?2), min(next_eligible_at), count(*) FROM (
+        SELECT lane, next_eligible_at FROM tasks
+        WHERE tenant_id = ?1 AND status = 'queued' AND ready = 0 AND held IS NULL
+        ORDER BY next_eligible_at LIMIT {DELAYED_COUNTED + 1})
+    GROUP BY lane"""
+
+
+def find_oldest(lanes: str, by: str) -> str:
+    """Return the query for since when the oldest tasks of some lanes wait; `lanes` selects tenant, lane and type.
+
+    It goes from one priority of a lane to the next one; the oldest task of each is found by the index of the queue.
+    """
+    of_lane = "t.tenant_id = p.tenant_id AND t.lane = p.lane AND t.status = 'queued' AND t.ready = 1"
+    return f"""
+    WITH RECURSIVE priorities (tenant_id, lane, type, priority, number) AS (
+        SELECT p.*, (SELECT t.priority FROM tasks AS t WHERE {of_lane} ORDER BY t.priority DESC LIMIT 1), 1
+        FROM ({lanes}) AS p
+        UNION ALL
+        SELECT p.tenant_id, p.lane, p.type, (
+            SELECT t.priority FROM tasks AS t WHERE {of_lane} AND t.priority < p.priority
+            ORDER BY t.priority DESC LIMIT 1), number + 1
+        FROM priorities AS p WHERE p.priority IS NOT NULL AND number < {MOST_PRIORITIES})
+    SELECT p.{by}, min(max(h.updated_at, coalesce(h.next_eligible_at, 0))) FROM priorities AS p
+    JOIN tasks AS h ON h.rowid = (
+        SELECT t.rowid FROM tasks AS t WHERE {of_lane} AND t.priority = p.priority ORDER BY t.task_id LIMIT 1)
+    GROUP BY p.{by}"""
+
+
+OLDEST = find_oldest("SELECT ?1 AS tenant_id, value AS lane, '' AS type FROM json_each(?2)", "lane")
+OLDEST_OF_ALL = find_oldest("SELECT tenant_id, lane, type FROM queues WHERE queued > 0", "type")
+DUE_OF_ALL = f"""
+    SELECT t.type, min(t.next_eligible_at) FROM tenants AS n CROSS JOIN tasks AS t ON t.rowid IN (
+        SELECT rowid FROM tasks WHERE tenant_id = n.tenant_id AND status = 'queued' AND ready = 0 AND held IS NULL
+        AND next_eligible_at <= ? ORDER BY next_eligible_at LIMIT {DUE_LOOKED_AT})
+    GROUP BY t.type"""
+DEPTHS = "SELECT type, sum(queued), sum(held), sum(leased) FROM queues GROUP BY type"
+COUNT_OVERDUE = f"""
+    SELECT count(*) FROM (SELECT 1 FROM tenants CROSS JOIN leases USING (tenant_id)
+                          WHERE ending = 'live' AND expires_at <= ? LIMIT {OVERDUE_COUNTED})"""
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
     WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
@@ -506,8 +567,11 @@ class Sqlite(Pages):
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch."""
         self.db.execute(PROMOTE, (work.tenant_id, work.now, PROMOTED))
-        enough = sum(ask.max_tasks or 1 for ask in claims)
-        for group in self.lanes[work.tenant_id].groups(claims):
+        enough, lanes = sum(ask.max_tasks or 1 for ask in claims), self.lanes[work.tenant_id]
+        for row in self.db.execute(RECORD[Pauses], (work.tenant_id,)):
+            lanes.pauses = Pauses(*row)
+            work.load_record(lanes.pauses)
+        for group in lanes.groups(claims, work.now):
             for _, _, *row in self._heads(work.tenant_id, group, enough):
                 progress = row[TASK:]
                 work.add_claimable(Task(*row[:TASK]), Progress(*progress) if progress[0] is not None else None)
@@ -536,6 +600,7 @@ class Sqlite(Pages):
         # OR IGNORE: another batch of the same commit may have added the same lane.
         many(insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE"),
              ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
+        many(COUNT_MOVES, count_moves(work.before, work.added, work.moved))
         many(ADD_TASK, ((*astuple(task), task.offerable(work.now)) for task in work.added.values()))
         if moved := [(*astuple(task)[-len(MUTABLE):], task.offerable(work.now), tenant_id, task.task_id)
                      for task in work.moved.values()]:
@@ -604,6 +669,11 @@ class Sqlite(Pages):
         return [(task, lease) for task, lease, _ in found
                 if lease and of.worker.instance_id in (None, lease.worker_instance)]
 
+    async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
+        """Return how many leases are live."""
+        number: int = (await self._rows(LIVE, tenant_id, of.worker_id, of.type, of.lane))[0][0]
+        return number
+
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
         """Return one receipt."""
         rows = await self._rows(RECEIPTS + "AND r.receipt_id = ?2", tenant_id, receipt_id)
@@ -636,6 +706,22 @@ class Sqlite(Pages):
         rows = await (self._rows(OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
                       else self._rows(OPEN_FOR_ALL, tenant_id, after, of.limit))
         return [receipt_row(row) for row in rows]
+
+    async def find_queues(self, tenant_id: str, of: QueueFilter) -> list[Queue]:
+        """Return a page of what lanes have now, by type."""
+        sql, given = QUEUES, list[Any]([tenant_id])
+        for column, value in (("type", of.type), ("lane", of.lane)):
+            if value is not None:
+                given.append(value)
+                sql += f" AND {column} = ?{len(given)}"
+        if of.after is not None:
+            given += of.after
+            sql += f" AND (type, lane) > (?{len(given) - 1}, ?{len(given)})"
+        counted = await self._rows(f"{sql} ORDER BY type, lane LIMIT {of.limit:d}", *given)
+        now = self.now()
+        oldest = dict(await self._rows(OLDEST, tenant_id, json.dumps([row[0] for row in counted])))
+        later = {lane: rest for lane, *rest in await self._rows(DELAYED, tenant_id, now)}
+        return list(join_queues(counted, oldest, later, now))
 
     async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
         """Return a page of schedules, in the order of their ids."""
@@ -701,6 +787,18 @@ class Sqlite(Pages):
             found.append((tenant_id, tasks, schedules))
         return found
 
+    async def depths(self, now: float) -> list[Depth]:
+        """Return what the queues of all tenants have by type."""
+        oldest, due = dict(await self._rows(OLDEST_OF_ALL)), dict(await self._rows(DUE_OF_ALL, now))
+        return [Depth(type, queued, held, leased,
+                      min((since[type] for since in (oldest, due) if type in since), default=None))
+                for type, queued, held, leased in await self._rows(DEPTHS)]
+
+    async def count_overdue(self, before: float) -> int:
+        """Return how many live leases have expired before a time."""
+        number: int = (await self._rows(COUNT_OVERDUE, before))[0][0]
+        return number
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire."""
         return await self._rows(LAPSES, since, limit)
@@ -716,6 +814,7 @@ class Sqlite(Pages):
         with transaction(self.db):
             for tenant_id in list(self.lanes):
                 self.db.execute(WALL, (tenant_id,))
+                self.db.execute(EMPTY_QUEUES, (tenant_id,))
                 dropped[tenant_id] = [lane for (lane,) in self.db.execute(EMPTY_LANES, (tenant_id,)).fetchall()]
                 self.db.executemany("DELETE FROM lanes WHERE tenant_id = ? AND lane = ?",
                                     [(tenant_id, lane) for lane in dropped[tenant_id]])
@@ -776,6 +875,9 @@ class Sqlite(Pages):
 
 
 ADD_TASK = insert("tasks", [*fields(Task), "ready"])
+COUNT_MOVES = insert("queues", ["lane", "type", "capabilities", "queued", "held", "leased"]) + (
+    " ON CONFLICT (tenant_id, lane) DO UPDATE SET queued = queued + excluded.queued, held = held + excluded.held, "
+    "leased = leased + excluded.leased")
 ADD_LEASE = upsert("leases", fields(Lease), ["task_id"])
 ADD_PROGRESS = upsert("progress", fields(Progress), ["task_id"])
 # Only together with its receipt: a receipt that was stored earlier is not sent again.
@@ -864,10 +966,15 @@ def store_version(db: sqlite3.Connection, version: int) -> None:
 
 
 def carry_over(db: sqlite3.Connection) -> bool:
-    """Renumber a schema of the old numbering; return whether this was one."""
+    """Renumber a schema of the old numbering, and add what it lacks; return whether this was one."""
     with transaction(db):
         if beginning(db) != (CARRIED, None):
             return False
+        there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        for statement in statements(migrations()[0].read_text()):
+            made = MADE.search(statement)
+            if made and made[1] not in there:
+                db.execute(statement)
         store_version(db, 1)
         return True
 

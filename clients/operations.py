@@ -55,7 +55,12 @@ from asyncgate.parts.model.wire_admin import (
 )
 from asyncgate.parts.model.wire_operating import (
     AllObligations,
+    PauseRecord,
+    QueueRecord,
+    Queues,
+    ResumedWork,
     Schedules,
+    WorkPauses,
 )
 from asyncgate.parts.model.wire_receipts import (
     ArchiveRun,
@@ -341,12 +346,14 @@ CALLS = {
     "create_tasks": CallSpec("create_tasks", "POST", "/v1/tasks/batch", True, "principal", ()),
     "create_tenant": CallSpec("create_tenant", "POST", "/v1/tenants", False, "", ()),
     "drain_gate": CallSpec("drain_gate", "POST", "/v1/gate/drain", True, "", ()),
+    "drain_work": CallSpec("drain_work", "POST", "/v1/pauses/drain", True, "", ()),
     "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
     "examine_gate": CallSpec("examine_gate", "GET", "/v1/examination", True, "", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
     "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
     "get_config": CallSpec("get_config", "GET", "/v1/config", True, "", ()),
     "get_limits": CallSpec("get_limits", "GET", "/v1/limits", True, "", ()),
+    "get_queue": CallSpec("get_queue", "GET", "/v1/queues/{queue_id}", True, "", ()),
     "get_receipt": CallSpec("get_receipt", "GET", "/v1/receipts/{receipt_id}", True, "principal", ()),
     "get_task": CallSpec("get_task", "GET", "/v1/tasks/{task_id}", True, "principal", ()),
     "get_task_history": CallSpec("get_task_history", "GET", "/v1/tasks/{task_id}/history", True, "principal", ()),
@@ -360,11 +367,14 @@ CALLS = {
     "list_leases": CallSpec("list_leases", "GET", "/v1/leases", True, "worker", ()),
     "list_obligations": CallSpec("list_obligations", "GET", "/v1/obligations", True, "principal", ()),
     "list_open_obligations": CallSpec("list_open_obligations", "GET", "/v1/obligations/open", True, "principal", ()),
+    "list_pauses": CallSpec("list_pauses", "GET", "/v1/pauses", True, "", ()),
+    "list_queues": CallSpec("list_queues", "GET", "/v1/queues", True, "principal", ()),
     "list_receipts": CallSpec("list_receipts", "GET", "/v1/receipts", True, "principal", ()),
     "list_schedules": CallSpec("list_schedules", "GET", "/v1/schedules", True, "principal", ()),
     "list_seals": CallSpec("list_seals", "GET", "/v1/seals", True, "principal", ()),
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
+    "pause_work": CallSpec("pause_work", "POST", "/v1/pauses", True, "", ()),
     "ready": CallSpec("ready", "GET", "/v1/ready", True, "", ()),
     "release_hold": CallSpec("release_hold", "POST", "/v1/tasks/{task_id}/release", False, "principal", ()),
     "release_lease": CallSpec("release_lease", "POST", "/v1/leases/release", True, "worker", ()),
@@ -374,6 +384,7 @@ CALLS = {
     "rerun_task": CallSpec("rerun_task", "POST", "/v1/tasks/{task_id}/rerun", True, "principal", ("idempotency_key",)),
     "restore_archive": CallSpec("restore_archive", "POST", "/v1/archive/{task_id}/restore", False, "", ()),
     "resume_gate": CallSpec("resume_gate", "POST", "/v1/gate/resume", True, "", ()),
+    "resume_work": CallSpec("resume_work", "POST", "/v1/pauses/resume", True, "", ()),
     "revoke_key": CallSpec("revoke_key", "POST", "/v1/keys/{key_id}/revoke", False, "", ()),
     "rotate_credentials": CallSpec("rotate_credentials", "POST", "/v1/credentials/rotate", False, "", ()),
     "rotate_key": CallSpec("rotate_key", "POST", "/v1/keys/{key_id}/rotate", False, "", ()),
@@ -514,6 +525,18 @@ class AsyncOperations:
         """
         return await self.ask("drain_gate", Drained, locals())
 
+    async def drain_work(
+        self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
+        worker: str | None = None, whole_tenant: bool | None = None, until: datetime | None = None,
+        reason: str | None = None, wait_seconds: float | None = None, tenant_id: str | None = None,
+    ) -> PauseRecord:
+        """Pause, and wait up to wait_seconds until no lease of it is left; leases_left says how many are.
+
+        Call it again until leases_left is 0.  The pause stays until resume_work; what is paused already keeps its
+        until.
+        """
+        return await self.ask("drain_work", PauseRecord, locals())
+
     async def emit_receipt(
         self, receipt_type: str, *, task_id: str | None = None, lease_id: str | None = None, fence: int | None = None,
         schedule_id: str | None = None, parents: Names | None = None, body: Mapping[str, Any] | None = None,
@@ -571,6 +594,12 @@ class AsyncOperations:
         Spec 21.4.2.
         """
         return await self.ask("get_limits", Limits, locals())
+
+    async def get_queue(
+        self, queue_id: str, *, tenant_id: str | None = None,
+    ) -> QueueRecord:
+        """Return how many tasks of one queue wait and for how long, are on hold, or are leased."""
+        return await self.ask("get_queue", QueueRecord, locals())
 
     async def get_receipt(
         self, receipt_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
@@ -717,6 +746,24 @@ class AsyncOperations:
         """
         return await self.ask("list_open_obligations", Obligations, locals())
 
+    async def list_pauses(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> WorkPauses:
+        """List what is paused: since when, until when, by whom, why, and how many leases are left of each."""
+        return await self.ask("list_pauses", WorkPauses, locals())
+
+    async def list_queues(
+        self, *, limit: int | None = None, cursor: str | None = None, type: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Queues:
+        """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
+
+        A queue is what has one type and requires the same capabilities; one without any such task is not listed.
+        """
+        return await self.ask("list_queues", Queues, locals())
+
     async def list_receipts(
         self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,
         to_id: str | None = None, task_id: str | None = None, receipt_type: str | None = None,
@@ -772,6 +819,18 @@ class AsyncOperations:
         For the operator.
         """
         return await self.ask("list_tenants", Tenants, locals())
+
+    async def pause_work(
+        self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
+        worker: str | None = None, whole_tenant: bool | None = None, until: datetime | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> PauseRecord:
+        """Pause a type, a lane (a type and capabilities), a worker, or the whole tenant: no new leases, also elsewhere.
+
+        Running leases go on; leases_left says how many.  The same again changes until and reason.  Processes that share
+        the database obey at once.
+        """
+        return await self.ask("pause_work", PauseRecord, locals())
 
     async def ready(
         self, *, tenant_id: str | None = None,
@@ -852,6 +911,17 @@ class AsyncOperations:
     ) -> Drained:
         """Take new callers again after drain_gate.  For the operator."""
         return await self.ask("resume_gate", Drained, locals())
+
+    async def resume_work(
+        self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
+        worker: str | None = None, whole_tenant: bool | None = None, reason: str | None = None,
+        tenant_id: str | None = None,
+    ) -> ResumedWork:
+        """End a pause; claims that wait are called at once.
+
+        whole_tenant ends only the pause of the whole tenant: types and workers that are paused stay so.
+        """
+        return await self.ask("resume_work", ResumedWork, locals())
 
     async def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
@@ -1087,6 +1157,18 @@ class SyncOperations:
         """
         return self.ask("drain_gate", Drained, locals())
 
+    def drain_work(
+        self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
+        worker: str | None = None, whole_tenant: bool | None = None, until: datetime | None = None,
+        reason: str | None = None, wait_seconds: float | None = None, tenant_id: str | None = None,
+    ) -> PauseRecord:
+        """Pause, and wait up to wait_seconds until no lease of it is left; leases_left says how many are.
+
+        Call it again until leases_left is 0.  The pause stays until resume_work; what is paused already keeps its
+        until.
+        """
+        return self.ask("drain_work", PauseRecord, locals())
+
     def emit_receipt(
         self, receipt_type: str, *, task_id: str | None = None, lease_id: str | None = None, fence: int | None = None,
         schedule_id: str | None = None, parents: Names | None = None, body: Mapping[str, Any] | None = None,
@@ -1144,6 +1226,12 @@ class SyncOperations:
         Spec 21.4.2.
         """
         return self.ask("get_limits", Limits, locals())
+
+    def get_queue(
+        self, queue_id: str, *, tenant_id: str | None = None,
+    ) -> QueueRecord:
+        """Return how many tasks of one queue wait and for how long, are on hold, or are leased."""
+        return self.ask("get_queue", QueueRecord, locals())
 
     def get_receipt(
         self, receipt_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
@@ -1290,6 +1378,24 @@ class SyncOperations:
         """
         return self.ask("list_open_obligations", Obligations, locals())
 
+    def list_pauses(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> WorkPauses:
+        """List what is paused: since when, until when, by whom, why, and how many leases are left of each."""
+        return self.ask("list_pauses", WorkPauses, locals())
+
+    def list_queues(
+        self, *, limit: int | None = None, cursor: str | None = None, type: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Queues:
+        """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
+
+        A queue is what has one type and requires the same capabilities; one without any such task is not listed.
+        """
+        return self.ask("list_queues", Queues, locals())
+
     def list_receipts(
         self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,
         to_id: str | None = None, task_id: str | None = None, receipt_type: str | None = None,
@@ -1345,6 +1451,18 @@ class SyncOperations:
         For the operator.
         """
         return self.ask("list_tenants", Tenants, locals())
+
+    def pause_work(
+        self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
+        worker: str | None = None, whole_tenant: bool | None = None, until: datetime | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> PauseRecord:
+        """Pause a type, a lane (a type and capabilities), a worker, or the whole tenant: no new leases, also elsewhere.
+
+        Running leases go on; leases_left says how many.  The same again changes until and reason.  Processes that share
+        the database obey at once.
+        """
+        return self.ask("pause_work", PauseRecord, locals())
 
     def ready(
         self, *, tenant_id: str | None = None,
@@ -1425,6 +1543,17 @@ class SyncOperations:
     ) -> Drained:
         """Take new callers again after drain_gate.  For the operator."""
         return self.ask("resume_gate", Drained, locals())
+
+    def resume_work(
+        self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
+        worker: str | None = None, whole_tenant: bool | None = None, reason: str | None = None,
+        tenant_id: str | None = None,
+    ) -> ResumedWork:
+        """End a pause; claims that wait are called at once.
+
+        whole_tenant ends only the pause of the whole tenant: types and workers that are paused stay so.
+        """
+        return self.ask("resume_work", ResumedWork, locals())
 
     def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,

@@ -35,6 +35,7 @@ from asyncgate.parts.model.stored import (
     LedgerMark,
     Obligation,
     Outgoing,
+    Pauses,
     Presence,
     Progress,
     Receipt,
@@ -51,7 +52,7 @@ COPIED_TABLES: dict[type[Struct], str] = {
     Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Obligation: "obligations",
     Event: "events", Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys",
     Audit: "audit", AuditHead: "audit_heads", Outgoing: "outbox", Entry: "ledger",
-    LedgerMark: "ledger_marks", Seal: "seals", SealHead: "seal_heads", Archived: "archived"}
+    LedgerMark: "ledger_marks", Seal: "seals", SealHead: "seal_heads", Archived: "archived", Pauses: "pauses"}
 
 TRUTHS = {table: [field.name for field in fields(table) if field.type is bool] for table in COPIED_TABLES}
 COPY_NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # a copy's instance name: one copy at a time
@@ -303,5 +304,5 @@ def add_row(work: Work, row: Any, ids: Ids) -> None:
         case Audit():
             work.add_audit(row)
         case (Schedule() | Presence() | Account() | Key() | AuditHead() | Outgoing() | Entry() | LedgerMark()
-              | Seal() | SealHead() | Archived()):
+              | Seal() | SealHead() | Archived() | Pauses()):
             work.keep_record(row)

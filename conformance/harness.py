@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,11 @@ from msgspec.structs import fields, replace
 
 from asyncgate import SCOPES, Caller, Engine, Operation
 from asyncgate.parts.extensions import engine_over
+from asyncgate.parts.model.counted import place_of
 from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.ids import Ids
-from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.queries import QueueFilter, Rows
 from asyncgate.parts.model.settings import ApiKeys, Settings
 from asyncgate.parts.model.stored import (
     Account,
@@ -308,3 +310,15 @@ class Gate(View):
         before = await self.everything()
         yield
         assert await self.everything() == before
+
+
+async def miscounted(gate: Gate) -> list[str]:
+    """Return the lanes of which the counted numbers differ from the tasks."""
+    there: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for task in (await gate.everything())["Task"]:
+        if (place := place_of(task)) is not None:
+            there[task.lane][place] += 1
+    rows = await gate.backend.page(gate.tenant_id, QueueFilter(None, None, None, 10_000))
+    counted = {row.lane: [row.queued, row.held, row.leased] for row in rows}
+    return [f"lane {lane} counts {counted.get(lane)}, its tasks are {there.get(lane)}"
+            for lane in {*counted, *there} if counted.get(lane) != there.get(lane)]

@@ -46,7 +46,10 @@ MATRIX: dict[str, tuple[str, str]] = {
     "examine_gate": ("admin", "admin:read"),
     "run_archive": ("admin", "admin:write"), "restore_archive": ("admin", "admin:write"),
     "list_schedules": ("agent admin", "tasks:read"), "list_obligations": ("admin", "admin:read"),
+    "list_queues": ("admin", "admin:read"), "get_queue": ("admin", "admin:read"),
     "list_archived_receipts": ("agent worker admin", "receipts:read"),
+    "pause_work": ("admin", "admin:write"), "drain_work": ("admin", "admin:write"),
+    "resume_work": ("admin", "admin:write"), "list_pauses": ("admin", "admin:read"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, ask_of, settings_for_tests
+from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, ask_of, miscounted, settings_for_tests
 from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, ModelRefusal, Rules
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError
@@ -474,6 +474,7 @@ class AgainstTheOracle(Programs):
             for task_id in model.tasks:
                 self.perform((tenant, "human", "root", None), "get_task", task_id=task_id)
             stored = self.run(self.side.gates[tenant].everything())
+            assert self.run(miscounted(self.side.gates[tenant])) == []
             assert sorted(task.task_id for task in stored["Task"]) == sorted(model.tasks)
             assert sorted(row.receipt_id for row in stored["Obligation"]) == sorted(
                 task.duty for task in model.tasks.values() if task.owed)
@@ -528,6 +529,8 @@ class OnSides(Programs):
     def teardown(self) -> None:
         """Compare the final data, except for times."""
         left = [[facts(self.run(gate.everything())) for gate in side.gates] for side in getattr(self, "sides", ())]
+        assert [self.run(miscounted(gate)) for side in getattr(self, "sides", ()) for gate in side.gates
+                ] == [[]] * sum(map(len, left))
         for other in left[1:]:
             assert other == left[0]
 

@@ -17,8 +17,9 @@ from msgspec import Struct
 from asyncgate import DISCHARGING, TERMINATES, fences_skipped, receipt_hash
 from asyncgate.conformance.history import ENDING_RECEIPTS
 from asyncgate.parts.identity.audit import find_break, last_pruned
+from asyncgate.parts.model.counted import place_of
 from asyncgate.parts.model.database import FileBackend
-from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.queries import QueueFilter, Rows
 from asyncgate.parts.model.stored import (
     ACTIVE,
     TERMINAL,
@@ -28,11 +29,13 @@ from asyncgate.parts.model.stored import (
     Event,
     Lease,
     Obligation,
+    Queue,
     Receipt,
     Task,
     export_key,
 )
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operating.queues import write_queue_id
 from asyncgate.parts.receipts.marks import list_adopted
 
 MOST = 1000     # at most this many problems are reported
@@ -122,10 +125,12 @@ class Tenant:
         self.created = 0
         self.away: set[str] = set()                         # archived receipts
         self.settled: set[str] = set()                      # their tasks
+        self.queues: dict[int, list[int]] = {}              # by lane, its tasks: queued, on hold, leased
 
     async def checked(self) -> AsyncIterator[int]:
         """Check all data of the tenant; yield the number of rows of each page."""
         index: dict[str, Principal] = {}
+        counted = await self._read_queues()
         looks: tuple[tuple[type[Struct], Callable[[Any], None]], ...] = (
             (Task, self._task), (Event, self._event), (Lease, self._lease), (Receipt, self._receipt))
         for table, look in looks:
@@ -133,6 +138,8 @@ class Tenant:
                 for row in page:
                     look(row)
                 yield len(page)
+            if table is Task:
+                self._check_queues(counted, await self._read_queues())
         async for pointers in self._pages(Archived):
             self._archived(pointers)
             yield len(pointers)
@@ -146,6 +153,21 @@ class Tenant:
         for task_id, facts in self.tasks.items():
             self._ended(task_id, facts)
         self._count(len(index))
+
+    async def _read_queues(self) -> dict[int, Queue]:
+        found, after = dict[int, Queue](), None
+        while page := await self.backend.page(self.tenant_id, QueueFilter(None, None, after, 1000)):
+            found.update((row.lane, row) for row in page)
+            after = page[-1].type, page[-1].lane
+        return found
+
+    def _check_queues(self, before: dict[int, Queue], after: dict[int, Queue]) -> None:
+        """Check what is counted of each lane, unless it moved while the tasks were read."""
+        for lane in before.keys() | after.keys() | self.queues.keys():
+            counted, again = (numbers_of(rows.get(lane)) for rows in (before, after))
+            if counted == again != (there := self.queues.get(lane, [0, 0, 0])):
+                self._wrong(f"tenant {self.tenant_id}: the queue {write_queue_id(lane)} counts {describe(counted)}, "
+                            f"but its tasks are {describe(there)}")
 
     def _archived(self, pointers: list[Archived]) -> None:
         """Check that an archived receipt is not also in its table; its obligations were settled before it moved."""
@@ -189,6 +211,8 @@ class Tenant:
     # Row by row.
 
     def _task(self, task: Task) -> None:
+        if (place := place_of(task)) is not None:
+            self.queues.setdefault(task.lane, [0, 0, 0])[place] += 1
         self.tasks[task.task_id] = Facts(task.status, task.duty, task.fence, bool(task.owed))
 
     def _event(self, event: Event) -> None:
@@ -305,6 +329,16 @@ class Tenant:
         if self.created != indexed + discharged:
             self._wrong(f"tenant {self.tenant_id}: {self.created} obligations were created, but {indexed} open and "
                         f"{discharged} discharged ones are {indexed + discharged}")
+
+
+def numbers_of(row: Queue | None) -> list[int]:
+    """Return what is counted of a lane; one without a row has nothing."""
+    return [row.queued, row.held, row.leased] if row else [0, 0, 0]
+
+
+def describe(numbers: list[int]) -> str:
+    """Say how many tasks of each kind there are."""
+    return "{} queued, {} on hold and {} leased".format(*numbers)
 
 
 def hash_of(receipt: Receipt) -> str:

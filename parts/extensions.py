@@ -6,12 +6,14 @@ from asyncgate import Engine
 from asyncgate.backends import Backend
 from asyncgate.parts.identity.quotas import Quotas
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.operating.pausing import Pausing
 from asyncgate.parts.receipts.escalation import Escalation
 
 
 def engine_over(backend: Backend, settings: Settings) -> Engine:
-    """Return an engine with quotas and escalation, each if the settings enable it."""
+    """Return an engine with pauses, and with quotas and escalation if the settings enable them."""
     engine = Engine(backend, settings)
+    engine.extend(Pausing(engine))
     if settings.security.rate_limiting.enabled:
         engine.extend(Quotas(engine))
     if settings.escalation.enabled:

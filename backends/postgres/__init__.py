@@ -34,7 +34,7 @@ from msgspec import Struct
 from asyncgate import Needs, News, Work
 from asyncgate.backends import ArchivingBackend, Backend, SharedBackend
 from asyncgate.backends.lanes import Lanes
-from asyncgate.backends.pages import Pages
+from asyncgate.backends.pages import Pages, join_queues
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.examination import examine_database as examine_database
 from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, Hosts, as_user, startup_error
@@ -49,10 +49,12 @@ from asyncgate.parts.model.queries import (
     ArchivedFilter,
     EntryFilter,
     EventFilter,
+    LeaseCount,
     LeaseFilter,
     ObligationFilter,
     OutboxFilter,
     OutboxOf,
+    QueueFilter,
     ReceiptFilter,
     Row,
     ScheduleFilter,
@@ -62,13 +64,16 @@ from asyncgate.parts.model.queries import (
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.model.stored import (
     Archived,
+    Depth,
     Entry,
     Event,
     Key,
     Lag,
     Lease,
     Outgoing,
+    Pauses,
     Progress,
+    Queue,
     Receipt,
     Schedule,
     Task,
@@ -84,6 +89,7 @@ R = TypeVar("R", bound=Struct)
 
 ATTEMPTS = 8                # how often a batch that lost a race is tried
 HIDDEN_SECONDS = 0.25       # how long a reader of receipts waits for transactions that may still add to its page
+SLOTS = 2                   # in which one process counts the tasks of a tenant
 PROMOTED = 1000             # the most delayed tasks that one batch makes claimable when their time has come
 SLACK, MOST_SLACK = 32, 32 * 16 ** 3    # extra candidates, in case other transactions have locked the first ones
 ARCHIVIST = "asyncgate_archivist"
@@ -180,7 +186,7 @@ class Saved(NamedTuple):
 class Postgres(Pages):
     """A pool of connections; each batch uses one."""
 
-    parallel_per_tenant = 2
+    parallel_per_tenant = SLOTS
 
     def __init__(self, pool: asyncpg.Pool, url: str, settings: DatabaseSettings) -> None:
         self.pool, self.url, self.settings = pool, url, settings
@@ -190,6 +196,7 @@ class Postgres(Pages):
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
         self.queues: defaultdict[str, Queues] = defaultdict(Queues)
         self.known: set[str] = set()
+        self.counting: defaultdict[str, set[int]] = defaultdict(set)    # by tenant, in which slots batches count now
         self.member: Membership | None = None
 
     def now(self) -> float:
@@ -291,8 +298,9 @@ class Postgres(Pages):
             async with self._transaction(tenant_id, needs) as db:
                 work, promoted = await self._load(db, tenant_id, needs)
                 decide(work)
-                saved = await self._save(db, work)
-                await commit(db)
+                with self._take_slot(tenant_id) as slot:
+                    saved = await self._save(db, work, slot)
+                    await commit(db)
         except (*BROKEN, TimeoutError, Unconfirmed) as error:
             if saved is None:
                 raise
@@ -301,6 +309,17 @@ class Postgres(Pages):
         if saved is not None:
             self.known.add(tenant_id)
         self._note_committed(work, promoted)
+
+    @contextlib.contextmanager
+    def _take_slot(self, tenant_id: str) -> Iterator[int]:
+        """Reserve a slot to count in: batches that count in one slot would wait for each other's commit."""
+        base = self.member.number * SLOTS if self.member else 0
+        slot = next((slot for slot in range(base, base + SLOTS) if slot not in self.counting[tenant_id]), base)
+        self.counting[tenant_id].add(slot)
+        try:
+            yield slot
+        finally:
+            self.counting[tenant_id].discard(slot)
 
     def _note_committed(self, work: Work, promoted: bool) -> None:
         """Update the caches of lanes and queues after a commit."""
@@ -352,7 +371,8 @@ class Postgres(Pages):
     @contextlib.asynccontextmanager
     async def _transaction(self, tenant_id: str, needs: Needs | None = None) -> AsyncIterator[asyncpg.Connection]:
         """Begin a transaction behind the wall of one tenant; a writer also takes the turn keys of its needs."""
-        begin = sql.begin(uuid.UUID(tenant_id), None if needs is None else turn_keys(tenant_id, needs))
+        turns = None if needs is None else turn_keys(tenant_id, needs)
+        begin = sql.begin(uuid.UUID(tenant_id), turns, needs is not None and needs.alone)
         async with self.pool.acquire(timeout=self.settings.timeout_seconds) as db:
             try:
                 await db.execute(begin)
@@ -376,14 +396,16 @@ class Postgres(Pages):
         return work, promoted
 
     async def _load_tasks(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
-        lanes, starts = self.lanes[tenant_id], self.queues[tenant_id].start
-        wanted = count_wanted(lanes, needs.claims)
+        lanes, starts, now = self.lanes[tenant_id], self.queues[tenant_id].start, self.now()
+        wanted = count_wanted(lanes, needs.claims, now)
         named = bool(needs.tasks or needs.keys or needs.leases or needs.repeats)
         given = sql.bind_needs(needs) if named else {}
         given |= sql.bind_wanted(wanted, SLACK, starts) if wanted else {}
-        head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted)), given)
+        head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted), bool(needs.claims)),
+                                                     given)
         self.ahead = head.clock - self.skew - time.time()
         self.ids.after(head.newest)     # ids never go back, even if the clock does
+        stopped = lanes.find_stopped(now)
         if changed := head.lanes != str(lanes.version):     # another process has added or deleted lanes
             lanes = self.lanes[tenant_id] = Lanes()
             for lane, type, capabilities in await db.fetch(sql.LANES, tenant_id):
@@ -392,8 +414,11 @@ class Postgres(Pages):
         for row in await self._with_progress(db, tenant_id, asked_for):
             work.load_task(*row)
         if needs.claims:
-            if changed:
-                head, wanted = head._replace(due=True), count_wanted(lanes, needs.claims)
+            if pauses := None if head.pauses is None else Pauses(head.pauses):
+                work.load_record(pauses)
+            lanes.pauses = pauses
+            if changed or lanes.find_stopped(head.clock) != stopped:
+                head, wanted = head._replace(due=True), count_wanted(lanes, needs.claims, head.clock)
             await self._offer(db, work, head, wanted, offered)
         return work, bool(needs.claims) and head.due
 
@@ -456,9 +481,9 @@ class Postgres(Pages):
         if needs.tally:
             work.tallies.update(map(tuple, await db.fetch(sql.TALLY, tenant_id, work.list_named_tasks(needs))))
 
-    async def _save(self, db: asyncpg.Connection, work: Work) -> Saved | None:
+    async def _save(self, db: asyncpg.Connection, work: Work, slot: int) -> Saved | None:
         """Save the changes of a batch; return how to find out whether it was committed; None without changes."""
-        changes = sql.changes(work)
+        changes = sql.changes(work, slot)
         tables, dropped = tuple(table for table, rows in changes.items() if rows), sql.drop_statements(work)
         if not tables and not dropped:
             return None
@@ -538,6 +563,11 @@ class Postgres(Pages):
         return [(task, lease) for task, lease, _ in map(sql.named_row, rows)
                 if lease and of.worker.instance_id in (None, lease.worker_instance)]
 
+    async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
+        """Return how many leases are live."""
+        number: int = (await self._read(tenant_id, sql.LIVE, of.worker_id, of.lane, of.type))[0][0]
+        return number
+
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
         """Return one receipt."""
         rows = await self._read(tenant_id, f"{sql.RECEIPTS} AND r.receipt_id = $2", receipt_id)
@@ -584,6 +614,22 @@ class Postgres(Pages):
         rows = await (self._ask(sql.OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
                       else self._read(tenant_id, sql.OPEN_FOR_ALL, after, of.limit))
         return [sql.receipt_row(row) for row in rows]
+
+    async def find_queues(self, tenant_id: str, of: QueueFilter) -> list[Queue]:
+        """Return a page of what lanes have now, by type."""
+        statement, given = sql.QUEUES, list[Any]()
+        for column, value in (("type", of.type), ("lane", of.lane)):
+            if value is not None:
+                given.append(value)
+                statement += f" AND {column} = ${len(given) + 1}"
+        if of.after is not None:
+            given += of.after
+            statement += f" AND (type, lane) > (${len(given)}, ${len(given) + 1})"
+        counted = await self._read(tenant_id, f"{statement} ORDER BY type, lane LIMIT {of.limit:d}", *given)
+        now = self.now()
+        oldest = dict(await self._read(tenant_id, sql.OLDEST, [row[0] for row in counted]))
+        later = {lane: rest for lane, *rest in await self._read(tenant_id, sql.DELAYED, now)}
+        return list(join_queues(counted, oldest, later, now))
 
     async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
         """Return a page of schedules, in the order of their ids."""
@@ -656,6 +702,15 @@ class Postgres(Pages):
                 ids.append(id)
         return [(tenant_id, *both) for tenant_id, both in found.items()]
 
+    async def depths(self, now: float) -> list[Depth]:
+        """Return what the queues of all tenants have by type."""
+        return [Depth(*row) for row in await self._ask(sql.DEPTHS, now)]
+
+    async def count_overdue(self, before: float) -> int:
+        """Return how many live leases have expired before a time."""
+        number: int = (await self._ask(sql.COUNT_OVERDUE, before))[0][0]
+        return number
+
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases expire, and deadlines of tasks, which are in the same index."""
         return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]
@@ -665,13 +720,16 @@ class Postgres(Pages):
         return sum([await self._drop_lanes(tenant_id) for tenant_id in list(self.lanes)])
 
     async def _drop_lanes(self, tenant_id: str) -> int:
-        if not await self._read(tenant_id, f"{sql.EMPTY_LANES} LIMIT 1"):
+        if not (await self._read(tenant_id, f"{sql.EMPTY_LANES} LIMIT 1")
+                or await self._read(tenant_id, f"{sql.EMPTY_QUEUES} LIMIT 1")):
             return 0        # without the exclusive lock
         async with self._transaction(tenant_id) as db:
             await db.execute(sql.WAIT_FOR_WRITERS.format(writers=sql.writers_key(uuid.UUID(tenant_id))))
             lanes = [row[0] for row in await db.fetch(sql.EMPTY_LANES, tenant_id)]
             await db.execute("DELETE FROM asyncgate.lanes WHERE tenant_id = $1 AND lane = ANY ($2::bigint[])",
                              tenant_id, lanes)
+            await db.execute(f"DELETE FROM asyncgate.queues WHERE tenant_id = $1 AND lane IN ({sql.EMPTY_QUEUES})",
+                             tenant_id)
             await db.execute("COMMIT")
         self.lanes.pop(tenant_id, None)     # the next batch reads the lanes again
         return len(lanes)
@@ -711,11 +769,11 @@ def turn_keys(tenant_id: str, needs: Needs) -> Iterable[int]:
     return (turn_key(tenant_id, *name) for name in names)
 
 
-def count_wanted(lanes: Lanes, claims: list[LeaseNext]) -> dict[frozenset[int], int]:
+def count_wanted(lanes: Lanes, claims: list[LeaseNext], now: float) -> dict[frozenset[int], int]:
     """Return for each group of lanes how many tasks are enough for all claims."""
     wanted: defaultdict[frozenset[int], int] = defaultdict(int)
     for ask in claims:
-        for group in lanes.groups([ask]):
+        for group in lanes.groups([ask], now):
             wanted[group] += ask.max_tasks or 1
     return wanted
 

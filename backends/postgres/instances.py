@@ -34,6 +34,7 @@ CHANNEL = "asyncgate"
 MESSAGE_BYTES = 7900        # the limit of Postgres is 8000
 PATIENCE_SECONDS = 3.0      # how long to wait for the name lock of a process that is just ending
 PATIENCE_BESIDE_SECONDS = 60.0      # how long to wait for a process that starts concurrently and has many leases
+NUMBERS = 64                # processes beyond share the first number
 BEGINNING = "job\nbegin"    # the name that a starting process locks
 AGAIN_SECONDS = 0.5         # pause between attempts to reach the database
 FORGOTTEN = "1 day"         # how long the row of a dead instance is kept
@@ -45,6 +46,10 @@ LIVING = f"""
 SELECT instance_id::text FROM asyncgate.instances AS i
 WHERE beat_at > now() - make_interval(secs => 3 * beat_seconds) OR {NAME_IS_HELD}"""
 TAKE_NAME = f"SELECT pg_try_advisory_lock({NAME_KEY.format('$1::text')})"
+# The first free one of the small numbers by which processes tell apart where they count.
+TAKE_NUMBER = f"""
+SELECT number FROM generate_series(0, {NUMBERS - 1}) AS number
+WHERE pg_try_advisory_lock({NAME_KEY.format("'number' || number")}) LIMIT 1"""
 RELEASE_NAME = f"SELECT pg_advisory_unlock({NAME_KEY.format('$1::text')})"
 # A process that holds its name lock is serving; a recent heartbeat may be that of a process that was killed since.
 LAST_SIGN = f"""
@@ -105,6 +110,7 @@ class Membership:
         self.leads: dict[str, asyncpg.Connection] = {}      # jobs that this process leads, by connection
         self.using = asyncio.Lock()
         self.beginning, self.last_sign = False, None
+        self.number = 0                     # a small one that no other living process has
         self.pending: list[News] = []
         self.wanted = asyncio.Event()       # there is news to send, or the connection is lost
         self.keeping: asyncio.Task[None] | None = None
@@ -195,6 +201,7 @@ class Membership:
                 await asyncio.sleep(0.1)
             if self.db is None:
                 await self._begin(db)
+            self.number = await db.fetchval(TAKE_NUMBER) or 0
             if self.settings.notify:
                 await db.add_listener(CHANNEL, self._receive)
             await db.execute(PROBED)

@@ -34,6 +34,15 @@ ALTER FUNCTION asyncgate.overdue_but(float8, float8, text[], text[], int) RENAME
 DELETE FROM asyncgate.migrations WHERE number > 1;
 UPDATE asyncgate.migrations SET privileges = NULL;
 """
+# The tables that it lacks, and how a table of it comes behind the wall between tenants.
+ADDED = ("pauses",)
+BEHIND_THE_WALL = """
+ALTER TABLE asyncgate.{0} ENABLE ROW LEVEL SECURITY;
+ALTER TABLE asyncgate.{0} FORCE ROW LEVEL SECURITY;
+CREATE POLICY tenant ON asyncgate.{0} TO asyncgate_app USING (tenant_id = (SELECT asyncgate.tenant()))
+    WITH CHECK (tenant_id = (SELECT asyncgate.tenant()));
+GRANT SELECT, INSERT, UPDATE ON asyncgate.{0} TO asyncgate_app;
+"""
 
 
 class Migration(Struct, frozen=True):
@@ -120,9 +129,17 @@ async def carry_over(db: Any) -> list[str]:
             if await read_lineage(db) != (CARRIED, None):
                 return []
             await db.execute(CARRY_OVER + first.lineage)
+            await db.execute("SET LOCAL ROLE asyncgate_owner;" + add_tables(first.sql) + "RESET ROLE")
     except asyncpg.PostgresError as error:
         raise StartupError(f"schema {CARRIED} cannot be carried over; nothing was changed: {error}") from None
     return [f"schema {CARRIED} as {first.name}"]
+
+
+def add_tables(sql: str) -> str:
+    """Return the statements that add the tables that the fourteen old files did not have."""
+    made = [re.search(rf"^CREATE TABLE asyncgate\.{name} \(.*?^\);", sql, re.M | re.S) for name in ADDED]
+    return "".join([f"{found[0]}\n{BEHIND_THE_WALL.format(name)}" for name, found in zip(ADDED, made, strict=True)
+                    if found])
 
 
 async def migrate_database(url: str, folder: Path = FOLDER) -> list[str]:

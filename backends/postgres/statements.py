@@ -19,7 +19,9 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from asyncgate import Needs, Work
+from asyncgate.parts.model.counted import count_moves
 from asyncgate.parts.model.overdue import is_stuck
+from asyncgate.parts.model.queries import DELAYED_COUNTED, DUE_LOOKED_AT, MOST_PRIORITIES, OVERDUE_COUNTED
 from asyncgate.parts.model.stored import (
     ACTIVE,
     APPEND_ONLY,
@@ -96,15 +98,16 @@ def is_stale(row: tuple[Any, ...]) -> bool:
     return bool((row[TOLD_AT + 3] or 0) != row[TOLD_AT])
 
 
-def begin(tenant: uuid.UUID, turns: Iterable[int] | None) -> str:
+def begin(tenant: uuid.UUID, turns: Iterable[int] | None, alone: bool = False) -> str:
     """Return the SQL that begins a transaction behind a tenant's wall; `turns` are its turn keys, None for a reader.
 
     Security: only a UUID and numbers are inserted into the text.  The shared writers lock tells readers of receipts
-    which transactions may still add receipts.  Transactions with the same turn key wait for each other.
+    which transactions may still add receipts; a transaction that is `alone` waits for all of them, and they for it.
+    Transactions with the same turn key wait for each other.
     """
     parts = [f"BEGIN; SET LOCAL app.tenant_id = '{tenant}'"]
     if turns is not None:
-        parts.append(f"SELECT pg_advisory_xact_lock_shared({WRITERS}, {writers_key(tenant)})")
+        parts.append(f"SELECT pg_advisory_xact_lock{'' if alone else '_shared'}({WRITERS}, {writers_key(tenant)})")
         parts += [f"SELECT pg_advisory_xact_lock({number})" for number in sorted(set(turns))]
     return "; ".join(parts)
 
@@ -176,6 +179,8 @@ DUE = """coalesce((SELECT next_eligible_at FROM asyncgate.states
                    ORDER BY next_eligible_at LIMIT 1)
                   <= extract(epoch FROM clock_timestamp())::float8 + :skew, false)"""
 
+PAUSED = "(SELECT listed FROM asyncgate.pauses WHERE tenant_id = :tenant)"
+
 
 class Head(NamedTuple):
     """The columns at the beginning of each row of LOAD."""
@@ -183,6 +188,7 @@ class Head(NamedTuple):
     clock: float                # the time when all row locks were held
     lanes: str                  # the sum of the lanes' ids; a difference shows that another process changed the lanes
     newest: str | None          # the newest receipt
+    pauses: str | None          # what is paused, if tasks are claimed
     due: bool                   # whether delayed tasks must be promoted
     full: bool                  # whether there may be more candidates than were read
     group: int | None           # the group of lanes for which the row is offered, or ASKED_FOR; None: no row
@@ -192,8 +198,10 @@ HEAD, ASKED_FOR = len(Head._fields), -1
 
 
 @cache
-def load(named: bool, offered: bool) -> tuple[str, tuple[str, ...]]:
-    """Return the LOAD statement of batches that name tasks, claim tasks, do both, or neither, and its parameters.
+def load(named: bool, offered: bool, claiming: bool = False) -> tuple[str, tuple[str, ...]]:
+    """Return the LOAD statement of batches that name tasks, are offered some, or both, and its parameters.
+
+    A batch that is `claiming` learns what is paused; if everything is, it is offered nothing.
 
     Clock: it is read for each returned row, so the last row's time is later than the last row lock.
     """
@@ -210,7 +218,8 @@ LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
 SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, one.*, {f's.number, {ROW}' if rows else 'NULL'}
 FROM (SELECT (SELECT coalesce(sum(lane), 0)::text FROM asyncgate.lanes WHERE tenant_id = :tenant::uuid),
              (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = :tenant ORDER BY receipt_id DESC LIMIT 1),
-             {DUE if offered else 'false'}, {FULL if offered else 'false'}) AS one{found if rows else ''}""")
+             {PAUSED if claiming else 'NULL::text'}, {DUE if offered else 'false'},
+             {FULL if offered else 'false'}) AS one{found if rows else ''}""")
 
 
 def number_parameters(template: str) -> tuple[str, tuple[str, ...]]:
@@ -257,6 +266,10 @@ AND NOT EXISTS (SELECT FROM asyncgate.states WHERE tenant_id = $1 AND lane = l.l
 AND l.lane NOT IN (SELECT lane FROM asyncgate.states
                    WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL)
 AND l.lane NOT IN (SELECT lane FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running'))"""
+# Lanes of which the numbers of all processes are zero together.
+EMPTY_QUEUES = """
+SELECT lane FROM asyncgate.queues WHERE tenant_id = $1
+GROUP BY lane HAVING sum(queued) = 0 AND sum(held) = 0 AND sum(leased) = 0"""
 PROMOTE = """
 UPDATE asyncgate.states SET ready = true
 WHERE tenant_id = $1 AND task_id = ANY (ARRAY(
@@ -280,6 +293,9 @@ def insert(table: str, names: Iterable[str], key: str | None = None, changed: It
 
 
 NOTHING = " ON CONFLICT DO NOTHING"
+COUNTED = ("queued", "held", "leased")
+QUEUE = {"lane": "bigint[]", "type": "text[]", "capabilities": "text[]", **dict.fromkeys(COUNTED, "bigint[]"),
+         "slot": "bigint[]"}
 LANE = {"lane": "bigint[]", "type": "text[]", "capabilities": "text[]"}
 TO = {"to_kind": "text[]", "to_id": "text[]", "receipt_id": "text[]"}
 EDGE = {"child_id": "text[]", "parent_id": "text[]"}
@@ -289,6 +305,8 @@ EVENT, AUDIT, OUTGOING, ENTRY = typed(Event), typed(Audit), typed(Outgoing), typ
 SAVES: dict[str, tuple[dict[str, str], str]] = {
     "tenants": ({"since": "float8[]"}, insert("tenants", ["since"]) + NOTHING),
     "lanes": (LANE, insert("lanes", LANE) + NOTHING),
+    "queues": (QUEUE, insert("queues", QUEUE, "lane, slot", (), ", ".join(
+        f"{name} = old.{name} + excluded.{name}" for name in COUNTED))),
     "contracts": (CONTRACT, insert("tasks", CONTRACT)),
     "states": (STATE, insert("states", STATE)),
     # Upkeep may check too early, never too late: an unchanged check_at keeps the update HOT, and upkeep moves it later.
@@ -342,13 +360,14 @@ def bind_rows(tables: tuple[str, ...], rows: dict[str, list[tuple[Any, ...]]]) -
             for name, column in arrays(SAVES[table][0], rows[table]).items()}
 
 
-def changes(work: Work) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the rows that a batch must save, by kind of change."""
+def changes(work: Work, slot: int) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the rows that a batch must save, by kind of change; `slot` is where it counts."""
     changed = {task_id: None for task_id in (*work.moved, *work.progressed) if task_id not in work.added}
     kept = [task_id for task_id in work.leased if task_id not in work.added and task_id not in changed]
     receipts = work.written.values()
     return {
         "lanes": [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in sorted(work.lanes.items())],
+        "queues": [(*row, slot) for row in count_moves(work.before, work.added, work.moved)],
         "contracts": [tuple(getattr(task, name) for name in CONTRACT) for task in work.added.values()],
         "states": [state_row(work, task_id) for task_id in work.added],
         "moved": [state_row(work, task_id) for task_id in changed],
@@ -538,15 +557,48 @@ WHERE tenant_id = $1 AND task_id = $2 AND event_id > $3 ORDER BY event_id LIMIT 
 NEXT_DUE = """
 SELECT min(next_eligible_at) FROM asyncgate.states
 WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2"""
+QUEUES = """
+SELECT lane, type::text, min(capabilities), sum(queued)::bigint, sum(held)::bigint, sum(leased)::bigint
+FROM asyncgate.queues WHERE tenant_id = $1
+GROUP BY lane, type HAVING (sum(queued) <> 0 OR sum(held) <> 0 OR sum(leased) <> 0)"""
+DELAYED = f"""
+SELECT lane, count(*) FILTER (WHERE next_eligible_at > $2), min(next_eligible_at), count(*) FROM (
+    SELECT lane, next_eligible_at FROM asyncgate.states
+    WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL
+    ORDER BY next_eligible_at LIMIT {DELAYED_COUNTED + 1}) AS s
+GROUP BY lane"""
+# From one priority of a lane to the next one: the oldest task of each priority is found by the index of the queue.
+HEAD_OF = "priority, greatest(updated_at, coalesce(next_eligible_at, 0)) AS since"
+OLDEST = f"""
+SELECT l.lane, (
+    WITH RECURSIVE heads AS (
+        (SELECT {HEAD_OF}, 1 AS number FROM asyncgate.states
+         WHERE tenant_id = $1 AND lane = l.lane AND status = 'queued' AND ready ORDER BY priority DESC, task_id LIMIT 1)
+        UNION ALL
+        SELECT s.*, h.number + 1 FROM heads AS h, LATERAL (
+            SELECT {HEAD_OF} FROM asyncgate.states
+            WHERE tenant_id = $1 AND lane = l.lane AND status = 'queued' AND ready AND priority < h.priority
+            ORDER BY priority DESC, task_id LIMIT 1) AS s
+        WHERE h.number < {MOST_PRIORITIES})
+    SELECT min(since) FROM heads)
+FROM unnest($2::bigint[]) AS l (lane)"""
 OVERDUE = f"""
 SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, ARRAY(
     SELECT instance_id::text FROM asyncgate.instances AS i WHERE instance_id <> $4::text AND {NAME_IS_HELD}), $5)"""
+DEPTHS = f"SELECT * FROM asyncgate.depths($1, {MOST_PRIORITIES}, {DUE_LOOKED_AT})"
+COUNT_OVERDUE = f"SELECT asyncgate.count_overdue($1, {OVERDUE_COUNTED})"
 LAPSES = "SELECT look_at, tenant_id::text, task_id FROM asyncgate.lapses($1, $2)"
 COUNT = """
 SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('queued', 'leased', 'running')),
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running')),
        (SELECT coalesce(sum(octet_length(body)), 0)::bigint FROM asyncgate.receipts WHERE tenant_id = $1),
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('succeeded', 'failed', 'canceled'))"""
+LIVE = """
+SELECT count(*) FROM asyncgate.states AS s
+WHERE s.tenant_id = $1 AND s.status IN ('leased', 'running') AND ($2::text IS NULL OR s.worker_id = $2)
+AND ($3::bigint IS NULL OR s.lane = $3)
+AND ($4::text IS NULL OR EXISTS (SELECT FROM asyncgate.tasks AS t
+                                 WHERE t.tenant_id = $1 AND t.task_id = s.task_id AND t.type = $4))"""
 TALLY = """
 SELECT k.id, (SELECT count(*) FROM asyncgate.receipts WHERE tenant_id = $1 AND task_id = k.id)
 FROM unnest($2::text[]) AS k (id)"""

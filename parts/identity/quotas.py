@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asyncgate import Caller, Engine, Needs, Work
     from asyncgate.parts.model.settings import Tier
     from asyncgate.parts.model.stored import Task
-    from asyncgate.parts.model.wire import Ask
+    from asyncgate.parts.model.wire import Ask, Principal
 
 
 class Quotas(Extension):
@@ -51,7 +51,7 @@ class Quotas(Extension):
         if task_id in work.tallies:
             check_receipt_quota(self._allowance(work), task_id, work.tallies[task_id] - 1)
 
-    def why_no_lease(self, work: Work) -> str | None:
+    def why_no_lease(self, work: Work, worker: Principal) -> str | None:
         """Return why a claim gets no task: the tenant has its maximum number of leases (spec 21.6.2)."""
         usage = work.find_record(Usage)
         most = self._allowance(work).concurrent_leases if usage else -1

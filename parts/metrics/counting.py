@@ -14,11 +14,11 @@ from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
 from asyncgate.parts.model.stored import TERMINAL
 
 if TYPE_CHECKING:
-    from asyncgate.parts.model.stored import Lag, Lease
+    from asyncgate.parts.model.stored import Depth, Lag, Lease
     from asyncgate.parts.receipts.outbox import Ledger
 
 TICK_SECONDS = 0.5          # between two looks at how late the event loop is
-LAG_TICKS = 30              # between two looks at the outbox: a scrape reads no database
+LOOK_TICKS = 30             # between two looks at queues, leases and the outbox: a scrape reads no database
 CLAIMS = {"lease_next": "tasks", "offer_task": ""}      # claims, and where their reply has the tasks
 CLASSES = {number: f"{number}xx" for number in range(1, 6)}
 
@@ -33,6 +33,8 @@ class Metrics(Extension):
         self.load, self.decide, self.commit = stages["load",], stages["decide",], stages["commit",]
         self.sizes: Buckets = self.numbers.sizes[()]
         self.lag: Lag | None = None         # of the outbox, when it was last looked at
+        self.depths: list[Depth] = []       # of the queues, when they were last looked at
+        self.overdue: int | None = None     # live leases that had expired then
         self.looking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Metrics:
@@ -45,15 +47,23 @@ class Metrics(Extension):
             await asyncio.gather(self.looking, return_exceptions=True)
 
     async def _look(self) -> None:
-        """Measure how late this loop wakes, and now and then how much waits for the ledger."""
+        """Measure how late this loop wakes, and now and then how much waits."""
         loop, ticks = asyncio.get_running_loop(), 0
         while True:
-            if ticks % LAG_TICKS == 0 and self.ledger:
-                with contextlib.suppress(GateError):        # the database is away; the last number stays
-                    self.lag = await self.ledger.sender.lag(None)
+            if ticks % LOOK_TICKS == 0:
+                with contextlib.suppress(GateError):        # the database is away; the last numbers stay
+                    await self.look_at_queues()
             due, ticks = loop.time() + TICK_SECONDS, ticks + 1
             await asyncio.sleep(TICK_SECONDS)
             self.numbers.lateness[()].add(max(loop.time() - due, 0.0))
+
+    async def look_at_queues(self) -> None:
+        """Read how much waits for workers and for the ledger, and which leases wait for the sweep."""
+        backend, grace = self.engine.backend, self.engine.settings.lease_grace_seconds
+        now = backend.now()
+        self.depths, self.overdue = await backend.depths(now), await backend.count_overdue(now - grace)
+        if self.ledger:
+            self.lag = await self.ledger.sender.lag(None)
 
     # What the faces tell.
 

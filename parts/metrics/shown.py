@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -92,6 +93,28 @@ def find_oldest_age(sources: Sources) -> Values:
     return {(): max(sources.engine.backend.now() - lag.oldest_at, 0.0) if lag.oldest_at is not None else 0.0}
 
 
+def count_in_queues(sources: Sources) -> Values:
+    """Return how many tasks the queues of each type had at the last look; a type that was ever counted has a line."""
+    names = sources.metrics.numbers.types
+    found: dict[tuple[str, ...], float] = defaultdict(float)
+    for depth in sources.metrics.depths:
+        for state, count in (("queued", depth.queued), ("held", depth.held), ("leased", depth.leased)):
+            found[*names.label(depth.type), state] += count
+    for name in names.known:
+        found[name, "queued"] += 0
+    return found
+
+
+def find_oldest_waits(sources: Sources) -> Values:
+    """Return how long the oldest claimable task of each type waits; 0 if none does."""
+    names, now = sources.metrics.numbers.types, sources.engine.backend.now()
+    found: dict[tuple[str, ...], float] = {(name,): 0.0 for name in names.known}
+    for depth in sources.metrics.depths:
+        label = names.label(depth.type)
+        found[label] = max(found.get(label, 0.0), now - depth.oldest_at if depth.oldest_at is not None else 0.0)
+    return found
+
+
 def one(number: Callable[[Sources], float]) -> Callable[[Sources], Values]:
     """Return what reads a number without labels."""
     return lambda sources: {(): number(sources)}
@@ -134,6 +157,15 @@ FAMILIES = (
            counted("leases_ended")),
     Family("asyncgate_lease_held_seconds", "histogram", "Time from a lease's grant to its end.", ("type",),
            counted("holds")),
+    Family("asyncgate_queue_tasks", "gauge",
+           "Tasks of the whole database that are queued (also those whose time has not come), held or leased; looked "
+           "at every 15 seconds, not at a scrape.", ("type", "state"), count_in_queues),
+    Family("asyncgate_queue_oldest_seconds", "gauge",
+           "How long the oldest task that may be claimed has been waiting, in the whole database; looked at every 15 "
+           "seconds.", ("type",), find_oldest_waits),
+    Family("asyncgate_leases_overdue", "gauge",
+           "Leases of the whole database that have expired and wait for the sweep, 10,000 at most; looked at every 15 "
+           "seconds.", (), lambda sources: {} if sources.metrics.overdue is None else {(): sources.metrics.overdue}),
     Family("asyncgate_receipts_total", "counter", "Receipts that were written.", ("type",), counted("receipts")),
     Family("asyncgate_audit_lines_total", "counter", "Lines that were added to the audit log.", ("severity",),
            counted("audited")),

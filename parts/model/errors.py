@@ -114,6 +114,11 @@ class ReceiptNotFound(GateError):
     code, status = "receipt_not_found", 404
 
 
+class QueueNotFound(GateError):
+    """No such queue now, or it belongs to somebody else."""
+    code, status = "queue_not_found", 404
+
+
 class TenantNotFound(GateError):
     """No such tenant."""
     code, status = "tenant_not_found", 404

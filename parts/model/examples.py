@@ -45,6 +45,8 @@ ROOM = {"tenant": OTHER, "name": "Reading Room", "tier": "paid", "created_at": N
 ALLOWED = {"tenant": TENANT_ID, "tier": "free", "enforced": True, "tasks_per_hour": 100, "api_calls_per_hour": 1000,
            "active_tasks": 1000, "concurrent_leases": 10, "receipt_storage_gb": 1,
            "terminal_tasks": -1, "receipts_per_task": -1}
+PAUSED = {"type": "page.summarize", "capabilities": None, "worker": None, "whole_tenant": False, "since": NOW,
+          "until": LATER, "reason": "the model is down", "paused_by": {"kind": "human", "id": "root"}, "leases_left": 2}
 KEY = {"key_id": KEY_ID, "tenant": TENANT_ID, "name": "the reader", "principal_kind": "worker",
        "principal_id": "reader-1", "role": "worker", "scopes": ["receipts:read", "tasks:lease"],
        "task_types": ["page.summarize"], "created_at": NOW, "created_by": "human ada", "not_before": NOW,

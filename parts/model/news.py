@@ -36,3 +36,4 @@ class News(Struct, frozen=True):
     receipts: tuple[Announced, ...] = ()                    # new receipts
     changes: tuple[Change, ...] = ()                        # those that have no receipt, while somebody follows them
     followed: bool = False                                  # whether somebody follows them here
+    pauses: bool = False                                    # whether what is paused has changed

@@ -11,13 +11,26 @@ from typing import Generic, TypeVar, get_args
 
 from msgspec import Struct
 
-from asyncgate.parts.model.stored import Archived, Entry, Event, Lease, Outgoing, Progress, Receipt, Schedule, Task
+from asyncgate.parts.model.stored import (
+    Archived,
+    Entry,
+    Event,
+    Lease,
+    Outgoing,
+    Progress,
+    Queue,
+    Receipt,
+    Schedule,
+    Task,
+)
 from asyncgate.parts.model.wire import Kind, Principal
 
 R = TypeVar("R")
 S = TypeVar("S", bound=Struct)
 Row = tuple[Task, Lease | None, Progress | None]
 ANY_KIND = ""       # of a principal in a filter: whoever has that id
+DELAYED_COUNTED, MOST_PRIORITIES = 10_000, 100
+OVERDUE_COUNTED, DUE_LOOKED_AT = 10_000, 100
 
 
 class Query(Struct, Generic[R], frozen=True):
@@ -39,6 +52,14 @@ class LeaseFilter(Query[tuple[Task, Lease]], frozen=True):
     """All live leases of a worker (of one instance, if it names one), oldest first."""
 
     worker: Principal
+
+
+class LeaseCount(Query[int], frozen=True):
+    """How many leases are live, in one row: of a type, of a lane, of whoever has this id, or all."""
+
+    type: str | None = None
+    lane: int | None = None
+    worker_id: str | None = None
 
 
 class EventFilter(Query[Event], frozen=True):
@@ -73,6 +94,19 @@ class ScheduleFilter(Query[Schedule], frozen=True):
 
     owner: Principal | None
     after: str | None           # a schedule_id
+    limit: int
+
+
+class QueueFilter(Query[Queue], frozen=True):
+    """The lanes in which a task waits, is on hold or is leased, by type; in time that does not depend on their tasks.
+
+    A database counts at most DELAYED_COUNTED delayed tasks, and looks at the oldest tasks of MOST_PRIORITIES priorities
+    of a lane.
+    """
+
+    type: str | None
+    lane: int | None
+    after: tuple[str, int] | None       # type and lane
     limit: int
 
 

@@ -183,6 +183,30 @@ class Presence(Struct, frozen=True):
     sessions: int
 
 
+class Queue(Struct, frozen=True):
+    """What a lane has now: counted with each batch, and summed over the processes that count."""
+
+    lane: int
+    type: str
+    capabilities: str                   # JSON, a sorted array
+    queued: int                         # tasks that may be claimed, now or later
+    held: int                           # queued tasks that are on hold
+    leased: int                         # leased and running ones
+    delayed: int = 0                    # of the queued ones, as far as they were counted
+    more_delayed: bool = False          # whether not all of the tenant's delayed tasks were counted
+    oldest_at: float | None = None      # since when the oldest task that may be claimed now has been waiting
+
+
+class Depth(Struct, frozen=True):
+    """What the queues of one type have now, over all tenants."""
+
+    type: str
+    queued: int
+    held: int
+    leased: int
+    oldest_at: float | None             # since when the oldest claimable task has been waiting
+
+
 class Obligation(Struct, frozen=True):
     """An open obligation: an index entry for the receipt that opened it."""
 
@@ -304,6 +328,12 @@ class Usage(Struct, frozen=True):
     terminal: int = 0                   # tasks that have ended
 
 
+class Pauses(Struct, frozen=True):
+    """What an admin has paused in a tenant; loaded with every claim, so it is one row."""
+
+    listed: str                         # JSON, an array of Pause
+
+
 class Audit(Struct, frozen=True):
     """One line of a tenant's audit log, chained to the one before by its hash (spec 21.7.4)."""
 
@@ -366,7 +396,7 @@ class Archived(Struct, frozen=True):
 RECORDS: dict[type[Struct], str] = {
     Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
     Usage: "usage", Outgoing: "outbox", Entry: "ledger", LedgerMark: "ledger_marks", Seal: "seals",
-    SealHead: "seal_heads", Archived: "archived"}
+    SealHead: "seal_heads", Archived: "archived", Pauses: "pauses"}
 
 # Of these a row is never kept a second time.
 APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived})
@@ -374,7 +404,7 @@ APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived})
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
     Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id"),
-    Account: (), AuditHead: (), Usage: (), SealHead: ()}
+    Account: (), AuditHead: (), Usage: (), SealHead: (), Pauses: ()}
 
 
 def export_order(table: type[Struct]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.backends.lineage import FIRST
 from asyncgate.backends.postgres import migrate_database, migration_sql
+from asyncgate.backends.postgres.migrations import ADDED as NEW_TABLES
 from asyncgate.backends.postgres.migrations import CARRIED, FOLDER, SCHEMA_VERSION
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.postgres_server import Cluster, connected
@@ -323,6 +324,7 @@ BEFORE = f"""
 ALTER FUNCTION asyncgate.overdue(float8, float8, text[], text[], int) RENAME TO overdue_but;
 CREATE FUNCTION asyncgate.overdue(float8, float8, text[], int) RETURNS void LANGUAGE sql AS '';
 DELETE FROM asyncgate.meta WHERE name = '{FIRST}';
+{''.join(f"DROP TABLE asyncgate.{name};" for name in NEW_TABLES)}
 """
 
 

@@ -39,9 +39,11 @@ from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import (
     ArchivedFilter,
     EntryFilter,
+    LeaseCount,
     ObligationFilter,
     OutboxFilter,
     OutboxOf,
+    QueueFilter,
     ReceiptFilter,
     ScheduleFilter,
     TaskFilter,
@@ -110,7 +112,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT concat_ws(' ', cmd, tablename, roles) FROM pg_policies WHERE schemaname = 'asyncgate'
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
         {f"{what} {{asyncgate_sweeper}}"
-         for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox")}
+         for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox", "SELECT queues")}
         | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}
         | {f"ALL {table} {{asyncgate_owner}}" for table in KEPT} | {"ALL segments {asyncgate_archivist}"}
         | {f"SELECT {table} {{asyncgate_owner}}" for table in ("segments", "seal_heads", "obligations")}),
@@ -130,16 +132,16 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT proowner, proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
-        each("asyncgate_sweeper owns", "all_tenants overdue lapses unsent")
+        each("asyncgate_sweeper owns", "all_tenants overdue lapses unsent depths count_overdue")
         | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
         FROM unnest(ARRAY['UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS may, {TABLES}
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
-        each("UPDATE", "states progress schedules presences deliveries instances meta accounts api_keys audit_heads "
-                       "usage outbox ledger_marks seal_heads")
-        | each("DELETE", "obligations schedules instances outbox lanes")),
+        each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys "
+                       "audit_heads usage outbox ledger_marks seal_heads pauses")
+        | each("DELETE", "obligations schedules instances outbox lanes queues")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -148,7 +150,9 @@ RULES: dict[str, tuple[str, set[str]]] = {
         each("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since outbox.tenant_id",
              "schedules.tenant_id schedules.schedule_id schedules.late_at",
              "states.tenant_id states.task_id states.asyncgate_instance states.status states.attempt "
-             "states.max_attempts states.deadline_at states.expires_at states.check_at")
+             "states.max_attempts states.deadline_at states.expires_at states.check_at "
+             "states.lane states.priority states.ready states.held states.updated_at states.next_eligible_at",
+             "queues.tenant_id queues.lane queues.type queues.queued queues.held queues.leased")
         | each("asyncgate_sweeper UPDATE", "states.check_at")
         | each("asyncgate_auth SELECT", "accounts.tenant_id accounts.suspended_at")
         | {f"asyncgate_auth SELECT api_keys.{name}" for name in ("tenant_id", *Key.__struct_fields__)}),
@@ -170,8 +174,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
     "only the look-ups across tenants and the ways into the archive run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
-        {"all_tenants", "overdue", "lapses", "unsent", "find_key", "archive_receipts", "forget_pointers",
-         "prune_tasks", "prune_audit"}),
+        {"all_tenants", "overdue", "lapses", "unsent", "find_key", "depths", "count_overdue", "archive_receipts",
+         "forget_pointers", "prune_tasks", "prune_audit"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
         AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
@@ -321,17 +325,20 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await Upkeep(gate.engine).store_presences()
     await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=f"{mark} {gate.tenant_id}")
     await keep_books(gate, mark)
+    await gate.as_admin().pause_work(type="never", reason=mark)
     return {**under(running), **await keys_of(gate, mark), **archived,
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
             "worker": "w1", "agent": "ada", "type": "waiting",
-            "cursor": str((await ada.list_tasks(limit=1)).next_cursor), **await lists_of(gate)}
+            "cursor": str((await ada.list_tasks(limit=1)).next_cursor), **await lists_of(gate, "waiting")}
 
 
-async def lists_of(gate: Gate) -> dict[str, str]:
-    """Return where the lists of those who look after a gate can go on."""
+async def lists_of(gate: Gate, type: str) -> dict[str, str]:
+    """Return where the lists of those who look after a gate can go on, and a queue with tasks of a type."""
     root = gate.as_admin()
-    return {"schedules_cursor": str((await root.list_schedules(limit=1)).cursor),
+    return {"queue_id": (await root.list_queues(type=type)).queues[0].queue_id,
+            "queues_cursor": str((await root.list_queues(limit=1)).next_cursor),
+            "schedules_cursor": str((await root.list_schedules(limit=1)).cursor),
             "obligations_cursor": str((await root.list_obligations(limit=1)).next_cursor)}
 
 
@@ -399,7 +406,7 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
             "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
-            "cursor": str((await bob.list_tasks(limit=1)).next_cursor), **await lists_of(gate)}
+            "cursor": str((await bob.list_tasks(limit=1)).next_cursor), **await lists_of(gate, "type-there")}
 
 
 def unlike(name: str) -> str:
@@ -639,6 +646,8 @@ def test_another_role_takes_no_password_along(url: str, expected: str) -> None:
     "DELETE FROM asyncgate.obligations WHERE tenant_id <> asyncgate.tenant()",
     "DELETE FROM asyncgate.schedules WHERE tenant_id = '{theirs}'",
     "DELETE FROM asyncgate.lanes WHERE tenant_id = '{theirs}'",
+    "UPDATE asyncgate.queues SET queued = 0 WHERE tenant_id = '{theirs}'",
+    "DELETE FROM asyncgate.queues WHERE tenant_id <> asyncgate.tenant()",
     "UPDATE asyncgate.api_keys SET revoked_at = 1 WHERE tenant_id = '{theirs}'",
     "UPDATE asyncgate.accounts SET suspended_at = 1 WHERE tenant_id <> asyncgate.tenant()",
     "UPDATE asyncgate.audit_heads SET number = 9 WHERE tenant_id = '{theirs}'",
@@ -668,8 +677,14 @@ HOW: dict[str, list[dict[str, Any]]] = {
                   "wait_seconds": 0}],
     "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}"}, {"cursor": "{cursor}"}, {"id_prefix": "{task_id}"}],
     "rerun_task": [{"task_id": "{task_id}", "idempotency_key": "{key}"}],
+    "pause_work": [{"type": "paused", "tenant": "{tenant}"}, {"worker": "{worker}"}],
+    "drain_work": [{"type": "paused", "tenant": "{tenant}"}],
+    "resume_work": [{"type": "paused", "tenant": "{tenant}"}, {"worker": "{worker}"}],
+    "list_pauses": [{"tenant": "{tenant}"}],
     "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
+    "list_queues": [{}, {"type": "{type}"}, {"cursor": "{queues_cursor}"}],
+    "get_queue": [{"queue_id": "{queue_id}"}],
     "get_task_history": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
     "attach_artifacts": [{"task_id": "{task_id}", "artifacts": FILE}],
     "start_task": [HELD, MINE],
@@ -734,7 +749,7 @@ def filled(value: Any, names: dict[str, str]) -> Any:
 
 
 VARYING = re.compile(rb'[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f-]{21}|20\d\d-\d\d-\d\dT[0-9:.]+Z|(?<="uptime":)\d+|'
-                     rb'age_seconds\\?":[0-9.e-]+')
+                     rb'(?:age|oldest_wait)_seconds\\?":[0-9.e-]+')
 Tongue = Callable[[str, dict[str, Any]], Awaitable[bytes]]
 
 
@@ -959,6 +974,9 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     for asked in (None, ada):
         await gate.backend.page(tenant, ObligationFilter(asked, None, 10))
         await gate.backend.page(tenant, ScheduleFilter(asked, None, 10))
+    await gate.backend.page(tenant, LeaseCount("demo"))
+    for type, after in ((None, None), ("demo", ("demo", 0))):
+        await gate.backend.page(tenant, QueueFilter(type, None, after, 10))
     await gate.backend.next_due(tenant)
     await gate.backend.page(tenant, ArchivedFilter(names["away_task_id"]))
     await gate.as_admin().import_receipts(**filled(HOW["import_receipts"][0], names))
@@ -1006,7 +1024,7 @@ def never_sent(statements: set[str]) -> set[str]:
     """Name what the backend can send of a tenant and has not sent."""
     whole = {name: text for name, text in vars(sql).items() if isinstance(text, str) and PREDICATE.search(text)}
     parts = {**whole, **{name: f"{name} AS (" for name in sql.SAVES},
-             **{f"load({named}, {some})": sql.load(named, some)[0] for named in (0, 1) for some in (0, 1)}}
+             **{f"load({named}, {some})": sql.load(named, some, some)[0] for named in (0, 1) for some in (0, 1)}}
     return {name for name, text in parts.items() if not any(text in statement for statement in statements)}
 
 

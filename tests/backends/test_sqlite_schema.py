@@ -53,10 +53,16 @@ def version(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()[0])
 
 
+def shape(db: sqlite3.Connection) -> list[str]:
+    """The statements that made all that is in a file."""
+    return [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")]
+
+
 def as_before(db: sqlite3.Connection, number: int) -> None:
     """Make a file look like one of the numbering before the first release."""
     db.execute("UPDATE meta SET value = ? WHERE name = 'schema_version'", (str(number),))
     db.execute("DELETE FROM meta WHERE name = ?", (FIRST,))
+    db.execute("DROP TABLE pauses")
 
 
 async def test_a_file_of_the_release_before_is_brought_up_to_date_with_all_that_is_in_it(
@@ -87,6 +93,7 @@ async def test_a_file_of_a_newer_release_is_refused(url: str, db: sqlite3.Connec
 
 async def test_a_file_of_the_numbering_before_the_first_release_is_carried_over_by_migrate(
         url: str, db: sqlite3.Connection) -> None:
+    fresh = shape(db)
     as_before(db, CARRIED)
 
     with pytest.raises(StartupError, match=f"schema {CARRIED} of the numbering before .*run `asyncgate migrate"):
@@ -96,6 +103,7 @@ async def test_a_file_of_the_numbering_before_the_first_release_is_carried_over_
 
     await (await open_backend(url)).close()
     assert version(db) == NEXT - 1
+    assert shape(db) == fresh
 
 
 @pytest.mark.parametrize("number", [1, CARRIED - 1])

@@ -108,6 +108,9 @@ class Walk:
             return {"parent_receipt_id": await self.duty()}
         if "task_id" in op.takes.needed:
             return {"task_id": await self.created()}
+        if "queue_id" in op.takes.needed:
+            await self.created()
+            return {"queue_id": (await self.served.get("/v1/queues"))["queues"][0]["queue_id"]}
         if "key_id" in op.takes.needed:
             return {"key_id": await self.issued()}
         return await self.rest(op)
@@ -125,7 +128,8 @@ class Walk:
             "report_schedule": {"schedules": [{"schedule_id": "unknown"}]},
             "create_tenant": {"name": "Acme"}, "suspend_tenant": {"tenant": OTHER},
             "set_limits": {"tenant": OTHER, "tier": "paid"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
-            "import_receipts": {"receipts": []},
+            "import_receipts": {"receipts": []}, **{
+                name: {"type": "demo"} for name in ("pause_work", "drain_work", "resume_work")},
             "complete_tasks": {"tasks": [await self.held()] if op.name == "complete_tasks" else []}}
         return known.get(op.name, {})
 

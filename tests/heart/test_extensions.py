@@ -15,7 +15,7 @@ from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.parts.model.errors import Forbidden, QuotaExceeded
 from asyncgate.parts.model.stored import Account, Lease, Receipt, Task
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Healthy
+from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Healthy, Principal
 from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +53,7 @@ class Rules(Extension):
         if len(work.added) > 1:
             raise QuotaExceeded("two at once", quota="two", limit=1, retry_after=1)
 
-    def why_no_lease(self, work: Work) -> str | None:
+    def why_no_lease(self, work: Work, worker: Principal) -> str | None:
         return "no lease today" if work.tasks and any(task.type == "never" for task in work.tasks.values()) else None
 
     def why_hold(self, work: Work, task: Task) -> str | None:

@@ -154,8 +154,8 @@ def test_lanes_remember_what_fits_a_claim_and_forget_when_there_are_too_many_cla
 
     for number in range(1100):
         ask = LeaseNext(worker_id="w", capabilities=frozenset({"gpu", f"c{number}"}))
-        assert lanes.groups([ask]) == {frozenset({1, 2})}
-    assert lanes.groups([LeaseNext(worker_id="w")]) == {frozenset({2})}
+        assert lanes.groups([ask], 0.0) == {frozenset({1, 2})}
+    assert lanes.groups([LeaseNext(worker_id="w")], 0.0) == {frozenset({2})}
 
 
 def test_a_part_that_fails_takes_back_its_own_changes_and_no_others() -> None:

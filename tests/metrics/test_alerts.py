@@ -25,10 +25,11 @@ TYPE = 'type="demo"'
 # For each alert, what Prometheus has seen every minute for an hour, and the label of the alert that then fires.
 FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "AsyncGateTasksWaitLong": ({
-        f'asyncgate_task_wait_seconds_bucket{{{TYPE},le="300.0"}}': "0x60",
-        f'asyncgate_task_wait_seconds_bucket{{{TYPE},le="900.0"}}': "0+10x60",
-        f'asyncgate_task_wait_seconds_bucket{{{TYPE},le="+Inf"}}': "0+10x60"}, {"type": "demo"}),
-    "AsyncGateNobodyTakesTasks": ({f"asyncgate_tasks_created_total{{{TYPE}}}": "0+1x60"}, {"type": "demo"}),
+        f"asyncgate_queue_oldest_seconds{{{TYPE}}}": "0+60x60",
+        f"asyncgate_leases_granted_total{{{TYPE}}}": "0+1x60"}, {"type": "demo"}),
+    "AsyncGateNobodyTakesTasks": ({
+        f"asyncgate_queue_oldest_seconds{{{TYPE}}}": "100x60",
+        f"asyncgate_leases_granted_total{{{TYPE}}}": "7x60"}, {"type": "demo"}),
     "AsyncGateLeasesExpire": ({
         f'asyncgate_leases_ended_total{{{TYPE},ending="expired"}}': "0+2x60",
         f'asyncgate_leases_ended_total{{{TYPE},ending="completed"}}': "0+8x60"}, {"type": "demo"}),
@@ -44,12 +45,10 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 # What a gate without trouble shows: nothing fires.
 QUIET = {
-    f"asyncgate_tasks_created_total{{{TYPE}}}": "0+100x60",
+    f"asyncgate_queue_oldest_seconds{{{TYPE}}}": "200x60",
     f"asyncgate_leases_granted_total{{{TYPE}}}": "0+100x60",
     f'asyncgate_leases_ended_total{{{TYPE},ending="completed"}}': "0+99x60",
     f'asyncgate_leases_ended_total{{{TYPE},ending="expired"}}': "0+1x60",
-    f'asyncgate_task_wait_seconds_bucket{{{TYPE},le="5.0"}}': "0+100x60",
-    f'asyncgate_task_wait_seconds_bucket{{{TYPE},le="+Inf"}}': "0+100x60",
     f"asyncgate_tasks_held_total{{{TYPE}}}": "3x60",
     f'asyncgate_requests_total{{{GATE},status="2xx"}}': "0+1000x60",
     f'asyncgate_requests_total{{{GATE},status="5xx"}}': "0+1x60",

@@ -156,6 +156,45 @@ async def test_leases_that_run_out_and_tasks_on_hold_are_counted(serve: Serve) -
     assert told.get("upkeep_last_run_timestamp_seconds", duty="sweep") > 0
 
 
+async def test_queues_are_told_as_of_the_last_look_at_them(serve: Serve) -> None:
+    served = await serve(metrics=ON)
+    await served.leased(type="other")
+    for seconds in (0, 0, 300):
+        await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada", "delay_seconds": seconds})
+    served.backend.skew += 100
+    assert (await scrape(served)).get("queue_tasks", type="demo", state="queued") == 0
+
+    await served.gate.meter.look_at_queues()
+    told = await scrape(served)
+
+    assert told.get("queue_tasks", type="demo", state="queued") == 3
+    assert told.get("queue_tasks", type="other", state="leased") == 1
+    assert told.get("queue_oldest_seconds", type="demo") == pytest.approx(100, abs=20)
+    assert told.get("queue_oldest_seconds", type="other") == 0
+    assert told.get("leases_overdue") == 0
+
+    served.backend.skew += 250      # the delayed task may be claimed now, and the lease has run out
+    await served.gate.meter.look_at_queues()
+    assert (await scrape(served)).get("leases_overdue") == 1
+
+    await served.gate.upkeep.once("sweep")
+    await served.gate.meter.look_at_queues()
+    told = await scrape(served)
+    assert (told.get("leases_overdue"), told.get("queue_tasks", type="other", state="queued")) == (0, 1)
+
+
+async def test_types_beyond_the_limit_share_one_queue(serve: Serve) -> None:
+    served = await serve(metrics=MetricsSettings(enabled=True, most_types=1))
+    for number in range(3):
+        await served.post("/v1/tasks", {"type": f"kind{number}", "payload": None, "agent_id": "ada"})
+
+    await served.gate.meter.look_at_queues()
+    told = await scrape(served)
+
+    assert [told.get("queue_tasks", type=kind, state="queued") for kind in ("kind0", "kind1", OTHER)] == [1, 0, 2]
+    assert told.get("queue_oldest_seconds", type=OTHER) > 0
+
+
 async def test_a_renewal_is_neither_a_grant_nor_an_end(serve: Serve) -> None:
     served = await serve(metrics=ON)
 

@@ -160,6 +160,18 @@ CREATE INDEX states_holder ON asyncgate.states (tenant_id, worker_kind, worker_i
 CREATE INDEX states_check ON asyncgate.states (check_at)    -- begins with the time: upkeep reads all tenants at once
     WHERE check_at IS NOT NULL;
 
+CREATE TABLE asyncgate.queues (             -- how many tasks each lane has: counted by each batch, never scanned
+    tenant_id       uuid NOT NULL,
+    lane            bigint NOT NULL,        -- of the tasks
+    slot            bigint NOT NULL,        -- where a batch counts, apart from other batches; only the sum of all counts
+    queued          bigint NOT NULL,        -- tasks that may be claimed, now or later
+    held            bigint NOT NULL,        -- queued tasks that are on hold
+    leased          bigint NOT NULL,        -- leased and running ones
+    type            asyncgate.id NOT NULL,  -- of the tasks
+    capabilities    text NOT NULL,          -- JSON array, sorted: the capabilities that a worker needs
+    PRIMARY KEY (tenant_id, lane, slot)
+) WITH (fillfactor = 30, autovacuum_vacuum_scale_factor = 0.02);
+
 CREATE TABLE asyncgate.progress (           -- the last report of a task, handed to the next worker
     tenant_id       uuid NOT NULL,
     task_id         asyncgate.id NOT NULL,  -- of the task
@@ -331,6 +343,11 @@ CREATE TABLE asyncgate.usage (              -- what a tenant uses of its quotas
     terminal        bigint NOT NULL         -- tasks that have ended
 );
 
+CREATE TABLE asyncgate.pauses (             -- what an admin has paused; read with every claim
+    tenant_id       uuid PRIMARY KEY,
+    listed          text NOT NULL           -- JSON, an array: what, since when, until when, by whom, why
+);
+
 
 -- The ledger: receipts to send to a ledger, and receipts that others store here if this gate serves as a ledger.
 
@@ -468,9 +485,9 @@ DECLARE
     own text := 'USING (tenant_id = (SELECT asyncgate.tenant())) WITH CHECK (tenant_id = (SELECT asyncgate.tenant()))';
 BEGIN
     FOREACH name IN ARRAY ARRAY[
-            'tenants', 'lanes', 'tasks', 'states', 'progress', 'events', 'receipts', 'edges', 'obligations',
+            'tenants', 'lanes', 'tasks', 'states', 'queues', 'progress', 'events', 'receipts', 'edges', 'obligations',
             'deliveries', 'schedules', 'presences', 'accounts', 'api_keys', 'audit', 'audit_heads', 'usage', 'outbox',
-            'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments'] LOOP
+            'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments', 'pauses'] LOOP
         EXECUTE format('ALTER TABLE asyncgate.%I ENABLE ROW LEVEL SECURITY', name);
         EXECUTE format('ALTER TABLE asyncgate.%I FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY tenant ON asyncgate.%I TO asyncgate_app %s', name, own);
@@ -492,23 +509,27 @@ BEGIN
     EXECUTE format('CREATE POLICY archivist ON asyncgate.segments TO asyncgate_archivist %s', own);
 END $$;
 
-GRANT UPDATE ON asyncgate.states, asyncgate.progress, asyncgate.schedules, asyncgate.presences, asyncgate.deliveries,
-    asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads, asyncgate.usage, asyncgate.outbox,
-    asyncgate.ledger_marks, asyncgate.seal_heads TO asyncgate_app;
-GRANT DELETE ON asyncgate.lanes, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox TO asyncgate_app;
+GRANT UPDATE ON asyncgate.states, asyncgate.queues, asyncgate.progress, asyncgate.schedules, asyncgate.presences,
+    asyncgate.deliveries, asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads, asyncgate.usage,
+    asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads, asyncgate.pauses TO asyncgate_app;
+GRANT DELETE ON asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox
+    TO asyncgate_app;
 GRANT SELECT ON asyncgate.migrations, asyncgate.meta TO asyncgate_app;
 GRANT UPDATE (value) ON asyncgate.meta TO asyncgate_app;    -- a copied database gets its source's cursor_key
 GRANT SELECT, INSERT, UPDATE, DELETE ON asyncgate.instances TO asyncgate_app;
 GRANT SELECT, INSERT ON asyncgate.segments TO asyncgate_archivist;
 
--- Upkeep reads across tenants: ids and times, never the content of a task or a receipt.
+-- Upkeep and metrics read across tenants: ids, types, counts and times, never the content of a task or a receipt.
 CREATE POLICY sweep ON asyncgate.tenants FOR SELECT TO asyncgate_sweeper USING (true);
 CREATE POLICY sweep ON asyncgate.schedules FOR SELECT TO asyncgate_sweeper USING (true);
+CREATE POLICY sweep ON asyncgate.queues FOR SELECT TO asyncgate_sweeper USING (true);
 CREATE POLICY sweep ON asyncgate.states TO asyncgate_sweeper USING (true) WITH CHECK (true);
 CREATE POLICY sweep ON asyncgate.outbox FOR SELECT TO asyncgate_sweeper USING (true);
 GRANT SELECT ON asyncgate.tenants TO asyncgate_sweeper;
 GRANT SELECT (tenant_id, schedule_id, late_at) ON asyncgate.schedules TO asyncgate_sweeper;
-GRANT SELECT (tenant_id, task_id, asyncgate_instance, status, attempt, max_attempts, deadline_at, expires_at, check_at),
+GRANT SELECT (tenant_id, lane, type, queued, held, leased) ON asyncgate.queues TO asyncgate_sweeper;
+GRANT SELECT (tenant_id, task_id, asyncgate_instance, status, attempt, max_attempts, deadline_at, expires_at, check_at,
+              lane, priority, ready, held, updated_at, next_eligible_at),
     UPDATE (check_at) ON asyncgate.states TO asyncgate_sweeper;
 GRANT SELECT (tenant_id) ON asyncgate.outbox TO asyncgate_sweeper;
 
@@ -617,6 +638,53 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT s.check_at, s.tenant_id, s.task_id::text FROM asyncgate.states AS s
     WHERE s.check_at >= since ORDER BY s.check_at LIMIT most
+$$;
+
+-- What the queues of all tenants have by type, and since when the oldest claimable task waits: the head of each
+-- priority of a lane, or a delayed task whose time has come while nobody claimed.
+CREATE FUNCTION asyncgate.depths(now_at float8, most_priorities int, most_due int)
+RETURNS TABLE (type text, queued bigint, held bigint, leased bigint, oldest_at float8)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH lanes AS MATERIALIZED (
+        SELECT q.tenant_id, q.lane, q.type::text, sum(q.queued)::bigint AS queued, sum(q.held)::bigint AS held,
+               sum(q.leased)::bigint AS leased
+        FROM asyncgate.queues AS q GROUP BY q.tenant_id, q.lane, q.type),
+    due AS MATERIALIZED (
+        SELECT d.lane, t.tenant_id, min(d.next_eligible_at) AS since FROM asyncgate.tenants AS t, LATERAL (
+            SELECT s.lane, s.next_eligible_at FROM asyncgate.states AS s
+            WHERE s.tenant_id = t.tenant_id AND s.status = 'queued' AND NOT s.ready AND s.held IS NULL
+                AND s.next_eligible_at <= now_at ORDER BY s.next_eligible_at LIMIT most_due) AS d
+        GROUP BY d.lane, t.tenant_id),
+    waits AS (
+        SELECT l.*, least((
+            WITH RECURSIVE heads AS (
+                (SELECT s.priority, greatest(s.updated_at, coalesce(s.next_eligible_at, 0)) AS since, 1 AS number
+                 FROM asyncgate.states AS s
+                 WHERE s.tenant_id = l.tenant_id AND s.lane = l.lane AND s.status = 'queued' AND s.ready
+                 ORDER BY s.priority DESC, s.task_id LIMIT 1)
+                UNION ALL
+                SELECT n.priority, n.since, h.number + 1 FROM heads AS h, LATERAL (
+                    SELECT s.priority, greatest(s.updated_at, coalesce(s.next_eligible_at, 0)) AS since
+                    FROM asyncgate.states AS s
+                    WHERE s.tenant_id = l.tenant_id AND s.lane = l.lane AND s.status = 'queued' AND s.ready
+                        AND s.priority < h.priority
+                    ORDER BY s.priority DESC, s.task_id LIMIT 1) AS n
+                WHERE h.number < most_priorities)
+            SELECT min(h.since) FROM heads AS h WHERE l.queued > 0),
+            (SELECT d.since FROM due AS d WHERE d.tenant_id = l.tenant_id AND d.lane = l.lane)) AS since
+        FROM lanes AS l)
+    SELECT w.type, sum(w.queued)::bigint, sum(w.held)::bigint, sum(w.leased)::bigint, min(w.since)
+    FROM waits AS w GROUP BY w.type
+$$;
+
+-- Live leases that have expired, found by the index that upkeep uses.
+CREATE FUNCTION asyncgate.count_overdue(lost_at float8, most int) RETURNS bigint LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT count(*) FROM (
+        SELECT FROM asyncgate.states AS s
+        WHERE s.check_at <= lost_at AND s.status IN ('leased', 'running') AND s.expires_at <= lost_at LIMIT most) AS s
 $$;
 
 CREATE FUNCTION asyncgate.find_key(wanted text)
@@ -731,6 +799,8 @@ ALTER FUNCTION asyncgate.all_tenants() OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.unsent() OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.overdue(float8, float8, text[], text[], int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.lapses(float8, int) OWNER TO asyncgate_sweeper;
+ALTER FUNCTION asyncgate.depths(float8, int, int) OWNER TO asyncgate_sweeper;
+ALTER FUNCTION asyncgate.count_overdue(float8, int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.find_key(text) OWNER TO asyncgate_auth;
 SET LOCAL ROLE asyncgate_owner;
 REVOKE CREATE ON SCHEMA asyncgate FROM asyncgate_sweeper, asyncgate_auth;

@@ -85,6 +85,17 @@ CREATE INDEX tasks_deadline ON tasks (tenant_id, deadline_at)
     WHERE deadline_at IS NOT NULL AND status IN ('queued', 'leased', 'running');
 CREATE INDEX tasks_spent ON tasks (tenant_id) WHERE status = 'queued' AND attempt >= max_attempts;
 
+CREATE TABLE queues (                       -- how many tasks each lane has: counted by each batch, never scanned
+    tenant_id       TEXT NOT NULL,
+    lane            INTEGER NOT NULL,
+    type            TEXT NOT NULL,          -- of the tasks in it
+    capabilities    TEXT NOT NULL,          -- JSON array, sorted: the capabilities that a worker needs
+    queued          INTEGER NOT NULL,       -- tasks that may be claimed, now or later
+    held            INTEGER NOT NULL,       -- queued tasks that are on hold
+    leased          INTEGER NOT NULL,       -- leased and running ones
+    PRIMARY KEY (tenant_id, lane)
+) WITHOUT ROWID;
+
 CREATE TABLE leases (                       -- the latest of each task, apart from it: a heartbeat rewrites a narrow row
     tenant_id       TEXT NOT NULL,
     task_id         TEXT NOT NULL,
@@ -281,6 +292,11 @@ CREATE TABLE usage (                        -- what a tenant uses of its quotas
     terminal        INTEGER NOT NULL        -- tasks that have ended
 ) WITHOUT ROWID;
 
+CREATE TABLE pauses (                       -- what an admin has paused
+    tenant_id       TEXT PRIMARY KEY,
+    listed          TEXT NOT NULL           -- JSON, an array: what, since when, until when, by whom, why
+) WITHOUT ROWID;
+
 
 -- The ledger: receipts to send to a ledger, and receipts that others store here if this gate serves as a ledger.
 
@@ -430,6 +446,14 @@ CREATE TRIGGER lanes_update_wall BEFORE UPDATE ON lanes
 CREATE TRIGGER lanes_delete_wall BEFORE DELETE ON lanes WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 
+CREATE TRIGGER queues_insert_wall BEFORE INSERT ON queues WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER queues_update_wall BEFORE UPDATE ON queues
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER queues_delete_wall BEFORE DELETE ON queues WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
 CREATE TRIGGER tasks_insert_wall BEFORE INSERT ON tasks WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER tasks_update_wall BEFORE UPDATE ON tasks
@@ -540,6 +564,14 @@ CREATE TRIGGER usage_update_wall BEFORE UPDATE ON usage
     WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER usage_delete_wall BEFORE DELETE ON usage WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER pauses_insert_wall BEFORE INSERT ON pauses WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER pauses_update_wall BEFORE UPDATE ON pauses
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER pauses_delete_wall BEFORE DELETE ON pauses WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 
 CREATE TRIGGER outbox_insert_wall BEFORE INSERT ON outbox WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
