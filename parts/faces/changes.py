@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from asyncgate import Engine, Extension, Operation, Work, speaker
 from asyncgate.parts.model.news import Change, News
+from asyncgate.parts.model.stored import Pauses
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, Principal
 from asyncgate.parts.process.changes import Follower, Followers
@@ -73,8 +74,7 @@ class Telling(Extension):
     def after_commit(self, work: Work) -> None:
         """Tell what a batch has changed."""
         followers = self.changes.followers
-        if (work.events or work.progressed) and followers.is_followed(work.tenant_id) and (
-                changes := list_changes(work)):
+        if followers.is_followed(work.tenant_id) and (changes := list_changes(work)):
             followers.spread(work.tenant_id, changes)
 
     async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
@@ -87,11 +87,12 @@ class Telling(Extension):
 
 
 def list_changes(work: Work) -> list[Change]:
-    """Return what a batch has changed without a receipt: each event of a task's history, and each progress."""
+    """Return what a batch has changed without a receipt: events of a task's history, progress, and what is paused."""
     found = [describe_change(work, event.event_type, task) for event in work.events.values()
              if (task := work.tasks.get(event.task_id)) is not None]
-    return found + [describe_change(work, "progress", work.tasks[one.task_id], one.sequence)
-                    for one in work.progressed.values()]
+    found += [describe_change(work, "progress", work.tasks[one.task_id], one.sequence)
+              for one in work.progressed.values()]
+    return [*found, Change("work.pauses", work.now)] if (Pauses, ()) in work.kept else found
 
 
 def describe_change(work: Work, change: str, task: Task, number: int = 0) -> Change:

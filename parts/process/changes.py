@@ -27,8 +27,8 @@ LEFT_OUT = "left_out"
 class Follower:
     """One who follows: the changes that wait for it, and a call when there are some."""
 
-    def __init__(self, wants: Wants, sees_workers: bool) -> None:
-        self.wants, self.sees_workers = wants, sees_workers
+    def __init__(self, wants: Wants, sees_all: bool) -> None:
+        self.wants, self.sees_all = wants, sees_all
         self.kept: deque[Change] = deque()
         self.left_out = 0
         self.call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -44,10 +44,8 @@ class Follower:
         resolve(self.call)
 
     def _fits(self, change: Change) -> bool:
-        if change.change == LEFT_OUT:       # of all owners together: only whoever sees all may know how many
-            return self.sees_workers
-        if not change.task_id:
-            return self.sees_workers
+        if not change.task_id:      # of workers, of pauses, or of all owners together
+            return self.sees_all
         return self.wants.task_id in (None, change.task_id) and wanted_is(self.wants.to, Principal(*change.owner))
 
     def take(self) -> list[Change]:

@@ -214,6 +214,17 @@ def test_whoever_sees_all_learns_which_workers_ask_but_not_at_every_call(live: A
                     ("worker.seen", {"kind": "worker", "id": "w2"})]
 
 
+def test_whoever_sees_all_learns_that_a_pause_has_begun_or_ended(live: Any) -> None:
+    with Listener(live) as console, Listener(live, to_id="ada") as ada:
+        call(live, "POST", "/v1/pauses", type="demo", reason="the model is down")
+        call(live, "POST", "/v1/pauses/resume", type="demo")
+        told = [one["event"] for one in itertools.islice(console.changes(), 2)]
+        create(live)
+
+        assert next(ada.all())["event"] == "receipt"
+    assert told == ["work.pauses", "work.pauses"]
+
+
 @pytest.mark.parametrize("filter", [{"receipt_type": "task.completed"}, {"task_id": ""}, {"to_id": "ada"}])
 def test_what_is_filtered_away_is_not_told(live: Any, filter: dict[str, str]) -> None:
     bobs, adas = create(live, "bob"), create(live)
