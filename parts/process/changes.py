@@ -16,7 +16,7 @@ from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.process.readers import Wants, resolve
 
 MOST_KEPT = 200             # changes that wait for one follower; of more it learns the number
-MOST_TOLD = 50              # changes of one batch that other processes are told about
+MOST_SPREAD = 50              # changes of one batch that other processes are told about
 AT_ONCE = 5                 # of them in one News: it must fit into what a database passes on
 ANNOUNCE_SECONDS, FORGET_SECONDS = 5.0, 15.0    # how often a process says that it follows, and how long that holds
 SEEN_SECONDS = 30.0         # between two changes that say that a worker was seen
@@ -110,7 +110,7 @@ class Followers:
         self._offer(tenant_id, changes)
         if self.tell is None or not self._is_followed_elsewhere(tenant_id):
             return
-        told, more = changes[:MOST_TOLD], len(changes) - MOST_TOLD
+        told, more = changes[:MOST_SPREAD], len(changes) - MOST_TOLD
         if more > 0:
             told.append(Change(LEFT_OUT, changes[-1].at, number=more))
         for first in range(0, len(told), AT_ONCE):
