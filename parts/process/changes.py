@@ -110,7 +110,7 @@ class Followers:
         self._offer(tenant_id, changes)
         if self.tell is None or not self._is_followed_elsewhere(tenant_id):
             return
-        told, more = changes[:MOST_SPREAD], len(changes) - MOST_TOLD
+        told, more = changes[:MOST_SPREAD], len(changes) - MOST_SPREAD
         if more > 0:
             told.append(Change(LEFT_OUT, changes[-1].at, number=more))
         for first in range(0, len(told), AT_ONCE):

@@ -16,8 +16,9 @@ import httpx2
 import pytest
 
 from asyncgate.conformance.ledgers import LedgerServer
+from asyncgate.parts.model.news import Change, News
 from asyncgate.parts.operations import OPERATIONS
-from asyncgate.parts.process.changes import MOST_KEPT
+from asyncgate.parts.process.changes import AT_ONCE, LEFT_OUT, MOST_KEPT, MOST_SPREAD, Followers
 from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
 
 STREAM = "/v1/receipts/stream"
@@ -329,3 +330,16 @@ def follow_another_process(here: Any, there: Any) -> None:
 
     assert (change := told.get())["change"] in ("progress", "task.started")
     assert change["task_id"] == under["task_id"]
+
+
+def test_other_processes_are_told_of_a_batch_in_short_news_and_how_many_changes_are_left_out() -> None:
+    told: list[News] = []
+    followers = Followers(told.append, lambda: 0.0)
+    changes = [Change("progress", 1.0, f"task-{number}") for number in range(MOST_SPREAD + 7)]
+    followers.spread("t", changes)      # nobody follows
+    followers.hear(News("t", followed=True))
+    followers.spread("t", changes)
+
+    assert [change for news in told for change in news.changes] == [
+        *changes[:MOST_SPREAD], Change(LEFT_OUT, 1.0, number=7)]
+    assert {len(news.changes) for news in told[:-1]} == {AT_ONCE}
