@@ -16,22 +16,24 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Struct
 
-from asyncgate import Caller, Engine, Operation, speaker
+from asyncgate import Caller, Engine, Operation, instant, speaker
 from asyncgate.parts.faces.changes import ChangeRecord, Changes, show_change
 from asyncgate.parts.faces.http import make_refusal_headers, run_while_connected
 from asyncgate.parts.faces.rest import Endpoint
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import GateError, TaskNotFound, log_fault
+from asyncgate.parts.model.errors import GateError, InvalidRequest, TaskNotFound, log_fault
 from asyncgate.parts.model.examples import ASSIGNED
+from asyncgate.parts.model.ids import first_id
 from asyncgate.parts.model.news import Change
-from asyncgate.parts.model.wire import AsEither, Kind, ListReceipts, Name, ReceiptRecord, says
+from asyncgate.parts.model.wire import AsEither, Kind, ListReceipts, Moment, Name, ReceiptRecord, says
 from asyncgate.parts.process.changes import Follower
 
 if TYPE_CHECKING:
     from asyncgate.parts.process.readers import Seat
 
 CHECK_SECONDS = 5.0         # between checks of the credential, and between comments that keep a quiet stream open
+BEGINNINGS = ("since_receipt_id", "created_after")
 EVENTS_AT_ONCE = 50         # receipts that are read at once, and so held for a slow client
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
@@ -49,10 +51,12 @@ class FollowReceipts(AsEither, kw_only=True):
     task_id: Name | None = None
     receipt_type: Name | None = None
     since_receipt_id: Annotated[str | None, says("where to begin; the header Last-Event-ID wins over it")] = None
+    created_after: Annotated[
+        Moment | None, says("where to begin if nothing else says it: receipts created then or later")] = None
 
     def make_page_ask(self, after: str | None, limit: int) -> ListReceipts:
         """Return the request for the page behind a place."""
-        same = {name: getattr(self, name) for name in self.__struct_fields__ if name != "since_receipt_id"}
+        same = {name: getattr(self, name) for name in self.__struct_fields__ if name not in BEGINNINGS}
         return ListReceipts(**same, since_receipt_id=after, limit=limit)
 
 
@@ -116,11 +120,23 @@ class ReceiptStream(Endpoint):
         with contextlib.ExitStack() as places:
             places.enter_context(engine.polls.place(caller.tenant_id, speaker(caller, ask)))
             seat = places.enter_context(engine.readers.take_seat(caller.tenant_id, wants))
+            begin = last or ask.since_receipt_id or await self._find_beginning(caller, ask)
             if changes is not None and ask.receipt_type is None:
                 follower = Follower(wants, caller.sees_all and wants.to is None and wants.task_id is None)
                 places.enter_context(changes.follow(caller.tenant_id, follower))
-            following = Following(self, caller, ask, last or ask.since_receipt_id, changes, follower)
+            following = Following(self, caller, ask, begin, changes, follower)
             await self._follow(following, seat, scope, send, begun)
+
+    async def _find_beginning(self, caller: Caller, ask: FollowReceipts) -> str | None:
+        """Return the place before the first receipt of a time, or None for the very first one."""
+        engine, page = self.gate.engine, ask.make_page_ask(None, 1)
+        if (moment := instant(ask.created_after)) is None:
+            return None
+        if engine.settings.receipt_mode != "standalone":
+            raise InvalidRequest("created_after: the receipts of this gate are in a ledger, which orders them by "
+                                 "arrival; begin with since_receipt_id, or leave both out for the first receipt")
+        to = await engine.choose_inbox(caller, page)
+        return engine.seal_cursor(caller, first_id(moment), "receipts", to, page.task_id, page.receipt_type)
 
     async def _follow(self, following: Following, seat: Seat, scope: Scope, send: Send, begun: list[bool]) -> None:
         engine, clock, quiet_since = self.gate.engine, asyncio.get_running_loop().time, 0.0

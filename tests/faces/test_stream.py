@@ -112,6 +112,19 @@ def test_every_receipt_comes_once_although_client_and_gate_are_cut_off(start: An
     assert [receipt["task_id"] for _, receipt in seen] == made
 
 
+def test_a_stream_begins_where_it_is_told(live: Any) -> None:
+    early = create(live)
+    with Listener(live, to_id="ada", created_after="2020-01-01T00:00:00Z") as ada:
+        [(place, receipt)] = ada.take(1)
+    with Listener(live, to_id="ada", created_after="2100-01-01T00:00:00Z") as later, Listener(
+            live, to_id="ada", created_after="2100-01-01T00:00:00Z", after=place) as behind:
+        second = create(live)
+        seen = behind.take(1)
+        assert later.answer.status_code == 200
+
+    assert (receipt["task_id"], [one["task_id"] for _, one in seen]) == (early, [second])
+
+
 def test_a_stream_ends_when_its_key_is_revoked(live: Any) -> None:
     issued = call(live, "POST", "/v1/keys", name="listener", principal_kind="agent", principal_id="ada", role="agent",
                   scopes=["receipts:read"])
