@@ -894,7 +894,7 @@ class Engine:
             raise TenantMismatch("this credential belongs to another tenant than the request says")
 
     def _note_caller(self, caller: Caller, ask: Ask) -> None:
-        """Note the principal that calls, not the one it asks about; upkeep stores it once a minute."""
+        """Note the principal that calls, not the one it asks about; upkeep stores it every half minute."""
         who = speaker(caller, ask)
         who = caller.principal if caller.bound and not who.same(caller.principal) else who
         self.sightings.calls.append((caller.tenant_id, who, time.time() + self.backend.skew))
@@ -1184,14 +1184,19 @@ class Engine:
         ask.max_tasks = min(ask.max_tasks or 1, self.settings.max_claim_tasks)
         keep_within(caller, ask)
         if ask.wait_seconds <= 0:
-            return await self.write(Engine._claim_tasks, its_claim, caller, ask)  # type: ignore[no-any-return]
+            return await self._claim_once(caller, ask)
         begun = asyncio.get_running_loop().time()
         with self.waiting.take_place(caller.tenant_id, ask, speaker(caller, ask).id) as place:
             while True:     # the place is taken before the claim, or a task created in between would be missed
-                offers: Offers = await self.write(Engine._claim_tasks, its_claim, caller, ask)
+                offers = await self._claim_once(caller, ask)
                 if offers.tasks or not await place.wait_for_call(self._limit_wait(begun, ask)):
                     return offers
                 await self.check_caller(caller)
+
+    async def _claim_once(self, caller: Caller, ask: LeaseNext) -> Offers:
+        offers: Offers = await self.write(Engine._claim_tasks, its_claim, caller, ask)
+        self.sightings.note_claim(caller.tenant_id, speaker(caller, ask), ask, offers)
+        return offers
 
     def _claim_tasks(self, work: Work, caller: Caller, ask: LeaseNext) -> Offers:
         worker = speaker(caller, ask)
@@ -1803,6 +1808,7 @@ class Engine:
             self.readers.announce(work.tenant_id, changed, work.written.values())
         if self.shared and not self.shared.is_alone() and (news := news_of(work)):
             self.shared.tell(news)
+        self.sightings.note_leases(work.tenant_id, work.leased, work.now)
         if (first_end := self.granted.note(work.leased, work.now)) is not None:
             for after_grant in self.on.after_grant:
                 after_grant(work.tenant_id, first_end)

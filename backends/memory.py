@@ -27,9 +27,12 @@ from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.overdue import has_passed, is_overdue
 from asyncgate.parts.model.queries import (
+    AheadOf,
     ArchivedFilter,
     EntryFilter,
     EventFilter,
+    HoldingsOf,
+    InstanceOf,
     LeaseCount,
     LeaseFilter,
     ObligationFilter,
@@ -42,6 +45,8 @@ from asyncgate.parts.model.queries import (
     Rows,
     ScheduleFilter,
     TaskFilter,
+    UnsentOf,
+    WorkerFilter,
     wanted_is,
 )
 from asyncgate.parts.model.settings import DatabaseSettings
@@ -54,12 +59,14 @@ from asyncgate.parts.model.stored import (
     Depth,
     Entry,
     Event,
+    Holding,
     Key,
     Lag,
     Lease,
     Obligation,
     Outgoing,
     Pauses,
+    Presence,
     Progress,
     Queue,
     Receipt,
@@ -130,6 +137,14 @@ class Tenant:
         held = (lease for lease in self.live() if lease.worker.same(of.worker)
                 and of.worker.instance_id in (None, lease.worker_instance))
         return ((self.tasks[lease.task_id], lease) for lease in sorted(held, key=lambda lease: lease.acquired_at))
+
+    def find_workers(self, of: WorkerFilter) -> Iterator[Presence]:
+        """Yield those who have claimed tasks."""
+        found = [row for row in self.records[Presence].values() if row.claimed_at is not None]
+        if of.latest:
+            return islice(sorted(found, key=lambda row: -row.claimed_at), of.limit)
+        return islice(sorted((row for row in found if (row.kind, row.id) > of.after),
+                             key=lambda row: (row.kind, row.id)), of.limit)
 
     def find_queues(self, of: QueueFilter, now: float) -> Iterator[Queue]:
         """Yield what each lane has now."""
@@ -306,6 +321,20 @@ class Memory:
                 theirs = {id: row for (id,), row in tenant.records[Schedule].items()
                           if wanted_is(query.owner, Principal(row.owner_kind, row.owner_id))}
                 return islice(after(theirs, query.after), query.limit)
+            case WorkerFilter():
+                return tenant.find_workers(query)
+            case HoldingsOf():
+                held = Counter((lease.worker_kind, lease.worker_id) for lease in tenant.live())
+                return (Holding(who.kind, who.id, min(held[who.kind, who.id], query.most)) for who in query.workers)
+            case AheadOf():
+                ahead = self._claimable(tenant, frozenset((query.lane,)), self.now())
+                first = (-query.priority, query.task_id)
+                return [sum((-task.priority, task.task_id) < first for task in islice(ahead, query.most))]
+            case InstanceOf():
+                return ()
+            case UnsentOf():
+                of_task = (row for row in tenant.records[Outgoing].values() if row.task_id == query.task_id)
+                return islice(of_task, query.limit)
             case OutboxFilter():
                 rows = {id: row for (id,), row in tenant.records[Outgoing].items() if row.state == "waiting"}
                 return islice(after(rows, query.after), query.limit)

@@ -10,9 +10,12 @@ from msgspec import Struct
 
 from asyncgate.parts.model.queries import (
     DELAYED_COUNTED,
+    AheadOf,
     ArchivedFilter,
     EntryFilter,
     EventFilter,
+    HoldingsOf,
+    InstanceOf,
     LeaseCount,
     LeaseFilter,
     ObligationFilter,
@@ -25,8 +28,23 @@ from asyncgate.parts.model.queries import (
     Rows,
     ScheduleFilter,
     TaskFilter,
+    UnsentOf,
+    WorkerFilter,
 )
-from asyncgate.parts.model.stored import Archived, Entry, Event, Lease, Outgoing, Queue, Receipt, Schedule, Task
+from asyncgate.parts.model.stored import (
+    Archived,
+    Entry,
+    Event,
+    Holding,
+    Instance,
+    Lease,
+    Outgoing,
+    Presence,
+    Queue,
+    Receipt,
+    Schedule,
+    Task,
+)
 
 T = TypeVar("T")
 
@@ -72,6 +90,16 @@ class Pages(ABC):
                 return await self.find_queues(tenant_id, query)
             case ScheduleFilter():
                 return await self.find_schedules(tenant_id, query)
+            case WorkerFilter():
+                return await self.find_workers(tenant_id, query)
+            case HoldingsOf():
+                return await self.find_holdings(tenant_id, query)
+            case AheadOf():
+                return await self.count_ahead(tenant_id, query)
+            case InstanceOf():
+                return await self.find_instances(query.instance_id)
+            case UnsentOf():
+                return await self.find_unsent(tenant_id, query)
             case OutboxFilter():
                 return await self.find_waiting(tenant_id, query)
             case OutboxOf():
@@ -115,6 +143,26 @@ class Pages(ABC):
     @abstractmethod
     async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
         """Return a page of schedules, in the order of their ids."""
+
+    @abstractmethod
+    async def find_workers(self, tenant_id: str, of: WorkerFilter) -> list[Presence]:
+        """Return a page of those who have claimed tasks."""
+
+    @abstractmethod
+    async def find_holdings(self, tenant_id: str, of: HoldingsOf) -> list[Holding]:
+        """Return how many leases some workers have."""
+
+    @abstractmethod
+    async def count_ahead(self, tenant_id: str, of: AheadOf) -> list[int]:
+        """Return how many tasks come before one."""
+
+    async def find_instances(self, instance_id: str) -> list[Instance]:
+        """Return what is known of a gate process."""
+        return []
+
+    @abstractmethod
+    async def find_unsent(self, tenant_id: str, of: UnsentOf) -> list[Outgoing]:
+        """Return the outbox rows of a task."""
 
     @abstractmethod
     async def find_waiting(self, tenant_id: str, of: OutboxFilter) -> list[Outgoing]:

@@ -44,9 +44,11 @@ from asyncgate.parts.model.queries import (
     DUE_LOOKED_AT,
     MOST_PRIORITIES,
     OVERDUE_COUNTED,
+    AheadOf,
     ArchivedFilter,
     EntryFilter,
     EventFilter,
+    HoldingsOf,
     LeaseCount,
     LeaseFilter,
     ObligationFilter,
@@ -56,6 +58,8 @@ from asyncgate.parts.model.queries import (
     ReceiptFilter,
     ScheduleFilter,
     TaskFilter,
+    UnsentOf,
+    WorkerFilter,
     page_of,
 )
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
@@ -67,12 +71,14 @@ from asyncgate.parts.model.stored import (
     Depth,
     Entry,
     Event,
+    Holding,
     Key,
     Lag,
     Lease,
     Obligation,
     Outgoing,
     Pauses,
+    Presence,
     Progress,
     Queue,
     Receipt,
@@ -93,7 +99,17 @@ PRAGMAS = """
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
 """     # recursive_triggers: without it, REPLACE would delete rows without firing the triggers that protect them
-CARRIED = 11        # the last schema of the old numbering; today's first file adds tables and indexes to it
+CARRIED = 11        # the last schema of the old numbering; today's first file adds columns, tables and indexes to it
+CARRY_OVER = """
+ALTER TABLE presences ADD COLUMN claims TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE presences ADD COLUMN claimed_at REAL;
+ALTER TABLE presences ADD COLUMN leased INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE presences ADD COLUMN completed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE presences ADD COLUMN failed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE presences ADD COLUMN expired INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE presences ADD COLUMN released INTEGER NOT NULL DEFAULT 0;
+DROP INDEX leases_claim;
+"""
 MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 SHARE = 64          # the most batches that share one commit
@@ -173,6 +189,30 @@ EMPTY_LANES = """
                     AND t.ready = 1)
     AND lane NOT IN (SELECT t.lane FROM tasks AS t WHERE t.tenant_id = ?1 AND t.status = 'queued' AND t.ready = 0
                      AND t.held IS NULL)"""
+WORKERS = f"""
+    SELECT {listed(Presence)} FROM presences
+    WHERE tenant_id = ? AND claimed_at IS NOT NULL AND (kind, id) > (?, ?) ORDER BY kind, id LIMIT ?"""
+LATEST_WORKERS = f"""
+    SELECT {listed(Presence)} FROM presences
+    WHERE tenant_id = ? AND claimed_at IS NOT NULL ORDER BY claimed_at DESC LIMIT ?"""
+HOLDINGS = """
+    SELECT json_extract(w.value, '$[0]'), json_extract(w.value, '$[1]'), (
+        SELECT count(*) FROM (
+            SELECT 1 FROM leases WHERE tenant_id = ?1 AND ending = 'live'
+            AND worker_kind = json_extract(w.value, '$[0]') AND worker_id = json_extract(w.value, '$[1]') LIMIT ?3))
+    FROM json_each(?2) AS w"""
+COUNT_AHEAD = """
+    SELECT count(*) FROM (
+        SELECT * FROM (SELECT 1 FROM tasks WHERE tenant_id = ?1 AND lane = ?2 AND status = 'queued' AND ready = 1
+                       AND priority > ?3 LIMIT ?5)
+        UNION ALL
+        SELECT * FROM (SELECT 1 FROM tasks WHERE tenant_id = ?1 AND lane = ?2 AND status = 'queued' AND ready = 1
+                       AND priority = ?3 AND task_id < ?4 LIMIT ?5)
+        LIMIT ?5)"""
+UNSENT_OF = f"""
+    SELECT {listed(Outgoing)} FROM outbox
+    WHERE tenant_id = ?1 AND receipt_id IN (SELECT receipt_id FROM receipts WHERE tenant_id = ?1 AND task_id = ?2)
+    LIMIT ?3"""
 EMPTY_QUEUES = "DELETE FROM queues WHERE tenant_id = ? AND queued = 0 AND held = 0 AND leased = 0"
 WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
@@ -730,6 +770,26 @@ class Sqlite(Pages):
                       else self._rows(SCHEDULES, tenant_id, after, of.limit))
         return [Schedule(*row) for row in rows]
 
+    async def find_workers(self, tenant_id: str, of: WorkerFilter) -> list[Presence]:
+        """Return a page of those who have claimed tasks."""
+        rows = await (self._rows(LATEST_WORKERS, tenant_id, of.limit) if of.latest
+                      else self._rows(WORKERS, tenant_id, *of.after, of.limit))
+        return [Presence(*row) for row in rows]
+
+    async def find_holdings(self, tenant_id: str, of: HoldingsOf) -> list[Holding]:
+        """Return what some workers hold."""
+        return [Holding(*row) for row in await self._rows(
+            HOLDINGS, tenant_id, json.dumps([(who.kind, who.id) for who in of.workers]), of.most)]
+
+    async def count_ahead(self, tenant_id: str, of: AheadOf) -> list[int]:
+        """Return how many tasks come before one."""
+        rows = await self._rows(COUNT_AHEAD, tenant_id, of.lane, of.priority, of.task_id, of.most)
+        return [row[0] for row in rows]
+
+    async def find_unsent(self, tenant_id: str, of: UnsentOf) -> list[Outgoing]:
+        """Return the outbox rows of a task."""
+        return [Outgoing(*row) for row in await self._rows(UNSENT_OF, tenant_id, of.task_id, of.limit)]
+
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
         """Whether a child of the receipt has one of the types."""
         return bool((await self._rows(TERMINATED, tenant_id, receipt_id, json.dumps(sorted(by))))[0][0])
@@ -970,6 +1030,8 @@ def carry_over(db: sqlite3.Connection) -> bool:
     with transaction(db):
         if beginning(db) != (CARRIED, None):
             return False
+        for statement in statements(CARRY_OVER):
+            db.execute(statement)
         there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
         for statement in statements(migrations()[0].read_text()):
             made = MADE.search(statement)

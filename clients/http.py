@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from math import inf
 from types import TracebackType
@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
+from asyncgate.clients.events import StreamEvent, read_events
 from asyncgate.clients.operations import CALLS
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.process.spans import Tracing, find_tracing
@@ -249,6 +250,24 @@ class Http(Exchange):
 
         try:
             return self.reply(self.client.request(**self.request(operation, fields)))
+        except httpx2.TransportError as error:
+            raise self.unreachable(error) from None
+
+    @contextlib.contextmanager
+    def open_stream(self, path: str, query: Mapping[str, Any], last_id: str = "") -> Iterator[Iterator[StreamEvent]]:
+        """Open a stream of events and yield them; with the id of the last event seen it goes on behind that one."""
+        import httpx2
+
+        headers = {"last-event-id": last_id} if last_id else {}
+        params = {name: format_query_value(value) for name, value in query.items()}
+        try:
+            with self.client.stream("GET", self.url + path, params=params, headers=headers,
+                                    timeout=self.patience_seconds) as response:
+                if response.headers.get("content-type", "") != "text/event-stream":
+                    response.read()
+                    self.reply(response)
+                    raise ValueError(f"{self.url} does not answer with a stream of events")
+                yield read_events(response.iter_bytes())
         except httpx2.TransportError as error:
             raise self.unreachable(error) from None
 

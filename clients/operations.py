@@ -74,6 +74,10 @@ from asyncgate.parts.model.wire_receipts import (
     Seals,
     StoredReceipt,
 )
+from asyncgate.parts.model.wire_workers import (
+    Explanation,
+    Workers,
+)
 
 R = TypeVar("R")
 Names = Set[str] | list[str] | tuple[str, ...]      # a text alone is not a collection of names
@@ -352,6 +356,7 @@ CALLS = {
     "drain_work": CallSpec("drain_work", "POST", "/v1/pauses/drain", True, "", ()),
     "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
     "examine_gate": CallSpec("examine_gate", "GET", "/v1/examination", True, "", ()),
+    "explain_task": CallSpec("explain_task", "GET", "/v1/tasks/{task_id}/explain", True, "principal", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
     "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
     "get_bulk": CallSpec("get_bulk", "GET", "/v1/bulks/{bulk_id}", True, "", ()),
@@ -378,6 +383,7 @@ CALLS = {
     "list_seals": CallSpec("list_seals", "GET", "/v1/seals", True, "principal", ()),
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
+    "list_workers": CallSpec("list_workers", "GET", "/v1/workers", True, "principal", ()),
     "pause_work": CallSpec("pause_work", "POST", "/v1/pauses", True, "", ()),
     "preview_bulk": CallSpec("preview_bulk", "POST", "/v1/bulks/preview", True, "", ()),
     "ready": CallSpec("ready", "GET", "/v1/ready", True, "", ()),
@@ -565,6 +571,20 @@ class AsyncOperations:
         settings came from, and a gate that does not run.
         """
         return await self.ask("examine_gate", Examination, locals())
+
+    async def explain_task(
+        self, task_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Explanation:
+        """Tell why a task is not done: the cause, its evidence, the next call to make, and other causes that apply.
+
+        For the owner, or an admin.  From what is stored; what other processes have seen of workers in the last half
+        minute
+        may be missing.
+        """
+        return await self.ask("explain_task", Explanation, locals())
 
     async def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
@@ -831,6 +851,18 @@ class AsyncOperations:
         For the operator.
         """
         return await self.ask("list_tenants", Tenants, locals())
+
+    async def list_workers(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Workers:
+        """List those who claim tasks: what they offer, what they hold and did, and when they were last seen.
+
+        In the order of their kinds and ids.  What another process has seen in the last half minute may be missing.
+        """
+        return await self.ask("list_workers", Workers, locals())
 
     async def pause_work(
         self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
@@ -1228,6 +1260,20 @@ class SyncOperations:
         """
         return self.ask("examine_gate", Examination, locals())
 
+    def explain_task(
+        self, task_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Explanation:
+        """Tell why a task is not done: the cause, its evidence, the next call to make, and other causes that apply.
+
+        For the owner, or an admin.  From what is stored; what other processes have seen of workers in the last half
+        minute
+        may be missing.
+        """
+        return self.ask("explain_task", Explanation, locals())
+
     def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
     ) -> Exported:
@@ -1493,6 +1539,18 @@ class SyncOperations:
         For the operator.
         """
         return self.ask("list_tenants", Tenants, locals())
+
+    def list_workers(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Workers:
+        """List those who claim tasks: what they offer, what they hold and did, and when they were last seen.
+
+        In the order of their kinds and ids.  What another process has seen in the last half minute may be missing.
+        """
+        return self.ask("list_workers", Workers, locals())
 
     def pause_work(
         self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,

@@ -46,6 +46,7 @@ MATRIX: dict[str, tuple[str, str]] = {
     "examine_gate": ("admin", "admin:read"),
     "run_archive": ("admin", "admin:write"), "restore_archive": ("admin", "admin:write"),
     "list_schedules": ("agent admin", "tasks:read"), "list_obligations": ("admin", "admin:read"),
+    "list_workers": ("admin", "admin:read"), "explain_task": ("agent admin", "tasks:read"),
     "list_queues": ("admin", "admin:read"), "get_queue": ("admin", "admin:read"),
     "list_archived_receipts": ("agent worker admin", "receipts:read"),
     "pause_work": ("admin", "admin:write"), "drain_work": ("admin", "admin:write"),
@@ -189,7 +190,7 @@ async def test_for_every_other_admin_there_is_only_the_own_tenant(gate: Gate, op
 
 
 @pytest.mark.parametrize("operation", [
-    "get_task", "get_task_history", "cancel_task", "release_hold", "attach_artifacts"])
+    "get_task", "explain_task", "get_task_history", "cancel_task", "release_hold", "attach_artifacts"])
 async def test_an_agent_touches_its_own_tasks_only(gate: Gate, operation: str) -> None:
     task_id = await gate.create(by="ada")
 
@@ -297,7 +298,7 @@ def scoped(gate: Gate, *scopes: str) -> View:
     return gate.as_caller("human", "root", "admin", scopes=frozenset(scopes))
 
 
-READING = {"get_task": "task_id", "get_task_history": "task_id", "list_receipts": "task_id",
+READING = {"get_task": "task_id", "explain_task": "task_id", "get_task_history": "task_id", "list_receipts": "task_id",
            "get_receipt": "receipt_id"}
 
 

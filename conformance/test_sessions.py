@@ -55,7 +55,7 @@ async def test_invented_instances_are_noted_up_to_a_bound(gate: Gate) -> None:
         await gate.as_agent("ada", f"instance {n}").get_config()
 
     gate.engine.sightings.count()
-    assert sum(map(len, gate.engine.sightings.fresh.values())) <= 101
+    assert sum(len(sighting.instances) for sighting in gate.engine.sightings.fresh.values()) <= 101
 
 
 async def test_calls_within_half_an_hour_are_one_session(gate: Gate) -> None:

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.anyio
 # Every operation with an id, and the source of the id.
 NAMING: dict[str, dict[str, Any]] = {
     "get_task": {"task_id": "task"}, "get_task_history": {"task_id": "task"}, "cancel_task": {"task_id": "task"},
-    "release_hold": {"task_id": "task"}, "attach_artifacts": {"task_id": "task", "artifacts": [{"uri": "x"}]},
+    "explain_task": {"task_id": "task"}, "release_hold": {"task_id": "task"},
+    "attach_artifacts": {"task_id": "task", "artifacts": [{"uri": "x"}]},
     "list_receipts": {"task_id": "task"}, "renew_lease": {"task_id": "task", "lease_id": "lease"},
     "start_task": {"task_id": "task", "lease_id": "lease"}, "release_lease": {"task_id": "task", "lease_id": "lease"},
     "report_progress": {"task_id": "task", "lease_id": "lease", "progress": 1}, "complete": {"task_id": "task",

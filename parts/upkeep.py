@@ -20,9 +20,9 @@ from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.overdue import alive
 from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire import Ask, Healthy
+from asyncgate.parts.model.wire import Ask, Healthy, Principal
 from asyncgate.parts.process.duties import Duties, Duty
-from asyncgate.parts.process.presence import Seen, add_visit
+from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, Sighting, add_sighting
 from asyncgate.parts.receipts.schedules import load_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
 
@@ -39,7 +39,7 @@ class Prolong(Ask, kw_only=True):
 class Sighted(Ask, kw_only=True):
     """Upkeep's own request: store these presences."""
 
-    sightings: list[Seen] = []
+    sightings: list[tuple[Principal, Sighting]] = []
 
 
 class Upkeep(Duties, Extension):
@@ -54,7 +54,8 @@ class Upkeep(Duties, Extension):
         self.engine = engine
         interval = engine.settings.lease_sweep_interval_seconds
         super().__init__({"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
-                          "presence": Duty(60.0, self.store_presences), "audit": Duty(3600.0, Pruner(engine).run),
+                          "presence": Duty(STORED_EVERY_SECONDS, self.store_presences),
+                          "audit": Duty(3600.0, Pruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
                           **duties(engine)})
 
@@ -176,13 +177,13 @@ class Upkeep(Duties, Extension):
 
 def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:
     """Load the presences of the callers seen."""
-    needs.records.update((Presence, (who.kind, who.id)) for who, _, _ in ask.sightings)
+    needs.records.update((Presence, (who.kind, who.id)) for who, _ in ask.sightings)
 
 
 def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> None:
     """Store the presences of the callers seen."""
-    for who, first, last in ask.sightings:
-        work.keep_record(add_visit(work.find_record(Presence, who.kind, who.id), who, first, last))
+    for who, sighting in ask.sightings:
+        work.keep_record(add_sighting(work.find_record(Presence, who.kind, who.id), who, sighting))
 
 
 def prolong(engine: Engine, work: Work, caller: Caller, ask: Prolong) -> None:

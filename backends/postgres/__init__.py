@@ -46,9 +46,11 @@ from asyncgate.backends.postgres.privileges import find_strengths
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, Refused, StartupError, outcome_unknown
 from asyncgate.parts.model.ids import Ids, first_id
 from asyncgate.parts.model.queries import (
+    AheadOf,
     ArchivedFilter,
     EntryFilter,
     EventFilter,
+    HoldingsOf,
     LeaseCount,
     LeaseFilter,
     ObligationFilter,
@@ -59,6 +61,8 @@ from asyncgate.parts.model.queries import (
     Row,
     ScheduleFilter,
     TaskFilter,
+    UnsentOf,
+    WorkerFilter,
     page_of,
 )
 from asyncgate.parts.model.settings import DatabaseSettings
@@ -67,11 +71,14 @@ from asyncgate.parts.model.stored import (
     Depth,
     Entry,
     Event,
+    Holding,
+    Instance,
     Key,
     Lag,
     Lease,
     Outgoing,
     Pauses,
+    Presence,
     Progress,
     Queue,
     Receipt,
@@ -637,6 +644,30 @@ class Postgres(Pages):
         rows = await (self._read(tenant_id, sql.SCHEDULES_OF, of.owner.kind, of.owner.id, after, of.limit) if of.owner
                       else self._read(tenant_id, sql.SCHEDULES, after, of.limit))
         return [Schedule(*row) for row in rows]
+
+    async def find_workers(self, tenant_id: str, of: WorkerFilter) -> list[Presence]:
+        """Return a page of those who have claimed tasks."""
+        rows = await (self._read(tenant_id, sql.LATEST_WORKERS, of.limit) if of.latest
+                      else self._read(tenant_id, sql.WORKERS, *of.after, of.limit))
+        return [Presence(*row) for row in rows]
+
+    async def find_holdings(self, tenant_id: str, of: HoldingsOf) -> list[Holding]:
+        """Return how many leases some workers have."""
+        kinds, ids = [who.kind for who in of.workers], [who.id for who in of.workers]
+        return [Holding(*row) for row in await self._read(tenant_id, sql.HOLDINGS, kinds, ids, of.most)]
+
+    async def count_ahead(self, tenant_id: str, of: AheadOf) -> list[int]:
+        """Return how many tasks come before one."""
+        rows = await self._read(tenant_id, sql.COUNT_AHEAD, of.lane, of.priority, of.task_id, of.most)
+        return [row[0] for row in rows]
+
+    async def find_instances(self, instance_id: str) -> list[Instance]:
+        """Return what is known of a gate process; it lives while its name lock is held."""
+        return [Instance(*row) for row in await self._ask(sql.INSTANCE, instance_id)]
+
+    async def find_unsent(self, tenant_id: str, of: UnsentOf) -> list[Outgoing]:
+        """Return the outbox rows of a task."""
+        return [Outgoing(*row) for row in await self._read(tenant_id, sql.UNSENT_OF, of.task_id, of.limit)]
 
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
         """Whether a child of the receipt has one of the types."""

@@ -29,6 +29,17 @@ HOW_TO_MIGRATE = "run `asyncgate migrate --database URL` as its owner"
 # Before the first release there were fourteen files.  The statements below turn their schema into the first file's.
 CARRIED = 14
 CARRY_OVER = """
+ALTER TABLE asyncgate.presences
+    ADD COLUMN IF NOT EXISTS claims text NOT NULL DEFAULT '[]', ADD COLUMN IF NOT EXISTS claimed_at float8,
+    ADD COLUMN IF NOT EXISTS leased bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS completed bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS failed bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS expired bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS released bigint NOT NULL DEFAULT 0;
+CREATE INDEX IF NOT EXISTS presences_worker ON asyncgate.presences (tenant_id, kind, id) WHERE claimed_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS presences_claimed ON asyncgate.presences (tenant_id, claimed_at)
+    WHERE claimed_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS obligations_age ON asyncgate.obligations (tenant_id, receipt_id);
 DROP FUNCTION asyncgate.overdue(float8, float8, text[], int);
 ALTER FUNCTION asyncgate.overdue_but(float8, float8, text[], text[], int) RENAME TO overdue;
 DELETE FROM asyncgate.migrations WHERE number > 1;

@@ -35,6 +35,7 @@ from asyncgate.parts.model.stored import (
     Lease,
     Obligation,
     Outgoing,
+    Presence,
     Progress,
     Receipt,
     Schedule,
@@ -551,6 +552,33 @@ WHERE tenant_id = $1 AND schedule_id > $2 ORDER BY schedule_id LIMIT $3"""
 SCHEDULES_OF = f"""
 SELECT {listed(typed(Schedule))} FROM asyncgate.schedules
 WHERE tenant_id = $1 AND owner_kind = $2 AND owner_id = $3 AND schedule_id > $4 ORDER BY schedule_id LIMIT $5"""
+WORKERS = f"""
+SELECT {listed(typed(Presence))} FROM asyncgate.presences
+WHERE tenant_id = $1 AND claimed_at IS NOT NULL AND (kind, id) > ($2, $3) ORDER BY kind, id LIMIT $4"""
+LATEST_WORKERS = f"""
+SELECT {listed(typed(Presence))} FROM asyncgate.presences
+WHERE tenant_id = $1 AND claimed_at IS NOT NULL ORDER BY claimed_at DESC LIMIT $2"""
+HOLDINGS = """
+SELECT w.kind, w.id, (
+    SELECT count(*) FROM (
+        SELECT FROM asyncgate.states WHERE tenant_id = $1 AND worker_kind = w.kind AND worker_id = w.id
+        AND status IN ('leased', 'running') LIMIT $4) AS l)
+FROM unnest($2::text[], $3::text[]) AS w (kind, id)"""
+COUNT_AHEAD = """
+SELECT count(*) FROM (
+    (SELECT FROM asyncgate.states WHERE tenant_id = $1 AND lane = $2 AND status = 'queued' AND ready AND priority > $3
+     ORDER BY priority DESC, task_id LIMIT $5)
+    UNION ALL
+    (SELECT FROM asyncgate.states WHERE tenant_id = $1 AND lane = $2 AND status = 'queued' AND ready
+     AND priority = $3 AND task_id < $4 ORDER BY task_id LIMIT $5)
+    LIMIT $5) AS a"""
+UNSENT_OF = f"""
+SELECT {listed(OUTGOING, 'o.')} FROM (
+    SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = $1 AND task_id = $2 LIMIT 1000) AS r, LATERAL (
+    SELECT * FROM asyncgate.outbox WHERE tenant_id = $1 AND receipt_id = r.receipt_id LIMIT 1) AS o LIMIT $3"""
+INSTANCE = f"""
+SELECT instance_id::text, extract(epoch FROM beat_at)::float8, {NAME_IS_HELD}
+FROM asyncgate.instances AS i WHERE instance_id = $1"""
 RECORD = {kind: record(kind, table) for kind, table in RECORDS.items()}
 EVENTS = f"""
 SELECT {listed(EVENT)} FROM asyncgate.events

@@ -15,8 +15,11 @@ from asyncgate.parts.model.stored import (
     Archived,
     Entry,
     Event,
+    Holding,
+    Instance,
     Lease,
     Outgoing,
+    Presence,
     Progress,
     Queue,
     Receipt,
@@ -94,6 +97,43 @@ class ScheduleFilter(Query[Schedule], frozen=True):
 
     owner: Principal | None
     after: str | None           # a schedule_id
+    limit: int
+
+
+class WorkerFilter(Query[Presence], frozen=True):
+    """Who has claimed tasks, in the order of kind and id, byte by byte; or the last who did, the latest first."""
+
+    after: tuple[str, str]      # kind and id
+    limit: int
+    latest: bool = False        # without `after`
+
+
+class HoldingsOf(Query[Holding], frozen=True):
+    """How many leases some workers have, each counted up to `most`; in any order."""
+
+    workers: tuple[Principal, ...]
+    most: int
+
+
+class AheadOf(Query[int], frozen=True):
+    """How many claimable tasks of a lane come before a task, counted up to `most`: one row."""
+
+    lane: int
+    priority: int
+    task_id: str
+    most: int
+
+
+class InstanceOf(Query[Instance], frozen=True):
+    """The gate process of a name, if the database knows it; a database of one process knows none."""
+
+    instance_id: str
+
+
+class UnsentOf(Query[Outgoing], frozen=True):
+    """Receipts of a task that the ledger does not have yet, waiting or parked, in any order."""
+
+    task_id: str
     limit: int
 
 

@@ -173,7 +173,7 @@ class Schedule(Struct, frozen=True):
 
 
 class Presence(Struct, frozen=True):
-    """Since when, and in how many sessions, a principal has been talking to the gate."""
+    """Since when, and in how many sessions, a principal has been talking to the gate; of a worker also its work."""
 
     kind: str
     id: str
@@ -181,6 +181,49 @@ class Presence(Struct, frozen=True):
     first_seen_at: float
     last_seen_at: float
     sessions: int
+    claims: str = "[]"                  # JSON array of Claimed, one for each of a few profiles, the latest first
+    claimed_at: float | None = None     # when it last claimed
+    leased: int = 0                     # leases that it was granted; the next four are how these ended
+    completed: int = 0
+    failed: int = 0
+    expired: int = 0
+    released: int = 0
+
+
+class Claimed(Struct, frozen=True):
+    """The last claim that a worker made with one profile."""
+
+    at: float
+    types: list[str]                    # accepted types, sorted; empty: any
+    capabilities: list[str]             # sorted
+    given: int = 0                      # number of tasks that it got
+    why: str | None = None              # why it got none, if it was told
+
+    @property
+    def profile(self) -> tuple[list[str], list[str]]:
+        """Return what decides which tasks it may get."""
+        return self.types, self.capabilities
+
+    @property
+    def letters(self) -> int:
+        """Return about how large it is."""
+        return 50 + sum(len(name) + 3 for names in self.profile for name in names)
+
+
+class Holding(Struct, frozen=True):
+    """How many leases a worker has that have not ended, counted up to a limit."""
+
+    kind: str
+    id: str
+    leases: int
+
+
+class Instance(Struct, frozen=True):
+    """A gate process, as the processes that share its database know it."""
+
+    instance_id: str
+    last_beat_at: float | None          # its last sign of life; None: nothing is kept
+    serves: bool                        # whether it lives now
 
 
 class Queue(Struct, frozen=True):

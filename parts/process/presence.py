@@ -1,19 +1,28 @@
-"""Presence: noted at each call, stored by upkeep once a minute, and merged into reads in between."""
+"""Presence: noted at each call, stored by upkeep every half minute, and merged into reads in between."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate.parts.model.stored import Presence
-from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.model.stored import Claimed, Lease, Presence
+from asyncgate.parts.model.wire import LeaseNext, Offers, Principal
 
+STORED_EVERY_SECONDS = 30.0
 PAUSE = 1800.0                              # seconds without a call after which the next call begins a new session
 MOST_CALLS = 256                            # calls noted before they are counted
-MOST_SEEN, MOST_INSTANCES = 10_000, 100     # principals, and instances per principal, noted in a minute
-Seen = tuple[Principal, float, float]       # who, when first and when last since the last minute
+MOST_SEEN, MOST_INSTANCES = 10_000, 100     # principals, and instances per principal, noted until they are stored
+MOST_CLAIMED = 1_000_000                    # letters of the claims that are noted until they are stored
+MOST_PROFILES, PROFILE_LETTERS = 4, 8_000   # claims of a worker that are kept, and letters of all but the latest
+Profile = tuple[frozenset[str] | None, frozenset[str] | None]      # accepted types, offered capabilities
+COUNTED = frozenset({"completed", "failed", "expired", "released"})
+
+decode_claims = msgspec.json.Decoder(list[Claimed]).decode
 
 
 class Clock(Protocol):
@@ -25,37 +34,93 @@ class Clock(Protocol):
         """Return the time."""
 
 
+class Sighting(Struct):
+    """What a principal did since upkeep last stored presences."""
+
+    instances: dict[str | None, tuple[float, float]] = {}   # when each was first and last seen
+    claims: dict[Profile, Claimed] = {}                     # its last claim with each profile
+    steps: dict[str, int] = {}                              # number of leases granted ("leased"), and ended in each way
+
+
 class Sightings:
     """Callers seen since upkeep last stored them; bounded, because callers can invent any number of names."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.calls: list[tuple[str, Principal, float]] = []     # tenant, caller, and time by this process's own clock
-        self.fresh: dict[tuple[str, str, str], dict[str | None, tuple[float, float]]] = {}
+        self.claims: list[tuple[str, Principal, LeaseNext, Offers, float]] = []
+        self.leases: list[tuple[str, Iterable[Lease], float]] = []
+        self.fresh: dict[tuple[str, str, str], Sighting] = {}
         self.leaving = self.fresh       # the sightings that upkeep is storing now
+        self.letters = 0                # of all noted claims
+
+    def note_claim(self, tenant_id: str, worker: Principal, ask: LeaseNext, offers: Offers) -> None:
+        """Note what a claim offered, and what it got."""
+        self.claims.append((tenant_id, worker, ask, offers, time.time() + self.clock.skew))
+        if len(self.claims) >= MOST_CALLS:
+            self.count()
+
+    def note_leases(self, tenant_id: str, leased: Mapping[str, Lease], now: float) -> None:
+        """Note leases that a committed batch has changed at a time of the database's clock."""
+        if leased:
+            self.leases.append((tenant_id, leased.values(), now))
+        if len(self.leases) >= MOST_CALLS:
+            self.count()
 
     def count(self) -> None:
-        """Count the noted calls; convert their times to the database's clock."""
-        calls, self.calls = self.calls, []
+        """Count what is noted; convert its times to the database's clock."""
+        calls, claims, leases = self.calls, self.claims, self.leases
+        self.calls, self.claims, self.leases = [], [], []
         ahead = self.clock.now() - self.clock.skew - time.time()
         for tenant_id, who, at in calls:
             self._count(tenant_id, who, at + ahead)
+        for tenant_id, worker, ask, offers, at in claims:
+            self._count_claim(tenant_id, worker, ask, offers, at + ahead)
+        for tenant_id, leased, now in leases:
+            for lease in leased:
+                self._count_lease(tenant_id, lease, now)
+
+    def _sighting(self, tenant_id: str, who: Principal) -> Sighting | None:
+        """Return the sighting of a principal; None when there is no room for another one."""
+        if (key := (tenant_id, who.kind, who.id)) not in self.fresh and len(self.fresh) >= MOST_SEEN:
+            return None
+        return self.fresh.setdefault(key, Sighting())
 
     def _count(self, tenant_id: str, who: Principal, now: float) -> None:
-        if (key := (tenant_id, who.kind, who.id)) not in self.fresh and len(self.fresh) >= MOST_SEEN:
+        if (sighting := self._sighting(tenant_id, who)) is None:
             return
-        instances = self.fresh.setdefault(key, {})
+        instances = sighting.instances
         instance = who.instance_id if len(instances) < MOST_INSTANCES or who.instance_id in instances else None
         instances[instance] = (instances.get(instance, (now,))[0], now)
 
-    def take(self) -> dict[str, list[Seen]]:
-        """Return the sightings to store, by tenant; `known` includes them until `forget_taken`."""
+    def _count_claim(self, tenant_id: str, worker: Principal, ask: LeaseNext, offers: Offers, now: float) -> None:
+        if (sighting := self._sighting(tenant_id, worker)) is None:
+            return
+        given = len(offers.tasks)
+        profile = (ask.accept_types or None, ask.capabilities or None)
+        if (known := sighting.claims.pop(profile, None)) is None:
+            known = Claimed(now, sorted(ask.accept_types or ()), sorted(ask.capabilities or ()))
+            self.letters += known.letters
+            if self.letters > MOST_CLAIMED:
+                return
+        why = None if given or not offers.warnings else offers.warnings[0]
+        sighting.claims[profile] = replace(known, at=now, given=given, why=why)     # the latest at the end
+        while len(sighting.claims) > MOST_PROFILES:
+            del sighting.claims[next(iter(sighting.claims))]
+
+    def _count_lease(self, tenant_id: str, lease: Lease, now: float) -> None:
+        steps = [*["leased"] * (lease.acquired_at == now), *[lease.ending] * (lease.ending in COUNTED)]
+        if steps and (sighting := self._sighting(tenant_id, lease.worker)) is not None:
+            for step in steps:
+                sighting.steps[step] = sighting.steps.get(step, 0) + 1
+
+    def take(self) -> dict[str, list[tuple[Principal, Sighting]]]:
+        """Return the sightings to store, by tenant; what is read meanwhile includes them until `forget_taken`."""
         self.count()
-        self.leaving, self.fresh = self.fresh, {}
-        found: dict[str, list[Seen]] = {}
-        for (tenant_id, kind, id), instances in self.leaving.items():
-            found.setdefault(tenant_id, []).extend(
-                (Principal(kind, id, instance), *when) for instance, when in instances.items())
+        self.leaving, self.fresh, self.letters = self.fresh, {}, 0
+        found: dict[str, list[tuple[Principal, Sighting]]] = {}
+        for (tenant_id, kind, id), sighting in self.leaving.items():
+            found.setdefault(tenant_id, []).append((Principal(kind, id), sighting))
         return found
 
     def forget_taken(self) -> None:
@@ -66,11 +131,34 @@ class Sightings:
         """Return the presence of a principal: the stored presence plus newer sightings."""
         self.count()
         known, key = stored, (tenant_id, who.kind, who.id)
-        for seen in (self.leaving, self.fresh) if self.leaving is not self.fresh else (self.fresh,):
-            for instance, (first, last) in seen.get(key, {}).items():
-                if stored is None or last > stored.last_seen_at:      # otherwise it has been stored meanwhile
-                    known = add_visit(known, Principal(who.kind, who.id, instance), first, last)
+        if self.leaving is not self.fresh and (leaving := self.leaving.get(key)) and not is_stored(leaving, stored):
+            known = add_sighting(known, who, leaving)
+        if (fresh := self.fresh.get(key)) is not None:
+            known = add_sighting(known, who, fresh)
         return known or Presence(who.kind, who.id, None, now, now, 0)
+
+    def claimants(self, tenant_id: str) -> dict[tuple[str, str], float]:
+        """Return the kind and id of who has claimed tasks of a tenant since upkeep last stored that, and when last."""
+        self.count()
+        return {(kind, id): max(claim.at for claim in sighting.claims.values())
+                for seen in (self.leaving, self.fresh) for (tenant, kind, id), sighting in seen.items()
+                if tenant == tenant_id and sighting.claims}
+
+
+def is_stored(sighting: Sighting, stored: Presence | None) -> bool:
+    """Whether a sighting is in the stored presence already."""
+    return stored is not None and all(last <= stored.last_seen_at for _, last in sighting.instances.values())
+
+
+def add_sighting(known: Presence | None, who: Principal, sighting: Sighting) -> Presence:
+    """Add what a principal did to its presence."""
+    for instance, (first, last) in sighting.instances.items():
+        known = add_visit(known, Principal(who.kind, who.id, instance), first, last)
+    claims = list(sighting.claims.values())
+    first = claims[0].at if claims else 0.0     # a claim is a call, too, but may have been noted just before it
+    known = known or Presence(who.kind, who.id, None, first, first, 0)
+    steps = {name: getattr(known, name) + number for name, number in sighting.steps.items()}
+    return add_claims(replace(known, **steps), claims)
 
 
 def add_visit(known: Presence | None, who: Principal, first: float, last: float) -> Presence:
@@ -79,3 +167,17 @@ def add_visit(known: Presence | None, who: Principal, first: float, last: float)
     begins = first - known.last_seen_at > PAUSE or who.instance_id not in (None, known.instance_id)
     return replace(known, instance_id=who.instance_id or known.instance_id, last_seen_at=max(last, known.last_seen_at),
                    sessions=known.sessions + begins)
+
+
+def add_claims(known: Presence, claims: list[Claimed]) -> Presence:
+    """Add claims to those of a presence; the latest of each profile stays, and the oldest profiles go."""
+    if not claims:
+        return known
+    kept, letters = list[Claimed](), 0
+    for claim in sorted((*claims, *decode_claims(known.claims)), key=lambda claim: -claim.at):
+        if any(claim.profile == one.profile for one in kept):
+            continue
+        letters += claim.letters
+        if not kept or letters <= PROFILE_LETTERS:
+            kept.append(claim)
+    return replace(known, claims=msgspec.json.encode(kept[:MOST_PROFILES]).decode(), claimed_at=kept[0].at)

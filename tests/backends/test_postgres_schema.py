@@ -47,7 +47,7 @@ SHAPE = {
             attcollation::regcollation, attacl::text[], pg_get_expr(adbin, adrelid)
         FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
             LEFT JOIN pg_attrdef ON (adrelid, adnum) = (attrelid, attnum)
-        WHERE relnamespace = 'asyncgate'::regnamespace AND relkind = 'r' AND attnum > 0""",
+        WHERE relnamespace = 'asyncgate'::regnamespace AND relkind = 'r' AND attnum > 0 AND NOT attisdropped""",
     "indexes": "SELECT indexdef FROM pg_indexes WHERE schemaname = 'asyncgate'",
     "constraints": """
         SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
@@ -324,6 +324,9 @@ BEFORE = f"""
 ALTER FUNCTION asyncgate.overdue(float8, float8, text[], text[], int) RENAME TO overdue_but;
 CREATE FUNCTION asyncgate.overdue(float8, float8, text[], int) RETURNS void LANGUAGE sql AS '';
 DELETE FROM asyncgate.meta WHERE name = '{FIRST}';
+DROP INDEX asyncgate.presences_worker, asyncgate.presences_claimed, asyncgate.obligations_age;
+ALTER TABLE asyncgate.presences DROP COLUMN claims, DROP COLUMN claimed_at, DROP COLUMN leased, DROP COLUMN completed,
+    DROP COLUMN failed, DROP COLUMN expired, DROP COLUMN released;
 {''.join(f"DROP TABLE asyncgate.{name};" for name in NEW_TABLES)}
 """
 

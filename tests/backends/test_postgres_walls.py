@@ -37,6 +37,7 @@ from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import (
+    AheadOf,
     ArchivedFilter,
     EntryFilter,
     LeaseCount,
@@ -47,6 +48,8 @@ from asyncgate.parts.model.queries import (
     ReceiptFilter,
     ScheduleFilter,
     TaskFilter,
+    UnsentOf,
+    WorkerFilter,
 )
 from asyncgate.parts.model.settings import (
     ArchiveSettings,
@@ -347,7 +350,8 @@ async def bulk_of(gate: Gate, mark: str) -> dict[str, str]:
 async def lists_of(gate: Gate, type: str) -> dict[str, str]:
     """Return where the lists of those who look after a gate can go on, and a queue with tasks of a type."""
     root = gate.as_admin()
-    return {"queue_id": (await root.list_queues(type=type)).queues[0].queue_id,
+    return {"workers_cursor": str((await root.list_workers(limit=1)).cursor),
+            "queue_id": (await root.list_queues(type=type)).queues[0].queue_id,
             "queues_cursor": str((await root.list_queues(limit=1)).next_cursor),
             "schedules_cursor": str((await root.list_schedules(limit=1)).cursor),
             "obligations_cursor": str((await root.list_obligations(limit=1)).next_cursor)}
@@ -699,6 +703,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "get_bulk": [{"bulk_id": "{bulk_id}"}],
     "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
+    "list_workers": [{}, {"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{workers_cursor}"}],
     "list_queues": [{}, {"type": "{type}"}, {"cursor": "{queues_cursor}"}],
     "get_queue": [{"queue_id": "{queue_id}"}],
     "get_task_history": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
@@ -1002,6 +1007,10 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     waiting = await gate.backend.page(tenant, OutboxFilter("", 10))
     await gate.backend.page(tenant, OutboxOf(tuple([row.receipt_id for row in waiting])))
     await gate.backend.lag(tenant)
+    await gate.backend.page(tenant, WorkerFilter(("", ""), 10, latest=True))
+    await gate.backend.page(tenant, UnsentOf(names["task_id"], 10))
+    stored = await gate.backend.page(tenant, TaskFilter(None, None, None, None, 10))
+    await gate.backend.page(tenant, AheadOf(stored[0][0].lane, 0, "f", 10))
 
 
 async def waited_for(admin: str, tenant_id: str, task_id: str) -> None:

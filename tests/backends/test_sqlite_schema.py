@@ -16,9 +16,19 @@ from asyncgate.backends.lineage import FIRST, digest
 from asyncgate.backends.sqlite import CARRIED, SCHEMA, migrate_database, migrate_file, migrations, open_backend
 from asyncgate.conformance.harness import Gate
 from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 NEXT = len(migrations()) + 1
+BEFORE = """
+DROP INDEX presences_worker;
+DROP INDEX presences_claimed;
+DROP INDEX obligations_age;
+DROP INDEX leases_holder;
+CREATE INDEX leases_claim ON leases (tenant_id, worker_kind, worker_id, claim_id)
+    WHERE ending = 'live' AND claim_id IS NOT NULL;
+""" + "".join(f"ALTER TABLE presences DROP COLUMN {name};" for name in (
+    "claims", "claimed_at", "leased", "completed", "failed", "expired", "released"))
 COLOUR = """
 ALTER TABLE tasks ADD COLUMN colour TEXT DEFAULT 'red';
 CREATE INDEX tasks_colour ON tasks (tenant_id, colour);
@@ -54,12 +64,16 @@ def version(db: sqlite3.Connection) -> int:
 
 
 def shape(db: sqlite3.Connection) -> list[str]:
-    """The statements that made all that is in a file."""
-    return [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")]
+    """The columns of all tables in a file, and the statements that made all else."""
+    columns = db.execute("SELECT json_array(m.name, t.name, t.type, t.\"notnull\", t.dflt_value) "
+                         "FROM sqlite_master AS m, pragma_table_info(m.name) AS t WHERE m.type = 'table' ORDER BY 1")
+    others = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'table' ORDER BY name")
+    return [told for (told,) in (*columns, *others)]
 
 
 def as_before(db: sqlite3.Connection, number: int) -> None:
     """Make a file look like one of the numbering before the first release."""
+    db.executescript(BEFORE)
     db.execute("UPDATE meta SET value = ? WHERE name = 'schema_version'", (str(number),))
     db.execute("DELETE FROM meta WHERE name = ?", (FIRST,))
     for table in ("pauses", "bulks"):
@@ -102,8 +116,13 @@ async def test_a_file_of_the_numbering_before_the_first_release_is_carried_over_
     assert await migrate_database(url) == [f"schema {CARRIED} as 0001_initial.sql"]
     assert await migrate_database(url) == []
 
-    await (await open_backend(url)).close()
+    backend = await open_backend(url)
+    gate = Gate(Engine(backend), str(uuid.uuid4()))
+    await gate.finished()
+    await Upkeep(gate.engine).store_presences()
+    await backend.close()
     assert version(db) == NEXT - 1
+    assert db.execute("SELECT completed FROM presences WHERE id = 'w1'").fetchall() == [(1,)]
     assert shape(db) == fresh
 
 

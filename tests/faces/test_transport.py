@@ -113,6 +113,9 @@ def drain():
     released.set()
 
 
+if options.tell == "rests":
+    rest = server.Http._rest_between_reads
+    server.Http._rest_between_reads = lambda self: (say("rest"), rest(self))[1]
 sys.exit(server.run_server(app, options, drain=drain, ready=say))
 """
 
@@ -133,6 +136,7 @@ class Server:
             "log_level": "WARNING",
             "start": "well",
             "close": "well",
+            "tell": "",
         }
         command = [sys.executable, str(script), str(ROOT), json.dumps(settings | options)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
@@ -466,6 +470,19 @@ def test_trailers_do_not_join_the_headers(client: Client) -> None:
 
     assert body == {"path": "/", "body": "hello", "headers": ["host", "transfer-encoding"]}
     assert client.get("/next")["headers"] == ["host"]
+
+
+def test_what_an_answered_client_still_sends_is_read_with_rests_between(launch: Start) -> None:
+    server = launch(tell="rests").start()
+    client = Client(server)
+    size = 4 * 2**20
+
+    assert client.say(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size).answer()[0] == 200
+    client.say(b"x" * size)
+
+    for _ in range(5):
+        server.until("rest")
+    assert client.rest() == b""
 
 
 def test_an_answer_given_before_the_body_came_keeps_the_connection(client: Client) -> None:

@@ -30,7 +30,7 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
                   "seal_receipts", "list_seals", "export_receipts", "import_receipts",
                   "run_archive", "restore_archive", "examine_gate", "drain_gate", "resume_gate", "list_obligations",
-                  "list_queues", "get_queue",
+                  "list_workers", "list_queues", "get_queue",
                   "pause_work", "drain_work", "resume_work", "list_pauses",
                   "preview_bulk", "run_bulk", "get_bulk"}
 MORE: dict[str, dict[str, Any]] = {
@@ -132,6 +132,7 @@ async def test_an_agent_has_its_own_tasks_and_receipts_and_an_admin_any(house: H
     receipt = (await house.good("list_receipts", token=ada))["receipts"][0]["receipt_id"]
     own: dict[str, dict[str, Any]] = {
         "get_task": {"task_id": task}, "get_task_history": {"task_id": task}, "list_receipts": {"task_id": task},
+        "explain_task": {"task_id": task},
         "get_receipt": {"receipt_id": receipt}, "ack_receipt": {"receipt_id": receipt},
         "release_hold": {"task_id": task}, "cancel_task": {"task_id": task}}
 

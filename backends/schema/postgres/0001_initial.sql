@@ -269,10 +269,19 @@ CREATE TABLE asyncgate.presences (          -- when principals called the gate
     id              asyncgate.id NOT NULL,  -- of the principal
     instance_id     text,                   -- the last instance seen
     first_seen_at   float8 NOT NULL,        -- when it first called
-    last_seen_at    float8 NOT NULL,        -- when it last called, within a minute
+    last_seen_at    float8 NOT NULL,        -- when it last called, within half a minute
     sessions        bigint NOT NULL,        -- how many sessions it began
+    claims          text NOT NULL DEFAULT '[]', -- JSON array: its last claim with each of a few profiles
+    claimed_at      float8,                 -- when it last claimed; empty: never
+    leased          bigint NOT NULL DEFAULT 0,  -- leases that it was granted
+    completed       bigint NOT NULL DEFAULT 0,  -- how many of them it completed
+    failed          bigint NOT NULL DEFAULT 0,  -- how many of them it failed
+    expired         bigint NOT NULL DEFAULT 0,  -- how many of them expired
+    released        bigint NOT NULL DEFAULT 0,  -- how many of them it released
     PRIMARY KEY (tenant_id, kind, id)
 ) WITH (fillfactor = 70);
+CREATE INDEX presences_worker ON asyncgate.presences (tenant_id, kind, id) WHERE claimed_at IS NOT NULL;
+CREATE INDEX presences_claimed ON asyncgate.presences (tenant_id, claimed_at) WHERE claimed_at IS NOT NULL;
 
 
 -- Identity: credentials, tenants' accounts, and the audit log of both.

@@ -117,8 +117,8 @@ CREATE TABLE leases (                       -- the latest of each task, apart fr
 ) WITHOUT ROWID;
 CREATE INDEX leases_live ON leases (tenant_id, expires_at) WHERE ending = 'live';
 CREATE UNIQUE INDEX leases_id ON leases (tenant_id, lease_id) WHERE ending = 'live';
-CREATE INDEX leases_claim ON leases (tenant_id, worker_kind, worker_id, claim_id)
-    WHERE ending = 'live' AND claim_id IS NOT NULL;
+CREATE INDEX leases_holder ON leases (tenant_id, worker_kind, worker_id, claim_id)
+    WHERE ending = 'live';
 
 CREATE TABLE progress (
     tenant_id       TEXT NOT NULL,
@@ -220,8 +220,17 @@ CREATE TABLE presences (                    -- when principals called the gate
     first_seen_at   REAL NOT NULL,
     last_seen_at    REAL NOT NULL,
     sessions        INTEGER NOT NULL,
+    claims          TEXT NOT NULL DEFAULT '[]', -- JSON array: its last claim with each of a few profiles
+    claimed_at      REAL,                   -- when it last claimed; empty: never
+    leased          INTEGER NOT NULL DEFAULT 0, -- leases that it was granted
+    completed       INTEGER NOT NULL DEFAULT 0, -- how many of them it completed
+    failed          INTEGER NOT NULL DEFAULT 0, -- how many of them it failed
+    expired         INTEGER NOT NULL DEFAULT 0, -- how many of them expired
+    released        INTEGER NOT NULL DEFAULT 0, -- how many of them it released
     PRIMARY KEY (tenant_id, kind, id)
 ) WITHOUT ROWID;
+CREATE INDEX presences_worker ON presences (tenant_id, kind, id) WHERE claimed_at IS NOT NULL;
+CREATE INDEX presences_claimed ON presences (tenant_id, claimed_at) WHERE claimed_at IS NOT NULL;
 
 
 -- Identity: credentials, tenants' accounts, and the audit log of both.

@@ -1,0 +1,126 @@
+"""`asyncgate tail`: receipts as they come, one line each, until Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+import click
+import msgspec
+
+from asyncgate import RECEIPT_TYPES
+from asyncgate.clients.events import StreamEvent
+from asyncgate.clients.http import Http, Refusal, Unreachable, WrongAddress, pause_after
+from asyncgate.commands import remembered
+from asyncgate.commands.calling import (
+    EXIT_INTERRUPTED,
+    ID_TYPE,
+    Duration,
+    add_gate_options,
+    as_json,
+    connect_to_gate,
+)
+from asyncgate.commands.profiles import Connection
+from asyncgate.commands.terminal import STYLES, console, escape_text, format_cell, is_terminal
+from asyncgate.commands.watching import PASSING
+from asyncgate.parts.faces.stream import STREAM
+from asyncgate.parts.model.wire import Kind
+
+PATH = STREAM.rest[0][1]
+LONGEST_TYPE = max(map(len, RECEIPT_TYPES))
+
+
+@click.command()
+@click.option("--to", "to_id", metavar="NAME", help="Only what is addressed to this principal; an admin sees all.")
+@click.option("--to-kind", type=click.Choice(get_args(Kind)), help="Kind of that principal; default: any.")
+@click.option("--task", "task_id", type=ID_TYPE, metavar="TASK_ID", help="Only the receipts of this task.")
+@click.option("--type", "receipt_type", metavar="TYPE", help="Only receipts of this type, such as task.failed.")
+@click.option("--since", type=Duration(), metavar="DURATION", default=0.0,
+              help="Begin with the receipts of the last DURATION, such as 10m; default: only new ones.")
+@click.option("--all", "from_start", is_flag=True, help="Begin with the first receipt.")
+@as_json
+@add_gate_options
+def tail(at: Connection, since: float, from_start: bool, as_json: bool, **filter: Any) -> None:
+    """Show receipts as they come, until Ctrl-C: each exactly once, also when the gate restarts.
+
+    An agent sees what is addressed to it, an admin all receipts of the tenant.  With --json each line is one receipt.
+    """
+    query = {name: value for name, value in filter.items() if value is not None}
+    if not from_start:
+        query["created_after"] = (datetime.now(UTC) - timedelta(seconds=since)).isoformat()
+    try:
+        with connect_to_gate(at) as gate:
+            Tail(gate, query, as_json).follow()
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+
+
+class Tail:
+    """Follows one stream of receipts across interruptions."""
+
+    def __init__(self, gate: Http, query: dict[str, Any], as_json: bool) -> None:
+        self.gate, self.query, self.as_json = gate, query, as_json
+        self.last, self.away, self.known = "", 0, set[str]()
+
+    def follow(self) -> None:
+        """Show receipts for ever; after an interruption go on behind the last one shown."""
+        while True:
+            try:
+                self._read()
+                wait = 0.0      # the gate ended the stream; it stops, or the credential does, which the next try says
+            except Unreachable as cut:
+                wait = self._excuse(cut)
+            except Refusal as no:
+                if no.status not in PASSING:
+                    raise
+                wait = max(self._excuse(no), no.retry_after or 0.0)
+            time.sleep(max(wait, pause_after(1)))
+
+    def _read(self) -> None:
+        with self.gate.open_stream(PATH, self.query, self.last) as events:
+            for event in events:
+                self.away = 0
+                self._show(event)
+
+    def _excuse(self, error: Exception) -> float:
+        """Tell once that the gate does not answer; return how long to wait before the next try."""
+        if isinstance(error, WrongAddress):
+            raise error
+        if not self.away:
+            click.echo(f"{escape_text(str(error))}; trying again", err=True)
+        self.away += 1
+        return pause_after(self.away, 0.5)
+
+    def _show(self, event: StreamEvent) -> None:
+        if event.id:
+            self.last = event.id
+        if self.as_json:
+            click.echo(event.data)
+        elif is_terminal(sys.stdout):
+            draw_receipt(msgspec.json.decode(event.data), self.known)
+        else:
+            click.echo("  ".join(list_words(msgspec.json.decode(event.data))))
+        sys.stdout.flush()
+
+
+def list_words(receipt: dict[str, Any]) -> list[str]:
+    """Return what a line says: when, what, about which task or schedule, and from whom to whom."""
+    about = receipt.get("task_id") or receipt.get("schedule_id") or receipt["receipt_id"]
+    who = f"{format_cell(receipt['from'])} to {format_cell(receipt['to'])}"
+    return [format_cell(receipt["created_at"]), f"{escape_text(receipt['receipt_type']):{LONGEST_TYPE}}",
+            escape_text(about), who]
+
+
+def draw_receipt(receipt: dict[str, Any], known: set[str]) -> None:
+    """Draw a line on a terminal: the time of day, an id that is shortened and remembered, colour by type."""
+    from rich.text import Text
+
+    moment, type, about, who = list_words(receipt)
+    if about not in known:
+        remembered.remember([about])
+        known.add(about)
+    line = Text.assemble((f"{moment[11:]}  ", "dim"), (type, STYLES.get(type.strip(), "")),
+                         f"  {remembered.shorten_id(about)}  {who}")
+    console().print(line, no_wrap=True, overflow="ellipsis")

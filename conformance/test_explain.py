@@ -1,0 +1,569 @@
+"""explain_task: each cause is staged, and told right, also by a second process that shares the database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from asyncgate import Caller, Engine, Work
+from asyncgate.backends import open_backend
+from asyncgate.conformance.harness import Gate, refused, settings_for_tests, under
+from asyncgate.parts.extensions import engine_over
+from asyncgate.parts.model.settings import LedgerSettings, RateLimiting, RateLimits, SecuritySettings, Tier
+from asyncgate.parts.model.stored import Account, Outgoing
+from asyncgate.parts.model.wire import Offer
+from asyncgate.parts.model.wire_workers import CauseName, Explanation, NextCall
+from asyncgate.parts.operating.explain import CAUSES, MOST_AHEAD
+from asyncgate.parts.operations import OPERATIONS
+from asyncgate.parts.upkeep import Upkeep
+
+pytestmark = pytest.mark.anyio
+Ask = Callable[..., Awaitable[Explanation]]
+SETTINGS: dict[str, Any] = {
+    "instance_id": "asyncgate-1", "security": SecuritySettings(rate_limiting=RateLimiting(enabled=True)),
+    "rate_limits": RateLimits(free_tier=Tier(concurrent_leases=3, receipts_per_task=8))}
+IDLE = 200      # seconds after which a worker no longer counts as one that asks
+
+
+@pytest.fixture
+def gate(make_gate: Callable[..., Gate]) -> Gate:
+    """A gate with limits."""
+    return make_gate(**SETTINGS)
+
+
+@pytest.fixture
+async def ask(gate: Gate, backend_url: str) -> AsyncIterator[Ask]:
+    """Ask this process as the owner and as an admin, then another process; all must give the same causes."""
+    backend: Any = gate.backend if backend_url == "memory:" else await open_backend(backend_url)
+    other = Gate(engine_over(backend, settings_for_tests(**SETTINGS)), gate.tenant_id)
+
+    async def told(task_id: str) -> Explanation:
+        mine: Explanation = await gate.as_admin().explain_task(task_id=task_id)
+        await Upkeep(gate.engine).store_presences()
+        if backend is not gate.backend:
+            backend.skew = gate.backend.skew
+        for view in (gate.as_agent(), gate.as_admin(), other.as_admin()):
+            theirs = await view.explain_task(task_id=task_id)
+            assert names(theirs) == names(mine)
+        for call in (mine.next, *(cause.next for cause in mine.also)):
+            require_legal(call)
+        return mine
+
+    yield told
+    if backend is not gate.backend:
+        await backend.close()
+
+
+def require_legal(call: NextCall) -> None:
+    """Fail if a call does not exist, or does not take what it is given."""
+    op = OPERATIONS[call.operation]
+    assert set(op.takes.needed) <= set(call.arguments) <= {*op.reader.fields}
+
+
+def names(told: Explanation) -> list[CauseName]:
+    """Return the causes in order."""
+    return [told.cause, *(cause.cause for cause in told.also)]
+
+
+async def change(gate: Gate, how: Callable[[Work], object], task_id: str | None = None) -> None:
+    """Change stored rows as a test needs them."""
+    def write(engine: Engine, work: Work, caller: Caller, ask: Any) -> None:
+        how(work)
+
+    def load(needs: Any, caller: Caller, ask: Any) -> None:
+        needs.tasks.update({task_id} - {None})
+    await gate.engine.write(write, load, gate.engine.make_own_caller(gate.tenant_id), None)  # type: ignore[arg-type]
+
+
+async def post(gate: Gate, task_id: str, state: Any, reason: str | None = None) -> None:
+    """Put the first receipt of a task into the outbox."""
+    receipt = (await gate.receipts(task_id))[0]
+    row = Outgoing(receipt.receipt_id, task_id, "{}", gate.now() - 60, state, reason, 3)
+    await change(gate, lambda work: work.keep_record(row))
+
+
+async def lose(gate: Gate, offer: Offer) -> None:
+    """Let a lease run out without a sweep."""
+    gate.skip(offer.expires_at.timestamp() - gate.now() + 1)
+
+
+# Under a lease.
+
+
+async def test_a_leased_task_names_its_worker_and_when_it_was_last_heard(gate: Gate, ask: Ask) -> None:
+    offer = await gate.leased()
+    gate.skip(20)
+
+    told = await ask(offer.task_id)
+
+    assert names(told) == ["leased"]
+    [worker] = told.evidence.workers or []
+    assert (str(worker.worker), told.evidence.until, told.evidence.lease_id) == (
+        "worker w1", offer.expires_at, offer.lease_id)
+    assert told.evidence.since is not None
+    assert 15 < gate.now() - told.evidence.since.timestamp() < 60
+    assert told.summary.startswith("worker w1 has leased it and did not say that it began")
+    assert (told.next.operation, told.next.arguments) == (
+        "get_task", {"task_id": offer.task_id, "wait_seconds": 30})
+
+
+async def test_progress_and_other_calls_of_its_worker_are_signs_of_life(gate: Gate, ask: Ask) -> None:
+    offer = await gate.leased()
+    gate.skip(20)
+    await gate.as_worker().report_progress(**under(offer), progress=1)
+
+    told = await ask(offer.task_id)
+    assert told.summary.startswith("worker w1 works on it")
+    assert told.evidence.since is not None
+    assert gate.now() - told.evidence.since.timestamp() < 10
+
+    gate.skip(20)
+    await gate.as_worker().list_leases()
+    told = await ask(offer.task_id)
+    assert told.evidence.since is not None
+    assert gate.now() - told.evidence.since.timestamp() < 10
+
+
+async def test_a_lease_that_ran_out_and_was_not_swept_is_overdue(gate: Gate, ask: Ask) -> None:
+    offer = await gate.leased()
+    await lose(gate, offer)
+
+    told = await ask(offer.task_id)
+
+    assert names(told) == ["lease_overdue"]
+    assert (told.evidence.since, told.evidence.instance_id) == (offer.expires_at, "asyncgate-1")
+
+
+async def test_how_the_last_sweep_went_is_told(gate: Gate) -> None:
+    offer = await gate.leased()
+    await lose(gate, offer)
+    gate.engine.extend(upkeep := Upkeep(gate.engine))
+    upkeep.duties["sweep"].last_error = "DatabaseUnavailable"
+
+    told = await gate.as_admin().explain_task(task_id=offer.task_id)
+
+    assert told.evidence.sweep_error == "DatabaseUnavailable"
+    assert "its last sweep failed (DatabaseUnavailable)" in told.summary
+
+
+async def move_to(gate: Gate, task_id: str, instance: str) -> None:
+    """Let another gate look after a task."""
+    await change(gate, lambda work: work.change_task(work.tasks[task_id], asyncgate_instance=instance), task_id)
+
+
+async def test_the_gate_of_a_leased_task_is_gone_and_this_one_takes_it_over_when_the_lease_ends(
+        gate: Gate, ask: Ask) -> None:
+    offer = await gate.leased()
+    await move_to(gate, offer.task_id, "asyncgate-9")
+
+    told = await ask(offer.task_id)
+
+    assert names(told) == ["leased", "instance_gone"]
+    gone = told.also[0]
+    assert (gone.evidence.instance_id, gone.evidence.until) == ("asyncgate-9", offer.expires_at)
+    assert "gate asyncgate-1 takes it over in" in gone.summary
+
+
+async def test_the_gate_is_gone_and_so_is_the_lease(gate: Gate, ask: Ask) -> None:
+    offer = await gate.leased()
+    await move_to(gate, offer.task_id, "asyncgate-9")
+    await lose(gate, offer)
+
+    told = await ask(offer.task_id)
+
+    assert names(told) == ["instance_gone"]
+    assert told.summary.endswith("gate asyncgate-1 takes it over with its next sweep.")
+
+
+async def test_a_gate_that_serves_is_not_gone(gate: Gate, backend_url: str) -> None:
+    if not backend_url.startswith("postgres"):
+        pytest.skip("one process has this database for itself")
+    offer = await gate.leased()
+    await move_to(gate, offer.task_id, "asyncgate-9")
+    there = await open_backend(backend_url)
+    await there.join("asyncgate-9", 10.0, lambda news: None)    # type: ignore[attr-defined]
+
+    alive = await gate.as_admin().explain_task(task_id=offer.task_id)
+    await lose(gate, offer)
+    overdue = await gate.as_admin().explain_task(task_id=offer.task_id)
+    await there.close()
+    gone = await gate.as_admin().explain_task(task_id=offer.task_id)
+
+    assert (names(alive), names(overdue), names(gone)) == (["leased"], ["lease_overdue"], ["instance_gone"])
+    assert overdue.evidence.instance_id == "asyncgate-9"
+    assert gone.evidence.last_beat_at is not None
+
+
+# Not to be offered.
+
+
+async def test_a_task_is_on_hold_after_it_was_lost_too_often(gate: Gate, ask: Ask) -> None:
+    task_id = await gate.create(max_expiries=2)
+    for worker in ("w1", "w2"):
+        offer = await gate.claim(worker)
+        assert offer is not None
+        await gate.lose(offer)
+
+    told = await ask(task_id)
+
+    assert names(told) == ["on_hold"]
+    assert (told.evidence.held, told.evidence.expiries, told.evidence.lost_to) == ("lease_expiries", 2, ["w1", "w2"])
+    assert "2 times, which is as often as it may (w1, w2)" in told.summary
+    assert (told.next.operation, told.next.arguments) == ("release_hold", {"task_id": task_id})
+
+
+async def test_a_task_is_on_hold_because_it_has_too_many_receipts(gate: Gate, ask: Ask) -> None:
+    task_id = await gate.create(max_expiries=0)
+    while (offer := await gate.claim()) is not None:
+        await gate.lose(offer)
+
+    told = await ask(task_id)
+
+    assert names(told) == ["on_hold"]
+    assert "as many receipts as its tenant's quota allows" in told.summary
+
+
+async def test_a_caller_that_may_not_write_is_not_told_to(gate: Gate) -> None:
+    offer = await gate.leased(max_expiries=1)
+    await gate.lose(offer)
+    reader = gate.as_caller("agent", "ada", "agent", scopes=frozenset({"tasks:read"}))
+
+    told = await reader.explain_task(task_id=offer.task_id)
+
+    assert (told.cause, told.next.operation) == ("on_hold", "get_task")
+
+
+@pytest.mark.parametrize("target", [
+    {"type": "demo"}, {"type": "demo", "capabilities": ["gpu"]}, {"whole_tenant": True}, {"worker": "w1"}])
+async def test_what_does_the_task_is_paused(gate: Gate, ask: Ask, target: dict[str, Any]) -> None:
+    await gate.claim(capabilities=["gpu"])
+    task_id = await gate.create(requirements={"capabilities": ["gpu"]})
+    await gate.as_admin().pause_work(**target, reason="the model is down")
+
+    told = await ask(task_id)
+
+    assert names(told) == ["paused"]
+    assert told.summary.endswith("is paused until somebody resumes it: the model is down.")
+    assert (str(told.evidence.by), told.evidence.reason) == ("human root", "the model is down")
+    assert (told.next.operation, told.next.arguments) == ("resume_work", {
+        name: tuple(value) if isinstance(value, list) else value for name, value in target.items()})
+    await gate.as_admin().resume_work(**target)
+    assert names(await ask(task_id)) == ["claimable"]
+
+
+async def test_one_of_two_workers_is_paused_and_the_other_one_gets_the_task(gate: Gate, ask: Ask) -> None:
+    for worker in ("w1", "w2"):
+        await gate.claim(worker)
+    task_id = await gate.create()
+    await gate.as_admin().pause_work(worker="w1")
+
+    told = await ask(task_id)
+
+    assert names(told) == ["claimable"]
+    assert [one.worker.id for one in told.evidence.workers or ()] == ["w2"]
+
+
+async def test_a_delayed_task_is_paused_too_and_one_of_another_type_is_not(gate: Gate, ask: Ask) -> None:
+    await gate.claim()
+    delayed, other = await gate.create(delay_seconds=60), await gate.create("other")
+    await gate.as_admin().pause_work(type="demo")
+
+    assert names(await ask(delayed)) == ["paused", "delay"]
+    assert names(await ask(other)) == ["claimable"]
+
+
+async def test_the_tenant_of_a_task_is_suspended(gate: Gate, ask: Ask) -> None:
+    task_id = await gate.create()
+    await gate.claim(accept_types=["other"])
+    await change(gate, lambda work: work.keep_record(Account("theirs", 0.0, suspended_at=work.now - 300)))
+
+    told = await ask(task_id)
+
+    assert names(told) == ["tenant_suspended", "no_worker"]
+    assert "for 5 minutes" in told.summary
+
+
+# Its time has not come.
+
+
+async def test_a_task_was_created_to_begin_later(gate: Gate, ask: Ask) -> None:
+    await gate.claim()
+    task_id = await gate.create(delay_seconds=60)
+
+    told = await ask(task_id)
+
+    assert names(told) == ["delay"]
+    assert told.evidence.until == (await gate.task(task_id)).next_eligible_at
+
+
+async def test_a_failed_attempt_waits_before_the_next_one(gate: Gate, ask: Ask) -> None:
+    offer = await gate.leased(max_attempts=3, retry_backoff_seconds=600)
+    await gate.as_worker().fail(**under(offer), error="no", retryable=True)
+
+    told = await ask(offer.task_id)
+
+    assert names(told) == ["backoff"]
+    assert (told.evidence.attempt, told.evidence.max_attempts) == (1, 3)
+    assert told.evidence.until == (await gate.task(offer.task_id)).next_eligible_at
+    assert told.summary.startswith("Attempt 1 of 3 failed; it is offered in 10 minutes")
+
+
+async def test_leases_that_ran_out_together_do_not_come_back_at_once(gate: Gate, ask: Ask) -> None:
+    offer = await gate.leased()
+    await lose(gate, offer)
+    await gate.sweep()
+    await change(gate, lambda work: work.change_task(
+        work.tasks[offer.task_id], next_eligible_at=work.now + 5), offer.task_id)
+    await gate.claim()
+
+    told = await ask(offer.task_id)
+
+    assert names(told) == ["jitter"]
+    assert told.evidence.expiries == 1
+
+
+# In the queue.
+
+
+async def test_the_tenant_has_all_the_leases_that_it_may_have(gate: Gate, ask: Ask) -> None:
+    for _ in range(3):
+        await gate.leased()
+    task_id = await gate.create()
+    await gate.claim("w2")
+
+    told = await ask(task_id)
+
+    assert names(told) == ["lease_quota"]
+    assert (told.evidence.in_use, told.evidence.limit) == (3, 3)
+    assert told.next.operation == "get_limits"
+
+
+async def test_no_worker_has_ever_asked(gate: Gate, ask: Ask) -> None:
+    task_id = await gate.create()
+
+    told = await ask(task_id)
+
+    assert names(told) == ["no_worker"]
+    assert told.summary == "Nobody who can do it has asked for tasks; no worker has asked at all."
+    assert (told.next.operation, told.evidence.workers) == ("list_workers", [])
+
+
+async def test_those_who_ask_lack_a_capability(gate: Gate, ask: Ask) -> None:
+    task_id = await gate.create(requirements={"capabilities": ["gpu", "web"]})
+    await gate.claim("w1", capabilities=["web"])
+    gate.skip(5)
+    await gate.claim("w2", capabilities=["pdf"])
+
+    told = await ask(task_id)
+
+    assert names(told) == ["no_worker"]
+    assert (told.evidence.needed, told.evidence.missing) == (["gpu", "web"], ["gpu"])
+    assert [(one.worker.id, one.capabilities) for one in told.evidence.workers or ()] == [
+        ("w2", ["pdf"]), ("w1", ["web"])]
+    assert "gpu is missing. The last to ask was worker w2" in told.summary
+    agent = await gate.as_agent().explain_task(task_id=task_id)
+    assert (agent.evidence, agent.next.operation) == (told.evidence, "get_task")
+
+
+async def test_those_who_ask_do_not_accept_the_type(gate: Gate, ask: Ask) -> None:
+    task_id = await gate.create("rare")
+    await gate.claim(accept_types=["common"])
+
+    told = await ask(task_id)
+
+    assert names(told) == ["no_worker"]
+    assert told.evidence.missing == ["rare"]
+    assert told.evidence.workers is not None
+    assert told.evidence.workers[0].accept_types == ["common"]
+
+
+async def test_the_worker_that_could_do_it_no_longer_asks(gate: Gate, ask: Ask) -> None:
+    await gate.claim(accept_types=["demo"])
+    asked = gate.now()
+    gate.skip(IDLE)
+    await gate.claim("w2", accept_types=["other"])
+    task_id = await gate.create()
+
+    told = await ask(task_id)
+
+    assert names(told) == ["no_worker"]
+    assert told.evidence.since is not None
+    assert abs(told.evidence.since.timestamp() - asked) < 10
+    assert [one.worker.id for one in told.evidence.workers or ()] == ["w1"]
+    assert told.summary == "Nobody who can do it has asked for tasks for 3 minutes: the last was worker w1."
+
+
+async def test_tasks_of_higher_priority_and_older_ones_come_first(gate: Gate, ask: Ask) -> None:
+    await gate.claim()
+    made = [await gate.create(priority=priority) for priority in (0, 5, 0, 1, 0)]
+    await gate.create(priority=9, delay_seconds=60)
+    await gate.create("other", priority=9)
+
+    assert [(await ask(task_id)).evidence.ahead for task_id in made] == [2, None, 3, 1, 4]
+    told = await ask(made[2])
+    assert names(told) == ["behind"]
+    assert told.summary == "3 tasks of a higher priority or age come before it in its queue."
+    assert names(await ask(made[1])) == ["claimable"]
+
+
+async def test_tasks_before_it_are_counted_up_to_a_bound(gate: Gate, ask: Ask) -> None:
+    await gate.claim()
+    for _ in range(3):
+        await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 400)
+    task_id = await gate.create()
+
+    told = await ask(task_id)
+
+    assert (told.cause, told.evidence.ahead) == ("behind", MOST_AHEAD)
+    assert told.summary.startswith("1000+ tasks")
+
+
+async def test_those_who_can_do_it_are_busy(gate: Gate, ask: Ask) -> None:
+    for _ in range(2):
+        await gate.leased(lease_ttl_seconds=None)
+    gate.skip(IDLE)
+    await gate.as_worker().list_leases()
+    task_id = await gate.create()
+
+    told = await ask(task_id)
+
+    assert names(told) == ["workers_busy"]
+    assert [(one.worker.id, one.holding) for one in told.evidence.workers or ()] == [("w1", 2)]
+    assert "busy: 1 with 2 leases; the last sign of life came" in told.summary
+
+
+async def test_nothing_keeps_a_task_that_the_next_claim_gets(gate: Gate, ask: Ask) -> None:
+    await gate.claim()
+    task_id = await gate.create()
+
+    told = await ask(task_id)
+
+    assert names(told) == ["claimable"]
+    assert [one.worker.id for one in told.evidence.workers or ()] == ["w1"]
+    assert await gate.claim() is not None
+
+
+# After its end.
+
+
+async def test_a_success_that_nobody_can_find_is_still_owed(gate: Gate, ask: Ask) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().complete(**under(offer), result={"ok": True})
+
+    told = await ask(offer.task_id)
+
+    assert names(told) == ["owed"]
+    assert (told.next.operation, told.evidence.receipt_ids) == ("attach_artifacts", [offer.obligation_receipt_id])
+    await gate.as_agent().attach_artifacts(task_id=offer.task_id, artifacts=[{"uri": "file:///out"}])
+    assert names(await ask(offer.task_id)) == ["ended"]
+
+
+@pytest.mark.parametrize("end", ["succeeded", "failed", "canceled"])
+async def test_a_task_has_ended_and_nothing_is_owed(gate: Gate, ask: Ask, end: str) -> None:
+    offer = await gate.leased(max_attempts=1)
+    if end == "succeeded":
+        await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "file:///out"}])
+    elif end == "failed":
+        await gate.as_worker().fail(**under(offer), error="no", retryable=True)
+    else:
+        await gate.as_agent().cancel_task(task_id=offer.task_id)
+    gate.skip(300)
+
+    told = await ask(offer.task_id)
+
+    assert (names(told), told.status) == (["ended"], end)
+    assert "5 minutes ago, and nothing is owed" in told.summary
+
+
+# Beside a ledger.
+
+
+@pytest.fixture
+def beside_ledger(gate: Gate) -> Gate:
+    """The same tenant through a gate that has a ledger."""
+    return gate.beside(**{**SETTINGS, "receipt_mode": "memorygate_integrated",
+                          "ledger": LedgerSettings(url="http://127.0.0.1:1/")})
+
+
+async def test_the_ledger_has_refused_a_receipt(gate: Gate, beside_ledger: Gate) -> None:
+    offer = await gate.finished()
+    await post(gate, offer.task_id, "parked", "no such tenant")
+
+    told = await beside_ledger.as_admin().explain_task(task_id=offer.task_id)
+
+    assert names(told) == ["ledger_parked", "ended"]
+    assert (told.evidence.reason, told.evidence.tries) == ("no such tenant", 3)
+
+
+async def test_a_receipt_waits_for_the_ledger(gate: Gate, beside_ledger: Gate) -> None:
+    offer = await gate.leased()
+    await post(gate, offer.task_id, "waiting")
+
+    told = await beside_ledger.as_admin().explain_task(task_id=offer.task_id)
+
+    assert names(told) == ["leased", "ledger_waiting"]
+    assert told.also[0].evidence.receipt_ids == [(await gate.receipts(offer.task_id))[0].receipt_id]
+
+
+# Several at once.
+
+
+async def test_a_delayed_task_that_nobody_could_do_either(gate: Gate, ask: Ask) -> None:
+    await gate.claim(accept_types=["other"])
+    task_id = await gate.create(delay_seconds=60)
+
+    assert names(await ask(task_id)) == ["delay", "no_worker"]
+
+
+async def test_busy_workers_and_a_queue(gate: Gate, ask: Ask) -> None:
+    await gate.leased()
+    gate.skip(IDLE)
+    await gate.as_worker().list_leases()
+    await gate.create()
+    task_id = await gate.create()
+
+    assert names(await ask(task_id)) == ["behind", "workers_busy"]
+
+
+async def test_a_full_tenant_and_a_queue(gate: Gate, ask: Ask) -> None:
+    for _ in range(3):
+        await gate.leased()
+    await gate.create()
+    task_id = await gate.create()
+
+    assert names(await ask(task_id)) == ["lease_quota", "behind"]
+
+
+async def test_a_success_that_is_owed_and_waits_for_the_ledger(gate: Gate, beside_ledger: Gate) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().complete(**under(offer), result={"ok": True})
+    await post(gate, offer.task_id, "waiting")
+
+    assert names(await beside_ledger.as_admin().explain_task(task_id=offer.task_id)) == ["owed", "ledger_waiting"]
+
+
+# Who may ask.
+
+
+async def test_only_the_owner_and_admins_of_the_tenant_may_ask(gate: Gate) -> None:
+    task_id = await gate.create()
+
+    with refused("forbidden"):
+        await gate.as_agent("bob").explain_task(task_id=task_id)
+    with refused("forbidden"):
+        await gate.as_worker().explain_task(task_id=task_id)
+    with refused("task_not_found"):
+        await gate.stranger().as_admin().explain_task(task_id=task_id)
+
+
+async def test_asking_changes_nothing(gate: Gate) -> None:
+    offer = await gate.leased()
+
+    async with gate.unchanged():
+        await gate.as_agent().explain_task(task_id=offer.task_id)
+
+
+def test_each_cause_has_one_function() -> None:
+    assert len(CAUSES) == len(CauseName.__args__)   # type: ignore[attr-defined]

@@ -1,0 +1,167 @@
+"""Workers: what each offered with its last claims, what it holds, and what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from asyncgate.conformance.harness import PATIENCE, Gate, refused, under
+from asyncgate.parts.model.stored import Presence
+from asyncgate.parts.model.wire_workers import WorkerRecord
+from asyncgate.parts.process.presence import MOST_PROFILES, PROFILE_LETTERS
+from asyncgate.parts.upkeep import Upkeep
+
+pytestmark = pytest.mark.anyio
+
+
+async def store(gate: Gate) -> None:
+    """Let upkeep store what was seen."""
+    await Upkeep(gate.engine).store_presences()
+
+
+async def workers(gate: Gate, **fields: Any) -> list[WorkerRecord]:
+    """Return the workers that an admin sees."""
+    return list((await gate.as_admin().list_workers(**fields)).workers)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_worker_is_listed_with_what_it_offered_holds_and_did(gate: Gate, stored: bool) -> None:
+    await gate.finished(capabilities=["web"])
+    failed, released, held = [await gate.leased() for _ in range(3)]
+    await gate.as_worker().fail(**under(failed), error="no", retryable=False)
+    await gate.as_worker().release_lease(**under(released))
+    await gate.as_worker().lease_next(capabilities=["web", "pdf"], accept_types=["other"])
+    if stored:
+        await store(gate)
+
+    [one] = await workers(gate)
+
+    assert (str(one.worker), one.holding, one.leased, one.completed, one.failed, one.expired, one.released) == (
+        "worker w1", 1, 4, 1, 1, 0, 1)
+    assert [(claim.accept_types, claim.capabilities, claim.tasks) for claim in one.claims] == [
+        (["other"], ["pdf", "web"], 0), ([], [], 1)]
+    assert one.last_claim_at == one.claims[0].claimed_at
+    assert held.lease_id
+
+
+async def test_another_process_knows_what_was_stored(gate: Gate) -> None:
+    await gate.finished()
+    other = gate.beside()
+    assert await workers(other) == []
+
+    await store(gate)
+    before = await workers(other)
+    await store(other)
+
+    assert [(one.worker.id, one.completed) for one in before] == [("w1", 1)]
+    assert before == await workers(gate)
+    assert before == await workers(other)
+
+
+async def test_what_is_stored_and_what_was_seen_since_are_added_up(gate: Gate) -> None:
+    for _ in range(3):
+        await gate.finished()
+        [one] = await workers(gate)
+        await store(gate)
+        assert [one] == await workers(gate)
+
+    assert (one.leased, one.completed) == (3, 3)
+
+
+async def test_a_lost_lease_is_counted_for_the_worker_that_lost_it(gate: Gate) -> None:
+    await gate.lose(await gate.leased())
+
+    [one] = await workers(gate)
+
+    assert (one.leased, one.expired, one.holding) == (1, 1, 0)
+
+
+async def test_a_claim_that_is_told_why_it_gets_nothing_is_kept_with_the_reason(gate: Gate) -> None:
+    def refuse(work: Any, worker: Any) -> str:
+        return "no more leases today"
+    gate.engine.on.why_no_lease = (refuse,)
+    await gate.create()
+    await gate.claim()
+
+    [one] = await workers(gate)
+
+    assert [(claim.tasks, claim.why_none) for claim in one.claims] == [(0, "no more leases today")]
+
+
+async def test_a_worker_has_a_few_profiles_and_the_latest_stay(gate: Gate) -> None:
+    for number in range(MOST_PROFILES + 2):
+        await gate.claim(capabilities=[f"c{number}"])
+        gate.skip(1)
+        if number % 2:
+            await store(gate)
+    await gate.claim(capabilities=["c3"])
+
+    [one] = await workers(gate)
+
+    assert [claim.capabilities for claim in one.claims] == [["c3"], ["c5"], ["c4"], ["c2"]]
+
+
+async def test_long_profiles_take_no_more_room_than_the_latest_one_needs(gate: Gate) -> None:
+    for number in range(4):
+        await gate.claim(capabilities=[f"{number}{at:099}" for at in range(64)])
+        gate.skip(1)
+    await store(gate)
+
+    row = await gate.backend.record(gate.tenant_id, Presence, "worker", "w1")
+
+    assert row is not None
+    assert [claim["capabilities"][0][0] for claim in json.loads(row.claims)] == ["3"]
+    assert len(row.claims) < PROFILE_LETTERS
+
+
+async def test_a_claim_that_waits_is_seen_before_it_is_answered(gate: Gate) -> None:
+    waiting = asyncio.create_task(gate.as_worker().lease_next(capabilities=["web"], wait_seconds=20))
+    async with asyncio.timeout(PATIENCE):
+        while not await workers(gate):      # noqa: ASYNC110  # a claim under way has no event
+            await asyncio.sleep(0)
+
+    await gate.create(requirements={"capabilities": ["web"]})
+    await waiting
+
+    [one] = await workers(gate)
+    assert one.claims[0].tasks == 1
+
+
+async def test_workers_are_paged_in_the_order_of_their_ids_stored_or_not(gate: Gate) -> None:
+    for at, name in enumerate(("w3", "w1", "w5", "w2", "w4")):
+        await gate.claim(name)
+        if at < 3:
+            await store(gate)
+    pages, cursor = [], None
+    while True:
+        page = await gate.as_admin().list_workers(limit=2, cursor=cursor)
+        pages.append([one.worker.id for one in page.workers])
+        if (cursor := page.next_cursor) is None:
+            break
+
+    assert pages == [["w1", "w2"], ["w3", "w4"], ["w5"]]
+    assert [one.worker.id for one in await workers(gate, worker_id="w4")] == ["w4"]
+    assert await workers(gate, worker_id="w9") == []
+
+
+async def test_who_never_claimed_is_no_worker(gate: Gate) -> None:
+    await gate.create()
+    await gate.as_worker("w1").list_leases()
+    await store(gate)
+
+    assert await workers(gate) == []
+    await gate.claim("w1")
+    [one] = await workers(gate)
+    assert one.last_seen_at >= one.first_seen_at
+
+
+async def test_only_an_admin_of_the_tenant_lists_its_workers(gate: Gate) -> None:
+    await gate.claim()
+
+    assert await workers(gate.stranger()) == []
+    for view in (gate.as_agent(), gate.as_worker()):
+        with refused("forbidden"):
+            await view.list_workers()

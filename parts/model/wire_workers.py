@@ -1,0 +1,151 @@
+"""What goes over the wire about workers, and about what a task waits for."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from asyncgate.parts.model.examples import ASKER, LATER, NOW, TASK_ID, WORKER
+from asyncgate.parts.model.wire import PageAsk, Principal, Status, TaskAsk
+
+
+class ListWorkers(PageAsk, kw_only=True):
+    """List those who claim tasks."""
+
+    example = ({"limit": 20}, {"workers": [{
+        "worker": {**WORKER, "instance_id": "host-1"}, "first_seen_at": NOW, "last_seen_at": LATER, "sessions": 2,
+        "last_claim_at": LATER, "holding": 1, "leased": 42, "completed": 40, "failed": 1, "expired": 0, "released": 0,
+        "claims": [{"claimed_at": LATER, "accept_types": [], "capabilities": ["web.read"], "tasks": 0,
+                    "why_none": None}]}]})
+    next_step = "explain_task tells why a task is not leased by any of them."
+    lists = "all"
+
+
+class LastClaim(Struct):
+    """The last claim that a worker made with one profile: the types it accepts, and what it can do."""
+
+    claimed_at: datetime
+    accept_types: list[str]             # empty: any
+    capabilities: list[str]
+    tasks: int                          # that it got
+    why_none: str | None                # why it got none, if it was told
+
+
+class WorkerRecord(Struct):
+    """A worker: when it was here, what it offers, what it holds, and what it did."""
+
+    worker: Principal                   # with the instance that was seen last
+    first_seen_at: datetime
+    last_seen_at: datetime
+    sessions: int
+    last_claim_at: datetime
+    holding: int                        # live leases, counted up to 1000
+    leased: int                         # leases that it was ever granted
+    completed: int
+    failed: int
+    expired: int
+    released: int
+    claims: list[LastClaim]             # its last profiles, the latest first
+
+
+class Workers(Struct):
+    """A page of workers, in the order of their kinds and ids."""
+
+    columns = "worker last_seen_at last_claim_at holding leased completed failed expired released claims"
+    workers: list[WorkerRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class ExplainTask(TaskAsk, kw_only=True):
+    """Tell why a task is not done."""
+
+    acts = False
+    example = ({"task_id": TASK_ID, **ASKER}, {
+        "task_id": TASK_ID, "status": "queued", "cause": "no_worker", "as_of": LATER,
+        "summary": "Nobody who can do it has ever asked for tasks: web.read is missing. The last one to ask was "
+                   "worker reader-1, 20 seconds ago.",
+        "evidence": {"type": "page.summarize", "needed": ["web.read"], "missing": ["web.read"], "workers": [{
+            "worker": WORKER, "asked_at": NOW, "accept_types": [], "capabilities": ["pdf.read"]}]},
+        "next": {"operation": "cancel_task", "arguments": {"task_id": TASK_ID},
+                 "why": "end it, or start a worker that can do it"}, "also": []})
+    next_step = "Make the call that `next` names, or act on the evidence and ask again."
+
+
+CauseName = Literal[
+    "leased", "instance_gone", "lease_overdue", "on_hold", "paused", "tenant_suspended", "delay", "backoff", "jitter",
+    "lease_quota", "no_worker", "behind", "workers_busy", "claimable", "owed", "ledger_parked", "ledger_waiting",
+    "ended"]
+
+
+class WorkerFact(Struct, omit_defaults=True):
+    """What is known of a worker that matters to a task."""
+
+    worker: Principal
+    asked_at: datetime | None = None        # its last claim
+    accept_types: list[str] | None = None   # with that claim; empty: any
+    capabilities: list[str] | None = None
+    holding: int | None = None              # live leases, counted up to 1000
+    last_seen_at: datetime | None = None    # its last call of any kind
+
+
+class Evidence(Struct, omit_defaults=True):
+    """The facts behind a cause; those that do not matter to it are absent."""
+
+    since: datetime | None = None           # when the cause began, or was last not so
+    until: datetime | None = None           # when it ends by itself
+    attempt: int | None = None              # failed attempts
+    max_attempts: int | None = None
+    held: str | None = None                 # why it is on hold
+    expiries: int | None = None             # leases lost
+    lost_to: list[str] | None = None        # workers that lost them
+    type: str | None = None                 # what a worker must accept
+    needed: list[str] | None = None         # capabilities that a worker must have
+    missing: list[str] | None = None        # what the nearest worker lacks: capabilities, or the type
+    searched: int | None = None             # workers looked at, the last that asked; all, if absent
+    workers: list[WorkerFact] | None = None
+    ahead: int | None = None                # tasks before it, counted up to 1000
+    in_use: int | None = None               # leases of the tenant
+    limit: int | None = None                # leases that it may have
+    lease_id: str | None = None
+    renewals: int | None = None
+    instance_id: str | None = None          # the gate that sweeps the task
+    last_beat_at: datetime | None = None    # of that gate
+    swept_at: datetime | None = None        # when this gate last swept
+    sweep_error: str | None = None          # of that sweep
+    receipt_ids: list[str] | None = None
+    reason: str | None = None               # what the ledger, or who paused, says
+    by: Principal | None = None             # who paused
+    tries: int | None = None
+
+
+class NextCall(Struct):
+    """A call that helps, and that the caller may make."""
+
+    operation: str
+    arguments: dict[str, Any]
+    why: str
+
+
+class Cause(Struct):
+    """One cause: its name, a sentence, its evidence, and what to call next."""
+
+    cause: CauseName
+    summary: str
+    evidence: Evidence
+    next: NextCall
+
+
+class Explanation(Struct):
+    """Why a task is not done: the first cause, and others that also apply."""
+
+    task_id: str
+    status: Status
+    cause: CauseName
+    summary: str
+    evidence: Evidence
+    next: NextCall
+    also: list[Cause]
+    as_of: datetime

@@ -1,0 +1,540 @@
+"""explain_task: why a task is not done, from stored facts, with the evidence and the next legal call.
+
+`read_facts` reads what may matter, each with a bounded query.  Each function of CAUSES takes these facts and returns
+its cause if it applies; the first that applies is the answer, the others are told too.  A new cause is its name in
+`CauseName`, its function, and its place in CAUSES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import nlargest
+from typing import Any
+
+from msgspec import Struct
+
+from asyncgate import CORE_OPERATIONS, Caller, Engine, Operation, forbid, matches
+from asyncgate.parts.identity import admin
+from asyncgate.parts.identity.quotas import Quotas
+from asyncgate.parts.model.content import decode_json, needs_of
+from asyncgate.parts.model.durations import DAY_SECONDS
+from asyncgate.parts.model.errors import no_task
+from asyncgate.parts.model.overdue import alive, is_lost
+from asyncgate.parts.model.pausing import Pause, find_pauses
+from asyncgate.parts.model.queries import AheadOf, InstanceOf, UnsentOf, WorkerFilter
+from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
+from asyncgate.parts.model.stored import (
+    ACTIVE,
+    TERMINAL,
+    Account,
+    Claimed,
+    Instance,
+    Lease,
+    Outgoing,
+    Pauses,
+    Presence,
+    Progress,
+    Task,
+    Usage,
+)
+from asyncgate.parts.model.views import to_raw, to_utc, to_utc_or_none
+from asyncgate.parts.model.wire import Healthy, LeaseNext, Principal
+from asyncgate.parts.model.wire_workers import (
+    Cause,
+    CauseName,
+    Evidence,
+    ExplainTask,
+    Explanation,
+    NextCall,
+    WorkerFact,
+)
+from asyncgate.parts.operating import pausing, workers
+from asyncgate.parts.operating.pausing import describe_pause
+from asyncgate.parts.operating.workers import count_holdings
+from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, decode_claims
+
+MOST_AHEAD = 1000           # tasks before it that are counted
+MOST_ASKED = 100            # workers looked at, the last that asked
+MOST_HELD = 100             # leases of each that are counted
+MOST_EVIDENCE = 5           # workers, and receipts, in one evidence
+SLACK_SECONDS = 60.0        # after which a worker that could wait no longer counts as one that no longer asks
+WAIT_SECONDS = 30
+
+
+Claimant = tuple[Presence, list[Claimed]]      # a worker, and its last claims
+Able = tuple[Presence, Claimed]
+
+
+class Facts(Struct, kw_only=True):
+    """What is known when a task is explained; what cannot matter to it was not read."""
+
+    task: Task
+    now: float
+    instance: str                               # the gate that answers
+    grace: float                                # seconds that a lease lives on after its end
+    patience: float                             # seconds after which a worker that has not asked again does not ask
+    lease: Lease | None = None                  # its latest
+    progress: Progress | None = None
+    holder: Presence | None = None              # who has the live lease
+    owner: Instance | None = None               # the gate that sweeps the task, if it is another one
+    swept: dict[str, Any] = {}                  # how this gate's last sweep went
+    account: Account | None = None
+    leases: int = 0                             # of the tenant, as far as they are counted
+    most_leases: int = -1                       # that it may have; -1: any number
+    ahead: int = 0
+    asked: list[Claimant] = []                     # the last workers that asked, the latest first
+    able: list[Able] = []                       # those of them that can do it, each with the claim that shows it
+    resting: list[Able] = []                    # those that could, but are paused
+    pauses: tuple[Pause, ...] = ()              # what is paused in the tenant
+    holding: dict[tuple[str, str], int] = {}    # live leases of those who can do it
+    unsent: list[Outgoing] = []
+    may: frozenset[str] = frozenset()           # operations that the caller may call
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Return the capabilities that a worker needs."""
+        return needs_of(to_raw(self.task.requirements))
+
+    @property
+    def waits(self) -> bool:
+        """Whether the queue may offer the task now."""
+        return self.task.status == "queued" and self.task.offerable(self.now)
+
+    @property
+    def stopping(self) -> Pause | None:
+        """Return the pause that keeps the task from everybody, or from all who could do it."""
+        ids = {row.id for row, _ in self.resting if not (self.asking or self.busy)}
+        lanes = (pause for pause in self.pauses if pause.stops_lane(self.task.type, self.needed))
+        return next(lanes, next((pause for pause in self.pauses if pause.worker in ids), None))
+
+    @property
+    def asking(self) -> list[Able]:
+        """Return those who can do the task and ask for work."""
+        return [(row, claim) for row, claim in self.able if claim.at > self.now - self.patience]
+
+    @property
+    def busy(self) -> list[Able]:
+        """Return those who can do the task and ask for nothing, because they hold leases."""
+        return [(row, claim) for row, claim in self.able
+                if claim.at <= self.now - self.patience and self.holding.get((row.kind, row.id))]
+
+
+# The causes.  Each is a pure function of the facts.
+
+
+def explain_leased(at: Facts) -> Cause | None:
+    """It is leased, and the lease lives."""
+    if at.task.status not in ACTIVE or at.lease is None or not alive(at.lease, at.now, at.grace):
+        return None
+    heard = last_heard(at, at.lease)
+    began = "works on it" if at.task.status == "running" else "has leased it and did not say that it began"
+    return make_cause(at, "leased", f"{at.lease.worker} {began}; its lease ends in "
+                      f"{tell_length(at.lease.expires_at - at.now)}; the last sign of life came "
+                      f"{tell_length(at.now - heard)} ago.",
+                      Evidence(since=to_utc(heard), until=to_utc(at.lease.expires_at), lease_id=at.lease.lease_id,
+                               renewals=at.lease.renewals, attempt=at.task.attempt, max_attempts=at.task.max_attempts,
+                               workers=[WorkerFact(at.lease.worker, last_seen_at=to_utc(heard))]),
+                      ("get_task", "wait for its end; if its lease runs out, the task is offered again"))
+
+
+def last_heard(at: Facts, lease: Lease) -> float:
+    """Return the last sign of life of the worker that holds a lease."""
+    signs = [lease.acquired_at, at.task.started_at or 0.0]
+    if at.progress is not None and at.progress.fence == lease.fence:
+        signs.append(at.progress.updated_at)
+    if at.holder is not None:
+        signs.append(at.holder.last_seen_at)
+    return min(max(signs), at.now)
+
+
+def explain_instance_gone(at: Facts) -> Cause | None:
+    """The gate that sweeps it does not live; another one does when the lease has ended."""
+    if at.task.status not in ACTIVE or at.lease is None or at.owner is None or at.owner.serves:
+        return None
+    until, beat = at.lease.expires_at + at.grace, at.owner.last_beat_at
+    heard = "" if beat is None else f", which was last heard {tell_length(at.now - beat)} ago"
+    when = f"in {tell_length(until - at.now)}" if until > at.now else "with its next sweep"
+    return make_cause(at, "instance_gone", f"The gate {at.owner.instance_id} that looked after it is gone{heard}; gate "
+                      f"{at.instance} takes it over {when}.",
+                      Evidence(since=to_utc_or_none(beat), until=to_utc(until), instance_id=at.owner.instance_id,
+                               last_beat_at=to_utc_or_none(beat)), ("get_task", "wait: nothing has to be done"))
+
+
+def explain_lease_overdue(at: Facts) -> Cause | None:
+    """Its lease has run out, and nobody has taken it back."""
+    if at.lease is None or not is_lost(at.task, at.lease, at.now, at.grace) or (at.owner and not at.owner.serves):
+        return None
+    who = at.owner.instance_id if at.owner else at.instance
+    error = at.swept.get("last_error")
+    return make_cause(at, "lease_overdue", f"The lease of {at.lease.worker} ended "
+                      f"{tell_length(at.now - at.lease.expires_at)} ago, and gate {who} has not taken the task back yet"
+                      f"{f': its last sweep failed ({error})' * bool(error)}.",
+                      Evidence(since=to_utc(at.lease.expires_at), lease_id=at.lease.lease_id, instance_id=who,
+                               swept_at=at.swept.get("last_run_at"), sweep_error=error,
+                               workers=[WorkerFact(at.lease.worker)]),
+                      ("get_task", "wait for the sweep; if it stays so, its operator runs `asyncgate doctor`"))
+
+
+def explain_hold(at: Facts) -> Cause | None:
+    """It is on hold."""
+    if at.task.status != "queued" or at.task.held is None:
+        return None
+    lost_to = sorted(set(decode_json(at.task.lost_to)))
+    why = {"lease_expiries": f"its lease ran out {at.task.expiries} times, which is as often as it may "
+                             f"({', '.join(lost_to)})",
+           RECEIPTS_QUOTA: "it has as many receipts as its tenant's quota allows"}.get(at.task.held, at.task.held)
+    return make_cause(at, "on_hold", f"It is on hold: {why}.",
+                      Evidence(since=to_utc(at.task.updated_at), held=at.task.held, expiries=at.task.expiries,
+                               lost_to=lost_to),
+                      ("release_hold", "offer it again"), ("get_task", "its owner or an admin calls release_hold"))
+
+
+def explain_pause(at: Facts) -> Cause | None:
+    """Its type, its lane, the tenant, or each worker that could do it is paused."""
+    if at.task.status != "queued" or at.task.held is not None or (pause := at.stopping) is None:
+        return None
+    said = describe_pause(pause)
+    return make_cause(at, "paused", f"{said[0].upper()}{said[1:]}.",
+                      Evidence(since=to_utc(pause.since), until=to_utc_or_none(pause.until), reason=pause.reason,
+                               by=Principal(pause.by_kind, pause.by_id),
+                               workers=[show_asked(at, row, claim) for row, claim in at.resting] or None),
+                      ("resume_work", "end the pause"), ("get_task", "wait until an admin ends the pause"))
+
+
+def explain_suspension(at: Facts) -> Cause | None:
+    """Its tenant is suspended."""
+    if at.task.status != "queued" or at.account is None or at.account.suspended_at is None:
+        return None
+    return make_cause(at, "tenant_suspended", f"The tenant is suspended for "
+                      f"{tell_length(at.now - at.account.suspended_at)}: no worker of it is let in.",
+                      Evidence(since=to_utc(at.account.suspended_at)),
+                      ("get_task", "the operator ends the suspension with suspend_tenant, suspended: false"))
+
+
+def explain_delay(at: Facts) -> Cause | None:
+    """It was created to be offered later."""
+    if not is_delayed(at) or at.lease is not None:
+        return None
+    return make_delay(at, "delay", "It was created with a delay")
+
+
+def explain_backoff(at: Facts) -> Cause | None:
+    """Its last attempt failed, and the next one has to wait."""
+    if not is_delayed(at) or at.lease is None or at.lease.ending != "failed":
+        return None
+    return make_delay(at, "backoff", f"Attempt {at.task.attempt} of {at.task.max_attempts} failed")
+
+
+def explain_jitter(at: Facts) -> Cause | None:
+    """Its lease ran out together with others, which are offered again one after another."""
+    if not is_delayed(at) or at.lease is None or at.lease.ending == "failed":
+        return None
+    return make_delay(at, "jitter", "Its lease ran out together with many others, which do not come back at once")
+
+
+def is_delayed(at: Facts) -> bool:
+    """Whether the time of a queued task has not come."""
+    return at.task.status == "queued" and at.task.held is None and (at.task.next_eligible_at or 0.0) > at.now
+
+
+def make_delay(at: Facts, name: CauseName, why: str) -> Cause:
+    """Make the cause of a task whose time has not come."""
+    due = at.task.next_eligible_at or at.now
+    return make_cause(at, name, f"{why}; it is offered in {tell_length(due - at.now)}.",
+                      Evidence(since=to_utc(at.task.updated_at), until=to_utc(due), attempt=at.task.attempt,
+                               max_attempts=at.task.max_attempts, expiries=at.task.expiries),
+                      ("get_task", "wait for its time"))
+
+
+def explain_quota(at: Facts) -> Cause | None:
+    """Its tenant has as many leases as it may have."""
+    if not at.waits or not 0 <= at.most_leases <= at.leases:
+        return None
+    return make_cause(at, "lease_quota", f"The tenant has {at.leases} of {at.most_leases} leases: a claim gets a task "
+                      "again after one of them ends.", Evidence(in_use=at.leases, limit=at.most_leases),
+                      ("get_limits", "see the limits; the operator raises them with set_limits"),
+                      ("get_task", "wait until a lease ends"))
+
+
+def explain_no_worker(at: Facts) -> Cause | None:
+    """Nobody who can do it asks for work, or holds leases."""
+    if at.task.status != "queued" or at.task.held is not None or at.asking or at.busy or at.resting:
+        return None
+    able = at.able
+    missing = [] if able else find_missing(at)
+    last = able[0] if able else None
+    if last:
+        said = f" for {tell_length(at.now - last[1].at)}: the last was {name_worker(last[0])}"
+    else:
+        said = tell_missing(at, missing)
+    shown = [show_asked(at, row, claim) for row, claim in (able or last_asked(at))[:MOST_EVIDENCE]]
+    return make_cause(at, "no_worker", f"Nobody who can do it has asked for tasks{said}.",
+                      Evidence(since=to_utc(last[1].at) if last else None, type=at.task.type,
+                               needed=sorted(at.needed), missing=missing,
+                               searched=len(at.asked) if len(at.asked) >= MOST_ASKED else None, workers=shown),
+                      ("list_workers", "see who asks, and what they offer; then start a worker that can do it"),
+                      ("get_task", "wait until a worker that can do it asks, or cancel_task"))
+
+
+def last_asked(at: Facts) -> list[Able]:
+    """Return the last workers that asked, each with its last claim."""
+    return [(row, claims[0]) for row, claims in at.asked]
+
+
+def find_missing(at: Facts) -> list[str]:
+    """Return what the worker lacks that comes nearest: capabilities, or the type."""
+    gaps = [[*[at.task.type] * (bool(claim.types) and at.task.type not in claim.types),
+             *sorted(at.needed - set(claim.capabilities))] for _, claims in at.asked for claim in claims]
+    return min(gaps, key=len, default=[])
+
+
+def tell_missing(at: Facts, missing: list[str]) -> str:
+    """Say what is missing, and who asked last."""
+    if not at.asked:
+        return "; no worker has asked at all"
+    row, claim = last_asked(at)[0]
+    return (f": {', '.join(missing)} is missing. The last to ask was {name_worker(row)}, "
+            f"{tell_length(at.now - claim.at)} ago")
+
+
+def explain_queue(at: Facts) -> Cause | None:
+    """Other tasks come before it in its queue."""
+    if not at.waits or not at.ahead:
+        return None
+    more = "+" if at.ahead >= MOST_AHEAD else ""
+    return make_cause(at, "behind", f"{at.ahead}{more} tasks of a higher priority or age come before it in its queue.",
+                      Evidence(ahead=at.ahead, type=at.task.type, needed=sorted(at.needed),
+                               workers=[show_asked(at, row, claim) for row, claim in at.able[:MOST_EVIDENCE]]),
+                      ("get_task", "wait for its turn"))
+
+
+def explain_busy(at: Facts) -> Cause | None:
+    """All who can do it work on other tasks."""
+    if not at.waits or at.asking or not (busy := at.busy):
+        return None
+    leases = sum(at.holding[row.kind, row.id] for row, _ in busy)
+    last = max(row.last_seen_at for row, _ in busy)
+    return make_cause(at, "workers_busy", f"Those who can do it are busy: {len(busy)} with {leases} leases; the last "
+                      f"sign of life came {tell_length(at.now - last)} ago.",
+                      Evidence(since=to_utc(max(claim.at for _, claim in busy)),
+                               workers=[show_asked(at, row, claim) for row, claim in busy[:MOST_EVIDENCE]]),
+                      ("list_workers", "see what they hold; more workers take more tasks"),
+                      ("get_task", "wait until one of them is free"))
+
+
+def explain_claimable(at: Facts) -> Cause | None:
+    """Nothing keeps it: the next claim of somebody who can do it gets it."""
+    full = 0 <= at.most_leases <= at.leases
+    suspended = at.account is not None and at.account.suspended_at is not None
+    if not at.waits or at.ahead or full or suspended or at.stopping or not at.asking:
+        return None
+    row, claim = at.asking[0]
+    return make_cause(at, "claimable", f"Nothing keeps it: {name_worker(row)} can do it and asked "
+                      f"{tell_length(at.now - claim.at)} ago; the next claim of such a worker gets it.",
+                      Evidence(since=to_utc(max(at.task.updated_at, at.task.next_eligible_at or 0.0)),
+                               workers=[show_asked(at, row, claim) for row, claim in at.asking[:MOST_EVIDENCE]]),
+                      ("get_task", "wait for its end"))
+
+
+def explain_owed(at: Facts) -> Cause | None:
+    """It has ended, and its obligation is still open."""
+    if at.task.status not in TERMINAL or not at.task.owed:
+        return None
+    return make_cause(at, "owed", "It succeeded without saying where its result is: it is still owed to its creator.",
+                      Evidence(since=to_utc_or_none(at.task.completed_at), receipt_ids=[at.task.duty]),
+                      ("attach_artifacts", "say where the result is: artifacts or delivery_proof discharge it"),
+                      ("get_task", "its owner, its worker or an admin calls attach_artifacts"))
+
+
+def explain_parked(at: Facts) -> Cause | None:
+    """The ledger has refused a receipt of it."""
+    if not (parked := [row for row in at.unsent if row.state == "parked"]):
+        return None
+    return make_cause(at, "ledger_parked", f"The ledger refused {len(parked)} receipts of it ({parked[0].reason}); "
+                      "they stay here until an operator repairs that.", tell_unsent(parked),
+                      ("get_task_history", "see the receipts; an operator runs `asyncgate reconcile --repair`"))
+
+
+def explain_waiting(at: Facts) -> Cause | None:
+    """Receipts of it are on their way to the ledger."""
+    if not (waiting := [row for row in at.unsent if row.state == "waiting"]):
+        return None
+    said = f", which answered last: {waiting[0].reason}" if waiting[0].reason else ""
+    return make_cause(at, "ledger_waiting", f"{len(waiting)} receipts of it wait for the ledger{said}; the oldest for "
+                      f"{tell_length(at.now - waiting[0].posted_at)}.", tell_unsent(waiting),
+                      ("get_task_history", "see the receipts; they are sent without anybody's help"))
+
+
+def tell_unsent(rows: list[Outgoing]) -> Evidence:
+    """Return the evidence of receipts that the ledger does not have."""
+    return Evidence(since=to_utc(rows[0].posted_at), receipt_ids=[row.receipt_id for row in rows[:MOST_EVIDENCE]],
+                    reason=rows[0].reason, tries=rows[0].tries)
+
+
+def explain_end(at: Facts) -> Cause | None:
+    """It has ended, and nothing is owed."""
+    if at.task.status not in TERMINAL or at.task.owed:
+        return None
+    ended = at.task.completed_at or at.task.updated_at
+    return make_cause(at, "ended", f"It {at.task.status if at.task.status != 'canceled' else 'was canceled'} "
+                      f"{tell_length(at.now - ended)} ago, and nothing is owed.", Evidence(since=to_utc(ended)),
+                      ("get_task", "see its result"))
+
+
+CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
+    explain_leased, explain_instance_gone, explain_lease_overdue, explain_hold, explain_pause, explain_suspension,
+    explain_delay, explain_backoff, explain_jitter, explain_quota, explain_no_worker, explain_queue, explain_busy,
+    explain_claimable, explain_owed, explain_parked, explain_waiting, explain_end)
+
+
+# Making them.
+
+
+def make_cause(at: Facts, cause: CauseName, summary: str, evidence: Evidence, *calls: tuple[str, str]) -> Cause:
+    """Make a cause; of the calls it names the first that the caller may make."""
+    operation, why = next((call for call in calls if call[0] in at.may), calls[-1])
+    return Cause(cause, summary, evidence, NextCall(operation, list_arguments(at, operation), why))
+
+
+def list_arguments(at: Facts, operation: str) -> dict[str, Any]:
+    """Return with what a call that helps is made."""
+    if operation in ("list_workers", "get_limits"):
+        return {}
+    if operation == "resume_work" and (pause := at.stopping) is not None:
+        named = {"type": pause.type, "capabilities": pause.capabilities, "worker": pause.worker}
+        return {name: value for name, value in named.items() if value is not None} or {"whole_tenant": True}
+    if operation == "get_task" and at.task.status not in TERMINAL:
+        return {"task_id": at.task.task_id, "wait_seconds": WAIT_SECONDS}
+    return {"task_id": at.task.task_id}
+
+
+def name_worker(row: Presence) -> str:
+    """Return who a presence is of."""
+    return f"{row.kind} {row.id}"
+
+
+def show_asked(at: Facts, row: Presence, claim: Claimed) -> WorkerFact:
+    """Show a worker with a claim, and what it holds, if that was read."""
+    return WorkerFact(Principal(row.kind, row.id, row.instance_id), to_utc(claim.at), claim.types, claim.capabilities,
+                      at.holding.get((row.kind, row.id)), to_utc(row.last_seen_at))
+
+
+def tell_length(seconds: float) -> str:
+    """Say how long something takes, or has taken."""
+    for unit, length in (("days", DAY_SECONDS), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    number = round(max(seconds, 0.0))
+    return f"{number} second{'s' * (number != 1)}"
+
+
+# Reading the facts.
+
+
+async def explain_task(engine: Engine, caller: Caller, ask: ExplainTask) -> Explanation:
+    """Tell why a task is not done: the cause, its evidence, the next call to make, and other causes that apply.
+
+    For the owner, or an admin.  From what is stored; what other processes have seen of workers in the last half minute
+    may be missing.
+    """
+    if (found := await engine.backend.task(caller.tenant_id, ask.task_id)) is None:
+        raise no_task(ask.task_id)
+    if not caller.sees_all and not found[0].owner.same(caller.principal):
+        raise forbid(caller, f"task {ask.task_id} belongs to another principal")
+    facts = await read_facts(engine, caller, *found)
+    first, *also = explain(facts)
+    return Explanation(ask.task_id, facts.task.status, first.cause, first.summary, first.evidence, first.next, also,
+                       to_utc(facts.now))
+
+
+def explain(facts: Facts) -> list[Cause]:
+    """Return the causes that apply, in order of precedence; there always is one."""
+    return [cause for find in CAUSES if (cause := find(facts)) is not None]
+
+
+async def read_facts(engine: Engine, caller: Caller, task: Task, lease: Lease | None,
+                     progress: Progress | None) -> Facts:
+    """Read what may matter to a task."""
+    settings = engine.settings
+    facts = Facts(task=task, lease=lease, progress=progress, now=engine.backend.now(), instance=engine.instance,
+                  grace=settings.lease_grace_seconds, may=list_allowed(caller),
+                  patience=settings.max_wait_seconds + STORED_EVERY_SECONDS + SLACK_SECONDS)
+    if task.status in ACTIVE and lease is not None:
+        await read_holder(engine, caller.tenant_id, facts, lease)
+    if task.status == "queued":
+        await read_queue(engine, caller.tenant_id, facts)
+    if settings.receipt_mode != "standalone":
+        rows = await engine.backend.page(caller.tenant_id, UnsentOf(task.task_id, MOST_AHEAD))
+        facts.unsent = sorted(rows, key=lambda row: row.receipt_id)
+    return facts
+
+
+def list_allowed(caller: Caller) -> frozenset[str]:
+    """Return which of the calls that help the caller may make."""
+    helping = (*CORE_OPERATIONS.values(), *workers.OPERATIONS, *pausing.OPERATIONS, *admin.OPERATIONS)
+    return frozenset(op.name for op in helping if op.fits(caller))
+
+
+async def read_holder(engine: Engine, tenant_id: str, facts: Facts, lease: Lease) -> None:
+    """Read what is known of the worker that holds a task, and of the gate that sweeps it."""
+    worker, task = lease.worker, facts.task
+    stored = await engine.backend.record(tenant_id, Presence, worker.kind, worker.id)
+    known = engine.sightings.known(tenant_id, worker, stored, facts.now)
+    facts.holder = known if known.sessions else None
+    if task.asyncgate_instance != engine.instance:
+        rows = await engine.backend.page(tenant_id, InstanceOf(task.asyncgate_instance))
+        facts.owner = rows[0] if rows else Instance(task.asyncgate_instance, None, False)
+    if is_lost(task, lease, facts.now, facts.grace):
+        facts.swept = await read_sweep(engine)
+
+
+async def read_sweep(engine: Engine) -> dict[str, Any]:
+    """Return how the last sweep of this process went."""
+    health = Healthy("healthy", "", "", engine.instance, 0, "ok", {})
+    for describe_health in engine.on.describe_health:
+        await describe_health(health)
+    return dict(health.upkeep.get("sweep", {}))
+
+
+async def read_queue(engine: Engine, tenant_id: str, facts: Facts) -> None:
+    """Read what keeps a queued task: its tenant's limits, the tasks before it, and the workers."""
+    backend, task = engine.backend, facts.task
+    facts.account = await backend.record(tenant_id, Account)
+    if engine.find_extension(Quotas) is not None and (usage := await backend.record(tenant_id, Usage)) is not None:
+        facts.leases = usage.leases
+        facts.most_leases = find_allowance(engine.settings, facts.account, facts.now).concurrent_leases
+    if facts.waits:
+        [facts.ahead] = await backend.page(tenant_id, AheadOf(task.lane, task.priority, task.task_id, MOST_AHEAD))
+    facts.asked = await read_asked(engine, tenant_id, facts.now)
+    facts.pauses = find_pauses(await backend.record(tenant_id, Pauses), facts.now)
+    able, paused = find_able(task.type, facts.needed, facts.asked), {pause.worker for pause in facts.pauses}
+    facts.able = [(row, claim) for row, claim in able if row.id not in paused]
+    facts.resting = [(row, claim) for row, claim in able if row.id in paused]
+    facts.holding = await count_holdings(engine, tenant_id, [row for row, _ in facts.able], MOST_HELD)
+
+
+def find_able(type: str, needed: frozenset[str], asked: list[Claimant]) -> list[Able]:
+    """Return the workers that can do a task, each with its last claim that could have got it."""
+    found = list[Able]()
+    for row, claims in asked:
+        fit = (claim for claim in claims if matches(type, needed, LeaseNext(
+            capabilities=frozenset(claim.capabilities), accept_types=frozenset(claim.types))))
+        if (claim := next(fit, None)) is not None:
+            found.append((row, claim))
+    return sorted(found, key=lambda one: -one[1].at)
+
+
+async def read_asked(engine: Engine, tenant_id: str, now: float) -> list[Claimant]:
+    """Return the last workers that asked for tasks, the latest first, as stored and as seen since."""
+    rows = await engine.backend.page(tenant_id, WorkerFilter(("", ""), MOST_ASKED, latest=True))
+    stored: dict[tuple[str, str], Presence | None] = {(row.kind, row.id): row for row in rows}
+    fresh = engine.sightings.claimants(tenant_id)
+    places = stored | {place: stored.get(place) for place in nlargest(MOST_ASKED, fresh, key=fresh.__getitem__)}
+    found = [engine.sightings.known(tenant_id, Principal(*place), row, now) for place, row in places.items()]
+    found.sort(key=lambda row: -(row.claimed_at or 0.0))
+    return [(row, decode_claims(row.claims)) for row in found[:MOST_ASKED]]
+
+
+OPERATIONS = [
+    Operation(explain_task, "GET /v1/tasks/{task_id}/explain", "a A", "tasks:read", "R"),
+]
