@@ -93,6 +93,7 @@ CREATE TABLE queues (                       -- how many tasks each lane has: cou
     queued          INTEGER NOT NULL,       -- tasks that may be claimed, now or later
     held            INTEGER NOT NULL,       -- queued tasks that are on hold
     leased          INTEGER NOT NULL,       -- leased and running ones
+    counted_at      REAL NOT NULL,          -- when the numbers last changed
     PRIMARY KEY (tenant_id, lane)
 ) WITHOUT ROWID;
 
@@ -299,6 +300,14 @@ CREATE TABLE usage (                        -- what a tenant uses of its quotas
     leases          INTEGER NOT NULL,       -- live leases
     receipt_bytes   INTEGER NOT NULL,       -- size of the bodies of its receipts
     terminal        INTEGER NOT NULL        -- tasks that have ended
+) WITHOUT ROWID;
+
+CREATE TABLE traffic (                      -- what processes did in queues in each minute of the last hour
+    tenant_id       TEXT NOT NULL,
+    minute          TEXT NOT NULL,          -- of Unix time, with leading zeros
+    process         TEXT NOT NULL,          -- a name by chance
+    counts          TEXT NOT NULL,          -- JSON: by lane, leases granted, tasks ended, attempts failed, leases expired
+    PRIMARY KEY (tenant_id, minute, process)
 ) WITHOUT ROWID;
 
 CREATE TABLE pauses (                       -- what an admin has paused
@@ -573,6 +582,14 @@ CREATE TRIGGER usage_update_wall BEFORE UPDATE ON usage
     WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER usage_delete_wall BEFORE DELETE ON usage WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER traffic_insert_wall BEFORE INSERT ON traffic WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER traffic_update_wall BEFORE UPDATE ON traffic
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER traffic_delete_wall BEFORE DELETE ON traffic WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 
 CREATE TRIGGER pauses_insert_wall BEFORE INSERT ON pauses WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
