@@ -16,6 +16,7 @@ from asyncgate import Engine, Operation, __version__
 from asyncgate.backends import Backend, open_backend
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.faces import server
+from asyncgate.parts.faces.changes import Changes
 from asyncgate.parts.faces.front import Front
 from asyncgate.parts.faces.traffic import Traffic
 from asyncgate.parts.identity.guard import Guard
@@ -84,7 +85,7 @@ class Gate(Front):
         if self.ledger is not None:
             engine.extend(self.ledger)
         self.service = Service(engine, self.traffic, self.mcp.drain)
-        engine.extend(self.service)
+        engine.extend(self.service, Changes(engine))
         self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
         self.identity.prefer(Keys(self.guard.keys))
         self.opened = True

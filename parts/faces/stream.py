@@ -1,8 +1,11 @@
 """`GET /v1/receipts/stream`: the receipts of a reader as server-sent events, for consoles and agents that listen.
 
-Each event is one receipt, and its `id` is the reader's place: a client that sends it back as `Last-Event-ID` goes on
-behind it, so every receipt comes exactly once, also across a reconnect.  The stream pulls pages as fast as its client
-takes them; nothing piles up for a slow one.  It stands beside the table: a tool or a command cannot hold a stream.
+An event of type `receipt` is one receipt, and its `id` is the reader's place: a client that sends it back as
+`Last-Event-ID` goes on behind it, so every receipt comes exactly once, also across a reconnect.  The stream pulls
+pages as fast as its client takes them; nothing piles up for a slow one.  It stands beside the table: a tool or a
+command cannot hold a stream.
+
+Events of other types are changes that have no receipt.  They have no `id`, come while they happen, and never again.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from msgspec import Struct
 
 from asyncgate import Caller, Engine, Operation, instant, speaker
+from asyncgate.parts.faces.changes import ChangeRecord, Changes, show_change
 from asyncgate.parts.faces.http import make_refusal_headers, run_while_connected
 from asyncgate.parts.faces.rest import Endpoint
 from asyncgate.parts.model.connection import Receive, Scope, Send
@@ -21,7 +25,9 @@ from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, InvalidRequest, TaskNotFound, log_fault
 from asyncgate.parts.model.examples import ASSIGNED
 from asyncgate.parts.model.ids import first_id
+from asyncgate.parts.model.news import Change
 from asyncgate.parts.model.wire import AsEither, Kind, ListReceipts, Moment, Name, ReceiptRecord, says
+from asyncgate.parts.process.changes import Follower
 
 if TYPE_CHECKING:
     from asyncgate.parts.process.readers import Seat
@@ -54,19 +60,24 @@ class FollowReceipts(AsEither, kw_only=True):
         return ListReceipts(**same, since_receipt_id=after, limit=limit)
 
 
-class ReceiptEvent(Struct):
-    """Server-sent events: the data of an event of type `receipt` is one receipt, and its id is the place behind it."""
+class ReceiptEvent(Struct, omit_defaults=True):
+    """Server-sent events: the data of one of type `receipt` is a receipt, and its id is the place behind it.
+
+    Other types say a change: it has no receipt and no id, and is not sent again to a client that comes back.
+    """
 
     media: ClassVar[str] = "text/event-stream"
     receipt: ReceiptRecord
+    change: ChangeRecord | None = None
 
 
 async def stream_receipts(engine: Engine, caller: Caller, ask: FollowReceipts) -> ReceiptEvent:
     """Send each receipt as a server-sent event as soon as it is there, and go on until the client leaves.
 
     The receipts are those that list_receipts shows.  A client that comes back with Last-Event-ID misses none and gets
-    none twice.  Comments keep a quiet stream open.  The stream ends when the credential is no longer valid, or when the
-    gate stops.
+    none twice.  Without receipt_type, changes that have no receipt come beside them, such as progress and holds; those
+    are not sent again.  Comments keep a quiet stream open.  The stream ends when the credential is no longer valid, or
+    when the gate stops.
     """
     raise NotImplementedError       # `ReceiptStream` answers: a stream is no reply
 
@@ -105,11 +116,16 @@ class ReceiptStream(Endpoint):
         engine.check_request(STREAM, caller, ask)
         last = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), None)
         wants = await engine.find_wants(caller, ask.make_page_ask(None, 1))
+        changes, follower = engine.find_extension(Changes), None
         with contextlib.ExitStack() as places:
             places.enter_context(engine.polls.place(caller.tenant_id, speaker(caller, ask)))
             seat = places.enter_context(engine.readers.take_seat(caller.tenant_id, wants))
             begin = last or ask.since_receipt_id or await self._find_beginning(caller, ask)
-            await self._follow(Following(self, caller, ask, begin), seat, scope, send, begun)
+            if changes is not None and ask.receipt_type is None:
+                follower = Follower(wants, caller.sees_all and wants.to is None and wants.task_id is None)
+                places.enter_context(changes.follow(caller.tenant_id, follower))
+            following = Following(self, caller, ask, begin, changes, follower)
+            await self._follow(following, seat, scope, send, begun)
 
     async def _find_beginning(self, caller: Caller, ask: FollowReceipts) -> str | None:
         """Return the place before the first receipt of a time, or None for the very first one."""
@@ -134,18 +150,48 @@ class ReceiptStream(Endpoint):
             if events or clock() - quiet_since >= CHECK_SECONDS:
                 await send({"type": "http.response.body", "body": events or b":\n\n", "more_body": True})
                 quiet_since = clock()
+            await self._send_changes(following, send)
             if not more:
-                await engine.wait_for_call(seat.plan_look(), quiet_since + CHECK_SECONDS)
+                await self._idle(following, seat, quiet_since + CHECK_SECONDS, send)
             await engine.check_caller(following.caller)
+
+    async def _idle(self, following: Following, seat: Seat, until: float, send: Send) -> None:
+        """Wait until a receipt may have come, or for a while; send changes meanwhile, without a look at receipts."""
+        call: asyncio.Future[Any] = asyncio.ensure_future(self.gate.engine.wait_for_call(seat.plan_look(), until))
+        try:
+            while not call.done():
+                await asyncio.wait((call, *following.list_calls()), return_when=asyncio.FIRST_COMPLETED)
+                await self._send_changes(following, send)
+        finally:
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+
+    async def _send_changes(self, following: Following, send: Send) -> None:
+        if changes := following.take_changes():
+            await self.gate.engine.check_caller(following.caller)
+            await send({"type": "http.response.body", "body": changes, "more_body": True})
 
 
 class Following:
     """Where one stream stands."""
 
-    def __init__(self, stream: ReceiptStream, caller: Caller, ask: FollowReceipts, after: str | None) -> None:
+    def __init__(self, stream: ReceiptStream, caller: Caller, ask: FollowReceipts, after: str | None,
+                 changes: Changes | None, follower: Follower | None) -> None:
         self.gate, self.caller, self.ask, self.after = stream.gate, caller, ask, after
+        self.changes, self.follower = changes, follower     # None: it follows receipts alone
         # In a ledger only a sealed cursor names a place among the receipts of others, and a page has one.
         self.alone = stream.gate.settings.receipt_mode == "standalone"
+
+    def list_calls(self) -> list[asyncio.Future[None]]:
+        """Return what is called when a change has come."""
+        return [self.follower.call] if self.follower else []
+
+    def take_changes(self) -> bytes:
+        """Return the events of the changes that wait."""
+        if self.follower is None or self.changes is None:
+            return b""
+        self.changes.followers.announce(self.caller.tenant_id)
+        return b"".join(map(write_change, self.follower.take())) if self.follower.call.done() else b""
 
     async def read_events(self) -> tuple[bytes, bool]:
         """Return the events of the next page, and whether more wait behind it."""
@@ -158,6 +204,15 @@ class Following:
 
 
 def write_event(place: str, receipt: ReceiptRecord) -> bytes:
-    """Write one event; line ends within JSON are blanks."""
-    data = encode_json(receipt).replace(b"\n", b" ").replace(b"\r", b" ")
-    return b"id: %b\nevent: receipt\ndata: %b\n\n" % (place.encode(), data)
+    """Write one receipt."""
+    return b"id: %b\nevent: receipt\ndata: %b\n\n" % (place.encode(), write_line(receipt))
+
+
+def write_change(change: Change) -> bytes:
+    """Write one change; without an id, so that a client comes back to its last receipt."""
+    return b"event: %b\ndata: %b\n\n" % (change.change.encode(), write_line(show_change(change)))
+
+
+def write_line(shown: Struct) -> bytes:
+    """Write JSON on one line; line ends within it are blanks."""
+    return encode_json(shown).replace(b"\n", b" ").replace(b"\r", b" ")

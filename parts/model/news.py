@@ -7,6 +7,20 @@ from msgspec import Struct
 Announced = tuple[str, str, str]        # of a receipt: id of its recipient, type, task; an empty text says nothing
 
 
+class Change(Struct, frozen=True, omit_defaults=True):
+    """A change of state that has no receipt, as those who follow it are told."""
+
+    change: str                                             # progress, task.held and so on, or worker.seen
+    at: float
+    task_id: str = ""
+    type: str = ""
+    status: str = ""
+    held: str = ""
+    owner: tuple[str, str] = ("", "")                       # kind and id
+    worker: tuple[str, str, str] = ("", "", "")             # kind, id and instance; of the lease
+    number: int = 0                                         # of a progress; or how many changes are left out
+
+
 class News(Struct, frozen=True):
     """What one process has committed with a batch, as far as the others must know it soon."""
 
@@ -20,4 +34,6 @@ class News(Struct, frozen=True):
     posted: bool = False                                    # whether receipts wait for the ledger
     lapse: float | None = None                              # when a lease runs out, earlier than was known before
     receipts: tuple[Announced, ...] = ()                    # new receipts
+    changes: tuple[Change, ...] = ()                        # those that have no receipt, while somebody follows them
+    followed: bool = False                                  # whether somebody follows them here
     pauses: bool = False                                    # whether what is paused has changed
