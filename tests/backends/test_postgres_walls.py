@@ -360,11 +360,11 @@ async def keep_books(gate: Gate, mark: str) -> None:
             Entry("stated", work.new_id(), "plan.made", "", "agent", "ada", "agent", "ada", "", mark, "{}"))
         work.keep_record(LedgerMark("task.completed", "stated"))
         for minute in ("1", "2"):
-            work.keep_record(Traffic(minute, "process", encode_json(mark).decode()))
+            work.keep_record(Traffic(minute, mark, "{}"))
 
     def take_out(work: Work) -> None:
         work.drop_record(Outgoing, "sent")
-        work.drop_record(Traffic, "2", "process")
+        work.drop_record(Traffic, "2", mark)
     for decide in (store, take_out):
         await gate.backend.transact(gate.tenant_id, Needs(), decide)
 
