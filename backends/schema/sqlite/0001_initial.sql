@@ -78,7 +78,7 @@ CREATE TABLE tasks (
 CREATE UNIQUE INDEX tasks_key ON tasks (tenant_id, owner_kind, owner_id, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 CREATE INDEX tasks_queue ON tasks (tenant_id, lane, priority DESC, task_id) WHERE status = 'queued' AND ready = 1;
-CREATE INDEX tasks_delayed ON tasks (tenant_id, next_eligible_at)
+CREATE INDEX tasks_delayed ON tasks (tenant_id, next_eligible_at, lane)     -- with the lane: counted without the rows
     WHERE status = 'queued' AND ready = 0 AND held IS NULL;
 CREATE INDEX tasks_owner ON tasks (tenant_id, owner_kind, owner_id, task_id);
 CREATE INDEX tasks_deadline ON tasks (tenant_id, deadline_at)
