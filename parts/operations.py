@@ -43,4 +43,5 @@ AT = [op.name for op in CORE].index("check_terminator")     # operations of sche
 OPERATIONS: dict[str, Operation] = table_of(
     *CORE[:AT], EMIT_RECEIPT, REPORT_SCHEDULE, *CORE[AT:], *rerun.OPERATIONS, *explain.OPERATIONS, *lists.OPERATIONS,
     *queues.OPERATIONS, *workers.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS, *admin.OPERATIONS,
-    *incidents.OPERATIONS, *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *service.OPERATIONS, *running.OPERATIONS)
+    *incidents.OPERATIONS, *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *service.OPERATIONS,
+    *running.OPERATIONS)
