@@ -69,6 +69,7 @@ class Facts(Struct, kw_only=True):
     """What is known when a task is explained; what cannot matter to it was not read."""
 
     task: Task
+    needed: frozenset[str]                      # capabilities that a worker needs
     now: float
     instance: str                               # the gate that answers
     grace: float                                # seconds that a lease lives on after its end
@@ -89,11 +90,6 @@ class Facts(Struct, kw_only=True):
     holding: dict[tuple[str, str], int] = {}    # live leases of those who can do it
     unsent: list[Outgoing] = []
     may: frozenset[str] = frozenset()           # operations that the caller may call
-
-    @property
-    def needed(self) -> frozenset[str]:
-        """Return the capabilities that a worker needs."""
-        return needs_of(to_raw(self.task.requirements))
 
     @property
     def waits(self) -> bool:
@@ -456,8 +452,9 @@ async def read_facts(engine: Engine, caller: Caller, task: Task, lease: Lease | 
                      progress: Progress | None) -> Facts:
     """Read what may matter to a task."""
     settings = engine.settings
-    facts = Facts(task=task, lease=lease, progress=progress, now=engine.backend.now(), instance=engine.instance,
-                  grace=settings.lease_grace_seconds, may=list_allowed(caller),
+    facts = Facts(task=task, needed=needs_of(to_raw(task.requirements)), lease=lease, progress=progress,
+                  now=engine.backend.now(), instance=engine.instance, grace=settings.lease_grace_seconds,
+                  may=list_allowed(caller),
                   patience=settings.max_wait_seconds + STORED_EVERY_SECONDS + SLACK_SECONDS)
     if task.status in ACTIVE and lease is not None:
         await read_holder(engine, caller.tenant_id, facts, lease)
