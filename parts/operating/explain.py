@@ -23,6 +23,7 @@ from asyncgate.parts.model.overdue import alive, is_lost
 from asyncgate.parts.model.pausing import Pause, find_pauses
 from asyncgate.parts.model.queries import AheadOf, InstanceOf, UnsentOf, WorkerFilter
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     ACTIVE,
     TERMINAL,
@@ -113,6 +114,11 @@ class Facts(Struct, kw_only=True):
         """Return those who can do the task and ask for nothing, because they hold leases."""
         return [(row, claim) for row, claim in self.able
                 if claim.at <= self.now - self.patience and self.holding.get((row.kind, row.id))]
+
+
+def find_patience(settings: Settings) -> float:
+    """Return the seconds after which a worker that has not asked for tasks again asks for none."""
+    return settings.max_wait_seconds + STORED_EVERY_SECONDS + SLACK_SECONDS
 
 
 # The causes.  Each is a pure function of the facts.
@@ -454,8 +460,7 @@ async def read_facts(engine: Engine, caller: Caller, task: Task, lease: Lease | 
     settings = engine.settings
     facts = Facts(task=task, needed=needs_of(to_raw(task.requirements)), lease=lease, progress=progress,
                   now=engine.backend.now(), instance=engine.instance, grace=settings.lease_grace_seconds,
-                  may=list_allowed(caller),
-                  patience=settings.max_wait_seconds + STORED_EVERY_SECONDS + SLACK_SECONDS)
+                  may=list_allowed(caller), patience=find_patience(settings))
     if task.status in ACTIVE and lease is not None:
         await read_holder(engine, caller.tenant_id, facts, lease)
     if task.status == "queued":
