@@ -235,6 +235,45 @@ async def test_a_caller_that_may_not_write_is_not_told_to(gate: Gate) -> None:
     assert (told.cause, told.next.operation) == ("on_hold", "get_task")
 
 
+@pytest.mark.parametrize("target", [
+    {"type": "demo"}, {"type": "demo", "capabilities": ["gpu"]}, {"whole_tenant": True}, {"worker": "w1"}])
+async def test_what_does_the_task_is_paused(gate: Gate, ask: Ask, target: dict[str, Any]) -> None:
+    await gate.claim(capabilities=["gpu"])
+    task_id = await gate.create(requirements={"capabilities": ["gpu"]})
+    await gate.as_admin().pause_work(**target, reason="the model is down")
+
+    told = await ask(task_id)
+
+    assert names(told) == ["paused"]
+    assert told.summary.endswith("is paused until somebody resumes it: the model is down.")
+    assert (str(told.evidence.by), told.evidence.reason) == ("human root", "the model is down")
+    assert (told.next.operation, told.next.arguments) == ("resume_work", {
+        name: tuple(value) if isinstance(value, list) else value for name, value in target.items()})
+    await gate.as_admin().resume_work(**target)
+    assert names(await ask(task_id)) == ["claimable"]
+
+
+async def test_one_of_two_workers_is_paused_and_the_other_one_gets_the_task(gate: Gate, ask: Ask) -> None:
+    for worker in ("w1", "w2"):
+        await gate.claim(worker)
+    task_id = await gate.create()
+    await gate.as_admin().pause_work(worker="w1")
+
+    told = await ask(task_id)
+
+    assert names(told) == ["claimable"]
+    assert [one.worker.id for one in told.evidence.workers or ()] == ["w2"]
+
+
+async def test_a_delayed_task_is_paused_too_and_one_of_another_type_is_not(gate: Gate, ask: Ask) -> None:
+    await gate.claim()
+    delayed, other = await gate.create(delay_seconds=60), await gate.create("other")
+    await gate.as_admin().pause_work(type="demo")
+
+    assert names(await ask(delayed)) == ["paused", "delay"]
+    assert names(await ask(other)) == ["claimable"]
+
+
 async def test_the_tenant_of_a_task_is_suspended(gate: Gate, ask: Ask) -> None:
     task_id = await gate.create()
     await gate.claim(accept_types=["other"])

@@ -75,7 +75,7 @@ class ExplainTask(TaskAsk, kw_only=True):
 
 
 CauseName = Literal[
-    "leased", "instance_gone", "lease_overdue", "on_hold", "tenant_suspended", "delay", "backoff", "jitter",
+    "leased", "instance_gone", "lease_overdue", "on_hold", "paused", "tenant_suspended", "delay", "backoff", "jitter",
     "lease_quota", "no_worker", "behind", "workers_busy", "claimable", "owed", "ledger_parked", "ledger_waiting",
     "ended"]
 
@@ -116,7 +116,8 @@ class Evidence(Struct, omit_defaults=True):
     swept_at: datetime | None = None        # when this gate last swept
     sweep_error: str | None = None          # of that sweep
     receipt_ids: list[str] | None = None
-    reason: str | None = None               # what the ledger, or who suspended, says
+    reason: str | None = None               # what the ledger, or who paused, says
+    by: Principal | None = None             # who paused
     tries: int | None = None
 
 

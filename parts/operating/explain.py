@@ -14,13 +14,16 @@ from typing import Any
 from msgspec import Struct
 
 from asyncgate import CORE_OPERATIONS, Caller, Engine, Operation, forbid, matches
+from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.quotas import Quotas
 from asyncgate.parts.model.content import decode_json, needs_of
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import no_task
 from asyncgate.parts.model.overdue import alive, is_lost
+from asyncgate.parts.model.pausing import Pause, find_pauses
 from asyncgate.parts.model.queries import AheadOf, InstanceOf, UnsentOf, WorkerFilter
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     ACTIVE,
     TERMINAL,
@@ -29,6 +32,7 @@ from asyncgate.parts.model.stored import (
     Instance,
     Lease,
     Outgoing,
+    Pauses,
     Presence,
     Progress,
     Task,
@@ -45,6 +49,8 @@ from asyncgate.parts.model.wire_workers import (
     NextCall,
     WorkerFact,
 )
+from asyncgate.parts.operating import pausing, workers
+from asyncgate.parts.operating.pausing import describe_pause
 from asyncgate.parts.operating.workers import count_holdings
 from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, decode_claims
 
@@ -79,6 +85,8 @@ class Facts(Struct, kw_only=True):
     ahead: int = 0
     asked: list[Claimant] = []                     # the last workers that asked, the latest first
     able: list[Able] = []                       # those of them that can do it, each with the claim that shows it
+    resting: list[Able] = []                    # those that could, but are paused
+    pauses: tuple[Pause, ...] = ()              # what is paused in the tenant
     holding: dict[tuple[str, str], int] = {}    # live leases of those who can do it
     unsent: list[Outgoing] = []
     may: frozenset[str] = frozenset()           # operations that the caller may call
@@ -94,6 +102,13 @@ class Facts(Struct, kw_only=True):
         return self.task.status == "queued" and self.task.offerable(self.now)
 
     @property
+    def stopping(self) -> Pause | None:
+        """Return the pause that keeps the task from everybody, or from all who could do it."""
+        ids = {row.id for row, _ in self.resting if not (self.asking or self.busy)}
+        lanes = (pause for pause in self.pauses if pause.stops_lane(self.task.type, self.needed))
+        return next(lanes, next((pause for pause in self.pauses if pause.worker in ids), None))
+
+    @property
     def asking(self) -> list[Able]:
         """Return those who can do the task and ask for work."""
         return [(row, claim) for row, claim in self.able if claim.at > self.now - self.patience]
@@ -103,6 +118,11 @@ class Facts(Struct, kw_only=True):
         """Return those who can do the task and ask for nothing, because they hold leases."""
         return [(row, claim) for row, claim in self.able
                 if claim.at <= self.now - self.patience and self.holding.get((row.kind, row.id))]
+
+
+def find_patience(settings: Settings) -> float:
+    """Return the seconds after which a worker that has not asked for tasks again asks for none."""
+    return settings.max_wait_seconds + STORED_EVERY_SECONDS + SLACK_SECONDS
 
 
 # The causes.  Each is a pure function of the facts.
@@ -175,6 +195,18 @@ def explain_hold(at: Facts) -> Cause | None:
                       ("release_hold", "offer it again"), ("get_task", "its owner or an admin calls release_hold"))
 
 
+def explain_pause(at: Facts) -> Cause | None:
+    """Its type, its lane, the tenant, or each worker that could do it is paused."""
+    if at.task.status != "queued" or at.task.held is not None or (pause := at.stopping) is None:
+        return None
+    said = describe_pause(pause)
+    return make_cause(at, "paused", f"{said[0].upper()}{said[1:]}.",
+                      Evidence(since=to_utc(pause.since), until=to_utc_or_none(pause.until), reason=pause.reason,
+                               by=Principal(pause.by_kind, pause.by_id),
+                               workers=[show_asked(at, row, claim) for row, claim in at.resting] or None),
+                      ("resume_work", "end the pause"), ("get_task", "wait until an admin ends the pause"))
+
+
 def explain_suspension(at: Facts) -> Cause | None:
     """Its tenant is suspended."""
     if at.task.status != "queued" or at.account is None or at.account.suspended_at is None:
@@ -232,7 +264,7 @@ def explain_quota(at: Facts) -> Cause | None:
 
 def explain_no_worker(at: Facts) -> Cause | None:
     """Nobody who can do it asks for work, or holds leases."""
-    if at.task.status != "queued" or at.task.held is not None or at.asking or at.busy:
+    if at.task.status != "queued" or at.task.held is not None or at.asking or at.busy or at.resting:
         return None
     able = at.able
     missing = [] if able else find_missing(at)
@@ -300,7 +332,7 @@ def explain_claimable(at: Facts) -> Cause | None:
     """Nothing keeps it: the next claim of somebody who can do it gets it."""
     full = 0 <= at.most_leases <= at.leases
     suspended = at.account is not None and at.account.suspended_at is not None
-    if not at.waits or at.ahead or full or suspended or not at.asking:
+    if not at.waits or at.ahead or full or suspended or at.stopping or not at.asking:
         return None
     row, claim = at.asking[0]
     return make_cause(at, "claimable", f"Nothing keeps it: {name_worker(row)} can do it and asked "
@@ -356,9 +388,9 @@ def explain_end(at: Facts) -> Cause | None:
 
 
 CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
-    explain_leased, explain_instance_gone, explain_lease_overdue, explain_hold, explain_suspension, explain_delay,
-    explain_backoff, explain_jitter, explain_quota, explain_no_worker, explain_queue, explain_busy, explain_claimable,
-    explain_owed, explain_parked, explain_waiting, explain_end)
+    explain_leased, explain_instance_gone, explain_lease_overdue, explain_hold, explain_pause, explain_suspension,
+    explain_delay, explain_backoff, explain_jitter, explain_quota, explain_no_worker, explain_queue, explain_busy,
+    explain_claimable, explain_owed, explain_parked, explain_waiting, explain_end)
 
 
 # Making them.
@@ -367,10 +399,19 @@ CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
 def make_cause(at: Facts, cause: CauseName, summary: str, evidence: Evidence, *calls: tuple[str, str]) -> Cause:
     """Make a cause; of the calls it names the first that the caller may make."""
     operation, why = next((call for call in calls if call[0] in at.may), calls[-1])
-    arguments: dict[str, Any] = {} if operation in ("list_workers", "get_limits") else {"task_id": at.task.task_id}
+    return Cause(cause, summary, evidence, NextCall(operation, list_arguments(at, operation), why))
+
+
+def list_arguments(at: Facts, operation: str) -> dict[str, Any]:
+    """Return with what a call that helps is made."""
+    if operation in ("list_workers", "get_limits"):
+        return {}
+    if operation == "resume_work" and (pause := at.stopping) is not None:
+        named = {"type": pause.type, "capabilities": pause.capabilities, "worker": pause.worker}
+        return {name: value for name, value in named.items() if value is not None} or {"whole_tenant": True}
     if operation == "get_task" and at.task.status not in TERMINAL:
-        arguments["wait_seconds"] = WAIT_SECONDS
-    return Cause(cause, summary, evidence, NextCall(operation, arguments, why))
+        return {"task_id": at.task.task_id, "wait_seconds": WAIT_SECONDS}
+    return {"task_id": at.task.task_id}
 
 
 def name_worker(row: Presence) -> str:
@@ -423,7 +464,7 @@ async def read_facts(engine: Engine, caller: Caller, task: Task, lease: Lease | 
     settings = engine.settings
     facts = Facts(task=task, lease=lease, progress=progress, now=engine.backend.now(), instance=engine.instance,
                   grace=settings.lease_grace_seconds, may=list_allowed(caller),
-                  patience=settings.max_wait_seconds + STORED_EVERY_SECONDS + SLACK_SECONDS)
+                  patience=find_patience(settings))
     if task.status in ACTIVE and lease is not None:
         await read_holder(engine, caller.tenant_id, facts, lease)
     if task.status == "queued":
@@ -436,9 +477,8 @@ async def read_facts(engine: Engine, caller: Caller, task: Task, lease: Lease | 
 
 def list_allowed(caller: Caller) -> frozenset[str]:
     """Return which of the calls that help the caller may make."""
-    seen = {"list_workers", "get_limits"} if caller.role == "admin" and caller.scopes & {
-        "admin:read", "admin:write"} else set[str]()
-    return frozenset(seen | {name for name, op in CORE_OPERATIONS.items() if op.fits(caller)})
+    helping = (*CORE_OPERATIONS.values(), *workers.OPERATIONS, *pausing.OPERATIONS, *admin.OPERATIONS)
+    return frozenset(op.name for op in helping if op.fits(caller))
 
 
 async def read_holder(engine: Engine, tenant_id: str, facts: Facts, lease: Lease) -> None:
@@ -472,7 +512,10 @@ async def read_queue(engine: Engine, tenant_id: str, facts: Facts) -> None:
     if facts.waits:
         [facts.ahead] = await backend.page(tenant_id, AheadOf(task.lane, task.priority, task.task_id, MOST_AHEAD))
     facts.asked = await read_asked(engine, tenant_id, facts.now)
-    facts.able = find_able(task.type, facts.needed, facts.asked)
+    facts.pauses = find_pauses(await backend.record(tenant_id, Pauses), facts.now)
+    able, paused = find_able(task.type, facts.needed, facts.asked), {pause.worker for pause in facts.pauses}
+    facts.able = [(row, claim) for row, claim in able if row.id not in paused]
+    facts.resting = [(row, claim) for row, claim in able if row.id in paused]
     facts.holding = await count_holdings(engine, tenant_id, [row for row, _ in facts.able], MOST_HELD)
 
 
