@@ -6,6 +6,7 @@ What a key does is a pure function of the screen; drawing and calling stand apar
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import time
@@ -44,7 +45,9 @@ SORTED_FIRST = {"queues": "oldest_wait_seconds"}        # elsewhere the order of
 MOST_ROWS, PAGE_ROWS = 1000, 200
 KEYS = "1-4 or Tab: view   < >: sort by   r: reverse   /: filter   Space: stop   q: quit"
 ESCAPE, BACKSPACES, ENTERS = "\x1b", ("\x7f", "\x08"), ("\r", "\n")
-LEFT, RIGHT = "\x1b[D", "\x1b[C"
+LEFT, RIGHT = ("<", "\x1b[D", "\x1bOD"), (">", "\x1b[C", "\x1bOC")
+# An arrow is one key of several characters. Esc and the next key are two, also where they come at once.
+ONE_KEY = re.compile(r"\x1b\[[0-9;?]*[@-~]|\x1bO[@-~]|.", re.DOTALL)
 UNITS = [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)]
 
 
@@ -121,8 +124,8 @@ def press_key(screen: Screen, key: str) -> Screen | None:
         return choose_view(screen, views[(views.index(screen.view) + 1) % len(views)])
     if key in map(str, range(1, len(views) + 1)):
         return choose_view(screen, views[int(key) - 1])
-    if key in ("<", LEFT, ">", RIGHT):
-        return move_sort(screen, -1 if key in ("<", LEFT) else 1)
+    if key in (*LEFT, *RIGHT):
+        return move_sort(screen, -1 if key in LEFT else 1)
     changes: dict[str, dict[str, Any]] = {
         "r": {"descending": not screen.descending}, "/": {"typing": True}, " ": {"stopped": not screen.stopped},
         ESCAPE: {"wanted": ""}}
@@ -216,8 +219,8 @@ def list_head(screen: Screen, shot: Shot, url: str) -> list[str]:
     order += "" if screen.descending else ", reversed"
     wanted = f", with {escape_text(screen.wanted)!r}" if screen.wanted or screen.typing else ""
     views = "  ".join(f"[{name}]" if name == screen.view else name for name in VIEWS)
-    return [f"{url}  {gate}{at}{'  (stopped)' if screen.stopped else ''}",
-            f"{views}   {order}{wanted}",
+    return [f"{url}  {gate}{at}",
+            f"{views}   {'stopped, ' * screen.stopped}{order}{wanted}",
             sum_queues(shot.rows) if screen.view == "queues" and shot.rows else ""]
 
 
@@ -238,7 +241,7 @@ def draw_screen(screen: Screen, shot: Shot, url: str, width: int, height: int) -
     head = [line for line in list_head(screen, shot, url) if line]
     chosen = choose_rows(screen, shot.rows)
     rows = [shorten_row(row, screen.columns) for row in chosen[:max(height - len(head) - 5, 1)]]
-    table = make_table(screen.columns, rows, width) if rows else Text("nothing")
+    table = make_table(screen.columns, rows, width) if rows else Text("nothing" if shot.read_at else "reading")
     foot = f"filter: {escape_text(screen.wanted)}_   Enter: keep   Esc: clear" if screen.typing else KEYS
     lines = [Text(line[:width], "bold" if at == 0 else "") for at, line in enumerate(head)]
     return Group(*lines, table, Text(describe_rest(len(chosen) - len(rows), shot)[:width], "dim"),
@@ -260,7 +263,7 @@ def run_screen(gate: Http, screen: Screen | None, every_seconds: float) -> None:
         while True:
             live.update(draw_screen(screen, shot, gate.url, on.width, on.height), refresh=True)
             view = screen.view
-            for key in split_keys(wait_for_keys(max(due - time.monotonic(), 0.0))):
+            for key in ONE_KEY.findall(wait_for_keys(max(due - time.monotonic(), 0.0))):
                 if (screen := press_key(screen, key)) is None:
                     return
             if screen.view != view:
@@ -268,11 +271,6 @@ def run_screen(gate: Http, screen: Screen | None, every_seconds: float) -> None:
             if time.monotonic() >= due:
                 shot = shot if screen.stopped and shot.read_at else read_again(gate, screen, shot)
                 due = time.monotonic() + every_seconds
-
-
-def split_keys(said: str) -> list[str]:
-    """Return the keys in what the terminal sent at once; an arrow is one key of several characters."""
-    return [said] if said.startswith(ESCAPE) else list(said)
 
 
 def read_again(gate: Http, screen: Screen, last: Shot) -> Shot:
@@ -302,10 +300,22 @@ def read_keys() -> Iterator[Callable[[float], str]]:
         return
     tty.setcbreak(file)
     try:
-        yield lambda seconds: os.read(file, 64).decode(errors="replace") if select.select(
-            [file], [], [], seconds)[0] else ""
+        yield lambda seconds: wait_for_input(file, seconds)
     finally:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+def wait_for_input(file: int, seconds: float) -> str:
+    """Wait for input of the terminal; one that has gone ends the command as Ctrl-C does."""
+    if not select.select([file], [], [], seconds)[0]:
+        return ""
+    try:
+        said = os.read(file, 64)
+    except OSError:
+        said = b""
+    if not said:
+        raise KeyboardInterrupt
+    return said.decode(errors="replace")
 
 
 def wait_without_keys(seconds: float) -> str:

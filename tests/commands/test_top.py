@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
-from functools import reduce
+from contextlib import contextmanager
 
 import pytest
 
 from asyncgate.clients.http import Http
-from asyncgate.commands.top import VIEWS, Screen, Shot, choose_rows, choose_view, draw_screen, press_key, shorten_seconds
+from asyncgate.commands.top import (
+    ONE_KEY,
+    VIEWS,
+    Screen,
+    Shot,
+    choose_rows,
+    choose_view,
+    draw_screen,
+    press_key,
+    shorten_seconds,
+)
 from asyncgate.parts.operations import OPERATIONS
 from tests.commands.test_watching import environment, read_until
 from tests.conftest import PATIENCE_SECONDS, TOKEN, Live
@@ -24,11 +37,16 @@ from tests.conftest import PATIENCE_SECONDS, TOKEN, Live
 TOP = [sys.executable, "-m", "asyncgate", "top"]
 QUEUES = [{"queue_id": "q", "type": type, "capabilities": able, "claimable": claimable, "delayed": 0, "held": 0,
            "leased": 1, "oldest_wait_seconds": oldest}
-          for type, able, claimable, oldest in (("ocr", ["gpu"], 3, 5.0), ("mail", [], 20, 90.0), ("idle", [], 0, None))]
+          for type, able, claimable, oldest in (
+              ("ocr", ["gpu"], 3, 5.0), ("mail", [], 20, 90.0), ("idle", [], 0, None))]
 
 
 def press(screen: Screen, *keys: str) -> Screen | None:
-    return reduce(lambda now, key: now and press_key(now, key), keys, screen)
+    now: Screen | None = screen
+    for key in keys:
+        assert now is not None, "a key came after the one that ends"
+        now = press_key(now, key)
+    return now
 
 
 def types(screen: Screen | None) -> list[str]:
@@ -61,6 +79,13 @@ def test_arrows_are_keys_too() -> None:
 
     assert press(screen, "\x1b[C") == press(screen, ">")
     assert press(screen, "\x1b[D") == press(screen, "<")
+
+
+@pytest.mark.parametrize(("said", "keys"), [
+    ("\x1bq", ["\x1b", "q"]), ("\x1b[C\x1b[C", ["\x1b[C", "\x1b[C"]), ("\x1bOD/é", ["\x1bOD", "/", "é"]),
+    ("\x1b", ["\x1b"]), ("\x1b[5~\r\n", ["\x1b[5~", "\r", "\n"]), ("", [])])
+def test_keys_that_come_at_once_are_told_apart(said: str, keys: list[str]) -> None:
+    assert ONE_KEY.findall(said) == keys
 
 
 def test_a_filter_is_typed_kept_and_cleared() -> None:
@@ -96,7 +121,7 @@ def test_the_screen_fits_the_terminal(view: str, width: int, height: int) -> Non
     row = {column.partition(".")[0]: "x" * 50 for column in OPERATIONS[VIEWS[view]].columns}
     rows = QUEUES * 40 if view == "queues" else [row] * 100
     health = {"instance_id": "gate", "status": "healthy", "uptime": 5}
-    on = Console(width=width, height=height, file=open(os.devnull, "w"))
+    on = Console(width=width, height=height, file=io.StringIO())
     with on.capture() as shown:
         on.print(draw_screen(choose_view(Screen(), view), Shot(rows, True, health, "12:00:00Z"), "http://gate", width,
                              height))
@@ -138,17 +163,39 @@ def test_what_is_wrong_ends_the_command(gate: Live, more: list[str], status: int
     assert says in done.stderr
 
 
-def open_terminal() -> tuple[int, int]:
+@contextmanager
+def open_top(gate: Live, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Start it on a terminal of 80 columns, and return it with our end; it must leave the terminal as it was.
+
+    A failure of the test ends it, too.
+    """
+    env = {name: value for name, value in environment(gate).items() if name not in ("COLUMNS", "LINES")}
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    return ours, theirs
+    before = termios.tcgetattr(theirs)
+    running = subprocess.Popen([*TOP, *more], env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    try:
+        yield running, ours
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        running.kill()
+        running.wait()
+        os.close(theirs)
+        os.close(ours)
+
+
+def wait_for_end(running: subprocess.Popen[bytes], ours: int) -> int:
+    """Return the exit status; read meanwhile, as the command may wait for that."""
+    deadline, text = time.monotonic() + PATIENCE_SECONDS, b""
+    while running.poll() is None:
+        assert time.monotonic() < deadline, text[-2000:].decode(errors="replace")
+        if select.select([ours], [], [], 0.05)[0]:
+            text += os.read(ours, 65536)
+    return running.returncode
 
 
 def test_on_a_terminal_it_is_live_and_leaves_the_terminal_as_it_was(gate: Live) -> None:
-    ours, theirs = open_terminal()
-    before = termios.tcgetattr(theirs)
-    env = {name: value for name, value in environment(gate).items() if name not in ("COLUMNS", "LINES")}
-    with subprocess.Popen([*TOP, "--every", "0.2s"], env=env, stdin=theirs, stdout=theirs, stderr=theirs) as running:
+    with open_top(gate, "--every", "0.2s") as (running, ours):
         read_until(ours, "3 claimable")
         with Http(gate.url, TOKEN) as http:
             http.call("create_task", type="late", payload=None, agent_id="ada")
@@ -157,23 +204,15 @@ def test_on_a_terminal_it_is_live_and_leaves_the_terminal_as_it_was(gate: Live) 
         read_until(ours, "task.assigned")
         os.write(ours, b"/nob")
         read_until(ours, "nothing")
-        os.write(ours, b"\x1bq")
+        os.write(ours, b"\x1b")
+        read_until(ours, "task.assigned")
         os.write(ours, b"q")
-        status = running.wait(PATIENCE_SECONDS)
-        after = termios.tcgetattr(theirs)
-    os.close(ours)
-    os.close(theirs)
 
-    assert (status, after) == (0, before)
-
+        assert wait_for_end(running, ours) == 0
 
 def test_ctrl_c_ends_it(gate: Live) -> None:
-    ours, theirs = open_terminal()
-    with subprocess.Popen(TOP, env=environment(gate), stdin=theirs, stdout=theirs, stderr=theirs) as running:
+    with open_top(gate) as (running, ours):
         read_until(ours, "claimable")
         running.send_signal(signal.SIGINT)
-        status = running.wait(PATIENCE_SECONDS)
-    os.close(ours)
-    os.close(theirs)
 
-    assert status == 130
+        assert wait_for_end(running, ours) == 130
