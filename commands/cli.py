@@ -59,7 +59,7 @@ SECTIONS = {
     "Get started": ("demo", "dev"),
     "Documentation": ("docs", "skill"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
-    "Use a gate": ("login", "logout", "profiles", "wait", "tail", "bulk"),
+    "Use a gate": ("login", "logout", "profiles", "wait", "tail", "top", "bulk"),
     "Do the work": ("worker", "scheduler"),
     "Maintain a gate": ("doctor", "receipts", "archive", "verify", "reconcile", "rebuild", "backup", "copy",
                         "conformance", "bench", "bench-server"),
@@ -70,7 +70,8 @@ SECTIONS = {
 MODULES = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "commands.receipts",
            "scheduler": "commands.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
            "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
-           "wait": "commands.follow", "tail": "commands.tail", "bulk": "commands.bulk",
+           "wait": "commands.follow", "tail": "commands.tail", "top": "commands.top",
+           "bulk": "commands.bulk",
            "docs": "commands.docs", "doctor": "commands.doctor", "skill": "commands.skill"}
 
 class Clients(calling.CommandGroup):
