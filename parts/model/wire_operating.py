@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta, Struct
 
 from asyncgate.parts.model.errors import BulkNotFound, InvalidConfirmation, QueueNotFound, QuotaExceeded, TenantNotFound
-from asyncgate.parts.model.examples import ADA, DUTY, LATER, NEXT_TASK_ID, NOW, PAUSED, TASK_ID
+from asyncgate.parts.model.examples import ADA, DUTY, FAR, LATER, NEXT_TASK_ID, NOW, PAUSED, TASK_ID
 from asyncgate.parts.model.wire import (
     Ask,
     Capabilities,
@@ -166,7 +166,7 @@ class WorkTarget(Ask, kw_only=True):
 class PauseWork(WorkTarget, kw_only=True):
     """Pause a type, a lane, a worker, or the whole tenant."""
 
-    example = ({"type": "page.summarize", "until": LATER, "reason": "the model is down"}, PAUSED)
+    example = ({"type": "page.summarize", "until": FAR, "reason": "the model is down"}, PAUSED)
     next_step = "drain_work waits until no lease is left; resume_work ends the pause."
     until: Annotated[Moment | None, says("when it ends by itself; default: with resume_work")] = None
     reason: Annotated[Reason | None, says("why; claims are told it, and it is audited")] = None
