@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import click
 
 from asyncgate.clients.http import Http, Refusal, Unreachable, pause_after
 from asyncgate.commands.calling import (
-    EXIT_BROKEN,
+    EXIT_CONFLICT,
     EXIT_INTERRUPTED,
     EXIT_WRONG,
     CommandGroup,
@@ -31,6 +32,8 @@ from asyncgate.parts.model.durations import parse_moment, parse_seconds
 TASKS_PER_CALL = 200
 MOST_TRIES = 10                 # in a row without an answer
 COLUMNS = ("task_id", "type", "status", "created_by", "priority", "held", "created_at")
+QUESTIONS = {"cancel": "cancel them?", "release": "release them from hold?", "prioritize": "give them this priority?",
+             "rerun": "run them again, but for those that were run again before?"}
 DONE = {"cancel": "canceled", "release": "released", "prioritize": "prioritized", "rerun": "run again"}
 
 
@@ -115,13 +118,17 @@ def preview_and_run(at: Connection, asked: dict[str, Any], yes: bool, as_json: b
         if not found["matches"]:
             print_answer(as_json, {"matches": 0}, "there is no such task")
             return 0
-        least = "at least " * found["at_least"]
         if not as_json:
             show_table(COLUMNS, found["sample"])
-        question = f"{least}{found['matches']:,} tasks: {asked['action']} them?"
-        if not yes and not ask(question):
+        if not yes and not ask(word_question(found)):
             return EXIT_WRONG
         return run_to_end(gate, found["confirmation"], None if found["at_least"] else found["matches"], as_json)
+
+
+def word_question(found: dict[str, Any]) -> str:
+    """Return the question whether to do it."""
+    number = f"{'at least ' * found['at_least']}{found['matches']:,} task{'s' * (found['matches'] != 1)}"
+    return f"{number}: {QUESTIONS[found['action']]}"
 
 
 def ask(question: str) -> bool:
@@ -136,21 +143,31 @@ def run_to_end(gate: Http, confirmation: str, total: int | None, as_json: bool) 
     again = f"to go on: asyncgate bulk continue {confirmation}"
     try:
         with closing(Bar("bulk", "tasks", total)) as bar:
+            if total is not None:
+                bar.show(0)
             record = call_until_ended(lambda: gate.call("run_bulk", confirmation=confirmation,
-                                                        max_tasks=TASKS_PER_CALL), bar.show)
+                                                        max_tasks=TASKS_PER_CALL), partial(show_progress, bar))
     except KeyboardInterrupt:
         raise exit_with(again, EXIT_INTERRUPTED) from None
-    except (Refusal, Unreachable):
-        click.echo(again, err=True)
+    except (Refusal, Unreachable) as no:
+        if getattr(no, "code", None) != "invalid_confirmation":
+            click.echo(again, err=True)
         raise
     more = [f"{record[name]:,} {name}" for name in ("skipped", "refused") if record[name]]
     print_answer(as_json, record, ", ".join([f"{record['done']:,} {DONE[record['action']]}", *more]))
     if record["problem"]:
         click.echo(f"refused: {escape_text(record['problem'])}", err=True)
-    return EXIT_BROKEN if record["refused"] else 0
+    return EXIT_CONFLICT if record["refused"] else 0
 
 
-def call_until_ended(call: Callable[[], Any], show: Callable[[int], None]) -> Any:
+def show_progress(bar: Bar, record: dict[str, Any]) -> None:
+    """Show how many tasks had their turn."""
+    if not record["at_least"]:
+        bar.of(record["matches"])
+    bar.show(record["done"] + record["skipped"] + record["refused"])
+
+
+def call_until_ended(call: Callable[[], Any], show: Callable[[dict[str, Any]], None]) -> Any:
     """Call until the bulk has ended, also over a short outage."""
     away = 0
     while True:
@@ -162,6 +179,6 @@ def call_until_ended(call: Callable[[], Any], show: Callable[[int], None]) -> An
                 raise
             time.sleep(max(pause_after(away, 0.5), getattr(error, "retry_after", None) or 0.0))
             continue
-        show(record["done"])
+        show(record)
         if record["ended"]:
             return record
