@@ -14,6 +14,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def test_a_gate_that_stops_in_order_is_stored_whole_and_goes_on_with_its_replica
         gate = replicated()
         before = gate.pieces()
         made += [gate.call("POST", "/v1/tasks", type="a", payload=None, agent_id="ada")["task_id"] for _ in range(9)]
-        until(lambda gate=gate, before=before: gate.pieces() > before)      # it has begun to follow
+        until(partial(has_more_pieces, gate, before))       # it has begun to follow
         made.append(gate.call("POST", "/v1/tasks", type="a", payload=None, agent_id="ada")["task_id"])
         gate.process.send_signal(signal.SIGTERM)
         assert gate.process.wait(WAITING_SECONDS) == 0
@@ -209,6 +210,10 @@ def test_a_gate_that_stops_in_order_is_stored_whole_and_goes_on_with_its_replica
     restored(str(gate.replica), tmp_path / "new.db")
 
     assert statuses(tmp_path / "new.db").keys() == set(made)
+
+
+def has_more_pieces(gate: Replicated, before: int) -> bool:
+    return gate.pieces() > before
 
 
 # Backups, and what is refused.
