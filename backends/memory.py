@@ -27,6 +27,7 @@ from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.overdue import has_passed, is_overdue
 from asyncgate.parts.model.queries import (
+    QUEUE_KEPT_SECONDS,
     AheadOf,
     ArchivedFilter,
     EntryFilter,
@@ -87,7 +88,7 @@ class Tenant:
     def __init__(self) -> None:
         self.lanes = Lanes()
         self.tasks: dict[str, Task] = {}
-        self.queues: dict[int, tuple[str, str, int, int, int]] = {}     # by lane, as `count_moves` tells it
+        self.queues: dict[int, tuple[str, str, int, int, int, float]] = {}      # by lane; at last, when it was counted
         self.leases: dict[str, Lease] = {}
         self.progress: dict[str, Progress] = {}
         self.receipts: dict[str, Receipt] = {}
@@ -148,10 +149,10 @@ class Tenant:
 
     def find_queues(self, of: QueueFilter, now: float) -> Iterator[Queue]:
         """Yield what each lane has now."""
-        found = sorted((row[0], lane) for lane, row in self.queues.items() if any(row[2:])
-                       and of.type in (None, row[0]) and of.lane in (None, lane))
+        found = sorted((row[0], lane) for lane, row in self.queues.items()
+                       if of.type in (None, row[0]) and of.lane in (None, lane))
         for _, lane in islice((place for place in found if of.after is None or place > of.after), of.limit):
-            type, capabilities, queued, held, leased = self.queues[lane]
+            type, capabilities, queued, held, leased, _ = self.queues[lane]
             waiting = [task for task in self.tasks.values()
                        if task.lane == lane and task.status == "queued" and task.held is None]
             since = [max(task.updated_at, task.next_eligible_at or 0.0) for task in waiting if task.offerable(now)]
@@ -262,8 +263,8 @@ class Memory:
         for lane, (type, needed) in work.lanes.items():
             tenant.lanes.learn(lane, type, needed)
         for lane, type, capabilities, *counts in count_moves(work.before, work.added, work.moved):
-            queued, held, leased = map(add, counts, tenant.queues.get(lane, ("", "", 0, 0, 0))[2:])
-            tenant.queues[lane] = type, capabilities, queued, held, leased
+            queued, held, leased = map(add, counts, tenant.queues.get(lane, ("", "", 0, 0, 0))[2:5])
+            tenant.queues[lane] = type, capabilities, queued, held, leased, work.now
         tenant.tasks.update(work.added | work.moved)
         tenant.leases.update(work.leased)
         tenant.progress.update(work.progressed)
@@ -424,7 +425,8 @@ class Memory:
             gone = tenant.lanes.known.keys() - waiting
             tenant.lanes.forget(gone)
             dropped += len(gone)
-            tenant.queues = {lane: row for lane, row in tenant.queues.items() if any(row[2:])}
+            tenant.queues = {lane: row for lane, row in tenant.queues.items()
+                             if any(row[2:5]) or row[5] > self.now() - QUEUE_KEPT_SECONDS}
         return dropped
 
     async def next_due(self, tenant_id: str) -> float | None:

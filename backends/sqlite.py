@@ -44,6 +44,7 @@ from asyncgate.parts.model.queries import (
     DUE_LOOKED_AT,
     MOST_PRIORITIES,
     OVERDUE_COUNTED,
+    QUEUE_KEPT_SECONDS,
     AheadOf,
     ArchivedFilter,
     EntryFilter,
@@ -213,7 +214,7 @@ UNSENT_OF = f"""
     SELECT {listed(Outgoing)} FROM outbox
     WHERE tenant_id = ?1 AND receipt_id IN (SELECT receipt_id FROM receipts WHERE tenant_id = ?1 AND task_id = ?2)
     LIMIT ?3"""
-EMPTY_QUEUES = "DELETE FROM queues WHERE tenant_id = ? AND queued = 0 AND held = 0 AND leased = 0"
+EMPTY_QUEUES = "DELETE FROM queues WHERE tenant_id = ? AND queued = 0 AND held = 0 AND leased = 0 AND counted_at <= ?"
 WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
 ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
@@ -308,9 +309,7 @@ SCHEDULES_OF = f"""
     SELECT {listed(Schedule)} FROM schedules
     WHERE tenant_id = ? AND owner_kind = ? AND owner_id = ? AND schedule_id > ? ORDER BY schedule_id LIMIT ?"""
 LATE = "SELECT schedule_id FROM schedules WHERE tenant_id = ? AND late_at <= ? ORDER BY late_at LIMIT ?"
-QUEUES = """
-    SELECT lane, type, capabilities, queued, held, leased FROM queues
-    WHERE tenant_id = ?1 AND (queued <> 0 OR held <> 0 OR leased <> 0)"""
+QUEUES = "SELECT lane, type, capabilities, queued, held, leased FROM queues WHERE tenant_id = ?1"
 DELAYED = f"""
     SELECT lane, sum(next_eligible_at > ?2), min(next_eligible_at), count(*) FROM (
         SELECT lane, next_eligible_at FROM tasks
@@ -640,7 +639,7 @@ class Sqlite(Pages):
         # OR IGNORE: another batch of the same commit may have added the same lane.
         many(insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE"),
              ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
-        many(COUNT_MOVES, count_moves(work.before, work.added, work.moved))
+        many(COUNT_MOVES, ((*row, work.now) for row in count_moves(work.before, work.added, work.moved)))
         many(ADD_TASK, ((*astuple(task), task.offerable(work.now)) for task in work.added.values()))
         if moved := [(*astuple(task)[-len(MUTABLE):], task.offerable(work.now), tenant_id, task.task_id)
                      for task in work.moved.values()]:
@@ -874,7 +873,7 @@ class Sqlite(Pages):
         with transaction(self.db):
             for tenant_id in list(self.lanes):
                 self.db.execute(WALL, (tenant_id,))
-                self.db.execute(EMPTY_QUEUES, (tenant_id,))
+                self.db.execute(EMPTY_QUEUES, (tenant_id, self.now() - QUEUE_KEPT_SECONDS))
                 dropped[tenant_id] = [lane for (lane,) in self.db.execute(EMPTY_LANES, (tenant_id,)).fetchall()]
                 self.db.executemany("DELETE FROM lanes WHERE tenant_id = ? AND lane = ?",
                                     [(tenant_id, lane) for lane in dropped[tenant_id]])
@@ -935,9 +934,9 @@ class Sqlite(Pages):
 
 
 ADD_TASK = insert("tasks", [*fields(Task), "ready"])
-COUNT_MOVES = insert("queues", ["lane", "type", "capabilities", "queued", "held", "leased"]) + (
+COUNT_MOVES = insert("queues", ["lane", "type", "capabilities", "queued", "held", "leased", "counted_at"]) + (
     " ON CONFLICT (tenant_id, lane) DO UPDATE SET queued = queued + excluded.queued, held = held + excluded.held, "
-    "leased = leased + excluded.leased")
+    "leased = leased + excluded.leased, counted_at = excluded.counted_at")
 ADD_LEASE = upsert("leases", fields(Lease), ["task_id"])
 ADD_PROGRESS = upsert("progress", fields(Progress), ["task_id"])
 # Only together with its receipt: a receipt that was stored earlier is not sent again.

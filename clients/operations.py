@@ -618,7 +618,7 @@ class AsyncOperations:
     async def get_queue(
         self, queue_id: str, *, tenant_id: str | None = None,
     ) -> QueueRecord:
-        """Return how many tasks of one queue wait and for how long, are on hold, or are leased."""
+        """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately."""
         return await self.ask("get_queue", QueueRecord, locals())
 
     async def get_receipt(
@@ -780,7 +780,7 @@ class AsyncOperations:
     ) -> Queues:
         """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
 
-        A queue is what has one type and requires the same capabilities; one without any such task is not listed.
+        A queue is what has one type and requires the same capabilities.  One without a task for an hour is not listed.
         """
         return await self.ask("list_queues", Queues, locals())
 
@@ -1276,7 +1276,7 @@ class SyncOperations:
     def get_queue(
         self, queue_id: str, *, tenant_id: str | None = None,
     ) -> QueueRecord:
-        """Return how many tasks of one queue wait and for how long, are on hold, or are leased."""
+        """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately."""
         return self.ask("get_queue", QueueRecord, locals())
 
     def get_receipt(
@@ -1438,7 +1438,7 @@ class SyncOperations:
     ) -> Queues:
         """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
 
-        A queue is what has one type and requires the same capabilities; one without any such task is not listed.
+        A queue is what has one type and requires the same capabilities.  One without a task for an hour is not listed.
         """
         return self.ask("list_queues", Queues, locals())
 

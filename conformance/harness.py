@@ -319,6 +319,6 @@ async def miscounted(gate: Gate) -> list[str]:
         if (place := place_of(task)) is not None:
             there[task.lane][place] += 1
     rows = await gate.backend.page(gate.tenant_id, QueueFilter(None, None, None, 10_000))
-    counted = {row.lane: [row.queued, row.held, row.leased] for row in rows}
+    counted = {row.lane: [row.queued, row.held, row.leased] for row in rows if row.queued or row.held or row.leased}
     return [f"lane {lane} counts {counted.get(lane)}, its tasks are {there.get(lane)}"
             for lane in {*counted, *there} if counted.get(lane) != there.get(lane)]

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple
 
 from asyncgate.conformance.harness import Gate, miscounted, refused, under
-from asyncgate.parts.model.stored import Depth
+from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.stored import Depth, Traffic
+from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +41,7 @@ async def test_a_task_is_counted_from_its_creation_to_its_end(gate: Gate) -> Non
     assert await numbers(gate) == (1, 0, 0, 0)
     await gate.as_agent().cancel_task(task_id=task_id)
 
-    assert (await gate.as_admin().list_queues()).queues == []
+    assert await numbers(gate) == (0, 0, 0, 0)
     assert await miscounted(gate) == []
 
 
@@ -189,16 +192,108 @@ async def test_what_is_refused_is_not_counted(gate: Gate) -> None:
     assert await miscounted(gate) == []
 
 
-async def test_the_numbers_of_an_empty_queue_go_with_its_lane(gate: Gate) -> None:
+async def test_a_queue_is_listed_for_an_hour_after_its_last_task(gate: Gate) -> None:
     await gate.finished(type="once")
     await gate.leased(type="other")
-
-    await gate.backend.drop_lanes()
+    for seconds, listed in ((1800, ["once", "other"]), (1801, ["other"])):
+        gate.skip(seconds)
+        await gate.backend.drop_lanes()
+        assert [row.type for row in (await gate.as_admin().list_queues()).queues] == listed
 
     assert await numbers(gate, "other") == (0, 0, 0, 1)
     assert await miscounted(gate) == []
     await gate.finished(type="once")
     assert await miscounted(gate) == []
+
+
+# What happened.
+
+
+async def flows(gate: Gate, type: str = "demo") -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what happened in the queue of a type in the last minute, and in the last hour."""
+    [row] = (await gate.as_admin().list_queues(type=type)).queues
+    return astuple(row.last_minute), astuple(row.last_hour)
+
+
+async def to_a_new_minute(gate: Gate) -> None:
+    """Move the clock to the beginning of a minute: numbers are kept by whole minutes."""
+    gate.skip(60 - gate.now() % 60)
+
+
+async def test_what_happens_in_a_queue_is_counted_by_the_minute_and_by_the_hour(gate: Gate) -> None:
+    await to_a_new_minute(gate)
+    await gate.finished()
+    await gate.as_agent().cancel_task(task_id=await gate.create())
+    for retryable in (True, False):
+        offer = await gate.leased(retry_backoff_seconds=0)
+        await gate.as_worker().fail(**under(offer, error="x", retryable=retryable))
+        if retryable:
+            await gate.as_agent().cancel_task(task_id=offer.task_id)
+    await gate.leased()
+    assert await flows(gate) == ((4, 4, 2, 0), (4, 4, 2, 0))
+
+    gate.skip(310)
+    await gate.sweep()
+    assert await flows(gate) == ((0, 0, 0, 1), (4, 4, 2, 1))
+    gate.skip(3700)
+
+    assert await flows(gate) == ((0, 0, 0, 0), (0, 0, 0, 0))
+
+
+async def test_the_minute_slides(gate: Gate) -> None:
+    await to_a_new_minute(gate)
+    for _ in range(4):
+        await gate.finished()
+    gate.skip(60)
+    assert (await flows(gate))[0] == (4, 4, 0, 0)
+
+    gate.skip(30)
+
+    assert (await flows(gate))[0] == (2, 2, 0, 0)
+
+
+async def test_what_another_process_has_done_is_known_when_it_has_stored_it(gate: Gate) -> None:
+    other = gate.beside()
+    await to_a_new_minute(gate)
+    await other.finished()
+    await gate.finished()
+    assert (await flows(gate))[1] == (1, 1, 0, 0)
+
+    for _ in range(2):
+        await Upkeep(other.engine).store_traffic()
+        await Upkeep(gate.engine).store_traffic()
+        assert await flows(gate) == await flows(other) == ((2, 2, 0, 0), (2, 2, 0, 0))
+    assert (await flows(gate.beside()))[1] == (2, 2, 0, 0)
+
+
+async def test_old_minutes_are_dropped(gate: Gate) -> None:
+    upkeep = Upkeep(gate.engine)
+    for seconds in (0, 1800, 1800, 1800, 1800):
+        gate.skip(seconds)
+        await gate.finished()
+        assert await upkeep.store_traffic() == 1
+    assert await upkeep.store_traffic() == 0
+
+    kept = await gate.backend.page(gate.tenant_id, Rows(Traffic))
+
+    assert len(kept) == 3       # of the last hour
+
+
+async def test_a_queue_tells_how_many_workers_can_take_its_tasks(gate: Gate) -> None:
+    await gate.create("scan", requirements=OCR)
+    await gate.create("mail", requirements=OCR)
+    await gate.claim("w1", capabilities=["gpu"])
+    await gate.claim("w2", accept_types=["mail"], capabilities=["gpu", "ocr"])
+    await gate.claim("w3", accept_types=["none"], capabilities=["ocr"])
+    await gate.claim("w4", capabilities=["ocr"])
+
+    def by_type(rows: list[Any]) -> dict[str, int]:
+        return {row.type: row.workers for row in rows}
+
+    assert by_type((await gate.as_admin().list_queues()).queues) == {"scan": 1, "mail": 2}
+    gate.skip(LONG)
+    await gate.sweep()
+    assert by_type((await gate.as_admin().list_queues()).queues) == {"scan": 0, "mail": 0}
 
 
 # Over all tenants.

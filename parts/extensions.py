@@ -7,13 +7,14 @@ from asyncgate.backends import Backend
 from asyncgate.parts.identity.quotas import Quotas
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operating.pausing import Pausing
+from asyncgate.parts.operating.traffic import TrafficCounter
 from asyncgate.parts.receipts.escalation import Escalation
 
 
 def engine_over(backend: Backend, settings: Settings) -> Engine:
-    """Return an engine with pauses, and with quotas and escalation if the settings enable them."""
+    """Return an engine with pauses and counted queues, and with quotas and escalation if the settings enable them."""
     engine = Engine(backend, settings)
-    engine.extend(Pausing(engine))
+    engine.extend(Pausing(engine), TrafficCounter(engine))
     if settings.security.rate_limiting.enabled:
         engine.extend(Quotas(engine))
     if settings.escalation.enabled:

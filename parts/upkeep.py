@@ -21,6 +21,7 @@ from asyncgate.parts.model.overdue import alive
 from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, Healthy, Principal
+from asyncgate.parts.operating.traffic import TrafficCounter
 from asyncgate.parts.process.duties import Duties, Duty
 from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, Sighting, add_sighting
 from asyncgate.parts.receipts.schedules import load_overdue, sweep
@@ -55,6 +56,7 @@ class Upkeep(Duties, Extension):
         interval = engine.settings.lease_sweep_interval_seconds
         super().__init__({"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
                           "presence": Duty(STORED_EVERY_SECONDS, self.store_presences),
+                          "traffic": Duty(STORED_EVERY_SECONDS, self.store_traffic),
                           "audit": Duty(3600.0, Pruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
                           **duties(engine)})
@@ -67,8 +69,9 @@ class Upkeep(Duties, Extension):
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__()
         self.engine.withdraw(self)
-        with contextlib.suppress(Exception):    # presences of the last minute are not worth a failed stop
-            await self.store_presences()
+        for store in (self.store_presences, self.store_traffic):
+            with contextlib.suppress(Exception):    # what the last half minute has seen is not worth a failed stop
+                await store()
 
     async def begin(self, silent_since: float | None) -> None:
         """Prolong leases by the time in which no gate served, before the first sweep and the first call.
@@ -169,6 +172,11 @@ class Upkeep(Duties, Extension):
             await self._write(tenant_id, Sighted(sightings=sightings))
         self.engine.sightings.forget_taken()
         return sum(map(len, seen.values()))
+
+    async def store_traffic(self) -> int:
+        """Store what happened in queues since the last run."""
+        counter = self.engine.find_extension(TrafficCounter)
+        return await counter.store() if counter else 0
 
     async def _write(self, tenant_id: str, ask: Sweep | Prolong | Sighted) -> None:
         run, loads = WRITES[type(ask)]

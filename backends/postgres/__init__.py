@@ -46,6 +46,7 @@ from asyncgate.backends.postgres.privileges import find_strengths
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, Refused, StartupError, outcome_unknown
 from asyncgate.parts.model.ids import Ids, first_id
 from asyncgate.parts.model.queries import (
+    QUEUE_KEPT_SECONDS,
     AheadOf,
     ArchivedFilter,
     EntryFilter,
@@ -203,7 +204,7 @@ class Postgres(Pages):
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
         self.queues: defaultdict[str, Queues] = defaultdict(Queues)
         self.known: set[str] = set()
-        self.counting: defaultdict[str, set[int]] = defaultdict(set)    # by tenant, in which slots batches count now
+        self.counting: defaultdict[str, set[int]] = defaultdict(set)    # in which slots batches count now, by tenant
         self.member: Membership | None = None
 
     def now(self) -> float:
@@ -748,11 +749,12 @@ class Postgres(Pages):
 
     async def drop_lanes(self) -> int:
         """Delete the lanes in which no task waits, of the tenants that this process knows."""
-        return sum([await self._drop_lanes(tenant_id) for tenant_id in list(self.lanes)])
+        return sum([await self._drop_lanes(tenant_id) for tenant_id in self.lanes.keys() | self.counting.keys()])
 
     async def _drop_lanes(self, tenant_id: str) -> int:
+        kept_since = self.now() - QUEUE_KEPT_SECONDS
         if not (await self._read(tenant_id, f"{sql.EMPTY_LANES} LIMIT 1")
-                or await self._read(tenant_id, f"{sql.EMPTY_QUEUES} LIMIT 1")):
+                or await self._read(tenant_id, f"{sql.EMPTY_QUEUES} LIMIT 1", kept_since)):
             return 0        # without the exclusive lock
         async with self._transaction(tenant_id) as db:
             await db.execute(sql.WAIT_FOR_WRITERS.format(writers=sql.writers_key(uuid.UUID(tenant_id))))
@@ -760,7 +762,7 @@ class Postgres(Pages):
             await db.execute("DELETE FROM asyncgate.lanes WHERE tenant_id = $1 AND lane = ANY ($2::bigint[])",
                              tenant_id, lanes)
             await db.execute(f"DELETE FROM asyncgate.queues WHERE tenant_id = $1 AND lane IN ({sql.EMPTY_QUEUES})",
-                             tenant_id)
+                             tenant_id, kept_since)
             await db.execute("COMMIT")
         self.lanes.pop(tenant_id, None)     # the next batch reads the lanes again
         return len(lanes)

@@ -267,10 +267,10 @@ AND NOT EXISTS (SELECT FROM asyncgate.states WHERE tenant_id = $1 AND lane = l.l
 AND l.lane NOT IN (SELECT lane FROM asyncgate.states
                    WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL)
 AND l.lane NOT IN (SELECT lane FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running'))"""
-# Lanes of which the numbers of all processes are zero together.
+# Lanes of which the numbers of all processes are zero together, and have been for a while.
 EMPTY_QUEUES = """
 SELECT lane FROM asyncgate.queues WHERE tenant_id = $1
-GROUP BY lane HAVING sum(queued) = 0 AND sum(held) = 0 AND sum(leased) = 0"""
+GROUP BY lane HAVING sum(queued) = 0 AND sum(held) = 0 AND sum(leased) = 0 AND max(counted_at) <= $2"""
 PROMOTE = """
 UPDATE asyncgate.states SET ready = true
 WHERE tenant_id = $1 AND task_id = ANY (ARRAY(
@@ -296,7 +296,7 @@ def insert(table: str, names: Iterable[str], key: str | None = None, changed: It
 NOTHING = " ON CONFLICT DO NOTHING"
 COUNTED = ("queued", "held", "leased")
 QUEUE = {"lane": "bigint[]", "type": "text[]", "capabilities": "text[]", **dict.fromkeys(COUNTED, "bigint[]"),
-         "slot": "bigint[]"}
+         "counted_at": "float8[]", "slot": "bigint[]"}
 LANE = {"lane": "bigint[]", "type": "text[]", "capabilities": "text[]"}
 TO = {"to_kind": "text[]", "to_id": "text[]", "receipt_id": "text[]"}
 EDGE = {"child_id": "text[]", "parent_id": "text[]"}
@@ -307,7 +307,7 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "tenants": ({"since": "float8[]"}, insert("tenants", ["since"]) + NOTHING),
     "lanes": (LANE, insert("lanes", LANE) + NOTHING),
     "queues": (QUEUE, insert("queues", QUEUE, "lane, slot", (), ", ".join(
-        f"{name} = old.{name} + excluded.{name}" for name in COUNTED))),
+        (*(f"{name} = old.{name} + excluded.{name}" for name in COUNTED), "counted_at = excluded.counted_at")))),
     "contracts": (CONTRACT, insert("tasks", CONTRACT)),
     "states": (STATE, insert("states", STATE)),
     # Upkeep may check too early, never too late: an unchanged check_at keeps the update HOT, and upkeep moves it later.
@@ -337,6 +337,10 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
                        "AND ctid = ANY (ARRAY(SELECT o.ctid FROM {rows}, LATERAL ("
                        "SELECT ctid FROM asyncgate.outbox WHERE tenant_id = :tenant "
                        "AND receipt_id = r.receipt_id LIMIT 1 FOR UPDATE) AS o))"),
+    # What is dropped of any minute is all that there is of it.
+    "dropped_traffic": ({"minute": "text[]", "process": "text[]"}, "DELETE FROM asyncgate.traffic "
+                        "WHERE tenant_id = :tenant AND minute = ANY (:dropped_traffic_minute) "
+                        "AND process = ANY (:dropped_traffic_process)"),
     "dropped_schedules": ({"schedule_id": "text[]"}, "DELETE FROM asyncgate.schedules "
                           "WHERE tenant_id = :tenant AND schedule_id = ANY (:dropped_schedules_schedule_id)"),
 }
@@ -368,7 +372,7 @@ def changes(work: Work, slot: int) -> dict[str, list[tuple[Any, ...]]]:
     receipts = work.written.values()
     return {
         "lanes": [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in sorted(work.lanes.items())],
-        "queues": [(*row, slot) for row in count_moves(work.before, work.added, work.moved)],
+        "queues": [(*row, work.now, slot) for row in count_moves(work.before, work.added, work.moved)],
         "contracts": [tuple(getattr(task, name) for name in CONTRACT) for task in work.added.values()],
         "states": [state_row(work, task_id) for task_id in work.added],
         "moved": [state_row(work, task_id) for task_id in changed],
@@ -587,8 +591,7 @@ SELECT min(next_eligible_at) FROM asyncgate.states
 WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2"""
 QUEUES = """
 SELECT lane, type::text, min(capabilities), sum(queued)::bigint, sum(held)::bigint, sum(leased)::bigint
-FROM asyncgate.queues WHERE tenant_id = $1
-GROUP BY lane, type HAVING (sum(queued) <> 0 OR sum(held) <> 0 OR sum(leased) <> 0)"""
+FROM asyncgate.queues WHERE tenant_id = $1 GROUP BY lane, type HAVING true"""
 DELAYED = f"""
 SELECT lane, count(*) FILTER (WHERE next_eligible_at > $2), min(next_eligible_at), count(*) FROM (
     SELECT lane, next_eligible_at FROM asyncgate.states

@@ -34,6 +34,7 @@ Row = tuple[Task, Lease | None, Progress | None]
 ANY_KIND = ""       # of a principal in a filter: whoever has that id
 DELAYED_COUNTED, MOST_PRIORITIES = 10_000, 100
 OVERDUE_COUNTED, DUE_LOOKED_AT = 10_000, 100
+QUEUE_KEPT_SECONDS = 3600.0     # an empty queue is kept so long after its last change
 
 
 class Query(Struct, Generic[R], frozen=True):
@@ -138,8 +139,9 @@ class UnsentOf(Query[Outgoing], frozen=True):
 
 
 class QueueFilter(Query[Queue], frozen=True):
-    """The lanes in which a task waits, is on hold or is leased, by type; in time that does not depend on their tasks.
+    """The lanes whose numbers have changed in the last hour or are not zero, by type.
 
+    The time that it takes does not depend on how many tasks they have.
     A database counts at most DELAYED_COUNTED delayed tasks, and looks at the oldest tasks of MOST_PRIORITIES priorities
     of a lane.
     """

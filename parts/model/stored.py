@@ -371,6 +371,14 @@ class Usage(Struct, frozen=True):
     terminal: int = 0                   # tasks that have ended
 
 
+class Traffic(Struct, frozen=True):
+    """What one process has done in each queue in one minute; kept for an hour."""
+
+    minute: str                         # of Unix time, written so that it sorts
+    process: str                        # a name by chance: after a restart it is another one
+    counts: str                         # JSON: by lane, leases granted, tasks ended, attempts failed, leases expired
+
+
 class Pauses(Struct, frozen=True):
     """What an admin has paused in a tenant; loaded with every claim, so it is one row."""
 
@@ -439,7 +447,7 @@ class Archived(Struct, frozen=True):
 RECORDS: dict[type[Struct], str] = {
     Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
     Usage: "usage", Outgoing: "outbox", Entry: "ledger", LedgerMark: "ledger_marks", Seal: "seals",
-    SealHead: "seal_heads", Archived: "archived", Pauses: "pauses"}
+    SealHead: "seal_heads", Archived: "archived", Traffic: "traffic", Pauses: "pauses"}
 
 # Of these a row is never kept a second time.
 APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived})
@@ -447,6 +455,7 @@ APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived})
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
     Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id"),
+    Traffic: ("minute", "process"),
     Account: (), AuditHead: (), Usage: (), SealHead: (), Pauses: ()}
 
 

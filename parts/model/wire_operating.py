@@ -14,7 +14,9 @@ from asyncgate.parts.model.wire_admin import Whose
 
 QUEUE: dict[str, Any] = {
     "queue_id": "6f1c09d2b7a4e385", "type": "page.summarize", "capabilities": ["web.read"], "claimable": 12,
-    "delayed": 3, "delayed_at_least": False, "held": 1, "leased": 4, "oldest_wait_seconds": 41.5}
+    "delayed": 3, "delayed_at_least": False, "held": 1, "leased": 4, "oldest_wait_seconds": 41.5,
+    "workers": 2, "last_minute": {"started": 6, "ended": 5, "failed": 0, "expired": 0},
+    "last_hour": {"started": 310, "ended": 302, "failed": 4, "expired": 1}}
 
 
 class ListSchedules(PageAsk, kw_only=True):
@@ -55,6 +57,15 @@ class GetQueue(Ask, kw_only=True):
     queue_id: Name = ""
 
 
+class Flow(Struct):
+    """What happened in a queue in some time."""
+
+    started: int                        # leases that were granted
+    ended: int                          # tasks that succeeded, failed or were canceled
+    failed: int                         # attempts that failed, whether or not another one followed
+    expired: int                        # leases that ran out
+
+
 class QueueRecord(Struct):
     """The tasks that have one type and require the same capabilities."""
 
@@ -67,12 +78,15 @@ class QueueRecord(Struct):
     held: int                           # tasks on hold: their owner releases them
     leased: int                         # leased and running tasks
     oldest_wait_seconds: float | None   # how long the oldest claimable task has been waiting
+    workers: int                        # of the last 100 workers that asked for tasks, those that can take these
+    last_minute: Flow                   # about: counted by whole minutes; of other processes up to half a minute late
+    last_hour: Flow
 
 
 class Queues(Struct):
     """A page of queues, in the order of their types."""
 
-    columns = "queue_id type capabilities claimable delayed held leased oldest_wait_seconds"
+    columns = "queue_id type capabilities claimable delayed held leased oldest_wait_seconds workers"
     queues: list[QueueRecord]
     next_cursor: str | None = None
     cursor: str | None = None

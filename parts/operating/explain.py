@@ -23,6 +23,7 @@ from asyncgate.parts.model.overdue import alive, is_lost
 from asyncgate.parts.model.pausing import Pause, find_pauses
 from asyncgate.parts.model.queries import AheadOf, InstanceOf, UnsentOf, WorkerFilter
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     ACTIVE,
     TERMINAL,
@@ -69,6 +70,7 @@ class Facts(Struct, kw_only=True):
     """What is known when a task is explained; what cannot matter to it was not read."""
 
     task: Task
+    needed: frozenset[str]                      # capabilities that a worker needs
     now: float
     instance: str                               # the gate that answers
     grace: float                                # seconds that a lease lives on after its end
@@ -89,11 +91,6 @@ class Facts(Struct, kw_only=True):
     holding: dict[tuple[str, str], int] = {}    # live leases of those who can do it
     unsent: list[Outgoing] = []
     may: frozenset[str] = frozenset()           # operations that the caller may call
-
-    @property
-    def needed(self) -> frozenset[str]:
-        """Return the capabilities that a worker needs."""
-        return needs_of(to_raw(self.task.requirements))
 
     @property
     def waits(self) -> bool:
@@ -117,6 +114,11 @@ class Facts(Struct, kw_only=True):
         """Return those who can do the task and ask for nothing, because they hold leases."""
         return [(row, claim) for row, claim in self.able
                 if claim.at <= self.now - self.patience and self.holding.get((row.kind, row.id))]
+
+
+def find_patience(settings: Settings) -> float:
+    """Return the seconds after which a worker that has not asked for tasks again asks for none."""
+    return settings.max_wait_seconds + STORED_EVERY_SECONDS + SLACK_SECONDS
 
 
 # The causes.  Each is a pure function of the facts.
@@ -456,9 +458,9 @@ async def read_facts(engine: Engine, caller: Caller, task: Task, lease: Lease | 
                      progress: Progress | None) -> Facts:
     """Read what may matter to a task."""
     settings = engine.settings
-    facts = Facts(task=task, lease=lease, progress=progress, now=engine.backend.now(), instance=engine.instance,
-                  grace=settings.lease_grace_seconds, may=list_allowed(caller),
-                  patience=settings.max_wait_seconds + STORED_EVERY_SECONDS + SLACK_SECONDS)
+    facts = Facts(task=task, needed=needs_of(to_raw(task.requirements)), lease=lease, progress=progress,
+                  now=engine.backend.now(), instance=engine.instance, grace=settings.lease_grace_seconds,
+                  may=list_allowed(caller), patience=find_patience(settings))
     if task.status in ACTIVE and lease is not None:
         await read_holder(engine, caller.tenant_id, facts, lease)
     if task.status == "queued":

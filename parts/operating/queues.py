@@ -12,19 +12,21 @@ from asyncgate.parts.model.errors import QueueNotFound
 from asyncgate.parts.model.queries import QueueFilter
 from asyncgate.parts.model.stored import Queue
 from asyncgate.parts.model.wire_operating import GetQueue, ListQueues, QueueRecord, Queues
+from asyncgate.parts.operating.explain import Claimant, find_able, find_patience, read_asked
+from asyncgate.parts.operating.traffic import Flows, read_flows
+from asyncgate.parts.operating.workers import count_holdings
 
 
 async def list_queues(engine: Engine, caller: Caller, ask: ListQueues) -> Queues:
     """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
 
-    A queue is what has one type and requires the same capabilities; one without any such task is not listed.
+    A queue is what has one type and requires the same capabilities.  One without a task for an hour is not listed.
     """
     limit, mark = engine.limit_page(ask.limit), ("queues", ask.type)
     place = engine.open_cursor(caller, ask.cursor, *mark)
     rows = await engine.backend.page(caller.tenant_id, QueueFilter(ask.type, None, read_place(place), limit + 1))
     ends = engine.seal_cursors(caller, [f"{row.lane} {row.type}" for row in rows], limit, ask.cursor, *mark)
-    now = engine.backend.now()
-    return Queues([show_queue(row, now) for row in rows[:limit]], *ends)
+    return Queues(await show_queues(engine, caller.tenant_id, rows[:limit]), *ends)
 
 
 def read_place(place: str | None) -> tuple[str, int] | None:
@@ -36,19 +38,38 @@ def read_place(place: str | None) -> tuple[str, int] | None:
 
 
 async def get_queue(engine: Engine, caller: Caller, ask: GetQueue) -> QueueRecord:
-    """Return how many tasks of one queue wait and for how long, are on hold, or are leased."""
+    """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately."""
     lane = read_queue_id(ask.queue_id)
     rows = await engine.backend.page(caller.tenant_id, QueueFilter(None, lane, None, 1)) if lane is not None else []
     if not rows:
-        raise QueueNotFound(f"no queue {ask.queue_id} has a task now; list_queues shows those that have")
-    return show_queue(rows[0], engine.backend.now())
+        raise QueueNotFound(f"no queue {ask.queue_id} has had a task in the last hour; list_queues shows those that "
+                            "had")
+    return (await show_queues(engine, caller.tenant_id, rows))[0]
 
 
-def show_queue(row: Queue, now: float) -> QueueRecord:
+async def show_queues(engine: Engine, tenant_id: str, rows: list[Queue]) -> list[QueueRecord]:
+    """Show queues, with what happened in them and how many workers can take their tasks."""
+    now = engine.backend.now()
+    flows = await read_flows(engine, tenant_id, {row.lane for row in rows}, now)
+    asked = await read_active(engine, tenant_id, now) if rows else []
+    return [show_queue(row, now, asked, flows[row.lane]) for row in rows]
+
+
+async def read_active(engine: Engine, tenant_id: str, now: float) -> list[Claimant]:
+    """Return those of the last workers that asked which ask for tasks still, or hold leases."""
+    asked, patience = await read_asked(engine, tenant_id, now), find_patience(engine.settings)
+    holding = await count_holdings(engine, tenant_id, [row for row, _ in asked], 1)
+    return [(row, claims) for row, claims in asked
+            if (row.claimed_at or 0.0) > now - patience or holding.get((row.kind, row.id))]
+
+
+def show_queue(row: Queue, now: float, asked: list[Claimant], flows: Flows) -> QueueRecord:
     """Show a queue."""
+    needed: list[str] = decode_json(row.capabilities)
     waits = max(now - row.oldest_at, 0.0) if row.oldest_at is not None else None
-    return QueueRecord(write_queue_id(row.lane), row.type, decode_json(row.capabilities), row.queued - row.delayed,
-                       row.delayed, row.more_delayed, row.held, row.leased, waits)
+    return QueueRecord(write_queue_id(row.lane), row.type, needed, row.queued - row.delayed, row.delayed,
+                       row.more_delayed, row.held, row.leased, waits,
+                       len(find_able(row.type, frozenset(needed), asked)), flows.minute, flows.hour)
 
 
 def write_queue_id(lane: int) -> str:

@@ -61,7 +61,7 @@ from asyncgate.parts.model.settings import (
     Settings,
     Tier,
 )
-from asyncgate.parts.model.stored import Entry, Key, LedgerMark, Outgoing
+from asyncgate.parts.model.stored import Entry, Key, LedgerMark, Outgoing, Traffic
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts import archive
@@ -143,8 +143,9 @@ RULES: dict[str, tuple[str, set[str]]] = {
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
         each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys "
-                       "audit_heads usage outbox ledger_marks seal_heads pauses")
-        | each("DELETE", "obligations schedules instances outbox lanes queues")),
+                       "audit_heads usage outbox ledger_marks seal_heads pauses "
+                       "traffic")
+        | each("DELETE", "obligations schedules instances outbox lanes queues traffic")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -358,9 +359,12 @@ async def keep_books(gate: Gate, mark: str) -> None:
         work.keep_record(
             Entry("stated", work.new_id(), "plan.made", "", "agent", "ada", "agent", "ada", "", mark, "{}"))
         work.keep_record(LedgerMark("task.completed", "stated"))
+        for minute in ("1", "2"):
+            work.keep_record(Traffic(minute, mark, "{}"))
 
     def take_out(work: Work) -> None:
         work.drop_record(Outgoing, "sent")
+        work.drop_record(Traffic, "2", mark)
     for decide in (store, take_out):
         await gate.backend.transact(gate.tenant_id, Needs(), decide)
 

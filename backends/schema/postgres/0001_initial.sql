@@ -167,6 +167,7 @@ CREATE TABLE asyncgate.queues (             -- how many tasks each lane has: cou
     queued          bigint NOT NULL,        -- tasks that may be claimed, now or later
     held            bigint NOT NULL,        -- queued tasks that are on hold
     leased          bigint NOT NULL,        -- leased and running ones
+    counted_at      float8 NOT NULL,        -- when the numbers last changed
     type            asyncgate.id NOT NULL,  -- of the tasks
     capabilities    text NOT NULL,          -- JSON array, sorted: the capabilities that a worker needs
     PRIMARY KEY (tenant_id, lane, slot)
@@ -352,6 +353,14 @@ CREATE TABLE asyncgate.usage (              -- what a tenant uses of its quotas
     terminal        bigint NOT NULL         -- tasks that have ended
 );
 
+CREATE TABLE asyncgate.traffic (            -- what processes did in queues in each minute of the last hour
+    tenant_id       uuid NOT NULL,
+    minute          asyncgate.id NOT NULL,  -- of Unix time, with leading zeros
+    process         asyncgate.id NOT NULL,  -- a name by chance
+    counts          text NOT NULL,          -- JSON: by lane, leases granted, tasks ended, attempts failed, leases expired
+    PRIMARY KEY (tenant_id, minute, process)
+) WITH (fillfactor = 50);
+
 CREATE TABLE asyncgate.pauses (             -- what an admin has paused; read with every claim
     tenant_id       uuid PRIMARY KEY,
     listed          text NOT NULL           -- JSON, an array: what, since when, until when, by whom, why
@@ -496,7 +505,7 @@ BEGIN
     FOREACH name IN ARRAY ARRAY[
             'tenants', 'lanes', 'tasks', 'states', 'queues', 'progress', 'events', 'receipts', 'edges', 'obligations',
             'deliveries', 'schedules', 'presences', 'accounts', 'api_keys', 'audit', 'audit_heads', 'usage', 'outbox',
-            'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments', 'pauses'] LOOP
+            'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments', 'pauses', 'traffic'] LOOP
         EXECUTE format('ALTER TABLE asyncgate.%I ENABLE ROW LEVEL SECURITY', name);
         EXECUTE format('ALTER TABLE asyncgate.%I FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY tenant ON asyncgate.%I TO asyncgate_app %s', name, own);
@@ -520,9 +529,9 @@ END $$;
 
 GRANT UPDATE ON asyncgate.states, asyncgate.queues, asyncgate.progress, asyncgate.schedules, asyncgate.presences,
     asyncgate.deliveries, asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads, asyncgate.usage,
-    asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads, asyncgate.pauses TO asyncgate_app;
-GRANT DELETE ON asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox
-    TO asyncgate_app;
+    asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads, asyncgate.pauses, asyncgate.traffic TO asyncgate_app;
+GRANT DELETE ON asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox,
+    asyncgate.traffic TO asyncgate_app;
 GRANT SELECT ON asyncgate.migrations, asyncgate.meta TO asyncgate_app;
 GRANT UPDATE (value) ON asyncgate.meta TO asyncgate_app;    -- a copied database gets its source's cursor_key
 GRANT SELECT, INSERT, UPDATE, DELETE ON asyncgate.instances TO asyncgate_app;

@@ -78,7 +78,7 @@ CREATE TABLE tasks (
 CREATE UNIQUE INDEX tasks_key ON tasks (tenant_id, owner_kind, owner_id, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 CREATE INDEX tasks_queue ON tasks (tenant_id, lane, priority DESC, task_id) WHERE status = 'queued' AND ready = 1;
-CREATE INDEX tasks_delayed ON tasks (tenant_id, next_eligible_at)
+CREATE INDEX tasks_delayed ON tasks (tenant_id, next_eligible_at, lane)     -- with the lane: counted without the rows
     WHERE status = 'queued' AND ready = 0 AND held IS NULL;
 CREATE INDEX tasks_owner ON tasks (tenant_id, owner_kind, owner_id, task_id);
 CREATE INDEX tasks_deadline ON tasks (tenant_id, deadline_at)
@@ -93,6 +93,7 @@ CREATE TABLE queues (                       -- how many tasks each lane has: cou
     queued          INTEGER NOT NULL,       -- tasks that may be claimed, now or later
     held            INTEGER NOT NULL,       -- queued tasks that are on hold
     leased          INTEGER NOT NULL,       -- leased and running ones
+    counted_at      REAL NOT NULL,          -- when the numbers last changed
     PRIMARY KEY (tenant_id, lane)
 ) WITHOUT ROWID;
 
@@ -299,6 +300,14 @@ CREATE TABLE usage (                        -- what a tenant uses of its quotas
     leases          INTEGER NOT NULL,       -- live leases
     receipt_bytes   INTEGER NOT NULL,       -- size of the bodies of its receipts
     terminal        INTEGER NOT NULL        -- tasks that have ended
+) WITHOUT ROWID;
+
+CREATE TABLE traffic (                      -- what processes did in queues in each minute of the last hour
+    tenant_id       TEXT NOT NULL,
+    minute          TEXT NOT NULL,          -- of Unix time, with leading zeros
+    process         TEXT NOT NULL,          -- a name by chance
+    counts          TEXT NOT NULL,          -- JSON: by lane, leases granted, tasks ended, attempts failed, leases expired
+    PRIMARY KEY (tenant_id, minute, process)
 ) WITHOUT ROWID;
 
 CREATE TABLE pauses (                       -- what an admin has paused
@@ -573,6 +582,14 @@ CREATE TRIGGER usage_update_wall BEFORE UPDATE ON usage
     WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER usage_delete_wall BEFORE DELETE ON usage WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER traffic_insert_wall BEFORE INSERT ON traffic WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER traffic_update_wall BEFORE UPDATE ON traffic
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER traffic_delete_wall BEFORE DELETE ON traffic WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 
 CREATE TRIGGER pauses_insert_wall BEFORE INSERT ON pauses WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
