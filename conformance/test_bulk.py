@@ -15,6 +15,7 @@ from asyncgate.conformance.harness import Gate, View, body, refused, under
 from asyncgate.conformance.test_pausing import audited
 from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Tier
 from asyncgate.parts.model.wire import Principal, TaskRecord
+from asyncgate.parts.operating import rerun
 
 pytestmark = pytest.mark.anyio
 
@@ -183,6 +184,17 @@ async def test_failed_tasks_are_run_again_once(gate: Gate) -> None:
         assert (await gate.receipt(task.task_id, "task.assigned")).parents == [end.receipt_id]
     again = await done(gate.as_admin(), action="rerun", status="failed")
     assert (again.done, again.skipped) == (0, 3)
+
+
+async def test_a_long_history_hides_no_rerun(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_id = await fail(gate)
+    monkeypatch.setattr(rerun, "MOST_EVENTS", 2)    # that are read together
+    await gate.as_admin().rerun_task(task_id=task_id)
+    assert len(await gate.events(task_id)) > 3
+
+    record = await done(gate.as_admin(), action="rerun", status="failed")
+
+    assert (record.done, record.skipped) == (0, 1)
 
 
 async def test_tasks_that_failed_lately_are_run_again(gate: Gate) -> None:

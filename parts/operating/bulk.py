@@ -36,7 +36,7 @@ from asyncgate.parts.model.stored import TERMINAL, Bulk, Task
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Ask, CancelTask, Principal, ReleaseHold
 from asyncgate.parts.model.wire_operating import BulkPreview, BulkRecord, BulkSample, GetBulk, PreviewBulk, RunBulk
-from asyncgate.parts.operating.rerun import RerunPlan, carry_out_rerun, has_lost_payload, plan_rerun, read_events
+from asyncgate.parts.operating.rerun import RerunPlan, carry_out_rerun, has_lost_payload, plan_rerun, read_all_events
 
 PAGE = 100              # tasks that are read together, and changed in one transaction
 MOST_MATCHES = 1000     # that a preview counts
@@ -231,7 +231,7 @@ async def carry_out_batch(engine: Engine, caller: Caller, order: Order, before: 
 
 async def plan_once(engine: Engine, caller: Caller, task: Task) -> RerunPlan | GateError | None:
     """Return the plan to run a task again, or why it cannot be; None for one that was run again before."""
-    events = await read_events(engine, caller.tenant_id, task)
+    events = await read_all_events(engine, caller.tenant_id, task)
     if any(event.event_type == "task.rerun" for event in events):
         return None
     if has_lost_payload(events):

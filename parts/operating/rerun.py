@@ -126,9 +126,18 @@ async def choose_payload(engine: Engine, tenant_id: str, task: Task, ask: RerunT
     return ask.payload if lost else Raw(task.payload.encode())
 
 
-async def read_events(engine: Engine, tenant_id: str, task: Task) -> list[Event]:
-    """Return the first events of a task."""
-    return await engine.backend.page(tenant_id, EventFilter(task.task_id, None, MOST_EVENTS))
+async def read_events(engine: Engine, tenant_id: str, task: Task, after: str | None = None) -> list[Event]:
+    """Return the first events of a task, or the next ones."""
+    return await engine.backend.page(tenant_id, EventFilter(task.task_id, after, MOST_EVENTS))
+
+
+async def read_all_events(engine: Engine, tenant_id: str, task: Task) -> list[Event]:
+    """Return all events of a task."""
+    events = page = await read_events(engine, tenant_id, task)
+    while len(page) == MOST_EVENTS:
+        page = await read_events(engine, tenant_id, task, page[-1].event_id)
+        events = events + page
+    return events
 
 
 def has_lost_payload(events: Iterable[Event]) -> bool:
