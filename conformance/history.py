@@ -17,12 +17,14 @@ from msgspec import Struct, field
 
 from asyncgate import fences_skipped
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Event, Lease, Obligation, Receipt, Task, export_key
+from asyncgate.parts.model.stored import Bulk, Event, Lease, Obligation, Receipt, Task, export_key
 
 ENDING_RECEIPTS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
 UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease")
 ENDS_LEASE = {"complete", "fail", "release_lease"}
-STORED: tuple[type[Struct], ...] = (Task, Lease, Receipt, Event, Obligation)
+STORED: tuple[type[Struct], ...] = (Task, Lease, Receipt, Event, Obligation, Bulk)
+TARGET = ("type", "capabilities", "worker", "whole_tenant")
+BULK_EVENTS = {"prioritize": "task.reprioritized", "rerun": "task.rerun"}
 
 
 class Call(Struct, kw_only=True):
@@ -51,6 +53,7 @@ class Stored(Struct):
     receipts: dict[str, Receipt] = field(default_factory=dict)      # oldest first
     events: list[Event] = field(default_factory=list)
     obligations: set[str] = field(default_factory=set)
+    bulks: dict[str, Bulk] = field(default_factory=dict)
 
     def of(self, task_id: str, type: str) -> list[Receipt]:
         """Return the receipts of one type of a task, oldest first."""
@@ -74,7 +77,8 @@ async def stored(backend: Any) -> dict[str, Stored]:
         rows = {table: [row async for row in _rows(backend, table, tenant_id)] for table in STORED}
         found[tenant_id] = Stored(
             {row.task_id: row for row in rows[Task]}, {row.task_id: row for row in rows[Lease]},
-            {row.receipt_id: row for row in rows[Receipt]}, rows[Event], {row.receipt_id for row in rows[Obligation]})
+            {row.receipt_id: row for row in rows[Receipt]}, rows[Event], {row.receipt_id for row in rows[Obligation]},
+            {row.bulk_id: row for row in rows[Bulk]})
     return found
 
 
@@ -92,7 +96,8 @@ def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
     checks: tuple[Callable[[History], Iterator[str]], ...] = (
         History.i1_kept, History.i2_one_lease, History.i3_fences, History.i4_holders, History.i5_expired,
         History.i6_attempts, History.i7_terminal, History.i8_receipts, History.i9_obligations, History.i10_keys,
-        History.i11_tenants, History.i12_readers, History.order_of_claims, History.reruns)
+        History.i11_tenants, History.i12_readers, History.order_of_claims, History.reruns,
+        History.pauses, History.bulks, History.priorities)
     histories = [History(calls, final, tenant) for tenant in sorted({call.tenant for call in calls} | set(final))]
     return [f"{check.__name__.partition('_')[0].upper()}: {wrong}"
             for history in histories for check in checks for wrong in check(history)]
@@ -361,10 +366,11 @@ class History:
                 yield f"{reader} missed {len(missed)} receipts, or saw them out of order"
 
     def order_of_claims(self) -> Iterator[str]:
-        """Tasks are claimed by priority, then by age."""
+        """Tasks are claimed by priority, then by age; one that got another priority meanwhile is left out."""
+        changed = {event.task_id for event in self.end.events if event.event_type == "task.reprioritized"}
         for call in self.done("lease_next"):
             known = [self.end.tasks[offer["task_id"]] for offer in said(call)["tasks"]
-                     if offer["task_id"] in self.end.tasks]
+                     if offer["task_id"] in self.end.tasks.keys() - changed]
             if known != sorted(known, key=lambda task: (-task.priority, task.task_id)):
                 yield f"a claim of {call.by} got its tasks out of order"
 
@@ -388,6 +394,84 @@ class History:
         for call in self.done("rerun_task"):
             if (call.ask["task_id"], said(call)["task_id"]) not in made:
                 yield f"a rerun of task {call.ask['task_id']} was acknowledged and is lost"
+
+    def pauses(self) -> Iterator[str]:
+        """While something is surely paused, nobody gets a lease of it."""
+        changes = [call for call in self.calls if call.operation in ("pause_work", "drain_work", "resume_work")
+                   and (call.reply is not None or call.unknown)]
+        granted = [(receipt, self.end.tasks[receipt.task_id]) for receipt in self.end.receipts.values()
+                   if receipt.receipt_type == "task.accepted" and receipt.task_id in self.end.tasks]
+        for call in changes:
+            if call.reply is None or call.operation == "resume_work":
+                continue
+            until = min([other.started for other in changes if other is not call and other.ended > call.started
+                         and target_of(other) == target_of(call)], default=float("inf"))
+            if call.reply["until"] is not None:
+                until = min(until, seconds(call.reply["until"]))
+            for receipt, task in granted:
+                if call.ended < receipt.created_at < until and is_meant(call.ask, task, receipt.from_id):
+                    yield f"task {task.task_id} was leased to {receipt.from_id} while {target_of(call)} was paused"
+
+    def bulks(self) -> Iterator[str]:
+        """Each step of a bulk left its receipt or its event, once, and what was acknowledged is kept."""
+        done: Counter[tuple[str, str]] = Counter()
+        for bulk in self.end.bulks.values():
+            done[bulk.action, bulk.by_id] += bulk.done
+        for (action, by), count in done.items():
+            marks = self._marks(action, by)
+            if len(marks) != count:
+                yield f"the bulks {action} of {by} did {count} tasks, and left {len(marks)} marks"
+            if action == "rerun" and (twice := [task_id for task_id, times in Counter(marks).items() if times > 1]):
+                yield f"bulks of {by} ran task {twice[0]} again more than once"
+        seen: dict[str, dict[str, Any]] = {}
+        for call in self.done("run_bulk", "get_bulk"):
+            told, kept = said(call), self.end.bulks.get(said(call)["bulk_id"])
+            before = seen.setdefault(told["bulk_id"], told)
+            if kept is None or told["done"] > kept.done or (told["ended"] and told["done"] != kept.done):
+                yield f"bulk {told['bulk_id']} was acknowledged to have done {told['done']}, and that is lost"
+            elif before["ended"] and told != before:
+                yield f"bulk {kept.bulk_id} had ended, and went on"
+            seen[told["bulk_id"]] = told
+
+    def _marks(self, action: str, by: str) -> list[str]:
+        """Return the tasks to which somebody did something, by what was written down."""
+        if action == "cancel":
+            return [receipt.task_id for receipt in self.end.receipts.values()
+                    if receipt.receipt_type == "task.canceled" and receipt.from_id == by]
+        if action == "release":     # a single release does not say whose it was
+            return [event.task_id for event in self.end.events if event.event_type == "task.hold_released"]
+        return [event.task_id for event in self.end.events if event.event_type == BULK_EVENTS[action]
+                and json.loads(event.payload)["by"]["id"] == by]
+
+    def priorities(self) -> Iterator[str]:
+        """A priority is the one that was asked for, and each change of it is told."""
+        now: dict[str, int] = {}
+        for call in self.done("create_task"):
+            now.setdefault(said(call)["task_id"], call.ask.get("priority") or 0)
+        for event in sorted(self.end.events, key=lambda event: event.event_id):
+            if event.event_type == "task.reprioritized":
+                told = json.loads(event.payload)
+                if now.get(event.task_id, told["before"]) != told["before"]:
+                    yield f"task {event.task_id} had priority {now[event.task_id]}, and its history says {told}"
+                now[event.task_id] = told["priority"]
+        for task_id, priority in now.items():
+            if task_id in self.end.tasks and self.end.tasks[task_id].priority != priority:
+                yield f"task {task_id} has priority {self.end.tasks[task_id].priority}, not {priority}"
+
+
+def target_of(call: Call) -> str:
+    """Name what a call pauses or resumes."""
+    return json.dumps({name: call.ask[name] for name in TARGET if call.ask.get(name)}, sort_keys=True)
+
+
+def is_meant(ask: dict[str, Any], task: Task, worker: str) -> bool:
+    """Whether a pause is about a lease of a task for a worker."""
+    if ask.get("worker"):
+        return bool(ask["worker"] == worker)
+    if ask.get("type") not in (None, task.type):
+        return False
+    needed = json.loads(task.requirements or "null") or {}
+    return ask.get("capabilities") is None or set(ask["capabilities"]) == set(needed.get("capabilities") or ())
 
 
 def in_turn(fences: list[int], skipped: list[int]) -> bool:

@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from asyncgate.conformance.history import Call
@@ -29,8 +30,19 @@ REST = {
     "start_task": "POST /v1/tasks/{task_id}/running", "report_progress": "POST /v1/tasks/{task_id}/progress",
     "complete": "POST /v1/tasks/{task_id}/complete", "fail": "POST /v1/tasks/{task_id}/fail",
     "cancel_task": "POST /v1/tasks/{task_id}/cancel", "rerun_task": "POST /v1/tasks/{task_id}/rerun",
+    "pause_work": "POST /v1/pauses", "drain_work": "POST /v1/pauses/drain", "resume_work": "POST /v1/pauses/resume",
+    "preview_bulk": "POST /v1/bulks/preview", "run_bulk": "POST /v1/bulks",
     "list_receipts": "GET /v1/receipts", "list_open_obligations": "GET /v1/obligations/open",
     "health": "GET /v1/health"}
+
+OPERATING = {"pause_work", "drain_work", "resume_work", "preview_bulk", "run_bulk"}
+TYPES, NEEDS = ["demo", "demo", "rare"], [{}, {}, {"capabilities": ["gpu"]}]
+TARGETS: list[dict[str, Any]] = [
+    {"type": "demo"}, {"type": "rare"}, {"type": "rare", "capabilities": ["gpu"]}, {"type": "demo", "capabilities": []},
+    {"worker": "w0"}, {"worker": "w1"}, {"worker": "w2"}, {"whole_tenant": True}]
+BULKS: list[dict[str, Any]] = [
+    {"action": "cancel", "type": "rare", "status": "queued"}, {"action": "release"},
+    {"action": "prioritize", "status": "queued"}, {"action": "rerun", "status": "failed"}, {"action": "rerun"}]
 
 
 class OneTenant(Around):
@@ -154,6 +166,8 @@ class Client:
         """Return the method, path and body of an operation."""
         verb, path = REST[operation].split()
         who = {"worker_id": self.by} if self.by.startswith("w") else {"agent_id": self.by}
+        if operation in OPERATING:      # for admins; the credential says who it is
+            who = {}
         return verb, path.format(**ask), {**who, **ask}
 
     async def http(self, verb: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -211,7 +225,8 @@ class Load:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Use the server during a block, then finish all running calls."""
-        everybody = [*map(self.agent, self.agents), *map(self.worker, self.workers), self.reader(self.agents[0])]
+        everybody = [*map(self.agent, self.agents), *map(self.worker, self.workers), self.reader(self.agents[0]),
+                     self.pauser(), self.bulker()]
         under_way = [asyncio.create_task(one) for one in everybody]
         try:
             yield
@@ -249,7 +264,8 @@ class Load:
         """Create tasks with keys; sometimes read or cancel one."""
         client, mine, draw = self.client(name), list[str](), self.random
         while not self.stopping:
-            asks = {"type": "demo", "payload": {"by": name}, "idempotency_key": f"{name}-{self.next()}",
+            asks = {"type": draw.choice(TYPES), "requirements": draw.choice(NEEDS), "payload": {"by": name},
+                    "idempotency_key": f"{name}-{self.next()}",
                     "priority": draw.randint(0, 3), "max_attempts": 3, "retry_backoff_seconds": 0,
                     "max_expiries": draw.choice([0, 2])}
             made = await client.insist("create_task", **asks)
@@ -277,7 +293,7 @@ class Load:
         client = self.client(name)
         while not self.stopping:
             claim = await client.insist("lease_next", claim_id=f"{name}-{self.next()}",
-                                        max_tasks=self.random.randint(1, 3),
+                                        max_tasks=self.random.randint(1, 3), capabilities=["gpu"],
                                         lease_ttl_seconds=self.random.choice([1, 1, 60]))
             for offer in claim.reply["tasks"] if claim.reply else ():
                 await self.work(client, {"task_id": offer["task_id"], "lease_id": offer["lease_id"],
@@ -304,6 +320,32 @@ class Load:
             await client.insist("fail", **under, error="no luck", retryable=draw < 0.80)
         elif draw < 0.92:
             await client.insist("release_lease", **under)
+
+    async def pauser(self) -> None:
+        """Pause something for a while, again and again; resume it, or let it end by itself."""
+        client, draw = self.client("o1"), self.random
+        while not self.stopping:
+            target = draw.choice(TARGETS)
+            until = datetime.fromtimestamp(time.time() + draw.choice([0.05, 60.0]), UTC).isoformat()
+            await client.insist(draw.choice(["pause_work", "drain_work"]), **target, until=until)
+            await asyncio.sleep(0.2 * draw.random())
+            await client.insist("resume_work", **target)
+            await asyncio.sleep(0.05)
+
+    async def bulker(self) -> None:
+        """Do something to many tasks, again and again, in small pieces."""
+        client, draw = self.client("o2"), self.random
+        while not self.stopping:
+            asks = {**draw.choice(BULKS), **({"created_by": draw.choice(self.agents)} if draw.random() < 0.5 else {})}
+            if asks["action"] == "prioritize":
+                asks["priority"] = draw.randint(0, 5)
+            found = await client.insist("preview_bulk", **asks)
+            ended = not (found.reply and found.reply["matches"])
+            while not ended:
+                step = await client.insist("run_bulk", confirmation=found.reply["confirmation"] if found.reply else "",
+                                           max_tasks=draw.randint(1, 10))
+                ended = step.reply is None or step.reply["ended"]
+            await asyncio.sleep(0.05)
 
     async def reader(self, name: str) -> None:
         """Follow an agent's inbox with a cursor."""

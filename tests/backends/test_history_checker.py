@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.conformance.history import Call, Stored, violations
-from asyncgate.parts.model.stored import Event, Lease, Receipt, Task
+from asyncgate.parts.model.stored import Bulk, Event, Lease, Receipt, Task
 
 HERE, THERE = "tenant here", "tenant there"
 
@@ -47,6 +47,18 @@ class Forgery:
              "max_attempts": 3, "retry_backoff_seconds": 0, "max_expiries": 0, "created_at": 0.0,
              "duty": f"{task_id}-1", "idempotency_key": None, "fingerprint": None, "asyncgate_instance": "",
              "updated_at": 0.0, **fields}, Task)
+
+    def event(self, task_id: str, type: str, **payload: Any) -> None:
+        said = msgspec.json.encode(payload).decode()
+        self.end.events.append(Event(f"e-{len(self.end.events):03}", task_id, type, said, self.clock))
+
+    def bulk(self, action: str, done: int) -> None:
+        """Carry out a bulk that has ended."""
+        name = f"bulk {len(self.end.bulks)}"
+        self.end.bulks[name] = Bulk(name, action, "{}", "human", "root", done, False, 0.0, 0.0, "", done, ended_at=1.0)
+        self.call("run_bulk", "root", None, confirmation=name)
+        for _ in range(2):
+            self.call("run_bulk", "root", {"bulk_id": name, "done": done, "ended": True}, confirmation=name)
 
     def moved(self, task_id: str, skipped: int = 1000) -> None:
         self.end.events.append(Event(f"{task_id}-{len(self.end.events)}", task_id, "task.moved",
@@ -105,14 +117,106 @@ def truth() -> Forgery:
     f.task("v", status="leased", fence=1)
     f.lease("v", "v-a", 1, "live")
     f.end.obligations.add("v-1")
+    operate(f)
     f.call("rerun_task", "ada", {"task_id": "w", "status": "queued"}, task_id="u")
     f.receipt("w-1", "task.assigned", "w", "ada", "ada", parents=("u-4",))
     f.task("w", terms='{"rerun_of":"u"}')
     f.end.obligations.add("w-1")
-    f.end.events.append(Event("w-2", "u", "task.rerun", '{"rerun_as":"w"}', f.clock))
+    f.end.events.append(Event("w-2", "u", "task.rerun", '{"rerun_as":"w","by":{"id":"ada"}}', f.clock))
     for page in (["t-1", "t-3"], [], ["t-6", "u-1"]):
         f.call("list_receipts", "ada", {"receipts": [{"receipt_id": name} for name in page]})
     return f
+
+
+def operate(f: Forgery) -> None:
+    """Pause and resume; tasks p, q and r are there for bulks."""
+    f.call("pause_work", "root", {"until": None}, type="demo")
+    f.call("lease_next", "w1", {"tasks": []})
+    f.call("resume_work", "root", {"resumed": True}, type="demo")
+    f.call("pause_work", "root", {"until": datetime.fromtimestamp(f.clock + 1.5, UTC).isoformat()}, worker="w1")
+    f.clock += 10
+    for name in "pqr":
+        f.call("create_task", "ada", {"task_id": name, "status": "queued"}, priority=2)
+        f.receipt(f"{name}-1", "task.assigned", name, "ada", "eve")
+        f.task(name, priority=2)
+        f.end.obligations.add(f"{name}-1")
+    f.receipt("p-2", "task.canceled", "p", "root", parents=("p-1",))
+    f.receipt("p-3", "task.result_ready", "p", "asyncgate", "eve", parents=("p-2",))
+    f.change("p", status="canceled", owed=False)
+    f.end.obligations.remove("p-1")
+    f.bulk("cancel", 1)
+    for before, priority in ((2, 5), (5, 7)):
+        f.event("q", "task.reprioritized", before=before, priority=priority, by={"kind": "human", "id": "root"})
+        f.bulk("prioritize", 1)
+    f.change("q", priority=7)
+    f.event("r", "task.hold_released")
+    f.bulk("release", 1)
+    f.receipt("s-1", "task.assigned", "s", "ada", "eve", parents=("p-2",))
+    f.task("s", terms='{"rerun_of":"p"}')
+    f.end.obligations.add("s-1")
+    f.event("p", "task.rerun", rerun_as="s", by={"kind": "human", "id": "root"})
+    f.bulk("rerun", 1)
+
+
+def leases_under(f: Forgery, to: str, **target: Any) -> None:
+    """Pause something, and lease task r to a worker."""
+    f.call("pause_work", "root", {"until": None}, **target)
+    f.clock += 1
+    f.receipt("r-2", "task.accepted", "r", to, lease="r-a", parents=("r-1",), fence=1)
+    f.change("r", status="leased", fence=1, requirements='{"capabilities":["gpu"]}')
+    f.lease("r", "r-a", 1, "live")
+
+
+def leases_what_is_paused(f: Forgery) -> None:
+    leases_under(f, "w1", type="demo")
+
+
+def leases_a_paused_lane(f: Forgery) -> None:
+    leases_under(f, "w1", type="demo", capabilities=["gpu"])
+
+
+def leases_to_a_paused_worker(f: Forgery) -> None:
+    leases_under(f, "w1", worker="w1")
+
+
+def leases_in_a_paused_tenant(f: Forgery) -> None:
+    leases_under(f, "w1", whole_tenant=True)
+
+
+def does_less_than_a_bulk_says(f: Forgery) -> None:
+    f.bulk("prioritize", 1)
+
+
+def does_a_step_of_a_bulk_twice(f: Forgery) -> None:
+    f.event("r", "task.hold_released")
+
+
+def runs_a_task_again_twice_in_bulk(f: Forgery) -> None:
+    f.receipt("x-1", "task.assigned", "x", "ada", "eve", parents=("p-2",))
+    f.task("x", terms='{"rerun_of":"p"}')
+    f.end.obligations.add("x-1")
+    f.event("p", "task.rerun", rerun_as="x", by={"kind": "human", "id": "root"})
+    f.bulk("rerun", 1)
+
+
+def loses_what_a_bulk_did(f: Forgery) -> None:
+    f.call("run_bulk", "root", {"bulk_id": "bulk 0", "done": 2, "ended": False}, confirmation="bulk 0")
+
+
+def loses_a_bulk(f: Forgery) -> None:
+    f.call("run_bulk", "root", {"bulk_id": "unheard of", "done": 0, "ended": False}, confirmation="")
+
+
+def goes_on_after_its_end(f: Forgery) -> None:
+    f.call("run_bulk", "root", {"bulk_id": "bulk 0", "done": 0, "ended": False}, confirmation="bulk 0")
+
+
+def changes_a_priority_untold(f: Forgery) -> None:
+    f.change("r", priority=9)
+
+
+def tells_of_another_priority(f: Forgery) -> None:
+    f.event("r", "task.reprioritized", before=4, priority=2, by={"kind": "human", "id": "somebody"})
 
 
 def loses_a_task(f: Forgery) -> None:
@@ -269,11 +373,37 @@ FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
     ("I8", escalates_beside_the_duty), ("I9", leaves_an_obligation_open), ("I9", denies_what_it_owes),
     ("I10", makes_two_tasks_of_one_key), ("I10", stores_one_key_twice), ("I11", shows_another_tenant_s_task),
     ("I11", links_to_another_tenant_s_receipt), ("I12", shows_a_receipt_twice), ("I12", skips_a_receipt),
-    ("ORDER", turns_a_claim_around)]
+    ("ORDER", turns_a_claim_around), ("PAUSES", leases_what_is_paused), ("PAUSES", leases_a_paused_lane),
+    ("PAUSES", leases_to_a_paused_worker), ("PAUSES", leases_in_a_paused_tenant),
+    ("BULKS", does_less_than_a_bulk_says), ("BULKS", does_a_step_of_a_bulk_twice),
+    ("BULKS", runs_a_task_again_twice_in_bulk), ("BULKS", loses_what_a_bulk_did), ("BULKS", loses_a_bulk),
+    ("BULKS", goes_on_after_its_end), ("PRIORITIES", changes_a_priority_untold),
+    ("PRIORITIES", tells_of_another_priority)]
+PASSING: list[dict[str, Any]] = [
+    {"type": "other"}, {"type": "demo", "capabilities": []}, {"type": "demo", "capabilities": ["cpu", "gpu"]},
+    {"worker": "w2"}]
 
 
 def test_a_true_history_passes() -> None:
     f = truth()
+
+    assert violations(f.calls, f.final) == []
+
+
+@pytest.mark.parametrize("target", PASSING)
+def test_a_pause_of_something_else_is_none_of_its_business(target: dict[str, Any]) -> None:
+    f = truth()
+    leases_under(f, "w1", **target)
+
+    assert violations(f.calls, f.final) == []
+
+
+@pytest.mark.parametrize("reply", [{"resumed": True}, None], ids=["answered", "unanswered"])
+def test_a_lease_after_a_resume_that_may_have_been_carried_out_is_allowed(reply: Any) -> None:
+    f = truth()
+    f.call("pause_work", "root", {"until": None}, worker="w1")
+    f.call("resume_work", "root", reply, worker="w1")
+    leases_under(f, "w1", worker="w2")
 
     assert violations(f.calls, f.final) == []
 
