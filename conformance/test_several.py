@@ -95,12 +95,7 @@ async def test_processes_that_are_killed_in_turn_lose_and_repeat_nothing(
                 kills += killed is None
         statuses = [await server.stop(signal.SIGTERM) for server in gates.servers]
 
-    backend = await open_backend(database)
-    try:
-        own = OneTenant(backend, gates.tenant)
-        wrong = violations(load.calls, await stored(own)) + (await verify(own)).problems
-    finally:
-        await backend.close()
+    wrong = await wrong_with(database, load)
     unanswered = sum(call.unknown for call in load.calls)
     numbers = f"{kills} kills, {len(load.calls)} operations, {unanswered} unanswered, {len(load.made)} tasks"
     record_property("crashes", numbers)
@@ -175,6 +170,105 @@ async def test_what_one_process_does_wakes_who_waits_at_another(database: str) -
         assert inbox is not None
         assert owed is not None
         assert inbox["receipts"] == owed["open_obligations"] != []
+
+
+@asynccontextmanager
+async def two(database: str) -> AsyncIterator[tuple[Load, list[GateServer], list[Client]]]:
+    """Serve from two processes; return also a client of each, that may do anything."""
+    own = own_tenant()
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(database, **HASTY, **own)) for _ in range(2)]
+        load = await stack.enter_async_context(aclosing(Load(servers[0], 0)))
+        yield load, servers, [await stack.enter_async_context(aclosing(Client(server, "w1", load.write)))
+                              for server in servers]
+
+
+async def answered(client: Client, operation: str, **ask: Any) -> dict[str, Any]:
+    """Ask, and expect an answer."""
+    call = await client.ask(operation, **ask)
+    assert call.reply is not None, call
+    return call.reply
+
+
+async def wrong_with(database: str, load: Load) -> list[str]:
+    """Return what the history checker and verify find."""
+    backend = await open_backend(database)
+    try:
+        own = OneTenant(backend, load.server.tenant)
+        return violations(load.calls, await stored(own)) + (await verify(own)).problems
+    finally:
+        await backend.close()
+
+
+@pytest.mark.parametrize("target", [{"type": "demo"}, {"type": "demo", "capabilities": []}, {"worker": "w1"},
+                                    {"whole_tenant": True}])
+async def test_a_pause_that_one_process_is_given_is_obeyed_by_the_next_claim_of_the_other(
+        database: str, target: dict[str, Any]) -> None:
+    async with two(database) as (load, _, (one, other)):
+        for _ in range(2):
+            await answered(one, "create_task", type="demo", payload=None)
+        await answered(other, "lease_next")     # so that the other knows the lanes, and that nothing was paused
+        for here, there in ((one, other), (other, one)):
+            await answered(here, "pause_work", **target)
+            told = await answered(there, "lease_next")
+            assert told["tasks"] == []
+            assert "paused until somebody resumes it" in told["warnings"][0]
+            await answered(here, "resume_work", **target)
+        assert len((await answered(one, "lease_next"))["tasks"]) == 1
+        assert await wrong_with(database, load) == []
+
+
+async def test_a_pause_outlives_the_process_that_was_given_it(database: str) -> None:
+    async with two(database) as (load, servers, (one, other)):
+        await answered(one, "create_task", type="demo", payload=None)
+        await answered(one, "pause_work", type="demo")
+        await servers[0].stop(signal.SIGKILL)
+
+        assert (await answered(other, "lease_next"))["tasks"] == []
+        await servers[0].start()
+        one.close()
+        assert (await answered(one, "lease_next"))["tasks"] == []
+        await answered(other, "resume_work", type="demo")
+        assert len((await answered(one, "lease_next"))["tasks"]) == 1
+        assert await wrong_with(database, load) == []
+
+
+async def test_a_drain_at_one_process_learns_of_a_lease_that_ends_at_the_other(database: str) -> None:
+    async with two(database) as (load, _, (one, other)):
+        await answered(other, "create_task", type="demo", payload=None)
+        [offer] = (await answered(other, "lease_next"))["tasks"]
+        assert (await answered(one, "drain_work", type="demo"))["leases_left"] == 1
+
+        drained = await started(one, one.ask("drain_work", type="demo", wait_seconds=30))
+        under = {name: offer[name] for name in ("task_id", "lease_id", "fence")}
+        await answered(other, "complete", **under, result=1, artifacts=[{"uri": "file:///out"}])
+
+        reply = (await drained).reply
+        assert reply is not None
+        assert reply["leases_left"] == 0
+        assert await wrong_with(database, load) == []
+
+
+@pytest.mark.parametrize("action", ["cancel", "prioritize", "rerun"])
+async def test_a_bulk_that_begins_at_a_process_that_is_killed_goes_on_at_the_other(
+        database: str, action: str) -> None:
+    async with two(database) as (load, servers, (one, other)):
+        for _ in range(12):
+            made = await answered(one, "create_task", type="demo", payload=None)
+            if action == "rerun":
+                await answered(one, "cancel_task", task_id=made["task_id"])
+        more = {"priority": 7} if action == "prioritize" else {}
+        found = await answered(one, "preview_bulk", action=action, type="demo", **more)
+        begun = await answered(one, "run_bulk", confirmation=found["confirmation"], max_tasks=5)
+        await servers[0].stop(signal.SIGKILL)
+
+        record = await answered(other, "run_bulk", confirmation=found["confirmation"])
+
+        assert (begun["done"], begun["ended"]) == (5, False)
+        assert (record["bulk_id"], record["done"], record["skipped"], record["ended"]) == (
+            begun["bulk_id"], 12, 0, True)
+        assert await answered(other, "run_bulk", confirmation=found["confirmation"]) == record
+        assert await wrong_with(database, load) == []
 
 
 @pytest.mark.parametrize("notify", ["true", "false"])
