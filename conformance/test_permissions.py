@@ -51,11 +51,14 @@ MATRIX: dict[str, tuple[str, str]] = {
     "list_archived_receipts": ("agent worker admin", "receipts:read"),
     "pause_work": ("admin", "admin:write"), "drain_work": ("admin", "admin:write"),
     "resume_work": ("admin", "admin:write"), "list_pauses": ("admin", "admin:read"),
+    "preview_bulk": ("admin", "admin:read"), "run_bulk": ("admin", "admin:write"),
+    "get_bulk": ("admin", "admin:read"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "issue_key": {"scopes": frozenset()},
-    "list_archived_receipts": {"task_id": "none"}}
+    "list_archived_receipts": {"task_id": "none"},
+    "pause_work": {"worker": "none"}, "drain_work": {"worker": "none"}, "resume_work": {"worker": "none"}}
 # Callers with the role and one of the scopes may call it.
 GUARDED = {name: op for name, op in OPERATIONS.items() if op.scope}
 # spec 21.5.2: what the role `system` may and may not call.
@@ -159,7 +162,8 @@ async def test_a_refusal_names_the_role_that_is_needed(gate: Gate, operation: st
 
 
 OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits"]
-NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit"]
+NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
+          "pause_work", "drain_work", "resume_work", "list_pauses"]
 
 
 def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:

@@ -46,7 +46,7 @@ DELETE FROM asyncgate.migrations WHERE number > 1;
 UPDATE asyncgate.migrations SET privileges = NULL;
 """
 # The tables that it lacks, and how a table of it comes behind the wall between tenants.
-ADDED = ("pauses",)
+ADDED = ("pauses", "bulks")
 BEHIND_THE_WALL = """
 ALTER TABLE asyncgate.{0} ENABLE ROW LEVEL SECURITY;
 ALTER TABLE asyncgate.{0} FORCE ROW LEVEL SECURITY;

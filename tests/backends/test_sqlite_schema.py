@@ -76,7 +76,8 @@ def as_before(db: sqlite3.Connection, number: int) -> None:
     db.executescript(BEFORE)
     db.execute("UPDATE meta SET value = ? WHERE name = 'schema_version'", (str(number),))
     db.execute("DELETE FROM meta WHERE name = ?", (FIRST,))
-    db.execute("DROP TABLE pauses")
+    for table in ("pauses", "bulks"):
+        db.execute(f"DROP TABLE {table}")
 
 
 async def test_a_file_of_the_release_before_is_brought_up_to_date_with_all_that_is_in_it(
