@@ -110,6 +110,15 @@ ALTER TABLE presences ADD COLUMN failed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN expired INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN released INTEGER NOT NULL DEFAULT 0;
 DROP INDEX leases_claim;
+DROP INDEX tasks_delayed;
+"""
+COUNT_QUEUES = """
+INSERT INTO queues (tenant_id, lane, type, capabilities, queued, held, leased, counted_at)
+SELECT tenant_id, lane, l.type, l.capabilities, count(*) FILTER (WHERE status = 'queued' AND held IS NULL),
+    count(*) FILTER (WHERE status = 'queued' AND held IS NOT NULL), count(*) FILTER (WHERE status <> 'queued'),
+    max(updated_at)
+FROM tasks JOIN lanes AS l USING (tenant_id, lane) WHERE status IN ('queued', 'leased', 'running')
+GROUP BY tenant_id, lane
 """
 MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
@@ -1036,6 +1045,8 @@ def carry_over(db: sqlite3.Connection) -> bool:
             made = MADE.search(statement)
             if made and made[1] not in there:
                 db.execute(statement)
+                if made[1] == "queues":
+                    db.execute(COUNT_QUEUES)    # before the triggers are made that keep tenants apart
         store_version(db, 1)
         return True
 
