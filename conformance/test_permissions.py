@@ -55,7 +55,8 @@ MATRIX: dict[str, tuple[str, str]] = {
 OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "issue_key": {"scopes": frozenset()},
-    "list_archived_receipts": {"task_id": "none"}}
+    "list_archived_receipts": {"task_id": "none"},
+    **dict.fromkeys(("pause_work", "drain_work", "resume_work"), {"type": "demo"})}
 # Callers with the role and one of the scopes may call it.
 GUARDED = {name: op for name, op in OPERATIONS.items() if op.scope}
 # spec 21.5.2: what the role `system` may and may not call.
@@ -159,7 +160,8 @@ async def test_a_refusal_names_the_role_that_is_needed(gate: Gate, operation: st
 
 
 OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits"]
-NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit"]
+NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
+          "pause_work", "drain_work", "resume_work", "list_pauses"]
 
 
 def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:

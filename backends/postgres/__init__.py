@@ -573,7 +573,8 @@ class Postgres(Pages):
 
     async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
         """Return how many leases are live."""
-        number: int = (await self._read(tenant_id, sql.LIVE, of.worker_id, of.lane, of.type))[0][0]
+        find = (sql.LEASED_IN, of.type, of.lane) if of.worker_id is None else (sql.LEASED_TO, of.worker_id)
+        number: int = (await self._read(tenant_id, *find))[0][0]
         return number
 
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
