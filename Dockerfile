@@ -1,8 +1,15 @@
 # One process, no root, all state in /data.
 #   docker build -t asyncgate .
 #   docker run -p 8080:8080 -v asyncgate:/data -e ASYNCGATE_API_KEY=... asyncgate
+# With a replica of the database in a bucket (docs/recovery.md):
+#   docker build --build-arg EXTRAS=redis,backup -t asyncgate .
+#   docker run -p 8080:8080 -v asyncgate:/data -e ASYNCGATE_API_KEY=... \
+#     -e AWS_ACCESS_KEY_ID=... -e AWS_SECRET_ACCESS_KEY=... --entrypoint litestream asyncgate \
+#     replicate -exec "asyncgate serve --host 0.0.0.0 --port 8080" /data/asyncgate.db s3://BUCKET/gate
 
 FROM python:3.12-slim AS build
+# Optional parts of the package: redis, backup (Litestream), traces.
+ARG EXTRAS=redis
 WORKDIR /src
 # What is not in .ci/image.txt, or has another hash there, does not get into the image.
 COPY .ci/image.txt ./
@@ -16,7 +23,7 @@ COPY docs docs
 COPY parts parts
 COPY skills skills
 RUN python -m venv --without-pip /opt/asyncgate \
- && pip --python /opt/asyncgate/bin/python install --no-cache-dir --no-index --find-links /wheels '.[redis]'
+ && pip --python /opt/asyncgate/bin/python install --no-cache-dir --no-index --find-links /wheels ".[$EXTRAS]"
 
 FROM python:3.12-slim
 COPY --from=build /opt/asyncgate /opt/asyncgate

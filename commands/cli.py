@@ -9,8 +9,8 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from importlib import import_module
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -59,9 +59,9 @@ SECTIONS = {
     "Get started": ("demo", "dev"),
     "Documentation": ("docs", "skill"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
-    "Use a gate": ("login", "logout", "profiles", "wait", "tail"),
+    "Use a gate": ("login", "logout", "profiles", "wait", "tail", "top"),
     "Do the work": ("worker", "scheduler"),
-    "Maintain a gate": ("doctor", "receipts", "archive", "verify", "reconcile", "rebuild", "backup", "copy",
+    "Maintain a gate": ("doctor", "receipts", "archive", "verify", "reconcile", "rebuild", "backup", "restore", "copy",
                         "conformance", "bench", "bench-server"),
 }
 
@@ -69,8 +69,9 @@ SECTIONS = {
 # Commands in other modules, imported on demand; some of these modules import this one.
 MODULES = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "commands.receipts",
            "scheduler": "commands.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
+           "restore": "commands.restore",
            "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
-           "wait": "commands.follow", "tail": "commands.tail",
+           "wait": "commands.follow", "tail": "commands.tail", "top": "commands.top",
            "docs": "commands.docs", "doctor": "commands.doctor", "skill": "commands.skill"}
 
 class Clients(calling.CommandGroup):
@@ -657,9 +658,16 @@ def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
 
     The source is only read.  Exit status 5: the target is in use; nothing was overwritten.
     """
+    with exit_on_failed_copy():
+        sys.exit(asyncio.run(run_copy(source, target, dry_run, as_json)))
+
+
+@contextmanager
+def exit_on_failed_copy() -> Iterator[None]:
+    """Report in one line why a copy cannot be made, and exit."""
     from asyncgate.commands import copy as part
     try:
-        status = asyncio.run(run_copy(source, target, dry_run, as_json))
+        yield
     except part.TargetUsed as used:
         raise exit_with(escape_text(str(used)), EXIT_CONFLICT) from None
     except (SettingsError, StartupError) as wrong:
@@ -668,7 +676,6 @@ def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
         raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except KeyboardInterrupt:
         raise exit_with("interrupted; run the same command to resume", EXIT_BROKEN) from None
-    sys.exit(status)
 
 
 async def run_copy(source: str, target: str, dry_run: bool, as_json: bool) -> int:

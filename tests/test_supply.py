@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 WANTED = {"constraints.txt": [*PROJECT["dependencies"], *EXTRAS["redis"], *EXTRAS["test"]],
-          "image.txt": [*PROJECT["dependencies"], *EXTRAS["redis"], "hatchling>=1.27"]}
+          "image.txt": [*PROJECT["dependencies"], *EXTRAS["redis"], *EXTRAS["backup"], "hatchling>=1.27"]}
 
 
 def plain(name: str) -> str:

@@ -26,6 +26,7 @@ Step = Generator[tuple[str, bytes], bytes, bool | None]         # returns True w
 TASKS_PER_BATCH = 100             # tasks per call of the mode batch
 TASKS_PER_FILL = 500           # tasks per call when filling
 DRAINED = 5000          # tasks prepared per second of draining: more than a gate can complete
+ASKING = 100            # workers that have asked before a task is explained
 OWED = 20               # open obligations of the principal whose list is read
 CLAIM_HEAD_START_SECONDS = 0.005   # for a claim to arrive and wait, before its task is created
 CLAIM_WAIT_SECONDS = 30       # timeout of a waiting claim
@@ -109,6 +110,11 @@ class Client:
         yield "list", self.owed
         return None
 
+    def explain(self) -> Step:
+        """Ask why the last task of a queue is not done."""
+        yield "explain", self.gate.get(b"/v1/tasks/%b/explain" % self.gate.waiting)
+        return None
+
     def mcp(self) -> Step:
         """Create one task over the newest version of MCP."""
         answer = yield "create over MCP", self.tool
@@ -148,10 +154,11 @@ def require_sound(answer: bytes) -> bytes:
 
 MODES: dict[str, Callable[[Client], Step]] = {
     "cycle": Client.cycle, "create": Client.create, "drain": Client.drain, "batch": Client.batch,
-    "claim-empty": Client.claim_empty, "obligations": Client.obligations, "mcp": Client.mcp, "health": Client.health,
-    "echo": Client.echo}
+    "claim-empty": Client.claim_empty, "obligations": Client.obligations, "explain": Client.explain, "mcp": Client.mcp,
+    "health": Client.health, "echo": Client.echo}
 LONG_POLL = "long-poll"
-EVERY_MODE = ["cycle", "create", "drain", "batch", "claim-empty", LONG_POLL, "obligations", "mcp", "health", "echo"]
+EVERY_MODE = ["cycle", "create", "drain", "batch", "claim-empty", LONG_POLL, "obligations", "explain", "mcp", "health",
+              "echo"]
 COMPLETIONS = {"complete": 1, f"complete {TASKS_PER_BATCH}": TASKS_PER_BATCH}
 TASKS_PER_OPERATION = {**COMPLETIONS, "create": 1, "claim": 1, f"create {TASKS_PER_BATCH}": TASKS_PER_BATCH,
                        f"claim {TASKS_PER_BATCH}": TASKS_PER_BATCH,
@@ -323,4 +330,14 @@ async def open_obligations(gate: LoadGate, turn: Turn) -> None:
             require_sound(await wire.ask(gate.post(b"/v1/tasks/batch", encoded({"tasks": [task] * missing}))))
 
 
-READY: dict[str, Callable[[LoadGate, Turn], Awaitable[None]]] = {"drain": stock_tasks, "obligations": open_obligations}
+async def queue_last(gate: LoadGate, turn: Turn) -> None:
+    """Create the task that is explained, behind all others of its queue, and let workers ask for such tasks."""
+    async with gate.connected(1) as [wire]:
+        for number in range(ASKING):
+            await wire.ask(make_claim(gate, number, "bench.nothing", 1))
+        made = msgspec.json.decode(await wire.ask(make_create(gate, {**TASK_BODY, "priority": -1})))
+        gate.waiting = made["task_id"].encode()
+
+
+READY: dict[str, Callable[[LoadGate, Turn], Awaitable[None]]] = {
+    "drain": stock_tasks, "obligations": open_obligations, "explain": queue_last}

@@ -131,7 +131,7 @@ class LoadGate:
         self.prefix = where.path.rstrip("/").encode()
         self.head = f" HTTP/1.1\r\nhost: {where.netloc.rpartition('@')[2]}\r\n{credential}".encode()
         self.posts = self.head + b"content-type: application/json\r\n"
-        self.stocked = 0
+        self.stocked, self.waiting = 0, b""     # tasks to drain; the task that is explained
 
     def post(self, path: bytes, body: bytes, more: bytes = b"") -> bytes:
         """Return the bytes of a request with a body."""

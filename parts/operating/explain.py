@@ -70,6 +70,7 @@ class Facts(Struct, kw_only=True):
     """What is known when a task is explained; what cannot matter to it was not read."""
 
     task: Task
+    needed: frozenset[str]                      # capabilities that a worker needs
     now: float
     instance: str                               # the gate that answers
     grace: float                                # seconds that a lease lives on after its end
@@ -90,11 +91,6 @@ class Facts(Struct, kw_only=True):
     holding: dict[tuple[str, str], int] = {}    # live leases of those who can do it
     unsent: list[Outgoing] = []
     may: frozenset[str] = frozenset()           # operations that the caller may call
-
-    @property
-    def needed(self) -> frozenset[str]:
-        """Return the capabilities that a worker needs."""
-        return needs_of(to_raw(self.task.requirements))
 
     @property
     def waits(self) -> bool:
@@ -462,9 +458,9 @@ async def read_facts(engine: Engine, caller: Caller, task: Task, lease: Lease | 
                      progress: Progress | None) -> Facts:
     """Read what may matter to a task."""
     settings = engine.settings
-    facts = Facts(task=task, lease=lease, progress=progress, now=engine.backend.now(), instance=engine.instance,
-                  grace=settings.lease_grace_seconds, may=list_allowed(caller),
-                  patience=find_patience(settings))
+    facts = Facts(task=task, needed=needs_of(to_raw(task.requirements)), lease=lease, progress=progress,
+                  now=engine.backend.now(), instance=engine.instance, grace=settings.lease_grace_seconds,
+                  may=list_allowed(caller), patience=find_patience(settings))
     if task.status in ACTIVE and lease is not None:
         await read_holder(engine, caller.tenant_id, facts, lease)
     if task.status == "queued":

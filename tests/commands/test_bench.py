@@ -98,7 +98,7 @@ def measure(gate: Gate, *arguments: str) -> list[dict[str, Any]]:
     return rows_of(bench(gate.url, "--json", *arguments))
 
 
-MODES = ("cycle", "create", "drain", "batch", "claim-empty", "long-poll", "obligations", "mcp")
+MODES = ("cycle", "create", "drain", "batch", "claim-empty", "long-poll", "obligations", "explain", "mcp")
 
 
 def test_every_mode_takes_as_many_steps_as_it_was_told_and_the_database_agrees(fresh: Gate) -> None:
@@ -111,9 +111,11 @@ def test_every_mode_takes_as_many_steps_as_it_was_told_and_the_database_agrees(f
         ("drain", "claim"): 6, ("drain", "complete"): 6, ("drain", "all"): 12,
         ("batch", "create 100"): 6, ("batch", "claim 100"): 6, ("batch", "complete 100"): 6, ("batch", "all"): 18,
         ("create", "create"): 6, ("claim-empty", "claim"): 6, ("long-poll", "wake"): 6, ("obligations", "list"): 6,
+        ("explain", "explain"): 6,
         ("mcp", "create over MCP"): 6, ("echo", "echo"): 6}
     found = fresh.tasks()
     assert found.pop(("bench.task", "succeeded")) == 6 + 6 + 600
+    assert found.pop(("bench.task", "queued")) == 1              # explained
     assert found.pop(("bench.left", "queued")) == 6 + 6 + 20     # created, over MCP too, and owed
     assert {status for _, status in found} == {"succeeded"}
     assert sum(found.values()) == 6                             # what the waiting claims were woken with

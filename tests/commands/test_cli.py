@@ -387,7 +387,7 @@ def test_an_id_is_taken_as_short_as_a_table_has_shown_it(
 
 # What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON or Markdown already.
 NO_ANSWER = {"bench-server", "conformance", "demo", "dev", "ledger", "mcp", "openapi", "scheduler", "serve", "skill",
-             "worker"}
+             "top", "worker"}
 
 
 def test_every_command_that_answers_can_answer_in_json() -> None:

@@ -38,11 +38,11 @@ def environment(gate: Live) -> dict[str, str]:
 
 
 def read_until(file: int, wanted: str) -> str:
-    """Read until a text came."""
+    """Read until an ASCII text came; what was read may end within another character."""
     deadline, text = time.monotonic() + PATIENCE_SECONDS, ""
     while wanted not in text:
         assert select.select([file], [], [], max(deadline - time.monotonic(), 0.0))[0], text
-        text += os.read(file, 65536).decode()
+        text += os.read(file, 65536).decode(errors="replace")
     return text
 
 
