@@ -56,7 +56,7 @@ OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "issue_key": {"scopes": frozenset()},
     "list_archived_receipts": {"task_id": "none"},
-    **dict.fromkeys(("pause_work", "drain_work", "resume_work"), {"type": "demo"})}
+    **{name: {"type": "demo"} for name in ("pause_work", "drain_work", "resume_work")}}
 # Callers with the role and one of the scopes may call it.
 GUARDED = {name: op for name, op in OPERATIONS.items() if op.scope}
 # spec 21.5.2: what the role `system` may and may not call.

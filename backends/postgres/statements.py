@@ -625,9 +625,8 @@ SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running')),
        (SELECT coalesce(sum(octet_length(body)), 0)::bigint FROM asyncgate.receipts WHERE tenant_id = $1),
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('succeeded', 'failed', 'canceled'))"""
-LEASED_IN = """
-SELECT coalesce(sum(leased), 0)::bigint FROM asyncgate.queues
-WHERE tenant_id = $1 AND ($2::text IS NULL OR type = $2) AND ($3::bigint IS NULL OR lane = $3)"""
+LEASED = "SELECT coalesce(sum(leased), 0)::bigint FROM asyncgate.queues WHERE tenant_id = $1"
+LEASED_OF_TYPE, LEASED_IN = f"{LEASED} AND type = $2", f"{LEASED} AND lane = $2"
 LEASED_TO = f"""
 SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running') AND worker_id = $2
 AND worker_kind IN ({', '.join([f"'{kind}'" for kind in get_args(Kind)])})"""
