@@ -1808,12 +1808,15 @@ class Engine:
             self.readers.announce(work.tenant_id, changed, work.written.values())
         if self.shared and not self.shared.is_alone() and (news := news_of(work)):
             self.shared.tell(news)
+        if work.leased:
+            self.sightings.leases.append((work.tenant_id, work.leased.values(), work.now))
+            if len(self.sightings.leases) >= MOST_CALLS:
+                self.sightings.count()
         if (first_end := self.granted.note(work.leased, work.now)) is not None:
             for after_grant in self.on.after_grant:
                 after_grant(work.tenant_id, first_end)
         for note_pauses in self.on.note_pauses if work.find_record(Pauses) is not None else ():
             note_pauses(work)
-        self.sightings.note_leases(work.tenant_id, work.leased, work.now)
         for after_commit in self.on.after_commit:
             after_commit(work)
         for after_record_change in self.on.after_record_change if work.kept else ():

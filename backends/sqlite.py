@@ -179,7 +179,7 @@ HEADS = f"""
     WHERE t.tenant_id = ? AND t.lane = ? AND t.status = 'queued' AND t.ready = 1 ORDER BY t.priority DESC, t.task_id
     LIMIT ? OFFSET ?"""
 MOVE = f"""
-    UPDATE OR ROLLBACK tasks SET {', '.join(f'{name} = ?' for name in MUTABLE)}, ready = ?
+    UPDATE OR ROLLBACK tasks SET {', '.join(f'{name} = ?' for name in MUTABLE)}, priority = ?, ready = ?
     WHERE tenant_id = ? AND task_id = ?"""
 DISCHARGE = "DELETE FROM obligations WHERE tenant_id = ? AND to_kind = ? AND to_id = ? AND receipt_id = ?"
 BY_KEY = {kind: " AND ".join(["tenant_id = ?", *(f"{name} = ?" for name in export_order(kind))]) for kind in RECORDS}
@@ -650,7 +650,7 @@ class Sqlite(Pages):
              ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
         many(COUNT_MOVES, ((*row, work.now) for row in count_moves(work.before, work.added, work.moved)))
         many(ADD_TASK, ((*astuple(task), task.offerable(work.now)) for task in work.added.values()))
-        if moved := [(*astuple(task)[-len(MUTABLE):], task.offerable(work.now), tenant_id, task.task_id)
+        if moved := [(*astuple(task)[-len(MUTABLE):], task.priority, task.offerable(work.now), tenant_id, task.task_id)
                      for task in work.moved.values()]:
             self.db.executemany(MOVE, moved)
         many(ADD_LEASE, map(astuple, work.leased.values()))

@@ -55,6 +55,9 @@ from asyncgate.parts.model.wire_admin import (
 )
 from asyncgate.parts.model.wire_operating import (
     AllObligations,
+    BulkAction,
+    BulkPreview,
+    BulkRecord,
     PauseRecord,
     QueueRecord,
     Queues,
@@ -356,6 +359,7 @@ CALLS = {
     "explain_task": CallSpec("explain_task", "GET", "/v1/tasks/{task_id}/explain", True, "principal", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
     "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
+    "get_bulk": CallSpec("get_bulk", "GET", "/v1/bulks/{bulk_id}", True, "", ()),
     "get_config": CallSpec("get_config", "GET", "/v1/config", True, "", ()),
     "get_limits": CallSpec("get_limits", "GET", "/v1/limits", True, "", ()),
     "get_queue": CallSpec("get_queue", "GET", "/v1/queues/{queue_id}", True, "", ()),
@@ -381,6 +385,7 @@ CALLS = {
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
     "list_workers": CallSpec("list_workers", "GET", "/v1/workers", True, "principal", ()),
     "pause_work": CallSpec("pause_work", "POST", "/v1/pauses", True, "", ()),
+    "preview_bulk": CallSpec("preview_bulk", "POST", "/v1/bulks/preview", True, "", ()),
     "ready": CallSpec("ready", "GET", "/v1/ready", True, "", ()),
     "release_hold": CallSpec("release_hold", "POST", "/v1/tasks/{task_id}/release", False, "principal", ()),
     "release_lease": CallSpec("release_lease", "POST", "/v1/leases/release", True, "worker", ()),
@@ -395,6 +400,7 @@ CALLS = {
     "rotate_credentials": CallSpec("rotate_credentials", "POST", "/v1/credentials/rotate", False, "", ()),
     "rotate_key": CallSpec("rotate_key", "POST", "/v1/keys/{key_id}/rotate", False, "", ()),
     "run_archive": CallSpec("run_archive", "POST", "/v1/archive/run", False, "", ()),
+    "run_bulk": CallSpec("run_bulk", "POST", "/v1/bulks", True, "", ()),
     "run_task": CallSpec("run_task", "POST", "/v1/tasks/run", True, "principal", ("idempotency_key",)),
     "seal_receipts": CallSpec("seal_receipts", "POST", "/v1/seals", False, "", ()),
     "set_limits": CallSpec("set_limits", "POST", "/v1/tenants/{tenant}/limits", False, "", ()),
@@ -599,6 +605,12 @@ class AsyncOperations:
         The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
         """
         return await self.ask("fail", Released, locals())
+
+    async def get_bulk(
+        self, bulk_id: str, *, tenant_id: str | None = None,
+    ) -> BulkRecord:
+        """Return how far a bulk is."""
+        return await self.ask("get_bulk", BulkRecord, locals())
 
     async def get_config(
         self, *, tenant_id: str | None = None,
@@ -864,6 +876,20 @@ class AsyncOperations:
         """
         return await self.ask("pause_work", PauseRecord, locals())
 
+    async def preview_bulk(
+        self, action: BulkAction, *, priority: int | None = None, reason: str | None = None,
+        status: Status | None = None, type: str | None = None, created_by: str | None = None,
+        created_by_kind: Kind | None = None, created_after: datetime | None = None,
+        created_before: datetime | None = None, ended_after: datetime | None = None, id_prefix: str | None = None,
+        held: bool | None = None, tenant_id: str | None = None,
+    ) -> BulkPreview:
+        """Count the tasks that a filter finds and show some; change nothing.  run_bulk then does it.
+
+        It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by status or
+        created_by is the fastest.
+        """
+        return await self.ask("preview_bulk", BulkPreview, locals())
+
     async def ready(
         self, *, tenant_id: str | None = None,
     ) -> Readiness:
@@ -994,6 +1020,16 @@ class AsyncOperations:
         With archive.enabled upkeep does it every hour.  Call again while the answer has more.  Spec H.11.
         """
         return await self.ask("run_archive", ArchiveRun, locals())
+
+    async def run_bulk(
+        self, confirmation: str, *, max_tasks: int | None = None, tenant_id: str | None = None,
+    ) -> BulkRecord:
+        """Do it to the tasks that preview_bulk has found: up to max_tasks of them, or for five seconds.
+
+        While ended is false, call it again with the same confirmation; it goes on where it was, also after a crash, and
+        does nothing twice.  Each task gets the receipts or the event that the single call would write.
+        """
+        return await self.ask("run_bulk", BulkRecord, locals())
 
     async def run_task(
         self, type: str, *, payload: Any = None, payload_pointer: str | None = None, principal_ai: str | None = None,
@@ -1257,6 +1293,12 @@ class SyncOperations:
         The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
         """
         return self.ask("fail", Released, locals())
+
+    def get_bulk(
+        self, bulk_id: str, *, tenant_id: str | None = None,
+    ) -> BulkRecord:
+        """Return how far a bulk is."""
+        return self.ask("get_bulk", BulkRecord, locals())
 
     def get_config(
         self, *, tenant_id: str | None = None,
@@ -1522,6 +1564,20 @@ class SyncOperations:
         """
         return self.ask("pause_work", PauseRecord, locals())
 
+    def preview_bulk(
+        self, action: BulkAction, *, priority: int | None = None, reason: str | None = None,
+        status: Status | None = None, type: str | None = None, created_by: str | None = None,
+        created_by_kind: Kind | None = None, created_after: datetime | None = None,
+        created_before: datetime | None = None, ended_after: datetime | None = None, id_prefix: str | None = None,
+        held: bool | None = None, tenant_id: str | None = None,
+    ) -> BulkPreview:
+        """Count the tasks that a filter finds and show some; change nothing.  run_bulk then does it.
+
+        It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by status or
+        created_by is the fastest.
+        """
+        return self.ask("preview_bulk", BulkPreview, locals())
+
     def ready(
         self, *, tenant_id: str | None = None,
     ) -> Readiness:
@@ -1652,6 +1708,16 @@ class SyncOperations:
         With archive.enabled upkeep does it every hour.  Call again while the answer has more.  Spec H.11.
         """
         return self.ask("run_archive", ArchiveRun, locals())
+
+    def run_bulk(
+        self, confirmation: str, *, max_tasks: int | None = None, tenant_id: str | None = None,
+    ) -> BulkRecord:
+        """Do it to the tasks that preview_bulk has found: up to max_tasks of them, or for five seconds.
+
+        While ended is false, call it again with the same confirmation; it goes on where it was, also after a crash, and
+        does nothing twice.  Each task gets the receipts or the event that the single call would write.
+        """
+        return self.ask("run_bulk", BulkRecord, locals())
 
     def run_task(
         self, type: str, *, payload: Any = None, payload_pointer: str | None = None, principal_ai: str | None = None,

@@ -59,7 +59,7 @@ SECTIONS = {
     "Get started": ("demo", "dev"),
     "Documentation": ("docs", "skill"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
-    "Use a gate": ("login", "logout", "profiles", "wait", "tail", "top"),
+    "Use a gate": ("login", "logout", "profiles", "wait", "tail", "top", "bulk"),
     "Do the work": ("worker", "scheduler"),
     "Maintain a gate": ("doctor", "receipts", "archive", "verify", "reconcile", "rebuild", "backup", "restore", "copy",
                         "conformance", "bench", "bench-server"),
@@ -72,6 +72,7 @@ MODULES = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "
            "restore": "commands.restore",
            "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
            "wait": "commands.follow", "tail": "commands.tail", "top": "commands.top",
+           "bulk": "commands.bulk",
            "docs": "commands.docs", "doctor": "commands.doctor", "skill": "commands.skill"}
 
 class Clients(calling.CommandGroup):

@@ -28,6 +28,7 @@ from asyncgate.parts.model.stored import (
     Archived,
     Audit,
     AuditHead,
+    Bulk,
     Entry,
     Event,
     Key,
@@ -52,7 +53,8 @@ COPIED_TABLES: dict[type[Struct], str] = {
     Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Obligation: "obligations",
     Event: "events", Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys",
     Audit: "audit", AuditHead: "audit_heads", Outgoing: "outbox", Entry: "ledger",
-    LedgerMark: "ledger_marks", Seal: "seals", SealHead: "seal_heads", Archived: "archived", Pauses: "pauses"}
+    LedgerMark: "ledger_marks", Seal: "seals", SealHead: "seal_heads", Archived: "archived", Pauses: "pauses",
+    Bulk: "bulks"}
 
 TRUTHS = {table: [field.name for field in fields(table) if field.type is bool] for table in COPIED_TABLES}
 COPY_NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # a copy's instance name: one copy at a time
@@ -304,5 +306,5 @@ def add_row(work: Work, row: Any, ids: Ids) -> None:
         case Audit():
             work.add_audit(row)
         case (Schedule() | Presence() | Account() | Key() | AuditHead() | Outgoing() | Entry() | LedgerMark()
-              | Seal() | SealHead() | Archived() | Pauses()):
+              | Seal() | SealHead() | Archived() | Pauses() | Bulk()):
             work.keep_record(row)

@@ -102,7 +102,7 @@ async def test_an_empty_claim_is_told_what_is_paused(gate: Gate) -> None:
     async def told(**claim: Any) -> Any:
         return (await gate.as_worker().lease_next(**claim)).warnings
 
-    of_a = f"type a is paused until {until.isoformat()}: the model is down"
+    of_a = f"type a is paused until {until.isoformat(timespec='seconds')}: the model is down"
     of_b = "type b with gpu capabilities is paused until somebody resumes it"
     assert await told() == [of_a]
     assert await told(accept_types=["b", "c"], **GPU) == [of_b]

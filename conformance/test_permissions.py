@@ -51,12 +51,14 @@ MATRIX: dict[str, tuple[str, str]] = {
     "list_archived_receipts": ("agent worker admin", "receipts:read"),
     "pause_work": ("admin", "admin:write"), "drain_work": ("admin", "admin:write"),
     "resume_work": ("admin", "admin:write"), "list_pauses": ("admin", "admin:read"),
+    "preview_bulk": ("admin", "admin:read"), "run_bulk": ("admin", "admin:write"),
+    "get_bulk": ("admin", "admin:read"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "issue_key": {"scopes": frozenset()},
     "list_archived_receipts": {"task_id": "none"},
-    **{name: {"type": "demo"} for name in ("pause_work", "drain_work", "resume_work")}}
+    "pause_work": {"worker": "none"}, "drain_work": {"worker": "none"}, "resume_work": {"worker": "none"}}
 # Callers with the role and one of the scopes may call it.
 GUARDED = {name: op for name, op in OPERATIONS.items() if op.scope}
 # spec 21.5.2: what the role `system` may and may not call.

@@ -9,7 +9,7 @@ from asyncgate.parts import service
 from asyncgate.parts.examination import running
 from asyncgate.parts.identity import admin, incidents
 from asyncgate.parts.model.wire import WhoAmI, You
-from asyncgate.parts.operating import explain, lists, pausing, queues, rerun, workers
+from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, workers
 from asyncgate.parts.receipts import admin as receipts_admin
 from asyncgate.parts.receipts import archive_admin
 from asyncgate.parts.receipts.emitting import EMIT_RECEIPT
@@ -42,5 +42,6 @@ CORE = list(CORE_OPERATIONS.values())
 AT = [op.name for op in CORE].index("check_terminator")     # operations of schedules are listed among those of receipts
 OPERATIONS: dict[str, Operation] = table_of(
     *CORE[:AT], EMIT_RECEIPT, REPORT_SCHEDULE, *CORE[AT:], *rerun.OPERATIONS, *explain.OPERATIONS, *lists.OPERATIONS,
-    *queues.OPERATIONS, *workers.OPERATIONS, *pausing.OPERATIONS, *admin.OPERATIONS, *incidents.OPERATIONS,
-    *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *service.OPERATIONS, *running.OPERATIONS)
+    *queues.OPERATIONS, *workers.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS, *admin.OPERATIONS,
+    *incidents.OPERATIONS, *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *service.OPERATIONS,
+    *running.OPERATIONS)

@@ -63,7 +63,7 @@ def listed(columns: Iterable[str], prefix: str = "") -> str:
 
 # A task is two rows: the fields that never change, and those that do, with its latest lease.
 FIELDS = list(Task.__struct_fields__)
-QUEUED = ("lane", "priority", "max_attempts")           # never change either, but the queue's index needs them
+QUEUED = ("lane", "priority", "max_attempts")   # of these only the priority changes; the queue's index needs them
 MUTABLE = typed(Task, FIELDS[:FIELDS.index("asyncgate_instance")])
 HELD = {"lease_fence" if name == "fence" else name: kind for name, kind in typed(Lease, ["task_id"]).items()}
 OWN = {"ready": "bool[]", "check_at": "float8[]", "told": "bigint[]"}
@@ -312,7 +312,7 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "contracts": (CONTRACT, insert("tasks", CONTRACT)),
     "states": (STATE, insert("states", STATE)),
     # Upkeep may check too early, never too late: an unchanged check_at keeps the update HOT, and upkeep moves it later.
-    "moved": (STATE, insert("states", STATE, "task_id", [name for name in CHANGING if name != "check_at"],
+    "moved": (STATE, insert("states", STATE, "task_id", ["priority", *(n for n in CHANGING if n != "check_at")],
                             ", check_at = CASE WHEN excluded.check_at > old.check_at THEN old.check_at "
                             "ELSE excluded.check_at END")),
     # Tasks of which only the lease has changed.
@@ -407,7 +407,8 @@ SURE = ("contracts", "events", "audit", *(f"kept_{table}" for kind, table in REC
 PROOFS = (*SURE, "receipts", "moved", "kept", "progress", "deliveries",
           *(f"kept_{table}" for kind, table in RECORDS.items() if kind not in APPEND_ONLY))
 TABLES = {"contracts": "tasks", "moved": "states", "kept": "states"}
-COMPARED = {"moved": ["task_id", *(name for name in CHANGING if name != "check_at")], "kept": ["task_id", *HELD]}
+COMPARED = {"moved": ["task_id", "priority", *(name for name in CHANGING if name != "check_at")],
+            "kept": ["task_id", *HELD]}
 KEYS = {"events": ("task_id", "event_id"),
         **{f"kept_{table}": export_order(kind) for kind, table in RECORDS.items()}}
 

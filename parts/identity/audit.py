@@ -65,7 +65,7 @@ EVENTS: dict[str, tuple[str, Severity]] = {
 }
 # Ids that may belong to another tenant; security: the refusal itself must not tell (docs/design.md, 21.9.3).
 FOREIGN = {"task_not_found": "task_id", "receipt_not_found": "receipt_id", "key_not_found": "key_id",
-           "lease_invalid_or_expired": "lease_id"}
+           "lease_invalid_or_expired": "lease_id", "bulk_not_found": "bulk_id"}
 # The request that the running task answers; audit lines take its address from here.
 visit: ContextVar[Scope | None] = ContextVar("visit", default=None)
 

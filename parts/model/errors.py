@@ -43,6 +43,11 @@ class InvalidCursor(GateError):
     code, status = "invalid_cursor", 400
 
 
+class InvalidConfirmation(GateError):
+    """The confirmation is not one that `preview_bulk` gave to this caller, or has expired; preview again."""
+    code, status = "invalid_confirmation", 400
+
+
 class InvalidWorkerId(GateError):
     """On the lease protocol `worker_id` must be `{type}.{instance}`."""
     code, status = "invalid_worker_id", 400
@@ -127,6 +132,11 @@ class TenantNotFound(GateError):
 class KeyNotFound(GateError):
     """No such key in this tenant."""
     code, status = "key_not_found", 404
+
+
+class BulkNotFound(GateError):
+    """No such bulk in this tenant; it exists from the first call of `run_bulk` on."""
+    code, status = "bulk_not_found", 404
 
 
 class MethodNotAllowed(GateError):

@@ -10,6 +10,7 @@ TASK_ID, DUTY = "019a8f3c-51de-7a10-9c6e-0d3a51b7f2c4", "019a8f3c-51de-7a11-8f02
 NEXT_TASK_ID = "019a8f4a-7c02-7b3e-8d15-4a90c7e6b1f3"
 DONE, LEASE = "019a8f3d-0b42-7c03-a1de-94c2f07b5e18", "6f1f0c8e-2a5b-4b57-9a0e-3d8f4c1b2a90"
 TENANT_ID, NOW, LATER = "00000000-0000-0000-0000-000000000000", "2026-11-21T09:30:00Z", "2026-11-21T09:35:00Z"
+FAR = "2099-01-01T00:00:00Z"        # as a time that a request may name
 ADA, WORKER = {"kind": "agent", "id": "ada"}, {"kind": "worker", "id": "reader-1"}
 OWNER = {**ADA, "principal_kind": "agent", "principal_id": "ada"}      # in both spellings (spec 3)
 HOLDER = {"task_id": TASK_ID, "lease_id": LEASE, "worker_id": "reader-1"}
@@ -46,8 +47,8 @@ ALLOWED = {"tenant": TENANT_ID, "tier": "free", "enforced": True, "tasks_per_hou
            "active_tasks": 1000, "concurrent_leases": 10, "receipt_storage_gb": 1,
            "terminal_tasks": -1, "receipts_per_task": -1}
 PAUSED = {"type": "page.summarize", "capabilities": None, "worker": None, "whole_tenant": False, "since": NOW,
-          "until": LATER, "reason": "the model is down", "paused_by": {"kind": "human", "id": "root"}, "leases_left": 2}
+          "until": FAR, "reason": "the model is down", "paused_by": {"kind": "human", "id": "root"}, "leases_left": 2}
 KEY = {"key_id": KEY_ID, "tenant": TENANT_ID, "name": "the reader", "principal_kind": "worker",
        "principal_id": "reader-1", "role": "worker", "scopes": ["receipts:read", "tasks:lease"],
        "task_types": ["page.summarize"], "created_at": NOW, "created_by": "human ada", "not_before": NOW,
-       "expires_at": "2099-01-01T00:00:00Z"}
+       "expires_at": FAR}

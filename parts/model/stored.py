@@ -31,7 +31,7 @@ class Task(Struct, frozen=True):
     owner_kind: str
     owner_id: str
     principal_ai: str
-    priority: int
+    priority: int                       # an admin may change it
     max_attempts: int
     retry_backoff_seconds: int
     max_expiries: int
@@ -385,6 +385,26 @@ class Pauses(Struct, frozen=True):
     listed: str                         # JSON, an array of Pause
 
 
+class Bulk(Struct, frozen=True):
+    """One thing that is done to many tasks, and how far it is."""
+
+    bulk_id: str
+    action: str
+    asked: str                          # the request for its preview, as JSON
+    by_kind: str
+    by_id: str
+    matches: int                        # tasks that the preview has counted
+    at_least: bool                      # whether there may be more
+    begun_at: float
+    updated_at: float
+    position: str                       # the last task that was looked at; newest first
+    done: int = 0
+    skipped: int = 0                    # tasks that had changed in between
+    refused: int = 0
+    problem: str | None = None          # why the last one was refused
+    ended_at: float | None = None
+
+
 class Audit(Struct, frozen=True):
     """One line of a tenant's audit log, chained to the one before by its hash (spec 21.7.4)."""
 
@@ -447,7 +467,8 @@ class Archived(Struct, frozen=True):
 RECORDS: dict[type[Struct], str] = {
     Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
     Usage: "usage", Outgoing: "outbox", Entry: "ledger", LedgerMark: "ledger_marks", Seal: "seals",
-    SealHead: "seal_heads", Archived: "archived", Traffic: "traffic", Pauses: "pauses"}
+    SealHead: "seal_heads", Archived: "archived", Traffic: "traffic", Pauses: "pauses",
+    Bulk: "bulks"}
 
 # Of these a row is never kept a second time.
 APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived})

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from asyncgate.parts.model.errors import QueueNotFound, TenantNotFound
-from asyncgate.parts.model.examples import ADA, DUTY, LATER, NOW, PAUSED, TASK_ID
-from asyncgate.parts.model.wire import Ask, Capabilities, Moment, Name, PageAsk, Principal, Wait, says
+from asyncgate.parts.model.errors import BulkNotFound, InvalidConfirmation, QueueNotFound, QuotaExceeded, TenantNotFound
+from asyncgate.parts.model.examples import ADA, DUTY, FAR, LATER, NEXT_TASK_ID, NOW, PAUSED, TASK_ID
+from asyncgate.parts.model.wire import (
+    Ask,
+    Capabilities,
+    Integer,
+    Kind,
+    Moment,
+    Name,
+    PageAsk,
+    Principal,
+    Status,
+    Wait,
+    Whole,
+    says,
+)
 from asyncgate.parts.model.wire_admin import Whose
 
 QUEUE: dict[str, Any] = {
@@ -153,7 +166,7 @@ class WorkTarget(Ask, kw_only=True):
 class PauseWork(WorkTarget, kw_only=True):
     """Pause a type, a lane, a worker, or the whole tenant."""
 
-    example = ({"type": "page.summarize", "until": LATER, "reason": "the model is down"}, PAUSED)
+    example = ({"type": "page.summarize", "until": FAR, "reason": "the model is down"}, PAUSED)
     next_step = "drain_work waits until no lease is left; resume_work ends the pause."
     until: Annotated[Moment | None, says("when it ends by itself; default: with resume_work")] = None
     reason: Annotated[Reason | None, says("why; claims are told it, and it is audited")] = None
@@ -213,3 +226,97 @@ class ResumedWork(Struct):
 
     resumed: bool
     pauses_left: int
+
+
+BulkAction = Literal["cancel", "release", "prioritize", "rerun"]
+BULK: dict[str, Any] = {
+    "bulk_id": NEXT_TASK_ID, "action": "rerun", "matches": 2, "at_least": False, "done": 2, "skipped": 0, "refused": 0,
+    "problem": None, "ended": True, "begun_by": {"kind": "human", "id": "root"}, "begun_at": NOW, "updated_at": LATER,
+    "ended_at": LATER}
+
+
+class PreviewBulk(Ask, kw_only=True):
+    """Count the tasks that something would be done to."""
+
+    filters: ClassVar[bool] = True
+    example = ({"action": "rerun", "status": "failed", "ended_after": NOW}, {
+        "action": "rerun", "matches": 2, "at_least": False, "confirmation": "mXz0…", "expires_at": LATER, "sample": [{
+            "task_id": TASK_ID, "type": "page.summarize", "status": "failed", "created_by": ADA, "priority": 0,
+            "held": None, "created_at": NOW}]})
+    next_step = "Look at the sample. If these are the tasks that you mean, call run_bulk with the confirmation."
+    action: Annotated[BulkAction, says(
+        "cancel: end them; release: offer those on hold again; prioritize: set priority; rerun: run ended ones again, "
+        "but none that was run again before")]
+    priority: Annotated[Integer | None, says("with prioritize: the new priority")] = None
+    reason: Annotated[Reason | None, says("why; audited, and told to the owner of a canceled task")] = None
+    status: Status | None = None
+    type: Name | None = None
+    created_by: Annotated[Name | None, says("id of the creator")] = None
+    created_by_kind: Annotated[Kind | None, says("kind of created_by; default: any")] = None
+    created_after: Annotated[Moment | None, says("created then or later")] = None
+    created_before: Moment | None = None
+    ended_after: Annotated[Moment | None, says("ended then or later")] = None
+    id_prefix: Annotated[Name | None, says("how the task_id begins")] = None
+    held: Annotated[bool | None, says("true: only those on hold; false: none of them")] = None
+
+
+class RunBulk(Ask, kw_only=True):
+    """Do it to the tasks that a preview has found."""
+
+    paged: ClassVar[bool] = True
+    example = ({"confirmation": "mXz0…"}, BULK)
+    refusals = (InvalidConfirmation, QuotaExceeded)
+    next_step = "While ended is false, call it again with the same confirmation: it goes on where it was."
+    confirmation: Annotated[str, Meta(max_length=20_000), says("of preview_bulk; good for 15 minutes to begin")]
+    max_tasks: Annotated[Whole | None, says("tasks in this call; default 500, clamped to 5000")] = None
+
+
+class GetBulk(Ask, kw_only=True):
+    """Read how far a bulk is."""
+
+    needed: ClassVar[tuple[str, ...]] = ("bulk_id",)
+    example = ({"bulk_id": NEXT_TASK_ID}, BULK)
+    refusals = (BulkNotFound,)
+    next_step = "While ended is false, run_bulk with its confirmation goes on."
+    bulk_id: Name = ""
+
+
+class BulkSample(Struct):
+    """One of the tasks that something would be done to."""
+
+    task_id: str
+    type: str
+    status: str
+    created_by: Principal
+    priority: int
+    held: str | None
+    created_at: datetime
+
+
+class BulkPreview(Struct):
+    """What would be done to how many tasks; nothing was changed."""
+
+    action: str
+    matches: int
+    at_least: bool              # true: there are more, which were not counted
+    sample: list[BulkSample]    # the newest of them
+    confirmation: str           # run_bulk needs it
+    expires_at: datetime        # until then run_bulk may begin
+
+
+class BulkRecord(Struct):
+    """How far a bulk is."""
+
+    bulk_id: str
+    action: str
+    matches: int                # that the preview has counted
+    at_least: bool
+    done: int
+    skipped: int                # had changed in between, so that nothing was done to them
+    refused: int
+    problem: str | None         # why the last one was refused
+    ended: bool
+    begun_by: Principal
+    begun_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None

@@ -110,7 +110,8 @@ def describe_target(target: Target) -> str:
 
 def describe_pause(pause: Pause) -> str:
     """Say what is paused, until when, and why."""
-    until = "until somebody resumes it" if pause.until is None else f"until {to_utc(pause.until).isoformat()}"
+    end = None if pause.until is None else to_utc(pause.until).isoformat(timespec="seconds")
+    until = "until somebody resumes it" if end is None else f"until {end}"
     return f"{describe_target(pause.target)} is paused {until}{f': {pause.reason}' if pause.reason else ''}"
 
 

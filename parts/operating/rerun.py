@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from asyncgate import EMISSION, Caller, Contract, Engine, Needs, Operation, Work, forbid, its_key, speaker
@@ -32,6 +32,15 @@ class Rerun(CreateTask, kw_only=True):
     rerun_of: str
 
 
+class RerunPlan(Struct, frozen=True):
+    """What it takes to run an ended task again, read before the batch that does it."""
+
+    task_id: str
+    caller: Caller                      # the owner, whose new task it is
+    order: Rerun
+    parents: tuple[str, ...]
+
+
 async def rerun_task(engine: Engine, caller: Caller, ask: RerunTask) -> Created:
     """Run an ended task again: a new task with its contract and payload, for the same owner.
 
@@ -44,24 +53,35 @@ async def rerun_task(engine: Engine, caller: Caller, ask: RerunTask) -> Created:
         raise no_task(ask.task_id)
     task, by = found[0], speaker(caller, ask)
     require_rerunnable(caller, task, by)
-    parents = (await find_end(engine, caller.tenant_id, task),)
-    order = restate_order(task, await choose_payload(engine, caller.tenant_id, task, ask), ask.idempotency_key)
     owner = by if task.owner.same(by) else task.owner
+    payload = await choose_payload(engine, caller.tenant_id, task, ask)
+    plan = await plan_rerun(engine, replace(caller, principal=owner), task, payload, ask.idempotency_key)
 
     def create(engine: Engine, work: Work, caller: Caller, order: Rerun) -> Created:
-        work.require_task(task.task_id)     # it may have been pruned meanwhile
-        before = len(work.added)
-        made = engine.create_task(work, caller, order, parents)
-        if len(work.added) > before:
-            work.add_event(task.task_id, "task.rerun", rerun_as=made.task_id, by={"kind": by.kind, "id": by.id})
-        return made
+        return carry_out_rerun(engine, work, plan, by)
 
     def load(needs: Needs, caller: Caller, order: Rerun) -> None:
         needs.tasks.add(task.task_id)
         its_key(needs, caller, order)
 
+    made: Created = await engine.write(create, load, plan.caller, plan.order)
+    return made
+
+
+async def plan_rerun(engine: Engine, caller: Caller, task: Task, payload: Raw, key: str | None = None) -> RerunPlan:
+    """Read what it takes to run an ended task again, for its owner as the caller."""
+    order, end = restate_order(task, payload, key), await find_end(engine, caller.tenant_id, task)
     trace = follow_trace(caller.trace, decode_terms(task.terms))
-    made: Created = await engine.write(create, load, replace(caller, principal=owner, bound=True, trace=trace), order)
+    return RerunPlan(task.task_id, replace(caller, bound=True, trace=trace), order, (end,))
+
+
+def carry_out_rerun(engine: Engine, work: Work, plan: RerunPlan, by: Principal) -> Created:
+    """Create the new task, and let the history of the ended one name it."""
+    work.require_task(plan.task_id)     # it may have been pruned meanwhile
+    before = len(work.added)
+    made = engine.create_task(work, plan.caller, plan.order, plan.parents)
+    if len(work.added) > before:
+        work.add_event(plan.task_id, "task.rerun", rerun_as=made.task_id, by={"kind": by.kind, "id": by.id})
     return made
 
 
@@ -96,8 +116,7 @@ async def find_end(engine: Engine, tenant_id: str, task: Task) -> str:
 
 async def choose_payload(engine: Engine, tenant_id: str, task: Task, ask: RerunTask) -> Raw:
     """Return the payload of an ended task, or the given one for a task whose payload was lost."""
-    events = await engine.backend.page(tenant_id, EventFilter(task.task_id, None, MOST_EVENTS))
-    lost = has_lost_payload(events)
+    lost = has_lost_payload(await read_events(engine, tenant_id, task))
     if lost and not bytes(ask.payload):
         raise InvalidRequest(f"the payload of task {task.task_id} was lost when the gate was rebuilt from receipts; "
                              "rerun_task needs it as payload")
@@ -105,6 +124,11 @@ async def choose_payload(engine: Engine, tenant_id: str, task: Task, ask: RerunT
         raise InvalidRequest(f"task {task.task_id} has its payload, and rerun_task uses that; leave payload out, or "
                              "call create_task for a task with another one")
     return ask.payload if lost else Raw(task.payload.encode())
+
+
+async def read_events(engine: Engine, tenant_id: str, task: Task) -> list[Event]:
+    """Return the first events of a task."""
+    return await engine.backend.page(tenant_id, EventFilter(task.task_id, None, MOST_EVENTS))
 
 
 def has_lost_payload(events: Iterable[Event]) -> bool:

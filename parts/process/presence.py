@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -49,7 +49,7 @@ class Sightings:
         self.clock = clock
         self.calls: list[tuple[str, Principal, float]] = []     # tenant, caller, and time by this process's own clock
         self.claims: list[tuple[str, Principal, LeaseNext, Offers, float]] = []
-        self.leases: list[tuple[str, Iterable[Lease], float]] = []
+        self.leases: list[tuple[str, Iterable[Lease], float]] = []      # changed by a committed batch, and its time
         self.fresh: dict[tuple[str, str, str], Sighting] = {}
         self.leaving = self.fresh       # the sightings that upkeep is storing now
         self.letters = 0                # of all noted claims
@@ -58,13 +58,6 @@ class Sightings:
         """Note what a claim offered, and what it got."""
         self.claims.append((tenant_id, worker, ask, offers, time.time() + self.clock.skew))
         if len(self.claims) >= MOST_CALLS:
-            self.count()
-
-    def note_leases(self, tenant_id: str, leased: Mapping[str, Lease], now: float) -> None:
-        """Note leases that a committed batch has changed at a time of the database's clock."""
-        if leased:
-            self.leases.append((tenant_id, leased.values(), now))
-        if len(self.leases) >= MOST_CALLS:
             self.count()
 
     def count(self) -> None:

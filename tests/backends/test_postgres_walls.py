@@ -144,7 +144,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
         each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys "
                        "audit_heads usage outbox ledger_marks seal_heads pauses "
-                       "traffic")
+                       "traffic bulks")
         | each("DELETE", "obligations schedules instances outbox lanes queues traffic")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
@@ -330,11 +330,21 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=f"{mark} {gate.tenant_id}")
     await keep_books(gate, mark)
     await gate.as_admin().pause_work(type="never", reason=mark)
+    bulk = await bulk_of(gate, mark)
     return {**under(running), **await keys_of(gate, mark), **archived,
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
-            "worker": "w1", "agent": "ada", "type": "waiting",
+            "worker": "w1", "agent": "ada", "type": "waiting", **bulk,
             "cursor": str((await ada.list_tasks(limit=1)).next_cursor), **await lists_of(gate, "waiting")}
+
+
+async def bulk_of(gate: Gate, mark: str) -> dict[str, str]:
+    """Let a tenant have a bulk that is not complete; return what it is called."""
+    for _ in range(2):
+        await gate.create(payload=mark, type="in bulk")
+    found = await gate.as_admin().preview_bulk(action="prioritize", type="in bulk", priority=1, reason=mark)
+    begun = await gate.as_admin().run_bulk(confirmation=found.confirmation, max_tasks=1)
+    return {"bulk_id": begun.bulk_id, "confirmation": found.confirmation}
 
 
 async def lists_of(gate: Gate, type: str) -> dict[str, str]:
@@ -413,8 +423,9 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
     return {**under(first), **await keys_of(gate, mark), **await away(gate, mark),
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
-            "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
-            "cursor": str((await bob.list_tasks(limit=1)).next_cursor), **await lists_of(gate, "type-there")}
+            **await bulk_of(gate, mark), "claim": "type-there-claim-there", "worker": "w-there",
+            "agent": "bob-there", "type": "type-there", "cursor": str((await bob.list_tasks(limit=1)).next_cursor),
+            **await lists_of(gate, "type-there")}
 
 
 def unlike(name: str) -> str:
@@ -689,6 +700,10 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "drain_work": [{"type": "paused", "tenant": "{tenant}"}],
     "resume_work": [{"type": "paused", "tenant": "{tenant}"}, {"worker": "{worker}"}],
     "list_pauses": [{"tenant": "{tenant}"}],
+    "preview_bulk": [{"action": "cancel", "type": "nothing"}, {"action": "rerun", "created_by": "{agent}"},
+                     {"action": "cancel", "id_prefix": "{task_id}"}],
+    "run_bulk": [{"confirmation": "{confirmation}"}],
+    "get_bulk": [{"bulk_id": "{bulk_id}"}],
     "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
     "list_workers": [{}, {"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{workers_cursor}"}],
@@ -758,7 +773,7 @@ def filled(value: Any, names: dict[str, str]) -> Any:
 
 
 VARYING = re.compile(rb'[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f-]{21}|20\d\d-\d\d-\d\dT[0-9:.]+Z|(?<="uptime":)\d+|'
-                     rb'(?:age|oldest_wait)_seconds\\?":[0-9.e-]+')
+                     rb'(?:age|oldest_wait)_seconds\\?":[0-9.e-]+|confirmation\\?": ?\\?"[\w-]+')
 Tongue = Callable[[str, dict[str, Any]], Awaitable[bytes]]
 
 

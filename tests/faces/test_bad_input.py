@@ -53,7 +53,10 @@ async def stocked(served: Any) -> dict[str, str]:
     room = await served.post("/v1/tenants", {"name": "Acme"})
     issued = await served.post("/v1/keys", {"name": "a key", "principal_id": "reader-1"})
     (queue, *_) = (await served.get("/v1/queues"))["queues"]
+    found = await served.post("/v1/bulks/preview", {"action": "cancel", "type": "nothing"})
+    bulk = await served.post("/v1/bulks", {"confirmation": found["confirmation"]})
     return {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1", "queued": queued["task_id"],
+            "bulk_id": bulk["bulk_id"], "confirmation": found["confirmation"],
             "queue_id": queue["queue_id"], "tenant": room["tenant"], "key_id": issued["key"]["key_id"],
             "receipt_id": offer["obligation_receipt_id"], "parent_receipt_id": offer["obligation_receipt_id"]}
 
@@ -74,6 +77,7 @@ def filled(op: Operation, known: dict[str, str]) -> dict[str, Any]:
         "complete_tasks": {"tasks": [{"task_id": known["task_id"], "lease_id": known["lease_id"]}]},
         "report_schedule": {"schedules": [{"schedule_id": "s"}]},
         **{name: {"worker": "nobody"} for name in ("pause_work", "drain_work", "resume_work")},
+        "preview_bulk": {"action": "cancel"}, "run_bulk": {"confirmation": known["confirmation"]},
         "create_tenant": {"name": "Acme"}, "issue_key": {"name": "a key", "principal_id": "reader-1"}}
     return fields | least.get(op.name, {})
 

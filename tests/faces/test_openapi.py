@@ -89,7 +89,7 @@ def test_every_way_tells_what_a_reader_needs(op: Operation, verb: str, path: str
     assert (told["x-scopes"] == []) == (not op.scopes)
     # Those of an admin are good for everything, so they are named where nothing else will do.
     own = {scope for scope in op.scopes if not scope.startswith("admin:")}
-    assert set(told["x-scopes"]) == (own or {f"admin:{'read' if verb == 'GET' else 'write'}"} & op.scopes)
+    assert set(told["x-scopes"]) == (own or {f"admin:{'read' if op.kind == 'R' else 'write'}"} & op.scopes)
     assert told["tags"][0] in {tag["name"] for tag in DOCUMENT["tags"]}
     assert (told.get("security") == []) == op.open
     assert {one["name"] for one in told["parameters"] if one["in"] == "path"} == set(re.findall(r"{(\w+)}", path))

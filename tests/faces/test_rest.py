@@ -113,7 +113,18 @@ class Walk:
             return {"queue_id": (await self.served.get("/v1/queues"))["queues"][0]["queue_id"]}
         if "key_id" in op.takes.needed:
             return {"key_id": await self.issued()}
+        if op.name in ("preview_bulk", "run_bulk", "get_bulk"):
+            return await self.bulk(op)
         return await self.rest(op)
+
+    async def bulk(self, op: Operation) -> dict[str, Any]:
+        if op.name == "preview_bulk":
+            return {"action": "cancel"}
+        found = await self.served.post("/v1/bulks/preview", {"action": "cancel", "type": "nothing"})
+        confirmed = {"confirmation": found["confirmation"]}
+        if op.name == "run_bulk":
+            return confirmed
+        return {"bulk_id": (await self.served.post("/v1/bulks", confirmed))["bulk_id"]}
 
     async def rest(self, op: Operation) -> dict[str, Any]:
         if op.name == "emit_receipt":

@@ -29,8 +29,9 @@ FEW = hypothesis.settings(max_examples=5, deadline=None, derandomize=True, datab
                           suppress_health_check=list(hypothesis.HealthCheck))
 ONE = hypothesis.settings(FEW, max_examples=1)
 DOCUMENT = json.loads(openapi.build_document((*OPERATIONS.values(), *LEASE_PROTOCOL, STREAM), __version__))
-# What a schema cannot say: a cursor comes from the gate, parents exist, a shared token needs a worker's name.
-BEYOND_SCHEMAS = {"invalid_cursor", "parents_required", "parent_not_found", "not_locatable"}
+# What a schema cannot say: cursors and confirmations come from the gate, parents exist, a shared token needs a worker's
+# name.
+BEYOND_SCHEMAS = {"invalid_cursor", "invalid_confirmation", "parents_required", "parent_not_found", "not_locatable"}
 # Nor that one field needs another, an end comes behind its beginning, a kind has no keys, times begin with 1970, null
 # is absent where any other JSON is taken, or that an invisible character outside of JavaScript's ranges is in no name.
 BEYOND_FIELDS = ("no receipt has the type", "an exemption needs a reason",
@@ -38,7 +39,7 @@ BEYOND_FIELDS = ("no receipt has the type", "an exemption needs a reason",
                  "a key identifies an agent, a worker, a service or a human;", "this gate has no archive",
                  "whose is meant?", "say what is meant by exactly one of type, worker and whole_tenant",
                  "capabilities belong to a type",
-                 "create_task needs payload or payload_pointer",
+                 "until ", "priority belongs to the action prioritize", "create_task needs payload or payload_pointer",
                  "fail: Object missing required field `error`",
                  "report_progress: Object missing required field `progress`")
 BEYOND_PATTERNS = ("alone names nobody", "is not a time between 1970 and 9999", "has passed; say a later time",

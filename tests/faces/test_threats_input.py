@@ -161,7 +161,8 @@ def least(op: Operation, known: dict[str, Any]) -> dict[str, Any]:
         "create_tasks": {"tasks": [{"type": "demo", "payload": None}]},
         "emit_receipt": {"receipt_type": "schedule.created"},
         "complete_tasks": {"tasks": [{"task_id": known["task_id"], "lease_id": known["lease_id"]}]},
-        "report_schedule": {"schedules": [{"schedule_id": "s"}]},
+        "report_schedule": {"schedules": [{"schedule_id": "s"}]}, "preview_bulk": {"action": "cancel"},
+        "run_bulk": {"confirmation": known.get("confirmation")},
         **{name: {"worker": "nobody"} for name in ("pause_work", "drain_work", "resume_work")}}
     worker = {"worker_id": "w1"} if "worker_id" in op.takes.__struct_fields__ else {}
     return fields | worker | more.get(op.name, {})
@@ -175,6 +176,10 @@ async def known(served: Any, op: Operation) -> dict[str, Any]:
            "tenant": str(UUID(int=7)), "principal_id": "x"}
     if "queue_id" in op.takes.needed:
         ids["queue_id"] = (await reply(served, "rest", "list_queues"))["queues"][0]["queue_id"]
+    if op.name in ("run_bulk", "get_bulk"):
+        found = await reply(served, "rest", "preview_bulk", action="cancel", type="nothing")
+        ids["confirmation"] = found["confirmation"]
+        ids["bulk_id"] = (await reply(served, "rest", "run_bulk", confirmation=found["confirmation"]))["bulk_id"]
     if "key_id" in op.takes.needed:
         ids["key_id"] = (await reply(served, "rest", "issue_key", name="x", principal_id="x"))["key"]["key_id"]
     return ids
@@ -446,7 +451,7 @@ async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, 
         for trick in TRICKS:
             told = await code(served, tongue, name, **{**fields, carried: trick})
             assert told in {"invalid_request", "task_not_found", "receipt_not_found", "key_not_found",
-                            "queue_not_found", "tenant_not_found", "lease_invalid_or_expired"}, trick
+                            "queue_not_found", "bulk_not_found", "tenant_not_found", "lease_invalid_or_expired"}, trick
 
 
 @pytest.mark.parametrize("path", [

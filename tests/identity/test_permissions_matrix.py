@@ -31,7 +31,8 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "seal_receipts", "list_seals", "export_receipts", "import_receipts",
                   "run_archive", "restore_archive", "examine_gate", "drain_gate", "resume_gate", "list_obligations",
                   "list_workers", "list_queues", "get_queue",
-                  "pause_work", "drain_work", "resume_work", "list_pauses"}
+                  "pause_work", "drain_work", "resume_work", "list_pauses",
+                  "preview_bulk", "run_bulk", "get_bulk"}
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "suspend_tenant": {"tenant": OTHER}, "set_limits": {"tenant": OTHER},
     "issue_key": {"scopes": []}, "rotate_credentials": {"issued_before": "1970-01-02T00:00:00Z"},

@@ -366,6 +366,26 @@ CREATE TABLE asyncgate.pauses (             -- what an admin has paused; read wi
     listed          text NOT NULL           -- JSON, an array: what, since when, until when, by whom, why
 );
 
+CREATE TABLE asyncgate.bulks (              -- what is done to many tasks, and how far it is
+    tenant_id       uuid NOT NULL,
+    bulk_id         asyncgate.id NOT NULL,  -- one confirmation, one bulk
+    action          text NOT NULL,          -- cancel, release, prioritize, rerun
+    asked           text NOT NULL,          -- the request for its preview, as JSON
+    by_kind         text NOT NULL,          -- the principal that does it
+    by_id           text NOT NULL,          -- its id
+    matches         bigint NOT NULL,        -- tasks that the preview has counted
+    at_least        boolean NOT NULL,       -- whether there may be more
+    begun_at        float8 NOT NULL,        -- when
+    updated_at      float8 NOT NULL,        -- when it last went on
+    position        asyncgate.id NOT NULL,  -- the last task that was looked at; newest first
+    done            bigint NOT NULL,        -- tasks
+    skipped         bigint NOT NULL,        -- tasks that had changed in between
+    refused         bigint NOT NULL,        -- tasks that the rules refused
+    problem         text,                   -- why the last one was refused
+    ended_at        float8,                 -- when it was complete
+    PRIMARY KEY (tenant_id, bulk_id)
+);
+
 
 -- The ledger: receipts to send to a ledger, and receipts that others store here if this gate serves as a ledger.
 
@@ -505,7 +525,8 @@ BEGIN
     FOREACH name IN ARRAY ARRAY[
             'tenants', 'lanes', 'tasks', 'states', 'queues', 'progress', 'events', 'receipts', 'edges', 'obligations',
             'deliveries', 'schedules', 'presences', 'accounts', 'api_keys', 'audit', 'audit_heads', 'usage', 'outbox',
-            'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments', 'pauses', 'traffic'] LOOP
+            'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments', 'pauses', 'traffic',
+            'bulks'] LOOP
         EXECUTE format('ALTER TABLE asyncgate.%I ENABLE ROW LEVEL SECURITY', name);
         EXECUTE format('ALTER TABLE asyncgate.%I FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY tenant ON asyncgate.%I TO asyncgate_app %s', name, own);
@@ -529,7 +550,8 @@ END $$;
 
 GRANT UPDATE ON asyncgate.states, asyncgate.queues, asyncgate.progress, asyncgate.schedules, asyncgate.presences,
     asyncgate.deliveries, asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads, asyncgate.usage,
-    asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads, asyncgate.pauses, asyncgate.traffic TO asyncgate_app;
+    asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads, asyncgate.pauses, asyncgate.traffic,
+    asyncgate.bulks TO asyncgate_app;
 GRANT DELETE ON asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox,
     asyncgate.traffic TO asyncgate_app;
 GRANT SELECT ON asyncgate.migrations, asyncgate.meta TO asyncgate_app;

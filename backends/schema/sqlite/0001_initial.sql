@@ -315,6 +315,26 @@ CREATE TABLE pauses (                       -- what an admin has paused
     listed          TEXT NOT NULL           -- JSON, an array: what, since when, until when, by whom, why
 ) WITHOUT ROWID;
 
+CREATE TABLE bulks (                        -- what is done to many tasks, and how far it is
+    tenant_id       TEXT NOT NULL,
+    bulk_id         TEXT NOT NULL,
+    action          TEXT NOT NULL,
+    asked           TEXT NOT NULL,          -- the request for its preview, as JSON
+    by_kind         TEXT NOT NULL,
+    by_id           TEXT NOT NULL,
+    matches         INTEGER NOT NULL,       -- tasks that the preview has counted
+    at_least        INTEGER NOT NULL,       -- whether there may be more
+    begun_at        REAL NOT NULL,
+    updated_at      REAL NOT NULL,
+    position        TEXT NOT NULL,          -- the last task that was looked at; newest first
+    done            INTEGER NOT NULL,
+    skipped         INTEGER NOT NULL,       -- tasks that had changed in between
+    refused         INTEGER NOT NULL,
+    problem         TEXT,                   -- why the last one was refused
+    ended_at        REAL,
+    PRIMARY KEY (tenant_id, bulk_id)
+);
+
 
 -- The ledger: receipts to send to a ledger, and receipts that others store here if this gate serves as a ledger.
 
@@ -598,6 +618,14 @@ CREATE TRIGGER pauses_update_wall BEFORE UPDATE ON pauses
     WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER pauses_delete_wall BEFORE DELETE ON pauses WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER bulks_insert_wall BEFORE INSERT ON bulks WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER bulks_update_wall BEFORE UPDATE ON bulks
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER bulks_delete_wall BEFORE DELETE ON bulks WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 
 CREATE TRIGGER outbox_insert_wall BEFORE INSERT ON outbox WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)

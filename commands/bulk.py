@@ -1,0 +1,184 @@
+"""`asyncgate bulk`: do one thing to many tasks, after a look at them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import click
+
+from asyncgate.clients.http import Http, Refusal, Unreachable, pause_after
+from asyncgate.commands.calling import (
+    EXIT_CONFLICT,
+    EXIT_INTERRUPTED,
+    EXIT_WRONG,
+    CommandGroup,
+    add_gate_options,
+    as_json,
+    connect_to_gate,
+    exit_with,
+)
+from asyncgate.commands.profiles import Connection
+from asyncgate.commands.terminal import Bar, escape_text, show_table
+from asyncgate.commands.verdicts import print_answer
+from asyncgate.commands.watching import PASSING
+from asyncgate.parts.model.durations import parse_moment, parse_seconds
+
+TASKS_PER_CALL = 200
+MOST_TRIES = 10                 # in a row without an answer
+COLUMNS = ("task_id", "type", "status", "created_by", "priority", "held", "created_at")
+QUESTIONS = {"cancel": "cancel them?", "release": "release them from hold?", "prioritize": "give them this priority?",
+             "rerun": "run them again, but for those that were run again before?"}
+DONE = {"cancel": "canceled", "release": "released", "prioritize": "prioritized", "rerun": "run again"}
+
+
+class Past(click.ParamType[str]):
+    """A date, a time or a duration back from now."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the time in RFC 3339 format."""
+        try:
+            now, seconds = datetime.now(UTC), parse_seconds(str(value))
+            then = parse_moment(str(value), now) if seconds is None else now - timedelta(seconds=seconds)
+            return then.isoformat()
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a time: use a duration back from now such as 1h, a date such as 2026-12-31 or "
+                      "a time such as 2026-12-31T18:00", param, ctx)
+
+
+@click.group(cls=CommandGroup)
+def bulk() -> None:
+    """Cancel, release, prioritize or rerun many tasks: count them, show some, ask, then do it.
+
+    For admins.  If it is interrupted, the line that it prints goes on where it was.
+    """
+
+
+FILTERS = [
+    click.Option(["--status"], type=click.Choice(["queued", "leased", "running", "succeeded", "failed", "canceled"]),
+                 help="Only tasks with this status."),
+    click.Option(["--type"], help="Only tasks of this type."),
+    click.Option(["--created-by"], metavar="ID", help="Only tasks of this creator."),
+    click.Option(["--created-by-kind"], metavar="KIND", help="Kind of the creator; default any."),
+    click.Option(["--created-after"], type=Past(), help="Created then or later; 1h is an hour ago."),
+    click.Option(["--created-before"], type=Past(), help="Created earlier than then."),
+    click.Option(["--id-prefix"], metavar="TEXT", help="Only tasks whose id begins so."),
+    click.Option(["--held/--not-held"], default=None, help="Only tasks that are on hold, or none of them."),
+    click.Option(["--reason"], help="Why; audited."),
+    click.Option(["--yes"], is_flag=True, help="Do not ask."),
+]
+OF_RERUN = [
+    click.Option(["--failed"], is_flag=True, help="The same as --status failed."),
+    click.Option(["--since", "ended_after"], type=Past(), help="Ended then or later; 1h is an hour ago."),
+]
+OF_PRIORITIZE = [click.Option(["--priority"], type=int, required=True, help="The new priority; higher is first.")]
+
+
+def make_action(action: str, text: str, *more: click.Option) -> None:
+    """Add the command of one action."""
+    @as_json
+    @add_gate_options
+    def run(at: Connection, as_json: bool, yes: bool, failed: bool = False, **asked: Any) -> None:
+        if failed:
+            asked["status"] = "failed"
+        said = {name: value for name, value in asked.items() if value is not None}
+        sys.exit(preview_and_run(at, {"action": action, **said}, yes, as_json))
+
+    params = [*more, *FILTERS, *run.__click_params__[::-1]]     # type: ignore[attr-defined]
+    bulk.add_command(click.Command(action, params=params, callback=run, help=text))
+
+
+make_action("cancel", "End tasks that have not ended.")
+make_action("release", "Offer tasks that are on hold again.")
+make_action("prioritize", "Give tasks that have not ended another priority.", *OF_PRIORITIZE)
+make_action("rerun", "Run ended tasks again, as new ones; none that was run again before.", *OF_RERUN)
+
+
+@bulk.command("continue")
+@click.argument("confirmation")
+@as_json
+@add_gate_options
+def go_on(at: Connection, confirmation: str, as_json: bool) -> None:
+    """Go on with a bulk that was interrupted."""
+    with connect_to_gate(at) as gate:
+        sys.exit(run_to_end(gate, confirmation, None, as_json))
+
+
+def preview_and_run(at: Connection, asked: dict[str, Any], yes: bool, as_json: bool) -> int:
+    """Count the tasks, ask, and do it; return the exit status."""
+    with connect_to_gate(at) as gate:
+        found = gate.call("preview_bulk", **asked)
+        if not found["matches"]:
+            print_answer(as_json, {"matches": 0}, "there is no such task")
+            return 0
+        if not as_json:
+            show_table(COLUMNS, found["sample"])
+        if not yes and not ask(word_question(found)):
+            return EXIT_WRONG
+        return run_to_end(gate, found["confirmation"], None if found["at_least"] else found["matches"], as_json)
+
+
+def word_question(found: dict[str, Any]) -> str:
+    """Return the question whether to do it."""
+    number = f"{'at least ' * found['at_least']}{found['matches']:,} task{'s' * (found['matches'] != 1)}"
+    return f"{number}: {QUESTIONS[found['action']]}"
+
+
+def ask(question: str) -> bool:
+    """Ask on the terminal; without one the answer is no."""
+    if not sys.stdin.isatty():
+        raise exit_with(f"{question}  Nobody is there to answer; --yes says yes", EXIT_WRONG)
+    return click.confirm(question, err=True)
+
+
+def run_to_end(gate: Http, confirmation: str, total: int | None, as_json: bool) -> int:
+    """Call again and again until the bulk has ended; return the exit status."""
+    again = f"to go on: asyncgate bulk continue {confirmation}"
+    try:
+        with closing(Bar("bulk", "tasks", total)) as bar:
+            if total is not None:
+                bar.show(0)
+            record = call_until_ended(lambda: gate.call("run_bulk", confirmation=confirmation,
+                                                        max_tasks=TASKS_PER_CALL), partial(show_progress, bar))
+    except KeyboardInterrupt:
+        raise exit_with(again, EXIT_INTERRUPTED) from None
+    except (Refusal, Unreachable) as no:
+        if getattr(no, "code", None) != "invalid_confirmation":
+            click.echo(again, err=True)
+        raise
+    more = [f"{record[name]:,} {name}" for name in ("skipped", "refused") if record[name]]
+    print_answer(as_json, record, ", ".join([f"{record['done']:,} {DONE[record['action']]}", *more]))
+    if record["problem"]:
+        click.echo(f"refused: {escape_text(record['problem'])}", err=True)
+    return EXIT_CONFLICT if record["refused"] else 0
+
+
+def show_progress(bar: Bar, record: dict[str, Any]) -> None:
+    """Show how many tasks had their turn."""
+    if not record["at_least"]:
+        bar.of(record["matches"])
+    bar.show(record["done"] + record["skipped"] + record["refused"])
+
+
+def call_until_ended(call: Callable[[], Any], show: Callable[[dict[str, Any]], None]) -> Any:
+    """Call until the bulk has ended, also over a short outage."""
+    away = 0
+    while True:
+        try:
+            record, away = call(), 0
+        except (Unreachable, Refusal) as error:
+            passing = isinstance(error, Unreachable) or error.status in PASSING
+            if not passing or (away := away + 1) > MOST_TRIES:
+                raise
+            time.sleep(max(pause_after(away, 0.5), getattr(error, "retry_after", None) or 0.0))
+            continue
+        show(record)
+        if record["ended"]:
+            return record

@@ -1,0 +1,330 @@
+"""Bulks: one thing that is done to many tasks, found by a filter, previewed and confirmed.
+
+A preview changes nothing.  Its confirmation is sealed for the caller and holds the whole request, so that what is
+confirmed is what was previewed.  A bulk goes through the tasks from the newest to the oldest, in small batches; each
+batch stores how far it is in the transaction that changes its tasks.  So whoever asks again with the confirmation goes
+on where it was, also after a crash, and no task is changed twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from asyncgate import Caller, Engine, Needs, Operation, Work, instant
+from asyncgate.parts.identity.admin import audit_change
+from asyncgate.parts.identity.audit import load_head
+from asyncgate.parts.model.errors import (
+    BulkNotFound,
+    DatabaseUnavailable,
+    GateError,
+    InvalidConfirmation,
+    InvalidCursor,
+    InvalidRequest,
+    QuotaExceeded,
+)
+from asyncgate.parts.model.ids import first_id, mark_of, span_ids
+from asyncgate.parts.model.naming import make_filter
+from asyncgate.parts.model.queries import TaskFilter, wanted_is
+from asyncgate.parts.model.stored import TERMINAL, Bulk, Task
+from asyncgate.parts.model.views import to_utc, to_utc_or_none
+from asyncgate.parts.model.wire import Ask, CancelTask, Principal, ReleaseHold
+from asyncgate.parts.model.wire_operating import BulkPreview, BulkRecord, BulkSample, GetBulk, PreviewBulk, RunBulk
+from asyncgate.parts.operating.rerun import RerunPlan, carry_out_rerun, has_lost_payload, plan_rerun, read_events
+
+PAGE = 100              # tasks that are read together, and changed in one transaction
+MOST_MATCHES = 1000     # that a preview counts
+MOST_READ = 5000        # tasks that a preview reads, or a call that finds nothing to do
+SAMPLE = 10
+USUAL_TASKS, MOST_TASKS, MOST_SECONDS = 500, 5000, 5.0      # of one call
+GOOD_SECONDS = 900      # a confirmation, to begin
+
+
+class Order(Struct, frozen=True):
+    """What a confirmation holds."""
+
+    bulk_id: str
+    asked: PreviewBulk
+    end: str                # newer tasks are not meant
+    matches: int
+    at_least: bool
+    good_until: float
+
+
+class Batch(Struct, frozen=True):
+    """What a bulk does in one transaction."""
+
+    tasks: list[Task]
+    position: str           # how far it is then
+    over: bool              # whether there are no more tasks
+
+
+async def preview_bulk(engine: Engine, caller: Caller, ask: PreviewBulk) -> BulkPreview:
+    """Count the tasks that a filter finds and show some; change nothing.  run_bulk then does it.
+
+    It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by status or
+    created_by is the fastest.
+    """
+    check_action(ask)
+    now = engine.backend.now()
+    end, tasks, read, more = find_end(ask, first_id(now + 1)), list[Task](), 0, True
+    position = end
+    while more and len(tasks) < MOST_MATCHES and read < MOST_READ:
+        rows = await read_tasks(engine, caller, ask, position)
+        tasks += [task for task in rows if fits(ask, task)]
+        position, read, more = rows[-1].task_id if rows else position, read + len(rows), len(rows) == PAGE
+    matches, at_least = len(tasks[:MOST_MATCHES]), more or len(tasks) > MOST_MATCHES
+    order = Order(engine.backend.ids.new(now, mark_of(caller.tenant_id)), ask, end, matches, at_least,
+                  now + GOOD_SECONDS)
+    return BulkPreview(ask.action, matches, at_least, [show_sample(task) for task in tasks[:SAMPLE]],
+                       seal_order(engine, caller, order), to_utc(order.good_until))
+
+
+async def run_bulk(engine: Engine, caller: Caller, ask: RunBulk) -> BulkRecord:
+    """Do it to the tasks that preview_bulk has found: up to max_tasks of them, or for five seconds.
+
+    While ended is false, call it again with the same confirmation; it goes on where it was, also after a crash, and
+    does nothing twice.  Each task gets the receipts or the event that the single call would write.
+    """
+    order = open_order(engine, caller, ask.confirmation)
+    left, until = min(ask.max_tasks or USUAL_TASKS, MOST_TASKS), asyncio.get_running_loop().time() + MOST_SECONDS
+    bulk = await engine.backend.record(caller.tenant_id, Bulk, order.bulk_id) or await begin_bulk(engine, caller, order)
+    while bulk.ended_at is None and left > 0 and asyncio.get_running_loop().time() < until:
+        batch = await find_batch(engine, caller, order, bulk.position, left)
+        bulk = await carry_out_batch(engine, caller, order, bulk, batch)
+        left -= max(len(batch.tasks), 1)
+    return show_bulk(bulk)
+
+
+async def get_bulk(engine: Engine, caller: Caller, ask: GetBulk) -> BulkRecord:
+    """Return how far a bulk is."""
+    if (bulk := await engine.backend.record(caller.tenant_id, Bulk, ask.bulk_id)) is None:
+        raise BulkNotFound(f"no bulk {ask.bulk_id}; preview_bulk and then run_bulk begin one")
+    return show_bulk(bulk)
+
+
+# What is asked.
+
+
+def check_action(ask: PreviewBulk) -> None:
+    """Refuse a request that says too little, or what does not belong to its action."""
+    if (ask.priority is not None) != (ask.action == "prioritize"):
+        raise InvalidRequest("priority belongs to the action prioritize, which needs it")
+    make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by)
+
+
+def find_end(ask: PreviewBulk, now: str) -> str:
+    """Return which id all tasks that are meant lie before."""
+    _, end = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
+    return now if end is None else min(end, now)
+
+
+async def read_tasks(engine: Engine, caller: Caller, ask: PreviewBulk, before: str) -> list[Task]:
+    """Return the next tasks that the filter of the database finds, newest first."""
+    since, _ = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
+    owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by)
+    query = TaskFilter(owner, ask.status, ask.type, before, PAGE, since)
+    return [task for task, *_ in await engine.backend.page(caller.tenant_id, query)]
+
+
+def fits(ask: PreviewBulk, task: Task) -> bool:
+    """Whether a task is meant, as it is now."""
+    owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by)
+    ended_after = instant(ask.ended_after)
+    return (ask.status in (None, task.status) and ask.type in (None, task.type) and wanted_is(owner, task.owner)
+            and ask.held in (None, task.held is not None) and can_be(ask, task)
+            and (ended_after is None or (task.completed_at is not None and task.completed_at >= ended_after)))
+
+
+def can_be(ask: PreviewBulk, task: Task) -> bool:
+    """Whether the action changes anything about a task."""
+    if ask.action == "release":
+        return task.held is not None
+    if ask.action == "prioritize":
+        return task.status not in TERMINAL and task.priority != ask.priority
+    return (task.status in TERMINAL) == (ask.action == "rerun")
+
+
+def seal_order(engine: Engine, caller: Caller, order: Order) -> str:
+    """Return the confirmation of an order, good for this caller alone."""
+    text = msgspec.json.encode(order).decode()
+    return engine.seal_cursor(caller, text, "bulk", caller.principal.kind, caller.principal.id)
+
+
+def open_order(engine: Engine, caller: Caller, confirmation: str) -> Order:
+    """Return the order of a confirmation that this caller was given."""
+    try:
+        text = engine.open_cursor(caller, confirmation, "bulk", caller.principal.kind, caller.principal.id)
+    except InvalidCursor:
+        raise InvalidConfirmation("this confirmation was not given to this caller by preview_bulk; preview again "
+                                  "and use the one that you get") from None
+    return msgspec.json.decode(text or "", type=Order)
+
+
+# One batch after another.
+
+
+async def begin_bulk(engine: Engine, caller: Caller, order: Order) -> Bulk:
+    """Store that a bulk begins, unless somebody else has just done so."""
+    def begin(work: Work) -> Bulk:
+        if (bulk := work.find_record(Bulk, order.bulk_id)) is not None:
+            return bulk
+        if work.now > order.good_until:
+            raise InvalidConfirmation("this confirmation has expired, for what it would do to may have changed; "
+                                      "preview again")
+        asked, by = order.asked, caller.principal
+        bulk = Bulk(order.bulk_id, asked.action, msgspec.json.encode(asked).decode(), by.kind, by.id, order.matches,
+                    order.at_least, work.now, work.now, order.end)
+        work.keep_record(bulk)
+        audit_change(engine, work, "bulk_begun", "warning", caller, bulk_id=bulk.bulk_id, action=asked.action,
+                     asked=said_in(asked), matches=order.matches, at_least=order.at_least, reason=asked.reason)
+        return bulk
+    return await write_bulk(engine, caller, order, [], begin)
+
+
+def said_in(asked: PreviewBulk) -> dict[str, Any]:
+    """Return the members that a request has, without what the audit log says anyway."""
+    said = msgspec.to_builtins(asked)
+    return {name: value for name, value in said.items() if value is not None and name not in ("action", "reason")}
+
+
+async def find_batch(engine: Engine, caller: Caller, order: Order, position: str, most: int) -> Batch:
+    """Return the next tasks that are meant; where there are none for long, only how far it has looked."""
+    read = 0
+    while True:
+        rows = await read_tasks(engine, caller, order.asked, position)
+        found = [task for task in rows if fits(order.asked, task)]
+        over, read = len(rows) < PAGE, read + len(rows)
+        position = rows[-1].task_id if rows else position
+        if len(found) > most:
+            return Batch(found[:most], found[most - 1].task_id, False)
+        if found or over or read >= MOST_READ:
+            return Batch(found, position, over)
+
+
+async def carry_out_batch(engine: Engine, caller: Caller, order: Order, before: Bulk, batch: Batch) -> Bulk:
+    """Change the tasks of a batch and store how far the bulk is, in one transaction."""
+    asked = order.asked
+    plans = {task.task_id: plan for task in batch.tasks if asked.action == "rerun"
+             and (plan := await plan_once(engine, caller, task)) is not None}
+
+    def carry_out(work: Work) -> Bulk:
+        bulk = work.find_record(Bulk, before.bulk_id)
+        assert bulk is not None
+        if (bulk.position, bulk.ended_at) != (before.position, before.ended_at):
+            return bulk         # somebody else goes on with it, too
+        bulk, whole = change_tasks(engine, work, caller, asked, bulk, batch, plans)
+        bulk = replace(bulk, updated_at=work.now, ended_at=work.now if whole and batch.over else None)
+        work.keep_record(bulk)
+        if bulk.ended_at is not None:
+            audit_change(engine, work, "bulk_ended", "warning", caller, bulk_id=bulk.bulk_id, action=bulk.action,
+                         done=bulk.done, skipped=bulk.skipped, refused=bulk.refused)
+        return bulk
+    return await write_bulk(engine, caller, order, batch.tasks, carry_out)
+
+
+async def plan_once(engine: Engine, caller: Caller, task: Task) -> RerunPlan | GateError | None:
+    """Return the plan to run a task again, or why it cannot be; None for one that was run again before."""
+    events = await read_events(engine, caller.tenant_id, task)
+    if any(event.event_type == "task.rerun" for event in events):
+        return None
+    if has_lost_payload(events):
+        return InvalidRequest("its payload was lost when the gate was rebuilt from receipts; rerun_task takes another")
+    try:
+        return await plan_rerun(engine, replace(caller, principal=task.owner), task, Raw(task.payload.encode()))
+    except DatabaseUnavailable as no:
+        return no
+
+
+def change_tasks(engine: Engine, work: Work, caller: Caller, asked: PreviewBulk, bulk: Bulk, batch: Batch,
+                 plans: dict[str, RerunPlan | GateError]) -> tuple[Bulk, bool]:
+    """Change one task after another; return how far the bulk is, and whether it got through the batch.
+
+    A quota that is full stops it there: the tasks behind it shall not be given up.
+    """
+    for task in batch.tasks:
+        try:
+            with work.undo_on_error():
+                done = change_task(engine, work, caller, asked, task.task_id, plans.get(task.task_id))
+            bulk = replace(bulk, done=bulk.done + done, skipped=bulk.skipped + (not done))
+        except QuotaExceeded:
+            if task is batch.tasks[0]:
+                raise
+            return bulk, False
+        except GateError as no:
+            bulk = replace(bulk, refused=bulk.refused + 1, problem=f"task {task.task_id}: {no}"[:1000])
+        bulk = replace(bulk, position=task.task_id)
+    return replace(bulk, position=batch.position), True
+
+
+def change_task(engine: Engine, work: Work, caller: Caller, asked: PreviewBulk, task_id: str,
+                plan: RerunPlan | GateError | None) -> bool:
+    """Do to one task what is asked; return whether anything was changed."""
+    task = work.tasks.get(task_id)
+    if task is None or not fits(asked, task):
+        return False
+    if asked.action == "cancel":
+        return engine.cancel_task(work, caller, CancelTask(task_id=task_id, reason=asked.reason)).ok
+    if asked.action == "release":
+        return engine.release_hold(work, caller, ReleaseHold(task_id=task_id)).ok
+    if asked.action == "prioritize":
+        set_priority(work, caller, task, asked.priority or 0)
+        return True
+    if isinstance(plan, GateError):
+        raise plan
+    if plan is not None:
+        carry_out_rerun(engine, work, plan, caller.principal)
+    return plan is not None
+
+
+def set_priority(work: Work, caller: Caller, task: Task, priority: int) -> None:
+    """Give a task another priority; its history says who did."""
+    by = caller.principal
+    work.add_event(task.task_id, "task.reprioritized", before=task.priority, priority=priority,
+                   by={"kind": by.kind, "id": by.id})
+    work.change_task(task, priority=priority)
+
+
+async def write_bulk(engine: Engine, caller: Caller, order: Order, tasks: list[Task],
+                     run: Callable[[Work], Bulk]) -> Bulk:
+    """Let `run` change a bulk and these tasks, in the tenant's next batch."""
+    context = copy_context()    # the batch is decided in another task, and the audit log needs the client's address
+
+    def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> Bulk:
+        return context.run(run, work)
+
+    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
+        needs.tasks.update([task.task_id for task in tasks])
+        needs.records.add((Bulk, (order.bulk_id,)))
+        load_head(needs, caller, ask)
+    done: Bulk = await engine.write(decide, load, caller, Ask())
+    return done
+
+
+# What is shown.
+
+
+def show_sample(task: Task) -> BulkSample:
+    """Show a task in short."""
+    return BulkSample(task.task_id, task.type, task.status, task.owner, task.priority, task.held,
+                      to_utc(task.created_at))
+
+
+def show_bulk(bulk: Bulk) -> BulkRecord:
+    """Show how far a bulk is."""
+    return BulkRecord(bulk.bulk_id, bulk.action, bulk.matches, bool(bulk.at_least), bulk.done, bulk.skipped,
+                      bulk.refused, bulk.problem, bulk.ended_at is not None, Principal(bulk.by_kind, bulk.by_id),
+                      to_utc(bulk.begun_at), to_utc(bulk.updated_at), to_utc_or_none(bulk.ended_at))
+
+
+OPERATIONS = [
+    Operation(preview_bulk, "POST /v1/bulks/preview", "A", "admin:read", "R"),
+    Operation(run_bulk, "POST /v1/bulks", "A", "admin:write", "W", idempotent=True, destructive=True),
+    Operation(get_bulk, "GET /v1/bulks/{bulk_id}", "A", "admin:read", "R"),
+]
