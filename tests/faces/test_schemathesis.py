@@ -39,7 +39,7 @@ BEYOND_FIELDS = ("no receipt has the type", "an exemption needs a reason",
                  "a key identifies an agent, a worker, a service or a human;", "this gate has no archive",
                  "whose is meant?", "say what is meant by exactly one of type, worker and whole_tenant",
                  "capabilities belong to a type",
-                 "until ", "priority belongs to the action prioritize", "create_task needs payload or payload_pointer",
+                 "priority belongs to the action prioritize", "create_task needs payload or payload_pointer",
                  "fail: Object missing required field `error`",
                  "report_progress: Object missing required field `progress`")
 BEYOND_PATTERNS = ("alone names nobody", "is not a time between 1970 and 9999", "has passed; say a later time",
