@@ -55,7 +55,7 @@ def source() -> Iterator[Cluster]:
     if find_programs() is None:
         pytest.skip(MISSING)
     with Cluster(durable=True) as running:
-        for name in ("pg_basebackup", "pg_verifybackup"):
+        for name in ("pg_basebackup", "pg_verifybackup", "psql"):
             if not (running.programs.bin / name).exists():
                 pytest.skip(f"this Postgres has no {name}")
         run_commands(running, "mkdir -p backup/wal")
@@ -100,12 +100,14 @@ class Restored(Cluster):
         run_commands(self, self.commands)
 
 
-def verify_database(url: str) -> None:
-    start, verify = read_page("start").splitlines()     # the server runs already: a test starts it on a port of its own
+def verify_database(server: Cluster) -> None:
+    """Wait and verify as the page says; the server runs already, on a port of its own."""
+    start, wait, verify = read_page("start").splitlines()
     assert start.startswith("pg_ctl ")
+    run_commands(server, place(wait, server=server.superuser))
     assert DATABASE in verify
-    ran = subprocess.run([sys.executable, "-m", *verify.replace(DATABASE, url).split()], cwd=ROOT, text=True,
-                         capture_output=True, check=False)
+    command = verify.replace(DATABASE, server.url("gate")).split()
+    ran = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, text=True, capture_output=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -113,7 +115,7 @@ def verify_database(url: str) -> None:
 async def restored(source: Cluster, moment: str | None, with_rest: bool = False) -> AsyncIterator[Gate]:
     """Start the new server, verify its database with the command of the page, and open a gate on it."""
     with Restored(source, moment, with_rest) as running:
-        await asyncio.to_thread(verify_database, running.url("gate"))
+        await asyncio.to_thread(verify_database, running)
         async with opened(running.url("gate")) as gate:
             yield gate
 
