@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 import aiosqlite
 from msgspec import Struct
@@ -88,7 +88,7 @@ from asyncgate.parts.model.stored import (
     Usage,
     export_order,
 )
-from asyncgate.parts.model.wire import LeaseNext
+from asyncgate.parts.model.wire import Kind, LeaseNext
 from asyncgate.parts.process.outages import OFTEN
 
 log = logging.getLogger("asyncgate.sqlite")
@@ -110,6 +110,15 @@ ALTER TABLE presences ADD COLUMN failed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN expired INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN released INTEGER NOT NULL DEFAULT 0;
 DROP INDEX leases_claim;
+DROP INDEX tasks_delayed;
+"""
+COUNT_QUEUES = """
+INSERT INTO queues (tenant_id, lane, type, capabilities, queued, held, leased, counted_at)
+SELECT tenant_id, lane, l.type, l.capabilities, count(*) FILTER (WHERE status = 'queued' AND held IS NULL),
+    count(*) FILTER (WHERE status = 'queued' AND held IS NOT NULL), count(*) FILTER (WHERE status <> 'queued'),
+    max(updated_at)
+FROM tasks JOIN lanes AS l USING (tenant_id, lane) WHERE status IN ('queued', 'leased', 'running')
+GROUP BY tenant_id, lane
 """
 MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
@@ -281,12 +290,12 @@ COUNT = """
 TALLY = """
     SELECT t.value, (SELECT count(*) FROM receipts WHERE tenant_id = ?1 AND task_id = t.value)
     FROM json_each(?2) AS t"""
-LIVE = """
-    SELECT count(*) FROM leases AS l
-    WHERE l.tenant_id = ?1 AND l.ending = 'live' AND (?2 IS NULL OR l.worker_id = ?2)
-    AND (coalesce(?3, ?4) IS NULL OR EXISTS (
-        SELECT 1 FROM tasks AS t WHERE t.tenant_id = ?1 AND t.task_id = l.task_id AND (?3 IS NULL OR t.type = ?3)
-        AND (?4 IS NULL OR t.lane = ?4)))"""
+LEASED_IN = """
+    SELECT coalesce(sum(leased), 0) FROM queues WHERE tenant_id = ?1 AND (?2 IS NULL OR type = ?2)
+    AND (?3 IS NULL OR lane = ?3)"""
+LEASED_TO = f"""
+    SELECT count(*) FROM leases WHERE tenant_id = ? AND ending = 'live' AND worker_id = ?
+    AND worker_kind IN ({", ".join([f"'{kind}'" for kind in get_args(Kind)])})"""
 ARCHIVED = f"SELECT {listed(Archived)} FROM archived WHERE tenant_id = ? AND task_id = ? ORDER BY receipt_id"
 FIND_KEY = f"""
     SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
@@ -710,7 +719,8 @@ class Sqlite(Pages):
 
     async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
         """Return how many leases are live."""
-        number: int = (await self._rows(LIVE, tenant_id, of.worker_id, of.type, of.lane))[0][0]
+        find = (LEASED_IN, of.type, of.lane) if of.worker_id is None else (LEASED_TO, of.worker_id)
+        number: int = (await self._rows(find[0], tenant_id, *find[1:]))[0][0]
         return number
 
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
@@ -1036,6 +1046,8 @@ def carry_over(db: sqlite3.Connection) -> bool:
             made = MADE.search(statement)
             if made and made[1] not in there:
                 db.execute(statement)
+                if made[1] == "queues":
+                    db.execute(COUNT_QUEUES)    # before the triggers are made that keep tenants apart
         store_version(db, 1)
         return True
 

@@ -33,10 +33,11 @@ WATCH_SECONDS = 1.0         # between looks at the beats
 YOUNG_SECONDS = 10.0        # a process that ends sooner is replaced later and later
 SHORTEST_WAIT, LONGEST_WAIT = 0.5, 30.0
 HELD_SECONDS = 2.0          # that a connection may wait for the next process of its place, before others get it
+LAST_PORT = 65535
 LEASH = 0                   # the file descriptor that a process watches: its standard input
 
 
-def require_several(settings: Settings) -> None:
+def require_several(settings: Settings, number: int) -> None:
     """Refuse several processes where they cannot share a database, or an address."""
     if not is_shared(settings.database.url):
         raise StartupError("--processes needs a database that several processes share: Postgres; one process serves a "
@@ -44,9 +45,15 @@ def require_several(settings: Settings) -> None:
     if sys.platform != "linux":
         raise StartupError("--processes needs Linux, where the system spreads connections among processes; start "
                            "several gates on ports of their own, behind a load balancer")
+    if settings.metrics.port + number - 1 > LAST_PORT:
+        raise StartupError(f"{number} processes show their metrics at {number} ports from metrics.port on, so set "
+                           f"metrics.port to {LAST_PORT + 1 - number} at most")
     limiting = settings.security.rate_limiting
     if limiting.enabled and limiting.storage == "memory":
         log.warning("each process counts the rate limits by itself: set security.rate_limiting.storage to redis")
+    if settings.metrics.enabled and not settings.metrics.port:
+        log.warning("each process has metrics of its own, and a scrape of /metrics reaches any one of them: set "
+                    "metrics.port, and each process shows its own there or at one of the ports that follow")
 
 
 def serve_as_one_of_several(settings: Settings, handed: str) -> int:
@@ -59,7 +66,7 @@ def serve_as_one_of_several(settings: Settings, handed: str) -> int:
 
 def serve_several(settings: Settings, number: int) -> int:
     """Serve with so many processes until a signal comes; return the exit status."""
-    require_several(settings)
+    require_several(settings, number)
     try:
         tried = server.bind_sockets(settings.host, settings.port)       # alone: nobody else may have the port
     except OSError as error:
@@ -122,8 +129,10 @@ class Slot:
         """Return the parent's own command, with what belongs to this place."""
         gates = self.settings.security.rate_limiting.gates * self.of
         name = f"{self.settings.instance_id}-{self.number}" if self.settings.instance_id else ""
+        metrics = self.settings.metrics.port and self.settings.metrics.port + self.number - 1
         return [sys.executable, *sys.orig_argv[1:], "--sockets", ",".join(map(str, files)),
-                "--set", f"security.rate_limiting.gates={gates}", *(["--set", f"instance_id={name}"] if name else [])]
+                "--set", f"security.rate_limiting.gates={gates}", *(["--set", f"instance_id={name}"] if name else []),
+                *(["--set", f"metrics.port={metrics}"] if metrics else [])]
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a process, whose service manager is the parent."""

@@ -48,6 +48,9 @@ MARKS = {
     "schedule:run": "test_scheduler_command.py", "schedule:plan": "test_scheduler_command.py",
     "worker:loop": "test_docs_workers.py", "worker:shell": "test_docs_workers.py",
     "worker:node": "test_docs_workers.py",
+    "moment:settings": "test_postgres_moment.py", "moment:backup": "test_postgres_moment.py",
+    "moment:restore": "test_postgres_moment.py", "moment:rest": "test_postgres_moment.py",
+    "moment:start": "test_postgres_moment.py",
 }
 # MCP tools of the ledger, whose names look like settings.
 TOOLS = {"memorygate.store_receipt", "memorygate.list_receipts", "memorygate.get_receipt_chain"}

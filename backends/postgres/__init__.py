@@ -573,7 +573,15 @@ class Postgres(Pages):
 
     async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
         """Return how many leases are live."""
-        number: int = (await self._read(tenant_id, sql.LIVE, of.worker_id, of.lane, of.type))[0][0]
+        find: tuple[Any, ...] = (sql.LEASED,)
+        match of:
+            case LeaseCount(worker_id=str(worker_id)):
+                find = (sql.LEASED_TO, worker_id)
+            case LeaseCount(lane=int(lane)):
+                find = (sql.LEASED_IN, lane)
+            case LeaseCount(type=str(type)):
+                find = (sql.LEASED_OF_TYPE, type)
+        number: int = (await self._read(tenant_id, *find))[0][0]
         return number
 
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:

@@ -28,7 +28,7 @@ HOW_TO_MIGRATE = "run `asyncgate migrate --database URL` as its owner"
 
 # Before the first release there were fourteen files.  The statements below turn their schema into the first file's.
 CARRIED = 14
-CARRY_OVER = """
+CHANGE_TABLES = """
 ALTER TABLE asyncgate.presences
     ADD COLUMN IF NOT EXISTS claims text NOT NULL DEFAULT '[]', ADD COLUMN IF NOT EXISTS claimed_at float8,
     ADD COLUMN IF NOT EXISTS leased bigint NOT NULL DEFAULT 0,
@@ -36,23 +36,37 @@ ALTER TABLE asyncgate.presences
     ADD COLUMN IF NOT EXISTS failed bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS expired bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS released bigint NOT NULL DEFAULT 0;
-CREATE INDEX IF NOT EXISTS presences_worker ON asyncgate.presences (tenant_id, kind, id) WHERE claimed_at IS NOT NULL;
-CREATE INDEX IF NOT EXISTS presences_claimed ON asyncgate.presences (tenant_id, claimed_at)
-    WHERE claimed_at IS NOT NULL;
-CREATE INDEX IF NOT EXISTS obligations_age ON asyncgate.obligations (tenant_id, receipt_id);
-DROP FUNCTION asyncgate.overdue(float8, float8, text[], int);
-ALTER FUNCTION asyncgate.overdue_but(float8, float8, text[], text[], int) RENAME TO overdue;
+"""
+MADE = re.compile(r"^(CREATE (?:TABLE|(?:UNIQUE )?INDEX) )(.*?;)(?=$| +--)", re.M | re.S)
+# Its owner sees the rows of a table only while the wall between tenants is open.
+COUNT_QUEUES = """
+ALTER TABLE asyncgate.states NO FORCE ROW LEVEL SECURITY;
+ALTER TABLE asyncgate.lanes NO FORCE ROW LEVEL SECURITY;
+INSERT INTO asyncgate.queues (tenant_id, lane, slot, queued, held, leased, counted_at, type, capabilities)
+SELECT tenant_id, lane, 0, count(*) FILTER (WHERE status = 'queued' AND held IS NULL),
+    count(*) FILTER (WHERE status = 'queued' AND held IS NOT NULL), count(*) FILTER (WHERE status <> 'queued'),
+    extract(epoch FROM now()), type, capabilities
+FROM asyncgate.states JOIN asyncgate.lanes USING (tenant_id, lane)
+WHERE status IN ('queued', 'leased', 'running') GROUP BY tenant_id, lane, type, capabilities;
+"""
+DROP_WALL = """
+DO $$
+DECLARE
+    wall record;
+    part regprocedure;
+BEGIN
+    FOR wall IN SELECT policyname, tablename FROM pg_policies WHERE schemaname = 'asyncgate' LOOP
+        EXECUTE format('DROP POLICY %I ON asyncgate.%I', wall.policyname, wall.tablename);
+    END LOOP;
+    FOR part IN SELECT oid FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace LOOP
+        EXECUTE format('DROP FUNCTION %s', part);
+    END LOOP;
+END $$;
+"""
+WALL = "CREATE FUNCTION asyncgate.tenant()"     # policies, grants and functions of the first file
+RENUMBER = """
 DELETE FROM asyncgate.migrations WHERE number > 1;
 UPDATE asyncgate.migrations SET privileges = NULL;
-"""
-# The tables that it lacks, and how a table of it comes behind the wall between tenants.
-ADDED = ("pauses", "bulks")
-BEHIND_THE_WALL = """
-ALTER TABLE asyncgate.{0} ENABLE ROW LEVEL SECURITY;
-ALTER TABLE asyncgate.{0} FORCE ROW LEVEL SECURITY;
-CREATE POLICY tenant ON asyncgate.{0} TO asyncgate_app USING (tenant_id = (SELECT asyncgate.tenant()))
-    WITH CHECK (tenant_id = (SELECT asyncgate.tenant()));
-GRANT SELECT, INSERT, UPDATE ON asyncgate.{0} TO asyncgate_app;
 """
 
 
@@ -139,18 +153,21 @@ async def carry_over(db: Any) -> list[str]:
             await db.execute(f"SET LOCAL lock_timeout = '{TABLE_WAIT}'; SELECT pg_advisory_xact_lock({MIGRATION_KEY})")
             if await read_lineage(db) != (CARRIED, None):
                 return []
-            await db.execute(CARRY_OVER + first.lineage)
-            await db.execute("SET LOCAL ROLE asyncgate_owner;" + add_tables(first.sql) + "RESET ROLE")
+            await db.execute(carried(first))
     except asyncpg.PostgresError as error:
         raise StartupError(f"schema {CARRIED} cannot be carried over; nothing was changed: {error}") from None
     return [f"schema {CARRIED} as {first.name}"]
 
 
-def add_tables(sql: str) -> str:
-    """Return the statements that add the tables that the fourteen old files did not have."""
-    made = [re.search(rf"^CREATE TABLE asyncgate\.{name} \(.*?^\);", sql, re.M | re.S) for name in ADDED]
-    return "".join([f"{found[0]}\n{BEHIND_THE_WALL.format(name)}" for name, found in zip(ADDED, made, strict=True)
-                    if found])
+def carried(first: Migration) -> str:
+    """Return the script that turns the schema of the fourteen old files into the first file's.
+
+    It creates the tables and indexes that are missing, and all policies, grants and functions anew.
+    """
+    tables, wall, rest = first.sql.partition(WALL)
+    missing = "".join([f"{create}IF NOT EXISTS {made}\n" for create, made in MADE.findall(tables)])
+    return (f"SET LOCAL ROLE asyncgate_owner;{CHANGE_TABLES}{missing}{COUNT_QUEUES}{DROP_WALL}{wall}{rest}"
+            f"RESET ROLE;{RENUMBER}{first.lineage}")
 
 
 async def migrate_database(url: str, folder: Path = FOLDER) -> list[str]:

@@ -13,7 +13,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -42,6 +42,7 @@ from asyncgate.parts.model.stored import (
     Task,
     export_order,
 )
+from asyncgate.parts.model.wire import Kind
 
 ARRAYS = {"bool": "bool[]", "int": "bigint[]", "float": "float8[]"}     # every other type is text
 # Fields that are not columns of their Struct's table.
@@ -625,12 +626,11 @@ SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running')),
        (SELECT coalesce(sum(octet_length(body)), 0)::bigint FROM asyncgate.receipts WHERE tenant_id = $1),
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('succeeded', 'failed', 'canceled'))"""
-LIVE = """
-SELECT count(*) FROM asyncgate.states AS s
-WHERE s.tenant_id = $1 AND s.status IN ('leased', 'running') AND ($2::text IS NULL OR s.worker_id = $2)
-AND ($3::bigint IS NULL OR s.lane = $3)
-AND ($4::text IS NULL OR EXISTS (SELECT FROM asyncgate.tasks AS t
-                                 WHERE t.tenant_id = $1 AND t.task_id = s.task_id AND t.type = $4))"""
+LEASED = "SELECT coalesce(sum(leased), 0)::bigint FROM asyncgate.queues WHERE tenant_id = $1"
+LEASED_OF_TYPE, LEASED_IN = f"{LEASED} AND type = $2", f"{LEASED} AND lane = $2"
+LEASED_TO = f"""
+SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running') AND worker_id = $2
+AND worker_kind IN ({', '.join([f"'{kind}'" for kind in get_args(Kind)])})"""
 TALLY = """
 SELECT k.id, (SELECT count(*) FROM asyncgate.receipts WHERE tenant_id = $1 AND task_id = k.id)
 FROM unnest($2::text[]) AS k (id)"""

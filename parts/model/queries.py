@@ -59,7 +59,7 @@ class LeaseFilter(Query[tuple[Task, Lease]], frozen=True):
 
 
 class LeaseCount(Query[int], frozen=True):
-    """How many leases are live, in one row: of a type, of a lane, of whoever has this id, or all."""
+    """How many leases are live, in one row: of a type, of a lane, of whoever has this id, or all of the tenant."""
 
     type: str | None = None
     lane: int | None = None

@@ -279,7 +279,8 @@ class MetricsSettings(Group, frozen=True):
 
     enabled: Annotated[bool, says("Whether the gate counts what it does, and shows it at /metrics")] = False
     host: Annotated[Filled, says("Address of the second listener")] = "127.0.0.1"
-    port: Annotated[int, span(0, 65535), says("Port of a second listener, for /metrics alone; 0 is none")] = 0
+    port: Annotated[int, span(0, 65535), says(
+        "Port of a second listener, for /metrics alone; of several processes the first one; 0 is none")] = 0
     most_types: Annotated[Class, says("Task types with numbers of their own; later ones are counted as other")] = 50
 
 class EscalationTarget(Group, frozen=True):

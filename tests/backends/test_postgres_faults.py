@@ -48,7 +48,7 @@ BLOCKED = f"SELECT count(*) FROM pg_stat_activity WHERE {OURS} AND wait_event_ty
 TERMINATE = f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {OURS}"
 # Who holds the lock of an instance: batches take theirs for a moment only.
 HOLDERS = """
-SELECT array_agg(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+SELECT array_agg(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
 AND database = (SELECT oid FROM pg_database WHERE datname = $1)"""
 
 END = "SELECT count(pg_terminate_backend(pid)) FROM unnest($1::int[]) AS h (pid)"

@@ -18,10 +18,10 @@ from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.backends.lineage import FIRST
 from asyncgate.backends.postgres import migrate_database, migration_sql
-from asyncgate.backends.postgres.migrations import ADDED as NEW_TABLES
 from asyncgate.backends.postgres.migrations import CARRIED, FOLDER, SCHEMA_VERSION
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.errors import StartupError
 
 pytestmark = pytest.mark.anyio
@@ -320,47 +320,61 @@ async def test_a_server_does_not_start_on_an_older_schema(migrated: str, admin: 
 
 # Databases of the numbering before the first release.
 
-BEFORE = f"""
-ALTER FUNCTION asyncgate.overdue(float8, float8, text[], text[], int) RENAME TO overdue_but;
-CREATE FUNCTION asyncgate.overdue(float8, float8, text[], int) RETURNS void LANGUAGE sql AS '';
-DELETE FROM asyncgate.meta WHERE name = '{FIRST}';
-DROP INDEX asyncgate.presences_worker, asyncgate.presences_claimed, asyncgate.obligations_age;
-ALTER TABLE asyncgate.presences DROP COLUMN claims, DROP COLUMN claimed_at, DROP COLUMN leased, DROP COLUMN completed,
-    DROP COLUMN failed, DROP COLUMN expired, DROP COLUMN released;
-{''.join(f"DROP TABLE asyncgate.{name};" for name in NEW_TABLES)}
-"""
+BEFORE = (Path(__file__).parent / "before" / "postgres.sql").read_text()
+COMMON = """
+    SELECT array_agg(column_name::text ORDER BY ordinal_position) FROM information_schema.columns
+    WHERE table_schema = 'asyncgate' AND table_name = $1"""
 
 
-async def as_before(admin: str, number: int) -> None:
-    """Make a database look like one of the numbering before the first release."""
+async def make_before(admin: str, number: int, source: str | None = None) -> None:
+    """Make a database of the numbering before the first release, with the rows of another one."""
     async with connected(admin) as db:
-        await db.execute(BEFORE)
-        await db.execute("INSERT INTO asyncgate.migrations (number, name, code) "
-                         "SELECT n, 'older', 1 FROM generate_series(2, $1::int) AS n", number)
+        async with db.transaction():
+            await db.execute(BEFORE)
+        if source:
+            async with connected(source) as new:
+                await copy_rows(new, db)
+        await db.execute("DELETE FROM asyncgate.migrations WHERE number > $1", number)
 
 
-async def test_the_last_schema_before_the_first_release_is_carried_over_by_migrate(migrated: str, admin: str) -> None:
+async def copy_rows(new: Any, old: Any) -> None:
+    """Copy the rows of all tables, of the columns that the older database has."""
+    await old.execute("DELETE FROM asyncgate.meta")
+    for (table,) in await old.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'asyncgate'"):
+        there = [name for name in await old.fetchval(COMMON, table) if name in await new.fetchval(COMMON, table)]
+        if table != "migrations":
+            rows = await new.fetch(f"SELECT {', '.join(there)} FROM asyncgate.{table}")
+            await old.copy_records_to_table(table, schema_name="asyncgate", columns=there, records=map(tuple, rows))
+    await old.execute("DELETE FROM asyncgate.meta WHERE name = $1", FIRST)
+
+
+async def test_the_last_schema_before_the_first_release_is_carried_over_by_migrate(
+        cluster: Cluster, migrated: str, admin: str) -> None:
     fresh = await shape(admin)
     async with backend_of(migrated) as backend:
         await work_on(backend)
-    await as_before(admin, CARRIED)
+    await cluster.create_database(older := f"d_{uuid.uuid4().hex}")
+    await make_before(cluster.admin_url(older), CARRIED, admin)
 
     with pytest.raises(StartupError, match=f"schema {CARRIED} of the numbering before .*run `asyncgate migrate"):
-        await open_backend(migrated)
-    assert sorted(await asyncio.gather(*(migrate_database(admin) for _ in range(2)))) == [
+        await open_backend(cluster.url(older))
+    assert sorted(await asyncio.gather(*(migrate_database(cluster.admin_url(older)) for _ in range(2)))) == [
         [], [f"schema {CARRIED} as {FILES[0]}"]]
 
-    assert await shape(admin) == fresh
-    assert await migrate_database(admin) == []
-    async with backend_of(migrated) as backend:
+    assert await shape(cluster.admin_url(older)) == fresh
+    assert await migrate_database(cluster.admin_url(older)) == []
+    async with backend_of(cluster.url(older)) as backend:
+        assert (await verify(backend)).problems == []
         await work_on(backend)
+        assert (await verify(backend)).problems == []
 
 
 @pytest.mark.parametrize("number", [1, CARRIED - 1])
-async def test_an_older_one_is_refused_with_the_way_there(migrated: str, admin: str, number: int) -> None:
-    await as_before(admin, number)
+async def test_an_older_one_is_refused_with_the_way_there(
+        cluster: Cluster, database: str, admin: str, number: int) -> None:
+    await make_before(admin, number)
 
-    for opening in (open_backend(migrated), migrate_database(admin)):
+    for opening in (open_backend(cluster.url(database)), migrate_database(admin)):
         with pytest.raises(StartupError, match=f"schema {number} of .*: bring it to schema {CARRIED} with the last"):
             await opening
 

@@ -998,7 +998,8 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     for asked in (None, ada):
         await gate.backend.page(tenant, ObligationFilter(asked, None, 10))
         await gate.backend.page(tenant, ScheduleFilter(asked, None, 10))
-    await gate.backend.page(tenant, LeaseCount("demo"))
+    for count in (LeaseCount(), LeaseCount("demo"), LeaseCount(lane=0), LeaseCount(worker_id="w1")):
+        await gate.backend.page(tenant, count)
     for type, after in ((None, None), ("demo", ("demo", 0))):
         await gate.backend.page(tenant, QueueFilter(type, None, after, 10))
     await gate.backend.next_due(tenant)

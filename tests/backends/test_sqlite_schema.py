@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 import uuid
@@ -15,20 +16,13 @@ from asyncgate import Engine
 from asyncgate.backends.lineage import FIRST, digest
 from asyncgate.backends.sqlite import CARRIED, SCHEMA, migrate_database, migrate_file, migrations, open_backend
 from asyncgate.conformance.harness import Gate
+from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 NEXT = len(migrations()) + 1
-BEFORE = """
-DROP INDEX presences_worker;
-DROP INDEX presences_claimed;
-DROP INDEX obligations_age;
-DROP INDEX leases_holder;
-CREATE INDEX leases_claim ON leases (tenant_id, worker_kind, worker_id, claim_id)
-    WHERE ending = 'live' AND claim_id IS NOT NULL;
-""" + "".join(f"ALTER TABLE presences DROP COLUMN {name};" for name in (
-    "claims", "claimed_at", "leased", "completed", "failed", "expired", "released"))
+BEFORE = (Path(__file__).parent / "before" / "sqlite.sql").read_text()
 COLOUR = """
 ALTER TABLE tasks ADD COLUMN colour TEXT DEFAULT 'red';
 CREATE INDEX tasks_colour ON tasks (tenant_id, colour);
@@ -68,16 +62,38 @@ def shape(db: sqlite3.Connection) -> list[str]:
     columns = db.execute("SELECT json_array(m.name, t.name, t.type, t.\"notnull\", t.dflt_value) "
                          "FROM sqlite_master AS m, pragma_table_info(m.name) AS t WHERE m.type = 'table' ORDER BY 1")
     others = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'table' ORDER BY name")
-    return [told for (told,) in (*columns, *others)]
+    return [re.sub(r"\s*--.*|\s+", " ", told) for (told,) in (*columns, *others)]
+
+
+def columns(db: sqlite3.Connection, table: str) -> list[str]:
+    return [name for (name,) in db.execute(f"SELECT name FROM pragma_table_info('{table}')")]
 
 
 def as_before(db: sqlite3.Connection, number: int) -> None:
-    """Make a file look like one of the numbering before the first release."""
-    db.executescript(BEFORE)
+    """Turn a file into one of the numbering before the first release, with the same rows."""
+    names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    kept = {name: (columns(db, name), db.execute(f"SELECT * FROM {name}").fetchall()) for name in names}
+    tables, *others = BEFORE.split("CREATE TRIGGER ")      # which would keep the rows of tenants apart
+    db.executescript("".join(f"DROP TABLE {name};" for name in names) + tables)
+    for name, (of, rows) in kept.items():
+        if there := [place for place, column in enumerate(of) if column in columns(db, name)]:
+            db.executemany(f"INSERT INTO {name} ({', '.join([of[place] for place in there])}) "
+                           f"VALUES ({', '.join('?' * len(there))})", [[row[place] for place in there] for row in rows])
+    db.executescript("".join(f"CREATE TRIGGER {other}" for other in others))
     db.execute("UPDATE meta SET value = ? WHERE name = 'schema_version'", (str(number),))
     db.execute("DELETE FROM meta WHERE name = ?", (FIRST,))
-    for table in ("pauses", "bulks"):
-        db.execute(f"DROP TABLE {table}")
+
+
+async def fill(url: str) -> None:
+    """Leave a task in every place that a queue counts."""
+    backend = await open_backend(url)
+    gate = Gate(Engine(backend), str(uuid.uuid4()))
+    held = await gate.leased(max_expiries=1, timeouts={"lease_ttl_seconds": 1})
+    await gate.wait(2)
+    assert (await gate.task(held.task_id)).held
+    await gate.leased()
+    await gate.create(type="another", requirements={"capabilities": ["gpu"]}, delay_seconds=60)
+    await backend.close()
 
 
 async def test_a_file_of_the_release_before_is_brought_up_to_date_with_all_that_is_in_it(
@@ -108,6 +124,7 @@ async def test_a_file_of_a_newer_release_is_refused(url: str, db: sqlite3.Connec
 
 async def test_a_file_of_the_numbering_before_the_first_release_is_carried_over_by_migrate(
         url: str, db: sqlite3.Connection) -> None:
+    await fill(url)
     fresh = shape(db)
     as_before(db, CARRIED)
 
@@ -116,14 +133,18 @@ async def test_a_file_of_the_numbering_before_the_first_release_is_carried_over_
     assert await migrate_database(url) == [f"schema {CARRIED} as 0001_initial.sql"]
     assert await migrate_database(url) == []
 
+    assert shape(db) == fresh
+    assert version(db) == NEXT - 1
+    assert sorted(db.execute("SELECT type, capabilities, queued, held, leased FROM queues")) == [
+        ("another", '["gpu"]', 1, 0, 0), ("demo", "[]", 0, 1, 1)]
     backend = await open_backend(url)
     gate = Gate(Engine(backend), str(uuid.uuid4()))
     await gate.finished()
     await Upkeep(gate.engine).store_presences()
+    assert (await verify(backend)).problems == []
     await backend.close()
-    assert version(db) == NEXT - 1
-    assert db.execute("SELECT completed FROM presences WHERE id = 'w1'").fetchall() == [(1,)]
-    assert shape(db) == fresh
+    done = db.execute("SELECT completed FROM presences WHERE id = 'w1' AND tenant_id = ?", (gate.tenant_id,))
+    assert done.fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize("number", [1, CARRIED - 1])

@@ -171,6 +171,7 @@ async def administer(gate: Gate) -> None:
     made = await operator.issue_key(**tenant, name=ODD, principal_id=ODD, principal_instance_id="i1", **limited)
     made = await operator.rotate_key(**tenant, key_id=made.key.key_id)
     await operator.revoke_key(**tenant, key_id=made.key.key_id, reason=WILD)
+    await gate.as_admin().pause_work(type=ODD, reason=WILD)
     if gate.tenant_id != HOME:
         await operator.suspend_tenant(**tenant, reason=WILD)
 

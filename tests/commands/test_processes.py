@@ -67,6 +67,15 @@ class Several:
         told = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return sorted(map(int, told.split()))
 
+    def read_metrics(self, port: int) -> str:
+        """Return what a process shows at its second listener."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics", headers={"authorization": f"Bearer {TOKEN}"})
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            return answer.read().decode()
+
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Make one call on a connection of its own, as a client does that comes back when it was cut."""
         for _ in range(5):
@@ -260,6 +269,35 @@ async def test_a_manager_hears_when_all_serve_and_when_they_stop(several: Start)
     assert gate.end() == 0
 
 
+def find_free_ports(number: int) -> int:
+    """Return the first of so many ports in a row that nobody has."""
+    while True:
+        with contextlib.ExitStack() as taken, contextlib.suppress(OSError, OverflowError):
+            first = taken.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for more in range(1, number):
+                taken.enter_context(socket.create_server(("127.0.0.1", first + more)))
+            return int(first)
+
+
+async def test_each_process_shows_its_own_metrics_at_a_port_of_its_own(several: Start) -> None:
+    first = find_free_ports(2)
+    gate = await several("--set", "metrics.enabled=true", "--set", f"metrics.port={first}", number=2)
+    gate.begin()
+    for n in range(10):
+        gate.call("POST", "/v1/tasks", {"type": "demo", "payload": n, "agent_id": "ada"})
+
+    shown = [gate.read_metrics(first + n) for n in range(2)]
+
+    made = [re.findall(r'^asyncgate_requests_total{.*operation="create_task".* (\d+)', page, re.M) for page in shown]
+    assert sum(float(number) for numbers in made for number in numbers) == 10, shown
+
+
+async def test_a_scrape_that_reaches_any_process_is_warned_of(several: Start) -> None:
+    gate = await several("--set", "metrics.enabled=true", number=2)
+
+    gate.until("a scrape of /metrics reaches any one of them: set metrics.port")
+
+
 async def test_two_parents_do_not_share_a_port(several: Start) -> None:
     gate = await several(number=2)
     gate.begin()
@@ -271,10 +309,10 @@ async def test_two_parents_do_not_share_a_port(several: Start) -> None:
 
 
 @pytest.fixture
-def refused(tmp_path: Path) -> Callable[[str], tuple[int, str]]:
+def refused(tmp_path: Path) -> Callable[..., tuple[int, str]]:
     """Return what a parent says that does not start."""
-    def refused(database: str) -> tuple[int, str]:
-        done = subprocess.run([sys.executable, "-m", "asyncgate", "serve", "--processes", "2", "--database", database],
+    def refused(*about: str) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, "-m", "asyncgate", "serve", "--processes", "2", *about],
                               env={**os.environ, "ASYNCGATE_API_KEY": TOKEN}, capture_output=True, text=True,
                               timeout=PATIENCE_SECONDS, cwd=tmp_path)
         return done.returncode, done.stderr
@@ -284,8 +322,15 @@ def refused(tmp_path: Path) -> Callable[[str], tuple[int, str]]:
 
 @pytest.mark.parametrize("database", ["sqlite:///gate.db", "memory://"])
 def test_several_processes_need_a_database_that_they_can_share(
-        refused: Callable[[str], tuple[int, str]], database: str) -> None:
-    status, said = refused(database)
+        refused: Callable[..., tuple[int, str]], database: str) -> None:
+    status, said = refused("--database", database)
 
     assert status == 2
     assert "--processes needs a database that several processes share: Postgres" in said
+
+
+def test_a_last_port_of_metrics_that_there_is_not_is_refused(refused: Callable[..., tuple[int, str]]) -> None:
+    status, said = refused("--database", "postgresql://127.0.0.1:1/none", "--set", "metrics.port=65535")
+
+    assert status == 2
+    assert "set metrics.port to 65534 at most" in said

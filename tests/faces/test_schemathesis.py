@@ -37,14 +37,13 @@ BEYOND_SCHEMAS = {"invalid_cursor", "invalid_confirmation", "parents_required", 
 BEYOND_FIELDS = ("no receipt has the type", "an exemption needs a reason",
                  "expires_at is before not_before, so the key would never be valid",
                  "a key identifies an agent, a worker, a service or a human;", "this gate has no archive",
-                 "whose is meant?", "worker_kind alone names nobody", "principal_kind alone names nobody",
-                 "created_by alone names nobody", "created_by_kind alone names nobody",
-                 "say what is meant by exactly one of type, worker and whole_tenant", "capabilities belong to a type",
-                 "until ", "priority belongs to the action prioritize",
-                 "an instance alone names nobody", "create_task needs payload or payload_pointer",
+                 "whose is meant?", "say what is meant by exactly one of type, worker and whole_tenant",
+                 "capabilities belong to a type",
+                 "priority belongs to the action prioritize", "create_task needs payload or payload_pointer",
                  "fail: Object missing required field `error`",
                  "report_progress: Object missing required field `progress`")
-BEYOND_PATTERNS = ("is not a time between 1970 and 9999", "Expected a name without invisible characters")
+BEYOND_PATTERNS = ("alone names nobody", "is not a time between 1970 and 9999", "has passed; say a later time",
+                   "Expected a name without invisible characters")
 NEEDS_MORE = {"POST /v1/receipts", "POST /v1/leases/claim"}
 # Each item of a batch is answered by itself, so the whole is 200.
 BATCHES = {"POST /v1/tasks/batch", "POST /v1/tasks/complete-batch", "POST /v1/schedules/report"}
