@@ -36,7 +36,7 @@ REST = {
     "health": "GET /v1/health"}
 
 OPERATING = {"pause_work", "drain_work", "resume_work", "preview_bulk", "run_bulk"}
-TYPES, NEEDS = ["demo", "demo", "rare"], [{}, {}, {"capabilities": ["gpu"]}]
+KINDS_OF_TASK, REQUIREMENTS = ["demo", "demo", "rare"], [{}, {}, {"capabilities": ["gpu"]}]
 TARGETS: list[dict[str, Any]] = [
     {"type": "demo"}, {"type": "rare"}, {"type": "rare", "capabilities": ["gpu"]}, {"type": "demo", "capabilities": []},
     {"worker": "w0"}, {"worker": "w1"}, {"worker": "w2"}, {"whole_tenant": True}]
@@ -264,10 +264,9 @@ class Load:
         """Create tasks with keys; sometimes read or cancel one."""
         client, mine, draw = self.client(name), list[str](), self.random
         while not self.stopping:
-            asks = {"type": draw.choice(TYPES), "requirements": draw.choice(NEEDS), "payload": {"by": name},
-                    "idempotency_key": f"{name}-{self.next()}",
-                    "priority": draw.randint(0, 3), "max_attempts": 3, "retry_backoff_seconds": 0,
-                    "max_expiries": draw.choice([0, 2])}
+            asks = {"type": draw.choice(KINDS_OF_TASK), "requirements": draw.choice(REQUIREMENTS),
+                    "payload": {"by": name}, "idempotency_key": f"{name}-{self.next()}", "priority": draw.randint(0, 3),
+                    "max_attempts": 3, "retry_backoff_seconds": 0, "max_expiries": draw.choice([0, 2])}
             made = await client.insist("create_task", **asks)
             if draw.random() < 0.05:
                 await client.insist("create_task", **asks)
