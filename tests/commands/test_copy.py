@@ -27,6 +27,7 @@ from asyncgate.commands import copy
 from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, refused, settings_for_tests, under
 from asyncgate.conformance.history import stored, violations
+from asyncgate.conformance.test_bulk import done
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.model.errors import Refused
@@ -172,6 +173,8 @@ async def administer(gate: Gate) -> None:
     made = await operator.rotate_key(**tenant, key_id=made.key.key_id)
     await operator.revoke_key(**tenant, key_id=made.key.key_id, reason=WILD)
     await gate.as_admin().pause_work(type=ODD, reason=WILD)
+    await gate.create(type="many")
+    await done(gate.as_admin(), action="cancel", type="many")
     if gate.tenant_id != HOME:
         await operator.suspend_tenant(**tenant, reason=WILD)
 
