@@ -1091,9 +1091,11 @@ class Engine:
         if not caller.sees_all:
             owner = self._require_self(caller, owner)
         since, end = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
-        limit, mark = self.limit_page(ask.limit), ("tasks", owner, ask.status, ask.type, since, end)
+        narrow = (ask.held, ask.type_prefix, ask.summary_prefix)
+        limit, mark = self.limit_page(ask.limit), ("tasks", owner, ask.status, ask.type, since, end, *narrow)
         end = self.open_cursor(caller, ask.cursor, *mark) or end
-        rows = await self.backend.page(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, end, limit + 1, since))
+        query = TaskFilter(owner, ask.status, ask.type, end, limit + 1, since, *narrow)
+        rows = await self.backend.page(caller.tenant_id, query)
         ends = self.seal_cursors(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
         return Tasks([show_task(caller.tenant_id, *row) for row in rows[:limit]], *ends)
 

@@ -76,6 +76,7 @@ from asyncgate.parts.model.stored import (
     Usage,
     export_key,
 )
+from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Principal
 
 R = TypeVar("R", bound=Struct)
@@ -129,6 +130,8 @@ class Tenant:
         """Yield tasks, newest first."""
         found = (id for id, task in sorted(self.tasks.items(), reverse=True)
                  if wanted_is(of.owner, task.owner) and of.status in (None, task.status)
+                 and of.held in (None, task.held is not None) and task.type.startswith(of.type_prefix or "")
+                 and (not of.summary_prefix or (summarize(task) or "").startswith(of.summary_prefix))
                  and of.type in (None, task.type) and (of.before is None or id < of.before)
                  and (of.since is None or id >= of.since))
         return map(self.row, islice(found, of.limit))

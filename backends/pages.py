@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from msgspec import Struct
 
@@ -30,6 +30,7 @@ from asyncgate.parts.model.queries import (
     TaskFilter,
     UnsentOf,
     WorkerFilter,
+    end_of,
 )
 from asyncgate.parts.model.stored import (
     Archived,
@@ -45,8 +46,12 @@ from asyncgate.parts.model.stored import (
     Schedule,
     Task,
 )
+from asyncgate.parts.model.wire import Kind
 
 T = TypeVar("T")
+FEW = 1000          # tasks of a range that are read by their ids
+PREFIXED = {"summary_prefix": "summary", "type_prefix": "type"}
+MOST_TYPES = 20     # types that begin alike, whose ranges are merged; of more, tasks are read by age
 
 
 def join_queues(counted: Iterable[tuple[Any, ...]], oldest: Mapping[int, float], later: Mapping[int, Sequence[Any]],
@@ -62,6 +67,55 @@ def join_queues(counted: Iterable[tuple[Any, ...]], oldest: Mapping[int, float],
         lane, type, capabilities, queued, held, leased = row
         yield Queue(lane, type, capabilities, queued, held, leased, delayed=min(delayed, queued), more_delayed=more,
                     oldest_at=min(since, default=None))
+
+
+class TaskRange(NamedTuple):
+    """A range of an index of tasks."""
+
+    by: Literal["age", "held", "owner", "status", "summary_prefix", "type", "type_prefix"]
+    value: str = ""
+
+
+def list_ranges(of: TaskFilter) -> list[TaskRange]:
+    """Return the ranges each of which has all tasks of a page, without that of the owner."""
+    found = [TaskRange("held")] if of.held else []
+    asked: tuple[tuple[Any, str | None], ...] = (
+        ("summary_prefix", of.summary_prefix), ("status", of.status), ("type", of.type),
+        ("type_prefix", of.type_prefix))
+    return found + [TaskRange(by, value) for by, value in asked if value]
+
+
+def narrow_tasks(of: TaskFilter, bind: Callable[[str], str], state: str, task_id: str) -> list[str]:
+    """Return the conditions of a page of tasks; `state` is the table of what changes, `task_id` a column of the index.
+
+    How a text begins is not asked as a range: by the index of that range all its tasks would be read and sorted.
+    """
+    same = (("t.owner_id", of.owner and of.owner.id), ("t.owner_kind", of.owner and of.owner.kind),
+            (f"{state}.status", of.status), ("t.type", of.type))
+    found = [f"{column} = {bind(value)}" for column, value in same if value]
+    found += [] if of.held is None else [f"{state}.held IS {'NOT ' * of.held}NULL"]
+    for column, prefix in (("t.type", of.type_prefix), ("t.summary", of.summary_prefix)):
+        if prefix:
+            name = bind(prefix)
+            found.append(f"substr({column}, 1, length({name})) = {name}")
+    return found + limit_age(of, bind, task_id)
+
+
+def limit_range(of: TaskFilter, one: TaskRange, bind: Callable[[str], str]) -> tuple[str, str]:
+    """Return the conditions of a range and the order of its index; within the age, where that order is by age.
+
+    A prefix is a range and no LIKE: behind row-level security Postgres looks for nothing by an index with LIKE.
+    """
+    if one.by in PREFIXED:
+        column = PREFIXED[one.by]
+        return f"{column} >= {bind(one.value)} AND {column} < {bind(end_of(one.value))}", f"{column}, task_id"
+    found = "held IS NOT NULL" if one.by == "held" else f"{one.by} = {bind(one.value)}"
+    return " AND ".join([found, *limit_age(of, bind, "task_id")]), "task_id DESC"
+
+
+def limit_age(of: TaskFilter, bind: Callable[[str], str], task_id: str) -> list[str]:
+    """Return the conditions for the age of tasks."""
+    return [f"{task_id} {sign} {bind(value)}" for sign, value in (("<", of.before), (">=", of.since)) if value]
 
 
 class Pages(ABC):
@@ -112,9 +166,42 @@ class Pages(ABC):
                 return await self.find_rows(tenant_id, query.table, query.after)
         raise TypeError(f"no page of {query}")
 
-    @abstractmethod
     async def find_tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
-        """Return a page of tasks, newest first."""
+        """Return a page of tasks, newest first.
+
+        Of several filters, the one that lets the fewest tasks pass must be asked first; a look at the beginning of
+        each range tells which one that is.
+        """
+        ranges = list_ranges(of)
+        if of.summary_prefix or len(ranges) + (of.owner is not None) > 1:
+            for one in ranges:
+                ids = await self.find_ids(tenant_id, of, one, FEW + 1)
+                if len(ids) <= FEW:
+                    return await self.read_tasks(tenant_id, of, [TaskRange("age")], ids) if ids else []
+        parts = await self.order_ranges(tenant_id, of, ranges)
+        return await self.read_tasks(tenant_id, of, parts, []) if parts else []
+
+    async def order_ranges(self, tenant_id: str, of: TaskFilter, ranges: list[TaskRange]) -> list[TaskRange]:
+        """Return the ranges that have a page in the order of age, one behind the other where they are several."""
+        if of.owner:
+            return [TaskRange("owner", kind) for kind in ([""] if of.owner.kind else get_args(Kind))]
+        first = next((one for one in ranges if one.by != "summary_prefix"), TaskRange("age"))
+        if first.by == "type_prefix":
+            types = await self.find_types(tenant_id, first.value, MOST_TYPES + 1)
+            return [TaskRange("type", type) for type in types] if len(types) <= MOST_TYPES else [TaskRange("age")]
+        return [TaskRange(first.by)]
+
+    @abstractmethod
+    async def read_tasks(self, tenant_id: str, of: TaskFilter, ranges: list[TaskRange], ids: list[str]) -> list[Row]:
+        """Return a page of the tasks of some ranges that each are in the order of age; with `ids`, only of these."""
+
+    @abstractmethod
+    async def find_ids(self, tenant_id: str, of: TaskFilter, one: TaskRange, most: int) -> list[str]:
+        """Return tasks of a range, in any order."""
+
+    @abstractmethod
+    async def find_types(self, tenant_id: str, prefix: str, most: int) -> list[str]:
+        """Return the types of tasks that begin so, without reading the tasks."""
 
     @abstractmethod
     async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Task, Lease]]:

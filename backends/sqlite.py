@@ -34,7 +34,13 @@ from asyncgate import Needs, News, Work
 from asyncgate.backends import Backend, FileBackend, LastingBackend
 from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
-from asyncgate.backends.pages import Pages, join_queues
+from asyncgate.backends.pages import (
+    Pages,
+    TaskRange,
+    join_queues,
+    limit_range,
+    narrow_tasks,
+)
 from asyncgate.parts.model.counted import count_moves
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.findings import Finding
@@ -61,6 +67,8 @@ from asyncgate.parts.model.queries import (
     TaskFilter,
     UnsentOf,
     WorkerFilter,
+    end_of,
+    merge_parts,
     page_of,
 )
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
@@ -88,6 +96,7 @@ from asyncgate.parts.model.stored import (
     Usage,
     export_order,
 )
+from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind, LeaseNext
 from asyncgate.parts.process.outages import OFTEN
 
@@ -102,6 +111,9 @@ PRAGMAS = """
 """     # recursive_triggers: without it, REPLACE would delete rows without firing the triggers that protect them
 CARRIED = 11        # the last schema of the old numbering; today's first file adds columns, tables and indexes to it
 CARRY_OVER = """
+ALTER TABLE tasks ADD COLUMN summary TEXT;
+UPDATE tasks SET summary = nullif(substr(json_extract(terms, '$.task_summary'), 1, 100), '')
+WHERE terms LIKE '%"task_summary"%';
 ALTER TABLE presences ADD COLUMN claims TEXT NOT NULL DEFAULT '[]';
 ALTER TABLE presences ADD COLUMN claimed_at REAL;
 ALTER TABLE presences ADD COLUMN leased INTEGER NOT NULL DEFAULT 0;
@@ -161,6 +173,17 @@ NAMED = f"""
     SELECT {listed(Task, 't.')}, {listed(Lease, 'l.')}, {listed(Progress, 'p.')}
     FROM tasks AS t LEFT JOIN leases AS l USING (tenant_id, task_id) LEFT JOIN progress AS p USING (tenant_id, task_id)
     WHERE t.tenant_id = ?1 """
+TYPES_OF = """
+    WITH RECURSIVE found (type) AS (
+        SELECT * FROM (SELECT type FROM tasks WHERE tenant_id = ?1 AND type >= ?2 AND type < ?3 ORDER BY type LIMIT 1)
+        UNION ALL
+        SELECT (SELECT t.type FROM tasks AS t
+                WHERE t.tenant_id = ?1 AND t.type > found.type AND t.type < ?3 ORDER BY t.type LIMIT 1)
+        FROM found WHERE found.type IS NOT NULL)
+    SELECT type FROM found WHERE type IS NOT NULL LIMIT ?4"""
+# By which index each range is read; the planner knows too little about a tenant to choose.
+LED_BY = {"held": "tasks_held", "status": "tasks_status", "owner": "tasks_owner", "type": "tasks_type",
+          "type_prefix": "tasks_type", "summary_prefix": "tasks_summary", "age": "sqlite_autoindex_tasks_1"}
 BY_ID = NAMED + "AND t.task_id IN (SELECT value FROM json_each(?2))"
 KEYED = "SELECT task_id FROM tasks WHERE tenant_id = ? AND owner_kind = ? AND owner_id = ? AND idempotency_key = ?"
 LEASED = "SELECT task_id FROM leases WHERE tenant_id = ? AND ending = 'live' AND lease_id = ?"
@@ -379,6 +402,28 @@ def make_binder(given: list[str]) -> Callable[[str], str]:
         given.append(value)
         return f"?{len(given)}"
     return name
+
+
+def select_tasks(tenant_id: str, of: TaskFilter, ranges: list[TaskRange], ids: list[str]) -> tuple[str, list[str]]:
+    """Return the query for a page of tasks from some ranges, and its parameters."""
+    given = [tenant_id]
+    bind = make_binder(given)
+    also = narrow_tasks(of, bind, "t", "+t.task_id" if ids else "t.task_id")       # +: not by the index, the ids are
+    also += [f"t.task_id IN (SELECT value FROM json_each({bind(json.dumps(ids))}))"] if ids else []
+    led = NAMED.replace("FROM tasks AS t", f"FROM tasks AS t INDEXED BY {LED_BY[ranges[0].by]}")
+    column = {"owner": "t.owner_kind", "type": "t.type"}.get(ranges[0].by)
+    narrow = ([f"{column} = {bind(one.value)}"] if one.value else [] for one in ranges)
+    parts = [f"{' AND '.join([led, *also, *more])} ORDER BY t.task_id DESC LIMIT {of.limit:d}" for more in narrow]
+    return merge_parts(parts, of.limit), given
+
+
+def select_ids(tenant_id: str, of: TaskFilter, one: TaskRange, most: int) -> tuple[str, list[str]]:
+    """Return the query for the ids of the tasks of a range, and its parameters."""
+    given = [tenant_id]
+    bind = make_binder(given)
+    conditions, order = limit_range(of, one, bind)
+    return (f"SELECT task_id FROM tasks INDEXED BY {LED_BY[one.by]} WHERE tenant_id = ?1 AND {conditions} "
+            f"ORDER BY {order} LIMIT {most:d}"), given
 
 
 def receipt_row(row: tuple[Any, ...]) -> Receipt:
@@ -649,7 +694,7 @@ class Sqlite(Pages):
         many(insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE"),
              ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
         many(COUNT_MOVES, ((*row, work.now) for row in count_moves(work.before, work.added, work.moved)))
-        many(ADD_TASK, ((*astuple(task), task.offerable(work.now)) for task in work.added.values()))
+        many(ADD_TASK, ((*astuple(task), task.offerable(work.now), summarize(task)) for task in work.added.values()))
         if moved := [(*astuple(task)[-len(MUTABLE):], task.priority, task.offerable(work.now), tenant_id, task.task_id)
                      for task in work.moved.values()]:
             self.db.executemany(MOVE, moved)
@@ -694,21 +739,20 @@ class Sqlite(Pages):
         rows = await self._rows(NAMED + "AND t.task_id = ?2", tenant_id, task_id)
         return named_row(rows[0]) if rows else None
 
-    async def find_tasks(self, tenant_id: str, of: TaskFilter) -> list[tuple[Task, Lease | None, Progress | None]]:
-        """Return a page of tasks, newest first."""
-        sql, given = NAMED, [tenant_id]
-        for column, value in (("owner_id", of.owner.id if of.owner else None), ("status", of.status),
-                              ("type", of.type)):
-            if value is not None:
-                given.append(value)
-                sql += f" AND t.{column} = ?{len(given)}"
-        for sign, task_id in (("<", of.before), (">=", of.since)):
-            if task_id is not None:
-                given.append(task_id)
-                sql += f" AND t.task_id {sign} ?{len(given)}"
-        sql = page_of(sql, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, make_binder(given))
-        rows = await self._rows(sql, *given)
-        return [named_row(row) for row in rows]
+    async def read_tasks(self, tenant_id: str, of: TaskFilter, ranges: list[TaskRange],
+                         ids: list[str]) -> list[tuple[Task, Lease | None, Progress | None]]:
+        """Return a page of tasks from some ranges of one index."""
+        sql, given = select_tasks(tenant_id, of, ranges, ids)
+        return [named_row(row) for row in await self._rows(sql, *given)]
+
+    async def find_types(self, tenant_id: str, prefix: str, most: int) -> list[str]:
+        """Return the types of tasks that begin so."""
+        return [row[0] for row in await self._rows(TYPES_OF, tenant_id, prefix, end_of(prefix), most)]
+
+    async def find_ids(self, tenant_id: str, of: TaskFilter, one: TaskRange, most: int) -> list[str]:
+        """Return tasks of a range."""
+        sql, given = select_ids(tenant_id, of, one, most)
+        return [row[0] for row in await self._rows(sql, *given)]
 
     async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Task, Lease]]:
         """Return the live leases of a worker."""
@@ -943,7 +987,7 @@ class Sqlite(Pages):
         return sum([(await self._rows(f"SELECT count(*) FROM {name}"))[0][0] for name in names])
 
 
-ADD_TASK = insert("tasks", [*fields(Task), "ready"])
+ADD_TASK = insert("tasks", [*fields(Task), "ready", "summary"])
 COUNT_MOVES = insert("queues", ["lane", "type", "capabilities", "queued", "held", "leased", "counted_at"]) + (
     " ON CONFLICT (tenant_id, lane) DO UPDATE SET queued = queued + excluded.queued, held = held + excluded.held, "
     "leased = leased + excluded.leased, counted_at = excluded.counted_at")

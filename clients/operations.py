@@ -836,6 +836,7 @@ class AsyncOperations:
         self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
         type: str | None = None, created_by: str | None = None, created_by_kind: Kind | None = None,
         created_after: datetime | None = None, created_before: datetime | None = None, id_prefix: str | None = None,
+        held: bool | None = None, type_prefix: str | None = None, summary_prefix: str | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
@@ -885,8 +886,8 @@ class AsyncOperations:
     ) -> BulkPreview:
         """Count the tasks that a filter finds and show some; change nothing.  run_bulk then does it.
 
-        It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by status or
-        created_by is the fastest.
+        It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by held,
+        status, type or created_by is the fastest.
         """
         return await self.ask("preview_bulk", BulkPreview, locals())
 
@@ -1524,6 +1525,7 @@ class SyncOperations:
         self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
         type: str | None = None, created_by: str | None = None, created_by_kind: Kind | None = None,
         created_after: datetime | None = None, created_before: datetime | None = None, id_prefix: str | None = None,
+        held: bool | None = None, type_prefix: str | None = None, summary_prefix: str | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
@@ -1573,8 +1575,8 @@ class SyncOperations:
     ) -> BulkPreview:
         """Count the tasks that a filter finds and show some; change nothing.  run_bulk then does it.
 
-        It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by status or
-        created_by is the fastest.
+        It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by held,
+        status, type or created_by is the fastest.
         """
         return self.ask("preview_bulk", BulkPreview, locals())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 from datetime import UTC, datetime
 from typing import Any
 
@@ -90,6 +91,96 @@ async def test_tasks_are_filtered_by_how_their_id_begins(gate: Gate) -> None:
     assert await listed(made[1][0]) == made[::-1]
     assert await listed(made[1], status="succeeded") == []
     assert await listed("zzz") == []
+
+
+async def mix(gate: Gate) -> list[Any]:
+    """Make tasks that differ in what lists tell apart; return them, newest first."""
+    lost = await gate.leased(type="mail.bulk", task_summary="Read the news", max_expiries=1)
+    await gate.lose(lost)
+    for type, by, summary in [("page.read", "ada", "Read page 1"), ("page.read", "bob", None),
+                              ("page.sum", "ada", "Sum up"), ("page", "ada", "read the page"),
+                              ("pagf", "bob", "Re\U00010000d"), ("mail", "ada", "Réponse"), ("mail", "bob", "Re")] * 2:
+        await gate.create(type, by=by, task_summary=summary)
+    for task in (await gate.as_admin().list_tasks()).tasks[::3]:
+        if task.task_id != lost.task_id:
+            await gate.as_admin().cancel_task(task_id=task.task_id)
+    assert (await gate.task(lost.task_id)).held
+    return list((await gate.as_admin().list_tasks()).tasks)
+
+
+async def find(gate: Gate, limit: int, **fields: Any) -> list[str]:
+    """Return the tasks that an admin finds, page by page; there may be none."""
+    if not (await gate.as_admin().list_tasks(limit=limit, **fields)).tasks:
+        return []
+    return [task.task_id for task in await paged(gate.as_admin(), "list_tasks", "tasks", limit=limit, **fields)]
+
+
+FILTERS: dict[str, tuple[Any, ...]] = {
+    "status": (None, "queued", "canceled", "failed"), "held": (None, True, False), "created_by": (None, "ada", "bob"),
+    "type": (None, "mail", "page.read"), "type_prefix": (None, "page", "page.", "none"),
+    "summary_prefix": (None, "Re", "read", "Ré", "%")}
+
+
+@pytest.mark.parametrize("two", list(itertools.combinations(FILTERS, 2)), ids="-".join)
+async def test_filters_pass_what_each_of_them_passes(gate: Gate, two: tuple[str, str]) -> None:
+    tasks = await mix(gate)
+
+    def passes(task: Any, status: str | None = None, held: bool | None = None, created_by: str | None = None,
+               type: str | None = None, type_prefix: str | None = None, summary_prefix: str | None = None) -> bool:
+        return (status in (None, task.status) and held in (None, task.held is not None)
+                and created_by in (None, task.created_by.id) and type in (None, task.type)
+                and task.type.startswith(type_prefix or "")
+                and (summary_prefix is None or (task.task_summary or "").startswith(summary_prefix)))
+
+    for values in itertools.product(*(FILTERS[name] for name in two)):
+        asked = dict(zip(two, values, strict=True))
+        assert await find(gate, 3, **asked) == [task.task_id for task in tasks if passes(task, **asked)], asked
+
+
+async def test_filters_pass_the_same_where_many_tasks_have_each_of_them(gate: Gate) -> None:
+    rare = await gate.create("job.07", task_summary="All of it")
+    await gate.as_agent().cancel_task(task_id=rare)
+    made = []
+    for number in range(1010 // 101):
+        batch = [{"type": f"job.{at % 25:02}", "payload": None, "task_summary": "All that"} for at in range(101)]
+        made += [row.task_id for row in (await gate.as_agent(f"a{number % 2}").create_tasks(tasks=batch)).results]
+
+    assert await find(gate, 200, type_prefix="job.") == [*made[::-1], rare]
+    assert await find(gate, 200, type_prefix="job.0") == [
+        id for at, id in reversed([(0, rare), *enumerate(made)]) if id == rare or at % 101 % 25 < 10]
+    assert await find(gate, 200, summary_prefix="All") == [*made[::-1], rare]
+    assert await find(gate, 200, summary_prefix="All", type_prefix="job", status="queued") == made[::-1]
+    assert await find(gate, 200, summary_prefix="All", type_prefix="job", status="queued", created_by="a1") == [
+        id for at, id in reversed([*enumerate(made)]) if at // 101 % 2]
+    assert await find(gate, 200, summary_prefix="All", type_prefix="job", status="canceled") == [rare]
+    assert await find(gate, 200, summary_prefix="All o") == [rare]
+    assert await find(gate, 200, held=True, summary_prefix="All", type_prefix="job.") == []
+
+
+async def test_a_summary_is_looked_for_by_its_first_hundred_letters(gate: Gate) -> None:
+    long = await gate.create(task_summary="é" * 300)
+
+    assert [task.task_id for task in (await gate.as_agent().list_tasks(summary_prefix="é" * 100)).tasks] == [long]
+    assert (await gate.as_agent().list_tasks(summary_prefix="é" * 99 + "e")).tasks == []
+    with refused("invalid_request"):
+        await gate.as_agent().list_tasks(summary_prefix="é" * 101)
+
+
+async def test_an_agent_finds_no_task_of_others_by_its_summary(gate: Gate) -> None:
+    await gate.create(by="bob", task_summary="secret")
+
+    assert (await gate.as_agent("ada").list_tasks(summary_prefix="secret")).tasks == []
+    assert (await gate.stranger().as_admin().list_tasks(summary_prefix="secret")).tasks == []
+
+
+@pytest.mark.parametrize("other", [{"held": True}, {"type_prefix": "d"}, {"summary_prefix": "S"}])
+async def test_a_cursor_is_good_for_its_filters_only(gate: Gate, other: dict[str, Any]) -> None:
+    for _ in range(2):
+        await gate.create(task_summary="Sum")
+    page = await gate.as_agent().list_tasks(limit=1)
+
+    with refused("invalid_cursor"):
+        await gate.as_agent().list_tasks(cursor=page.next_cursor, **other)
 
 
 async def test_the_cursor_of_a_list_by_age_is_good_for_that_age_only(gate: Gate) -> None:

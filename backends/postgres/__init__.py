@@ -34,7 +34,7 @@ from msgspec import Struct
 from asyncgate import Needs, News, Work
 from asyncgate.backends import ArchivingBackend, Backend, SharedBackend
 from asyncgate.backends.lanes import Lanes
-from asyncgate.backends.pages import Pages, join_queues
+from asyncgate.backends.pages import Pages, TaskRange, join_queues
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.examination import examine_database as examine_database
 from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, Hosts, as_user, startup_error
@@ -64,6 +64,7 @@ from asyncgate.parts.model.queries import (
     TaskFilter,
     UnsentOf,
     WorkerFilter,
+    end_of,
     page_of,
 )
 from asyncgate.parts.model.settings import DatabaseSettings
@@ -549,21 +550,19 @@ class Postgres(Pages):
         rows = await self._ask(sql.ONE_TASK, tenant_id, task_id)
         return sql.named_row(rows[0]) if rows else None
 
-    async def find_tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
-        """Return a page of tasks, newest first."""
-        statement: str = sql.ROWS
-        given: list[Any] = []
-        for column, value in (("t.owner_id", of.owner and of.owner.id), ("s.status", of.status), ("t.type", of.type)):
-            if value is not None:
-                given.append(value)
-                statement += f" AND {column} = ${len(given) + 1}"
-        for sign, task_id in (("<", of.before), (">=", of.since)):
-            if task_id is not None:
-                given.append(task_id)
-                statement += f" AND t.task_id {sign} ${len(given) + 1}"
-        statement = page_of(statement, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, sql.make_binder(given))
-        rows = await self._read(tenant_id, statement, *given)
-        return [sql.named_row(row) for row in rows]
+    async def read_tasks(self, tenant_id: str, of: TaskFilter, ranges: list[TaskRange], ids: list[str]) -> list[Row]:
+        """Return a page of tasks from some ranges of one index."""
+        statement, given = sql.select_tasks(of, ranges, ids)
+        return [sql.named_row(row) for row in await self._read(tenant_id, statement, *given)]
+
+    async def find_types(self, tenant_id: str, prefix: str, most: int) -> list[str]:
+        """Return the types of tasks that begin so."""
+        return [row[0] for row in await self._read(tenant_id, sql.TYPES_OF, prefix, end_of(prefix), most)]
+
+    async def find_ids(self, tenant_id: str, of: TaskFilter, one: TaskRange, most: int) -> list[str]:
+        """Return tasks of a range."""
+        statement, given = sql.select_ids(of, one, most)
+        return [row[0] for row in await self._read(tenant_id, statement, *given)]
 
     async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Task, Lease]]:
         """Return the live leases of a worker."""

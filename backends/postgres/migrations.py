@@ -36,6 +36,7 @@ ALTER TABLE asyncgate.presences
     ADD COLUMN IF NOT EXISTS failed bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS expired bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS released bigint NOT NULL DEFAULT 0;
+ALTER TABLE asyncgate.tasks ADD COLUMN IF NOT EXISTS summary asyncgate.id, ALTER COLUMN type TYPE asyncgate.id;
 """
 MADE = re.compile(r"^(CREATE (?:TABLE|(?:UNIQUE )?INDEX) )(.*?;)(?=$| +--)", re.M | re.S)
 # Its owner sees the rows of a table only while the wall between tenants is open.
@@ -48,6 +49,11 @@ SELECT tenant_id, lane, 0, count(*) FILTER (WHERE status = 'queued' AND held IS 
     extract(epoch FROM now()), type, capabilities
 FROM asyncgate.states JOIN asyncgate.lanes USING (tenant_id, lane)
 WHERE status IN ('queued', 'leased', 'running') GROUP BY tenant_id, lane, type, capabilities;
+"""
+SUMMARIZE = """
+ALTER TABLE asyncgate.tasks NO FORCE ROW LEVEL SECURITY;
+UPDATE asyncgate.tasks SET summary = nullif(left(terms::json ->> 'task_summary', 100), '')
+WHERE terms LIKE '%"task_summary"%' AND position('\\u0000' IN replace(terms, '\\\\', '')) = 0;
 """
 DROP_WALL = """
 DO $$
@@ -166,8 +172,8 @@ def carried(first: Migration) -> str:
     """
     tables, wall, rest = first.sql.partition(WALL)
     missing = "".join([f"{create}IF NOT EXISTS {made}\n" for create, made in MADE.findall(tables)])
-    return (f"SET LOCAL ROLE asyncgate_owner;{CHANGE_TABLES}{missing}{COUNT_QUEUES}{DROP_WALL}{wall}{rest}"
-            f"RESET ROLE;{RENUMBER}{first.lineage}")
+    return (f"SET LOCAL ROLE asyncgate_owner;{CHANGE_TABLES}{missing}{COUNT_QUEUES}{SUMMARIZE}{DROP_WALL}{wall}"
+            f"{rest}RESET ROLE;{RENUMBER}{first.lineage}")
 
 
 async def migrate_database(url: str, folder: Path = FOLDER) -> list[str]:

@@ -16,12 +16,21 @@ from functools import cache
 from typing import Any, NamedTuple, get_args
 
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from asyncgate import Needs, Work
+from asyncgate.backends.pages import TaskRange, limit_range, narrow_tasks
 from asyncgate.parts.model.counted import count_moves
+from asyncgate.parts.model.ids import HIGHEST
 from asyncgate.parts.model.overdue import is_stuck
-from asyncgate.parts.model.queries import DELAYED_COUNTED, DUE_LOOKED_AT, MOST_PRIORITIES, OVERDUE_COUNTED
+from asyncgate.parts.model.queries import (
+    DELAYED_COUNTED,
+    DUE_LOOKED_AT,
+    MOST_PRIORITIES,
+    OVERDUE_COUNTED,
+    TaskFilter,
+    merge_parts,
+)
 from asyncgate.parts.model.stored import (
     ACTIVE,
     APPEND_ONLY,
@@ -42,6 +51,7 @@ from asyncgate.parts.model.stored import (
     Task,
     export_order,
 )
+from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind
 
 ARRAYS = {"bool": "bool[]", "int": "bigint[]", "float": "float8[]"}     # every other type is text
@@ -309,7 +319,7 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "lanes": (LANE, insert("lanes", LANE) + NOTHING),
     "queues": (QUEUE, insert("queues", QUEUE, "lane, slot", (), ", ".join(
         (*(f"{name} = old.{name} + excluded.{name}" for name in COUNTED), "counted_at = excluded.counted_at")))),
-    "contracts": (CONTRACT, insert("tasks", CONTRACT)),
+    "contracts": ({**CONTRACT, "summary": "text[]"}, insert("tasks", [*CONTRACT, "summary"])),
     "states": (STATE, insert("states", STATE)),
     # Upkeep may check too early, never too late: an unchanged check_at keeps the update HOT, and upkeep moves it later.
     "moved": (STATE, insert("states", STATE, "task_id", ["priority", *(n for n in CHANGING if n != "check_at")],
@@ -374,7 +384,7 @@ def changes(work: Work, slot: int) -> dict[str, list[tuple[Any, ...]]]:
     return {
         "lanes": [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in sorted(work.lanes.items())],
         "queues": [(*row, work.now, slot) for row in count_moves(work.before, work.added, work.moved)],
-        "contracts": [tuple(getattr(task, name) for name in CONTRACT) for task in work.added.values()],
+        "contracts": [(*(getattr(task, name) for name in CONTRACT), summarize(task)) for task in work.added.values()],
         "states": [state_row(work, task_id) for task_id in work.added],
         "moved": [state_row(work, task_id) for task_id in changed],
         "kept": [state_row(work, task_id) for task_id in kept],
@@ -498,6 +508,25 @@ JOIN LATERAL (SELECT {listed(STATE)} FROM asyncgate.states
 LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
                    WHERE tenant_id = $1 AND task_id = t.task_id LIMIT 1) AS p ON true
 WHERE t.tenant_id = $1"""
+FOUND = f"""
+JOIN LATERAL (SELECT {listed([*CONTRACT, 'summary'])} FROM asyncgate.tasks
+              WHERE tenant_id = $1 AND task_id = s.task_id LIMIT 1) AS t ON true
+LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
+                   WHERE tenant_id = $1 AND task_id = s.task_id LIMIT 1) AS p ON true"""
+# The same by what changes about a task, and by ids.
+BY_STATE = f"SELECT {ROW} FROM asyncgate.states AS s {FOUND} WHERE s.tenant_id = $1"
+BY_IDS = f"""
+SELECT {ROW} FROM unnest($2::text[]) AS i (id)
+JOIN LATERAL (SELECT {listed(STATE)} FROM asyncgate.states
+              WHERE tenant_id = $1 AND task_id = i.id LIMIT 1) AS s ON true {FOUND} WHERE true"""
+TYPES_OF = """
+WITH RECURSIVE found (type) AS (
+    (SELECT type::text FROM asyncgate.tasks WHERE tenant_id = $1 AND type >= $2 AND type < $3 ORDER BY type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT type::text FROM asyncgate.tasks AS t
+            WHERE t.tenant_id = $1 AND t.type > found.type AND t.type < $3 ORDER BY t.type LIMIT 1)
+    FROM found WHERE found.type IS NOT NULL)
+SELECT type FROM found WHERE type IS NOT NULL LIMIT $4"""
 ONE_TASK = f"SELECT {row_columns('(f.task).', '(f.state).', '(f.progress).')} FROM asyncgate.one_task($1, $2) AS f"
 LEASES = f"""
 SELECT {ROW} FROM (
@@ -677,9 +706,71 @@ def export(table: type[Struct], keys: tuple[str, ...]) -> str:
             f"WHERE tenant_id = $1 AND ({listed(keys)}) > ({after}) ORDER BY {listed(keys)} LIMIT 1000")
 
 
-def make_binder(given: list[Any]) -> Callable[[str], str]:
+# What an index of tasks begins with, before the ids.
+LEADING = {"status": ("s.status",), "type": ("t.type",), "owner": ("t.owner_kind", "t.owner_id")}
+
+
+def select_tasks(of: TaskFilter, ranges: list[TaskRange], ids: list[str]) -> tuple[str, list[Any]]:
+    """Return the statement that reads a page of tasks from some ranges, or of some ids, and its parameters."""
+    given: list[Any] = [ids] if ids else []
+    bind = make_binder(given)
+    if ids:
+        found = " AND ".join([BY_IDS, *narrow_tasks(of, bind, "s", "t.task_id")])
+        return f"{found} ORDER BY t.task_id DESC LIMIT {of.limit:d}", given
+    return merge_parts([select_range(of, one, bind) for one in ranges], of.limit), given
+
+
+def select_range(of: TaskFilter, one: TaskRange, bind: Callable[[Any], str]) -> str:
+    """Return the statement that reads a page of tasks from one range."""
+    led, at = (BY_STATE, "s.task_id") if one.by in ("held", "status") else (ROWS, "t.task_id")
+    columns, within, rest = LEADING.get(one.by, ()), list[str](), of
+    if columns:
+        within, rest = bound_range(of, one, [*columns, at], bind), leave_out(of, one)
+    conditions = " AND ".join([led, *within, *narrow_tasks(rest, bind, "s", at)])
+    return f"{conditions} ORDER BY {listed_down([*columns, at])} LIMIT {of.limit:d}"
+
+
+def bound_range(of: TaskFilter, one: TaskRange, columns: list[str], bind: Callable[[Any], str]) -> list[str]:
+    """Return the conditions for a range of an index and for the age.
+
+    They are bounds, and the order names all columns: with `status = $2` the order could be that of the primary key, and
+    a plan for any status reads all tasks by it, to find the few that have failed.
+    """
+    owner = [one.value or of.owner.kind, of.owner.id] if of.owner else []
+    values = owner if one.by == "owner" else [one.value or (of.status if one.by == "status" else of.type)]
+    names, row = [bind(value) for value in values], ", ".join(columns)
+    return [f"({row}) {sign} ({', '.join([*names, bind(id)])})"
+            for sign, id in (("<", of.before or HIGHEST), (">=", of.since or ""))]
+
+
+def leave_out(of: TaskFilter, one: TaskRange) -> TaskFilter:
+    """Return what a range leaves to be checked of a filter."""
+    own: dict[str, Any] = {one.by: None}
+    return replace(of, before=None, since=None, **own)
+
+
+def listed_down(columns: Iterable[str]) -> str:
+    """Return columns as a falling order."""
+    return ", ".join(f"{column} DESC" for column in columns)
+
+
+def select_ids(of: TaskFilter, one: TaskRange, most: int) -> tuple[str, list[Any]]:
+    """Return the statement that reads the ids of the tasks of a range, and its parameters."""
+    given: list[Any] = []
+    bind = make_binder(given)
+    table = "states AS s" if one.by in ("held", "status") else "tasks AS t"
+    if one.by in LEADING:
+        columns = [*LEADING[one.by], "task_id"]
+        conditions, order = " AND ".join(bound_range(of, one, columns, bind)), listed_down(columns)
+    else:
+        conditions, order = limit_range(of, one, bind)
+    return (f"SELECT task_id::text FROM asyncgate.{table} WHERE tenant_id = $1 AND {conditions} ORDER BY {order} "
+            f"LIMIT {most:d}"), given
+
+
+def make_binder(given: list[Any]) -> Callable[[Any], str]:
     """Return a function that adds a parameter to a statement and returns its name."""
-    def name(value: str) -> str:
+    def name(value: Any) -> str:
         given.append(value)
         return f"${len(given) + 1}"
     return name

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar, get_args
 
 from msgspec import Struct
 
+from asyncgate.parts.model.ids import HIGHEST
 from asyncgate.parts.model.stored import (
     Archived,
     Entry,
@@ -50,6 +51,9 @@ class TaskFilter(Query[Row], frozen=True):
     before: str | None          # a task_id
     limit: int
     since: str | None = None    # a task_id, or what one begins with; it is listed itself
+    held: bool | None = None    # whether it is on hold
+    type_prefix: str | None = None
+    summary_prefix: str | None = None       # SUMMARY_LETTERS at most
 
 
 class LeaseFilter(Query[tuple[Task, Lease]], frozen=True):
@@ -195,6 +199,11 @@ class Rows(Query[S], Generic[S], frozen=True):
 # For those who answer.
 
 
+def end_of(prefix: str) -> str:
+    """Return what sorts behind every text with a prefix."""
+    return prefix + HIGHEST
+
+
 def wanted_is(wanted: Principal | None, who: Principal) -> bool:
     """Whether a filter lets somebody through."""
     return wanted is None or (wanted.id == who.id and wanted.kind in (ANY_KIND, who.kind))
@@ -211,7 +220,12 @@ def page_of(sql: str, wanted: Principal | None, column: str, order: str, place: 
         return f"{sql} ORDER BY {order} LIMIT {limit:d}"
     parts = [f"{sql} AND {column} = {given(kind)} ORDER BY {order} LIMIT {limit:d}"
              for kind in ((wanted.kind,) if wanted.kind else get_args(Kind))]
+    return merge_parts(parts, limit, place, order.partition(" ")[2])
+
+
+def merge_parts(parts: list[str], limit: int, place: int = 1, direction: str = "DESC") -> str:
+    """Merge queries that are ordered and limited alike."""
     if len(parts) == 1:
         return parts[0]
     each = " UNION ALL ".join(f"SELECT * FROM ({part}) AS range_{at}" for at, part in enumerate(parts))
-    return f"{each} ORDER BY {place} {order.partition(' ')[2]} LIMIT {limit:d}"
+    return f"{each} ORDER BY {place} {direction} LIMIT {limit:d}"

@@ -39,6 +39,7 @@ class Session(Struct):
     principal_instance_id: str | None = None
 
 
+SUMMARY_LETTERS = 100       # of a summary, that are stored apart, to be looked for
 decode_terms = msgspec.json.Decoder(KeptTerms).decode
 decode_session = msgspec.json.Decoder(Session).decode
 decode_cause = msgspec.json.Decoder(Caused).decode
@@ -78,6 +79,12 @@ def show_task(tenant_id: str, task: Task, lease: Lease | None, progress: Progres
         progress=to_raw(progress.progress if progress else None),
         progress_at=to_utc_or_none(progress.updated_at if progress else None), result=show_outcome(task),
         rerun_of=terms.rerun_of, **show_trace(terms))
+
+
+def summarize(task: Task) -> str | None:
+    """Return the beginning of a task's summary, by which it can be looked for."""
+    summary = decode_terms(task.terms).task_summary if '"task_summary"' in task.terms else None
+    return summary[:SUMMARY_LETTERS].replace("\0", "") if summary else None
 
 
 def show_terms(terms: KeptTerms) -> dict[str, Any]:

@@ -103,6 +103,7 @@ Moment = Annotated[datetime, Meta(tz=True)]
 Capabilities = Annotated[frozenset[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=64)]
 Types = Annotated[frozenset[Name], Meta(max_length=64)]
 Batch = Meta(min_length=1, max_length=500)
+SummaryPrefix = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00]+$(?!\\n)")]
 ANY_JSON = {"type": ["object", "array", "string", "number", "boolean", "null"]}
 AnyJson = Annotated[Raw, Meta(extra_json_schema=ANY_JSON)]
 JSON_NULL = Raw(b"null")
@@ -325,6 +326,9 @@ class ListTasks(PageAsk, kw_only=True):
     created_after: Annotated[Moment | None, says("created then or later")] = None
     created_before: Moment | None = None
     id_prefix: Annotated[Name | None, says("how the task_id begins")] = None
+    held: Annotated[bool | None, says("true: only those on hold; false: none of them")] = None
+    type_prefix: Annotated[Name | None, says("how the type begins")] = None
+    summary_prefix: Annotated[SummaryPrefix | None, says("how task_summary begins, letter for letter")] = None
 
 
 class CancelTask(TaskAsk, kw_only=True):

@@ -68,8 +68,8 @@ class Batch(Struct, frozen=True):
 async def preview_bulk(engine: Engine, caller: Caller, ask: PreviewBulk) -> BulkPreview:
     """Count the tasks that a filter finds and show some; change nothing.  run_bulk then does it.
 
-    It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by status or
-    created_by is the fastest.
+    It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by held,
+    status, type or created_by is the fastest.
     """
     check_action(ask)
     now = engine.backend.now()
@@ -129,7 +129,7 @@ async def read_tasks(engine: Engine, caller: Caller, ask: PreviewBulk, before: s
     """Return the next tasks that the filter of the database finds, newest first."""
     since, _ = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
     owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by)
-    query = TaskFilter(owner, ask.status, ask.type, before, PAGE, since)
+    query = TaskFilter(owner, ask.status, ask.type, before, PAGE, since, ask.action == "release" or ask.held)
     return [task for task, *_ in await engine.backend.page(caller.tenant_id, query)]
 
 

@@ -56,9 +56,9 @@ INSERT INTO asyncgate.tenants VALUES ({tenant}, 0);
 INSERT INTO asyncgate.lanes SELECT {tenant}, n, 'type-' || n, '[]' FROM generate_series(1, 20) AS n;
 INSERT INTO asyncgate.tasks (
     tenant_id, task_id, type, payload, requirements, terms, owner_kind, owner_id, principal_ai, retry_backoff_seconds,
-    max_expiries, created_at, duty, idempotency_key)
+    max_expiries, created_at, duty, idempotency_key, summary)
 SELECT {tenant}, {id}, 'type-' || n % 20 + 1, '0', '0', '0', 'agent', 'agent-' || n % 50, 'x', 1, 10, n, {id},
-    CASE WHEN n % 3 = 0 THEN 'key-' || n END
+    CASE WHEN n % 3 = 0 THEN 'key-' || n END, CASE WHEN n % 2 = 0 THEN 'summary ' || n END
 FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.states (
     tenant_id, task_id, lane, priority, max_attempts, asyncgate_instance, updated_at, status, attempt, fence, expiries,
@@ -133,13 +133,20 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def databases(cluster: Cluster) -> dict[str, str]:
-    """A database as it is when it was just made, and one with 20,000 tasks and 60,000 receipts of one tenant."""
+    """A new database, one with 20,000 tasks and 60,000 receipts of one tenant, and one whose tasks are all alike."""
     async def filled(url: str) -> None:
         async with connected(url) as db:
             await db.execute(fill(TENANT, 20_000) + fill(SMALL, 200))
             await db.execute("ANALYZE")
 
-    urls = {name: asyncio.run(cluster.migrated_database(name)) for name in ("empty", "full", "lived_in")}
+    async def alike(url: str) -> None:
+        async with connected(url) as db:
+            await db.execute(fill(TENANT, 5_000))
+            await db.execute("UPDATE asyncgate.tasks SET type = 'only', owner_id = 'only'; "
+                             "UPDATE asyncgate.states SET status = 'succeeded'; ANALYZE")
+
+    urls = {name: asyncio.run(cluster.migrated_database(name)) for name in ("empty", "full", "alike", "lived_in")}
+    asyncio.run(alike(cluster.admin_url("alike")))
     asyncio.run(filled(cluster.admin_url("full")))
     return urls
 
@@ -191,6 +198,9 @@ async def tell(backend: Any) -> None:
     await Upkeep(gate.engine).store_presences()
     await administer(gate)
     await gate.as_admin().list_queues(type="mine")
+    await ada.list_tasks(status="queued")
+    await gate.as_admin().list_tasks(status="queued")
+    await gate.as_admin().list_tasks(type_prefix="m")
     await backend.next_due(TENANT)
     for table in EXPORTED:
         await backend.page(TENANT, Rows(table))
@@ -355,8 +365,9 @@ class Judge:
 
 
 def named(plan: Plan, column: str) -> bool:
-    """Whether a column is a condition of an index scan, and not only of what was found."""
-    return re.search(rf"\b{column}\b\)?(::text)? (=|<|>|<=|>=) ", plan.get("Index Cond", "")) is not None
+    """Whether a column is a condition of an index scan, or the first of a row that is one."""
+    condition = rf"\b{column}\b\)?(::text)? (=|<|>|<=|>=) |ROW\(\(?{column}\b"
+    return re.search(condition, plan.get("Index Cond", "")) is not None
 
 
 def sorted_by(plan: Plan) -> Iterator[Plan]:
@@ -456,19 +467,52 @@ async def first_scan(db: Any, statement: str, table: str) -> tuple[str, str]:
     return plan["Index Name"], plan["Index Cond"]
 
 
-@pytest.mark.parametrize("database", ["empty", "full"])
-async def test_a_list_of_tasks_is_read_by_the_index_of_what_it_lists(databases: dict[str, str], database: str) -> None:
-    async with session(databases[database]) as db, listening(databases[database]) as (backend, sent):
-        lists = itertools.product([*OWNERS, ANYBODY], (None, "queued"), (None, "type-2"), IDS, [50], IDS)
-        for of in itertools.starmap(TaskFilter, lists):
-            sent.clear()
-            await backend.page(TENANT, of)
-            [text] = sent
-            index, found = await first_scan(db, text, "tasks")
+# By which index a list of tasks is read that has one filter.
+FILTERED_BY: list[tuple[str, dict[str, Any]]] = [
+    ("tasks_pkey", {}), ("tasks_pkey", {"held": False}), ("tasks_owner", {"owner": OWNERS[1]}),
+    ("tasks_owner", {"owner": ANYBODY}), ("states_status", {"status": "queued"}), ("states_held", {"held": True}),
+    ("tasks_type", {"type": "type-2"}), ("tasks_type", {"type_prefix": "type-"}),
+    ("tasks_summary", {"summary_prefix": "summary 9"})]
 
-            assert index == ("tasks_owner" if of.owner else "tasks_pkey"), of
-            assert ("task_id)::text <" in found, "task_id)::text >=" in found) == (
-                of.before is not None, of.since is not None), found
+
+def filtered(before: str | None, since: str | None, **fields: Any) -> TaskFilter:
+    """Return what asks for a list of tasks."""
+    return TaskFilter(**{"owner": None, "status": None, "type": None, **fields, "before": before, "limit": 50,
+                         "since": since})
+
+
+@pytest.mark.parametrize("database", ["empty", "full", "alike"])
+@pytest.mark.parametrize("age", list(itertools.product(IDS, IDS)), ids=str)
+async def test_a_list_of_tasks_is_read_by_the_index_of_what_it_lists(
+        databases: dict[str, str], cluster: Cluster, database: str, age: tuple[str | None, str | None]) -> None:
+    async with connected(cluster.admin_url("full")) as root:
+        judge = await Judge.of(root)
+    full = databases["full"]        # where there are none they are not asked for
+    async with session(databases[database]) as db, listening(full) as (backend, sent):
+        for wanted, fields in FILTERED_BY:
+            sent.clear()
+            await backend.page(TENANT, filtered(*age, **fields))
+            text = next(iter(sent))
+            index, found = await first_scan(db, text, wanted.partition("_")[0])
+
+            assert await all_faults(db, judge, dict.fromkeys(sent)) == [], fields
+            assert index == wanted, fields
+            if not {*fields} & {"type_prefix", "summary_prefix"}:
+                assert found.count("task_id)::text)") == 2 if "ROW(" in found else (
+                    "task_id)::text <" in found, "task_id)::text >=" in found) == tuple(map(bool, age)), found
+
+
+@pytest.mark.parametrize("database", ["empty", "full", "alike"])
+async def test_nor_do_several_filters_make_a_list_look_at_more(
+        databases: dict[str, str], cluster: Cluster, database: str) -> None:
+    async with connected(cluster.admin_url("full")) as root:
+        judge = await Judge.of(root)
+    async with session(databases[database]) as db, listening(databases["full"]) as (backend, sent):
+        for (_, one), (_, other) in itertools.combinations(FILTERED_BY[2:], 2):
+            if not {*one} & {*other}:
+                sent.clear()
+                await backend.page(TENANT, filtered(*IDS, **{**one, **other}))
+                assert await all_faults(db, judge, dict.fromkeys(sent)) == [], (one, other)
 
 
 @pytest.mark.parametrize("database", ["empty", "full"])
@@ -487,11 +531,11 @@ async def test_a_list_of_receipts_is_read_by_the_index_of_what_it_lists(
                              *(["receipts_pkey"] if not of.task_id and not of.to else [])], of
 
 
-SECONDARY = ["tasks_key", "tasks_owner", "states_queue", "states_delayed", "states_lease", "states_holder",
-             "states_check", "receipts_key", "receipts_to", "receipts_parent", "edges_parent", "obligations_age",
-             "schedules_owner", "schedules_late", "presences_worker", "presences_claimed",
-             "api_keys_id", "outbox_waiting", "ledger_arrival", "ledger_to", "ledger_task", "ledger_instance",
-             "archived_task"]
+SECONDARY = ["tasks_key", "tasks_owner", "tasks_type", "tasks_summary", "states_queue", "states_delayed",
+             "states_lease", "states_holder", "states_status", "states_held", "states_check", "receipts_key",
+             "receipts_to", "receipts_parent", "edges_parent", "obligations_age", "schedules_owner", "schedules_late",
+             "presences_worker", "presences_claimed", "api_keys_id", "outbox_waiting", "ledger_arrival", "ledger_to",
+             "ledger_task", "ledger_instance", "archived_task"]
 
 
 async def test_all_indexes_are_known(cluster: Cluster, databases: dict[str, str]) -> None:
@@ -520,7 +564,8 @@ async def test_without_an_index_some_plan_would_be_at_fault(
 async def list_some(backend: Any) -> None:
     """List the tasks of an owner, the receipts of an inbox, and one of them."""
     ada = Principal("agent", "agent-1")
-    await backend.page(TENANT, TaskFilter(ada, None, None, None, 50))
+    for _, fields in FILTERED_BY:
+        await backend.page(TENANT, filtered(None, None, **fields))
     await backend.page(TENANT, ReceiptFilter(ada, None, None, None, 50))
     await backend.receipt(TENANT, "none")
     for to, task_id, instance in [(ada, None, None), (None, "none", None), (None, None, "gate"), (None, None, None)]:

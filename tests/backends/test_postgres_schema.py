@@ -351,8 +351,10 @@ async def copy_rows(new: Any, old: Any) -> None:
 async def test_the_last_schema_before_the_first_release_is_carried_over_by_migrate(
         cluster: Cluster, migrated: str, admin: str) -> None:
     fresh = await shape(admin)
+    tenant = str(uuid.uuid4())
     async with backend_of(migrated) as backend:
         await work_on(backend)
+        old = await Gate(Engine(backend), tenant).create(task_summary="Réad \\u0000 \"this\"" + "!" * 200)
     await cluster.create_database(older := f"d_{uuid.uuid4().hex}")
     await make_before(cluster.admin_url(older), CARRIED, admin)
 
@@ -366,6 +368,8 @@ async def test_the_last_schema_before_the_first_release_is_carried_over_by_migra
     async with backend_of(cluster.url(older)) as backend:
         assert (await verify(backend)).problems == []
         await work_on(backend)
+        found = await Gate(Engine(backend), tenant).as_admin().list_tasks(summary_prefix="Réad")
+        assert [task.task_id for task in found.tasks] == [old]
         assert (await verify(backend)).problems == []
 
 

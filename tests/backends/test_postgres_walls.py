@@ -989,6 +989,8 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     for owner in (None, ada):
         for before in (None, "f"):
             await gate.backend.page(tenant, TaskFilter(owner, "queued" if before else None, None, before, 10))
+            await gate.backend.page(tenant, TaskFilter(owner, None, None, before, 10, None, bool(before), "d", "S"))
+            await gate.backend.page(tenant, TaskFilter(owner, None, None, before, 10, type_prefix="d"))
         for task_id in (None, names["task_id"]):
             await gate.backend.page(tenant, ReceiptFilter(owner, task_id, None, None, 10))
     await gate.as_worker().list_leases()

@@ -125,7 +125,10 @@ async def test_a_file_of_a_newer_release_is_refused(url: str, db: sqlite3.Connec
 async def test_a_file_of_the_numbering_before_the_first_release_is_carried_over_by_migrate(
         url: str, db: sqlite3.Connection) -> None:
     await fill(url)
-    fresh = shape(db)
+    fresh, tenant = shape(db), str(uuid.uuid4())
+    backend = await open_backend(url)
+    old = await Gate(Engine(backend), tenant).create(type="older", task_summary="Réad \\u0000 \"this\"" + "!" * 200)
+    await backend.close()
     as_before(db, CARRIED)
 
     with pytest.raises(StartupError, match=f"schema {CARRIED} of the numbering before .*run `asyncgate migrate"):
@@ -136,11 +139,13 @@ async def test_a_file_of_the_numbering_before_the_first_release_is_carried_over_
     assert shape(db) == fresh
     assert version(db) == NEXT - 1
     assert sorted(db.execute("SELECT type, capabilities, queued, held, leased FROM queues")) == [
-        ("another", '["gpu"]', 1, 0, 0), ("demo", "[]", 0, 1, 1)]
+        ("another", '["gpu"]', 1, 0, 0), ("demo", "[]", 0, 1, 1), ("older", "[]", 1, 0, 0)]
     backend = await open_backend(url)
     gate = Gate(Engine(backend), str(uuid.uuid4()))
     await gate.finished()
     await Upkeep(gate.engine).store_presences()
+    found = await Gate(Engine(backend), tenant).as_admin().list_tasks(summary_prefix="Réad")
+    assert [task.task_id for task in found.tasks] == [old]
     assert (await verify(backend)).problems == []
     await backend.close()
     done = db.execute("SELECT completed FROM presences WHERE id = 'w1' AND tenant_id = ?", (gate.tenant_id,))

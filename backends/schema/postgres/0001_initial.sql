@@ -85,7 +85,7 @@ CREATE TABLE asyncgate.lanes (              -- the distinct (type, capabilities)
 CREATE TABLE asyncgate.tasks (              -- the fields of a task that never change: its contract
     tenant_id       uuid NOT NULL,
     task_id         asyncgate.id NOT NULL,  -- UUIDv7: its order is the order of creation
-    type            text NOT NULL,          -- what kind of work it is
+    type            asyncgate.id NOT NULL,  -- what kind of work it is
     payload         text NOT NULL,          -- JSON, unchanged
     payload_pointer text,                   -- where the payload is stored instead
     requirements    text NOT NULL,          -- JSON, unchanged
@@ -99,11 +99,14 @@ CREATE TABLE asyncgate.tasks (              -- the fields of a task that never c
     duty            asyncgate.id NOT NULL,  -- its task.assigned receipt
     idempotency_key asyncgate.id,           -- of the creator
     fingerprint     text,                   -- hash of the request that had the key
+    summary         asyncgate.id,           -- the beginning of its summary, to be looked for
     PRIMARY KEY (tenant_id, task_id)
 );
 CREATE UNIQUE INDEX tasks_key ON asyncgate.tasks (tenant_id, owner_kind, owner_id, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 CREATE INDEX tasks_owner ON asyncgate.tasks (tenant_id, owner_kind, owner_id, task_id);
+CREATE INDEX tasks_type ON asyncgate.tasks (tenant_id, type, task_id);
+CREATE INDEX tasks_summary ON asyncgate.tasks (tenant_id, summary, task_id) WHERE summary IS NOT NULL;
 
 -- The fields of a task that change, and its latest lease: one narrow row with one row lock, so that a transaction that
 -- waited for the lock reads what the previous one has written.  A heartbeat changes no indexed column, so it touches no
@@ -157,6 +160,8 @@ CREATE INDEX states_delayed ON asyncgate.states (tenant_id, next_eligible_at)
 CREATE UNIQUE INDEX states_lease ON asyncgate.states (tenant_id, lease_id) WHERE status IN ('leased', 'running');
 CREATE INDEX states_holder ON asyncgate.states (tenant_id, worker_kind, worker_id, claim_id)
     WHERE status IN ('leased', 'running');
+CREATE INDEX states_status ON asyncgate.states (tenant_id, status, task_id);
+CREATE INDEX states_held ON asyncgate.states (tenant_id, task_id) WHERE held IS NOT NULL;
 CREATE INDEX states_check ON asyncgate.states (check_at)    -- begins with the time: upkeep reads all tenants at once
     WHERE check_at IS NOT NULL;
 

@@ -73,6 +73,7 @@ CREATE TABLE tasks (
     ready           INTEGER NOT NULL,       -- 1 if the queue may offer it; set again when its time comes
     handed          TEXT,                   -- JSON, for a ledger with custody, sent with the task's next lease:
                                             -- the fence, the receipt that gave custody back, the receiver
+    summary         TEXT,                   -- the beginning of its summary, to be looked for
     PRIMARY KEY (tenant_id, task_id)
 );
 CREATE UNIQUE INDEX tasks_key ON tasks (tenant_id, owner_kind, owner_id, idempotency_key)
@@ -81,6 +82,10 @@ CREATE INDEX tasks_queue ON tasks (tenant_id, lane, priority DESC, task_id) WHER
 CREATE INDEX tasks_delayed ON tasks (tenant_id, next_eligible_at, lane)     -- with the lane: counted without the rows
     WHERE status = 'queued' AND ready = 0 AND held IS NULL;
 CREATE INDEX tasks_owner ON tasks (tenant_id, owner_kind, owner_id, task_id);
+CREATE INDEX tasks_type ON tasks (tenant_id, type, task_id);
+CREATE INDEX tasks_summary ON tasks (tenant_id, summary, task_id) WHERE summary IS NOT NULL;
+CREATE INDEX tasks_status ON tasks (tenant_id, status, task_id);
+CREATE INDEX tasks_held ON tasks (tenant_id, task_id) WHERE held IS NOT NULL;
 CREATE INDEX tasks_deadline ON tasks (tenant_id, deadline_at)
     WHERE deadline_at IS NOT NULL AND status IN ('queued', 'leased', 'running');
 CREATE INDEX tasks_spent ON tasks (tenant_id) WHERE status = 'queued' AND attempt >= max_attempts;

@@ -1,0 +1,77 @@
+"""The plans of SQLite: a list of tasks is read by the index of what it lists, in the order of that index."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from asyncgate.backends.pages import TaskRange, list_ranges
+from asyncgate.backends.sqlite import SCHEMA, select_ids, select_tasks
+from asyncgate.parts.model.queries import TaskFilter
+from asyncgate.parts.model.wire import Principal
+
+TENANT = "00000000-0000-0000-0000-00000000000a"
+IDS = (None, "00000000-0000-7000-8000-000000000100")
+RANGES = [("sqlite_autoindex_tasks_1", TaskRange("age"), {}), ("tasks_held", TaskRange("held"), {"held": True}),
+          ("tasks_status", TaskRange("status"), {"status": "queued"}),
+          ("tasks_owner", TaskRange("owner"), {"owner": Principal("agent", "ada")}),
+          ("tasks_type", TaskRange("type"), {"type": "demo"}),
+          ("tasks_type", TaskRange("type", "demo"), {"type_prefix": "de"})]
+EVERY: dict[str, Any] = {"owner": Principal("agent", "ada"), "status": "queued", "held": True, "type": "demo",
+                         "type_prefix": "de", "summary_prefix": "Sum"}
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    """A database that nobody has analyzed."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript("".join(file.read_text() for file in sorted(SCHEMA.glob("*.sql"))))
+        yield empty
+
+
+def filtered(before: str | None = None, since: str | None = None, **fields: Any) -> TaskFilter:
+    """Return what asks for a list of tasks."""
+    return TaskFilter(**{"owner": None, "status": None, "type": None, **fields, "before": before, "limit": 50,
+                         "since": since})
+
+
+def plan(db: sqlite3.Connection, sql: str, given: list[str]) -> list[str]:
+    """Return the steps of a query."""
+    steps = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", given)]
+    assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN t")], steps
+    return steps
+
+
+@pytest.mark.parametrize("age", list(itertools.product(IDS, IDS)), ids=str)
+@pytest.mark.parametrize(("index", "one", "fields"), RANGES, ids=lambda of: str(of))
+def test_a_list_is_read_by_the_index_of_what_it_lists(
+        db: sqlite3.Connection, index: str, one: TaskRange, fields: dict[str, Any],
+        age: tuple[str | None, str | None]) -> None:
+    for more in ({}, EVERY):
+        first, *_ = plan(db, *select_tasks(TENANT, filtered(*age, **{**more, **fields}), [one], []))
+
+        assert f" {index} (tenant_id=?" in first
+        assert ("task_id<?" in first, "task_id>?" in first) == (age[0] is not None, age[1] is not None), first
+
+
+@pytest.mark.parametrize("age", list(itertools.product(IDS, IDS)), ids=str)
+def test_a_look_at_each_range_reads_its_index_alone(
+        db: sqlite3.Connection, age: tuple[str | None, str | None]) -> None:
+    indexes = {"held": "tasks_held", "status": "tasks_status", "type": "tasks_type", "type_prefix": "tasks_type",
+               "summary_prefix": "tasks_summary"}
+    for one in list_ranges(of := filtered(*age, **EVERY)):
+        [step] = plan(db, *select_ids(TENANT, of, one, 10))
+
+        assert f" INDEX {indexes.pop(one.by)} (tenant_id=?" in step
+    assert not indexes
+
+
+def test_some_tasks_are_found_by_their_ids(db: sqlite3.Connection) -> None:
+    first, *_ = plan(db, *select_tasks(TENANT, filtered(*IDS, **EVERY), [TaskRange("age")], ["a", "b"]))
+
+    assert "sqlite_autoindex_tasks_1 (tenant_id=? AND task_id=?)" in first
