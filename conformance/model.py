@@ -139,7 +139,7 @@ class Task:
 
 
 @dataclass
-class Bulk:
+class BulkOrder:
     """One thing that is to be done to many tasks, from the newest to the oldest."""
 
     by: Principal
@@ -161,7 +161,7 @@ class Model:
         self.acks: dict[tuple[str, str, str], str] = {}
         self.told: set[tuple[str, str, str | None]] = set()     # anomalies, each once per cause (H.7)
         self.paused: dict[Target, tuple[float | None, Principal, str | None]] = {}      # until when, by whom, why
-        self.orders: dict[str, Bulk] = {}               # by confirmation
+        self.orders: dict[str, BulkOrder] = {}               # by confirmation
         self.admin = False
 
     def perform(self, name: str, by: Principal, ask: Ask, now: float, new_id: NewId, admin: bool = False) -> Reply:
@@ -488,7 +488,7 @@ class Model:
             raise ModelRefusal("invalid_request")
         meant = [task for task in reversed(self.tasks.values()) if self.meant(task, ask)]
         name = f"confirmation {len(self.orders)}"
-        self.orders[name] = Bulk(by, ask, len(meant), self.now + 900)
+        self.orders[name] = BulkOrder(by, ask, len(meant), self.now + 900)
         return {"action": ask.action, "matches": len(meant), "at_least": False, "confirmation": name,
                 "sample": [{"task_id": task.task_id, "status": task.status, "priority": task.priority}
                            for task in meant[:10]]}
@@ -512,7 +512,7 @@ class Model:
                 "skipped": bulk.skipped, "refused": 0, "problem": None, "ended": not bulk.left,
                 "begun_by": show_principal(bulk.by)}
 
-    def step(self, bulk: Bulk, task: Task) -> None:
+    def step(self, bulk: BulkOrder, task: Task) -> None:
         """Do to one task what is asked; none is run again that was run again before."""
         if bulk.ask.action == "rerun" and any(one.rerun_of == task.task_id for one in self.tasks.values()):
             bulk.skipped += 1
