@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncgate.parts.model.wire import Ask, CreateTask, LeaseNext, Principal, Timeouts
+from asyncgate.parts.model.wire import Ask, CancelTask, CreateTask, LeaseNext, Principal, ReleaseHold, Timeouts
 
 GATE = Principal("asyncgate", "asyncgate-1")
 ENDED = ("succeeded", "failed", "canceled")
@@ -25,6 +25,7 @@ TERMS = ("task_summary", "instructions", "success_criteria", "expected_outcome_k
          "result_delivery")
 PROSE = "recommended_action"        # free text that the spec does not define, so comparisons skip it
 
+Target = tuple[str | None, frozenset[str] | None, str | None]       # type, capabilities, worker; none: the tenant
 Reply = dict[str, Any] | None
 NewId = Callable[[str, str, str], str]      # kind of the id, its task, its type
 
@@ -137,6 +138,19 @@ class Task:
                 "created_by": owned(self.owner), "priority": self.priority, "rerun_of": self.rerun_of}
 
 
+@dataclass
+class BulkOrder:
+    """One thing that is to be done to many tasks, from the newest to the oldest."""
+
+    by: Principal
+    ask: Any
+    matches: int
+    good_until: float
+    left: list[Task] | None = None      # that were not looked at; None before it begins
+    done: int = 0
+    skipped: int = 0
+
+
 class Model:
     """One tenant of a gate."""
 
@@ -146,6 +160,8 @@ class Model:
         self.receipts: list[Receipt] = []
         self.acks: dict[tuple[str, str, str], str] = {}
         self.told: set[tuple[str, str, str | None]] = set()     # anomalies, each once per cause (H.7)
+        self.paused: dict[Target, tuple[float | None, Principal, str | None]] = {}      # until when, by whom, why
+        self.orders: dict[str, BulkOrder] = {}               # by confirmation
         self.admin = False
 
     def perform(self, name: str, by: Principal, ask: Ask, now: float, new_id: NewId, admin: bool = False) -> Reply:
@@ -220,8 +236,12 @@ class Model:
             raise ModelRefusal("invalid_state_transition")
         if bytes(ask.payload):      # for a task that has lost its own
             raise ModelRefusal("invalid_request")
+        return self.run_again(task, by, ask.idempotency_key)
+
+    def run_again(self, task: Task, by: Principal, key: str | None) -> Reply:
+        """Make a task with the contract of an ended one."""
         lease_ttl = task.ask.timeouts and task.ask.timeouts.lease_ttl_seconds
-        again = replace(task.ask, idempotency_key=ask.idempotency_key, delay_seconds=None,
+        again = replace(task.ask, idempotency_key=key, delay_seconds=None, priority=task.priority,
                         principal_ai=task.ask.principal_ai or task.owner.id,
                         timeouts=Timeouts(lease_ttl_seconds=lease_ttl) if lease_ttl else None)
         return self.make_task(by if same(by, task.owner) else task.owner, again, task)
@@ -249,7 +269,7 @@ class Model:
             if again:
                 again.sort(key=lambda task: self.queue_order(task, ask))
                 return {"tasks": [self.offer(task) for task in again]}
-        ready = [task for task in self.tasks.values() if self.claimable(task, ask)]
+        ready = [task for task in self.tasks.values() if self.claimable(task, ask) and not self.stopped(task, by)]
         ready.sort(key=lambda task: self.queue_order(task, ask))
         return {"tasks": [self.grant(task, by, ask) for task in ready[:min(ask.max_tasks or 1, 100)]]}
 
@@ -393,6 +413,127 @@ class Model:
         task.next_eligible_at = self.now + pause
         return self.over(lease, "failed", {"ok": True, "status": "queued", "requeued": True,
                                            "next_eligible_at": self.now + pause})
+
+    # Operating.
+
+    def pause_work(self, by: Principal, ask: Any) -> Reply:
+        """Keep new leases back; the same again changes until and reason."""
+        return self.pause(by, ask, None)
+
+    def drain_work(self, by: Principal, ask: Any) -> Reply:
+        """Pause; what is paused already stays as it is, if nothing new is said."""
+        return self.pause(by, ask, self.paused.get(self.target(ask)))
+
+    def pause(self, by: Principal, ask: Any, before: Any) -> Reply:
+        """Store a pause and show it."""
+        self.require_admin()
+        target, until = self.target(ask), ask.until and ask.until.timestamp() - self.epoch
+        if until is not None and until <= self.now:
+            raise ModelRefusal("invalid_request")
+        self.forget_pauses()
+        if not (before and target in self.paused and ask.until is None and ask.reason is None):
+            self.paused[target] = until, by, ask.reason
+        return self.show_pause(target)
+
+    def resume_work(self, by: Principal, ask: Any) -> Reply:
+        """End one pause."""
+        self.require_admin()
+        target = self.target(ask)
+        self.forget_pauses()
+        return {"resumed": self.paused.pop(target, None) is not None, "pauses_left": len(self.paused)}
+
+    def list_pauses(self, by: Principal, ask: Any) -> Reply:
+        """Show what is paused, the oldest first."""
+        self.require_admin()
+        self.forget_pauses()
+        return {"pauses": [self.show_pause(target) for target in self.paused]}
+
+    def require_admin(self) -> None:
+        """Refuse what is for admins."""
+        if not self.admin:
+            raise ModelRefusal("forbidden")
+
+    def target(self, ask: Any) -> Target:
+        """Return what a request is about."""
+        self.require_admin()
+        if [ask.type is not None, ask.worker is not None, ask.whole_tenant].count(True) != 1:
+            raise ModelRefusal("invalid_request")
+        if ask.capabilities is not None and ask.type is None:
+            raise ModelRefusal("invalid_request")
+        return ask.type, None if ask.capabilities is None else frozenset(ask.capabilities), ask.worker
+
+    def forget_pauses(self) -> None:
+        """Drop the pauses that have ended by themselves."""
+        self.paused = {target: one for target, one in self.paused.items() if one[0] is None or one[0] > self.now}
+
+    def show_pause(self, target: Target) -> dict[str, Any]:
+        """Show a pause, and how many leases of it are left."""
+        _, by, reason = self.paused[target]
+        type, needed, worker = target
+        left = [lease for task in self.tasks.values() if (lease := task.lease) and lease.ending == "live"
+                and is_about(target, task, lease.worker)]
+        return {"type": type, "capabilities": None if needed is None else sorted(needed), "worker": worker,
+                "whole_tenant": type is worker is None, "reason": reason, "paused_by": show_principal(by),
+                "leases_left": len(left)}
+
+    def stopped(self, task: Task, worker: Principal) -> bool:
+        """Whether a task is not leased to a worker because of a pause."""
+        self.forget_pauses()
+        return any(is_about(target, task, worker) for target in self.paused)
+
+    def preview_bulk(self, by: Principal, ask: Any) -> Reply:
+        """Count the tasks that are meant; change nothing."""
+        self.require_admin()
+        if (ask.priority is not None) != (ask.action == "prioritize"):
+            raise ModelRefusal("invalid_request")
+        meant = [task for task in reversed(self.tasks.values()) if self.meant(task, ask)]
+        name = f"confirmation {len(self.orders)}"
+        self.orders[name] = BulkOrder(by, ask, len(meant), self.now + 900)
+        return {"action": ask.action, "matches": len(meant), "at_least": False, "confirmation": name,
+                "sample": [{"task_id": task.task_id, "status": task.status, "priority": task.priority}
+                           for task in meant[:10]]}
+
+    def run_bulk(self, by: Principal, ask: Any) -> Reply:
+        """Do it to the next tasks that are meant, each once."""
+        self.require_admin()
+        bulk = self.orders.get(ask.confirmation)
+        if bulk is None or not same(bulk.by, by) or (bulk.left is None and self.now >= bulk.good_until):
+            raise ModelRefusal("invalid_confirmation")
+        if bulk.left is None:       # the ids of these programs do not tell when a task was created
+            bulk.left = list(reversed(self.tasks.values()))
+        for _ in range(ask.max_tasks or 500):
+            while bulk.left and not self.meant(bulk.left[0], bulk.ask):
+                bulk.left.pop(0)
+            if bulk.left:
+                self.step(bulk, bulk.left.pop(0))
+        while bulk.left and not self.meant(bulk.left[0], bulk.ask):
+            bulk.left.pop(0)
+        return {"action": bulk.ask.action, "matches": bulk.matches, "at_least": False, "done": bulk.done,
+                "skipped": bulk.skipped, "refused": 0, "problem": None, "ended": not bulk.left,
+                "begun_by": show_principal(bulk.by)}
+
+    def step(self, bulk: BulkOrder, task: Task) -> None:
+        """Do to one task what is asked; none is run again that was run again before."""
+        if bulk.ask.action == "rerun" and any(one.rerun_of == task.task_id for one in self.tasks.values()):
+            bulk.skipped += 1
+            return
+        bulk.done += 1
+        if bulk.ask.action == "rerun":
+            self.run_again(task, task.owner, None)
+        elif bulk.ask.action == "prioritize":
+            task.priority = bulk.ask.priority
+        elif bulk.ask.action == "cancel":
+            self.cancel_task(bulk.by, CancelTask(task_id=task.task_id, reason=bulk.ask.reason))
+        else:
+            self.release_hold(bulk.by, ReleaseHold(task_id=task.task_id))
+
+    def meant(self, task: Task, ask: Any) -> bool:
+        """Whether a bulk is for a task, and changes anything about it."""
+        changes = {"cancel": task.status not in ENDED, "release": task.held is not None,
+                   "prioritize": task.status not in ENDED and task.priority != ask.priority,
+                   "rerun": task.status in ENDED}
+        return (changes[ask.action] and ask.status in (None, task.status) and ask.type in (None, task.ask.type)
+                and ask.created_by in (None, task.owner.id) and ask.held in (None, task.held is not None))
 
     # Receipts and obligations.
 
@@ -554,6 +695,14 @@ class Model:
 def same(one: Principal, other: Principal) -> bool:
     """Whether two principals are the same: kind and id count, an instance is only a session."""
     return (one.kind, one.id) == (other.kind, other.id)
+
+
+def is_about(target: Target, task: Task, worker: Principal) -> bool:
+    """Whether a lease of a task for a worker falls under what is paused."""
+    type, needed, paused = target
+    if paused is not None:
+        return paused == worker.id
+    return type in (None, task.ask.type) and (needed is None or task.needs == needed)
 
 
 def show_principal(who: Principal) -> dict[str, str]:

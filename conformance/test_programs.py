@@ -35,6 +35,7 @@ from asyncgate.parts.operations import OPERATIONS
 EXAMPLES_PER_ROUND, STEPS = 15, 35
 MINUTE, TICK = 60, 30
 MOMENTARY = {"renew_every_seconds", "uptime"}
+TIMES = {"since", "until"}      # besides those that end in _at
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Who = tuple[int, str, str, str | None]      # tenant, kind, id, instance
@@ -53,6 +54,7 @@ PROOFS = [None, None, None, {}, {"mode": "push", "status": "succeeded"}]
 ORDINARY: dict[str, Any] = {"type": "demo", "payload": None, "lease_minutes": None, "deadline_minutes": None}
 VERBS = ["renew_lease", "start_task", "report_progress", "release_lease", "complete", "fail"]
 ENDINGS = ["release_lease", "complete", "fail"]
+ENDED_BY = ["waits", "is leased", "is held", "is canceled", "succeeds", "fails", "fails"]
 PAST = 5        # a pick that selects an ended lease
 NOBODY = "00000000-0000-4000-8000-000000000000"
 NO_OFFER = {"task_id": NOBODY, "lease_id": NOBODY, "fence": 1}
@@ -93,6 +95,17 @@ claims = st.fixed_dictionaries({
     "capabilities": st.just(SKILLS) | skills, "accept_types": rarely(st.sets(st.sampled_from(TYPES)).map(sorted)),
     "preferred_kinds": rarely(st.sets(st.sampled_from(TYPES)).map(sorted)), "max_tasks": maybe(st.integers(1, 3)),
     "lease_ttl_seconds": maybe(minutes(1, 90, 90)), "claim_id": st.sampled_from([None, None, "c1", "c2"])})
+operators = st.sampled_from([*ADMINS * 6, (0, "human", "eve", None), AGENTS[0], WORKERS[0]])
+targets = st.sampled_from([
+    {"type": "demo"}, {"type": "test"}, {"type": "demo", "capabilities": []}, {"type": "demo", "capabilities": ["gpu"]},
+    {"worker": "w1"}, {"worker": "w2"}, {"whole_tenant": True}, {}, {"capabilities": ["gpu"], "worker": "w1"}])
+bulks = st.fixed_dictionaries({
+    "action": st.sampled_from(["cancel", "release", "prioritize", "rerun", "rerun"]),
+    "status": rarely(st.sampled_from(["queued", "leased", "failed", "canceled"])),
+    "type": maybe(st.sampled_from(TYPES)), "created_by": rarely(st.sampled_from(["ada", "bob"])),
+    "held": rarely(st.booleans()), "reason": st.sampled_from([None, "a mistake"]), "priority": st.none()}).flatmap(
+        lambda said: st.just(said) if said["action"] != "prioritize" else st.sampled_from([2, 0, None]).map(
+            lambda priority: {**said, "priority": priority}))
 turned = st.builds(Rules, strict=st.booleans(), progress_receipts=st.booleans(), refuse_mismatch=st.booleans(),
                    max_lease_renewals=st.sampled_from([0, 0, 2]),
                    max_lease_lifetime=st.sampled_from([0, 0, 10 * MINUTE]), escalation=st.booleans())
@@ -128,6 +141,7 @@ class Programs(RuleBasedStateMachine):
         self.live: list[tuple[Who, dict[str, Any]]] = []    # leases that may be live
         self.past: list[tuple[Who, dict[str, Any]]] = []
         self.done: list[str] = [NOBODY]                     # completed tasks
+        self.bulks = ["confirmation -1"]                    # their confirmations
         self.fields = ORDINARY
         self.begin(rules)
 
@@ -317,6 +331,72 @@ class Programs(RuleBasedStateMachine):
         else:
             self.perform(held[0], "complete", lease_id=held[1]["lease_id"], **where)
 
+    # Who looks after the gate.
+
+    @rule(who=operators, what=targets, drained=st.booleans(), reason=st.sampled_from([None, "a leak"]))
+    def pause(self, who: Who, what: dict[str, Any], drained: bool, reason: str | None) -> None:
+        self.perform(who, "drain_work" if drained else "pause_work", **what, reason=reason)
+        self.perform(who, "list_pauses")
+        if not drained:
+            self.resume(who, what)
+
+    @rule(who=operators, what=targets)
+    def resume(self, who: Who, what: dict[str, Any]) -> None:
+        self.perform(who, "resume_work", **what)
+
+    @rule(fields=creations, needs=skills, kind=st.sampled_from(["type", "lane", "other lane", "worker", "tenant"]),
+          minute=st.sampled_from([None, None, 0, 1]), waits=st.booleans(), drained=st.booleans(),
+          worker=st.sampled_from(WORKERS[:3]))
+    def pause_what_is_wanted(self, fields: dict[str, Any], needs: list[str], kind: str, minute: int | None,
+                             waits: bool, drained: bool, worker: Who) -> None:
+        fields = {**fields, "requirements": {"capabilities": needs}, "delay_seconds": None}
+        whats: dict[str, dict[str, Any]] = {
+            "worker": {"worker": worker[2]}, "tenant": {"whole_tenant": True}, "type": {"type": fields["type"]},
+            "lane": {"type": fields["type"], "capabilities": needs},
+            "other lane": {"type": fields["type"], "capabilities": ["tpu"]}}
+        what = whats[kind]
+        claim = {"lease_ttl_seconds": 90 * MINUTE, "max_tasks": 3, "claim_id": None, "capabilities": SKILLS}
+        until = None if minute is None else datetime.fromtimestamp(self.epoch + self.clock + minute * MINUTE, UTC)
+        self.create(AGENTS[0], fields)
+        self.perform(ADMINS[0], "drain_work" if drained else "pause_work", **what, until=until)
+        self.claim(worker, claim, again=False)
+        if waits:
+            self.wait(MINUTE, swept=False)
+            self.claim(worker, claim, again=False)
+        self.perform(ADMINS[0], "list_pauses")
+        self.resume(ADMINS[0], what)
+        self.claim(worker, claim, again=False)
+
+    @rule(who=operators, said=bulks, fields=creations, times=st.integers(1, 3), end=st.sampled_from(ENDED_BY),
+          most=st.sampled_from([1, 2, 500]), late=st.sampled_from([False, False, False, True]))
+    def begin_bulk(self, who: Who, said: dict[str, Any], fields: dict[str, Any], times: int, end: str,
+                   most: int, late: bool) -> None:
+        for _ in range(times):
+            self.bring_about(fields, end)
+        if found := self.perform(who, "preview_bulk", **said):
+            self.bulks.append(found["confirmation"])
+            self.wait(15 * MINUTE * late, swept=late)
+            self.perform(who, "run_bulk", confirmation=self.bulks[-1], max_tasks=most)
+            self.claim(WORKERS[0], {"max_tasks": 3, "claim_id": None}, again=False)
+
+    def bring_about(self, fields: dict[str, Any], end: str) -> None:
+        """Create a task, and let it be as a bulk may find it."""
+        fields = {**fields, "idempotency_key": None, "requirements": None, "delay_seconds": None}
+        if end in ("waits", "is canceled"):
+            self.create(AGENTS[0], fields)
+            if end == "is canceled":
+                self.perform(AGENTS[0], "cancel_task", task_id=self.tasks[-1])
+            return
+        self.take_up(AGENTS[0], {**fields, "max_expiries": 1}, MINUTE if end == "is held" else 90 * MINUTE)
+        if end == "is held":
+            self.wait(MINUTE, swept=True)
+        elif end != "is leased":
+            self.hold("complete" if end == "succeeds" else "fail", 0, "none")
+
+    @rule(who=operators, pick=picks, most=st.sampled_from([None, 1, 3]))
+    def go_on_with_a_bulk(self, who: Who, pick: int, most: int | None) -> None:
+        self.perform(who, "run_bulk", confirmation=self.bulks[-1 - pick % len(self.bulks)], max_tasks=most)
+
     # The clock.
 
     @rule(seconds=minutes(1, 1, 1, 5, 40), swept=st.booleans())
@@ -351,6 +431,7 @@ class Side:
         backend.own.clear()
         self.gates = [Gate(engine, tenant) for tenant in tenants]
         self.seen = [""] * len(tenants)
+        self.confirmations = [list[str]() for _ in tenants]     # programs call them by number: each gate seals its own
         self.epoch = math.floor(self.gates[0].now())
 
     def perform(self, who: Who, name: str, fields: dict[str, Any]) -> tuple[Any, ...]:
@@ -359,11 +440,25 @@ class Side:
         role = {"agent": "agent", "worker": "worker"}.get(kind, "admin")
         view = self.gates[tenant].as_caller(kind, id, role, instance=instance)
         try:
-            reply = plain(self.run(getattr(view, name)(**written_out(fields))))
+            reply = plain(self.run(getattr(view, name)(**self.name_sealed(tenant, written_out(fields)))))
         except GateError as no:
             return "no", no.code, no.more.get("reason")
+        self.number_sealed(tenant, reply)
         reply.get("leases", []).sort(key=lambda held: held["lease_id"])     # rows of the same time have no fixed order
         return "yes", reply
+
+    def name_sealed(self, tenant: int, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return a request with the confirmation that was sealed for its number."""
+        number = int(fields["confirmation"].split()[1]) if "confirmation" in fields else -1
+        known = self.confirmations[tenant]
+        return {**fields, "confirmation": known[number]} if 0 <= number < len(known) else fields
+
+    def number_sealed(self, tenant: int, reply: dict[str, Any]) -> None:
+        """Put a number in the place of a sealed confirmation."""
+        if "confirmation" in reply:
+            known = self.confirmations[tenant]
+            known.append(reply["confirmation"])
+            reply["confirmation"] = f"confirmation {len(known) - 1}"
 
     def news(self, tenant: int) -> list[Any]:
         """Return the receipts written since the last call."""
@@ -384,7 +479,7 @@ class Side:
             return {name: self.timed(held, name) for name, held in value.items() if name not in MOMENTARY}
         if isinstance(value, list):
             return [self.timed(held) for held in value]
-        return self.tick(value) if name.endswith("_at") else value
+        return self.tick(value) if name.endswith("_at") or name in TIMES else value
 
 
 def plain(reply: Any) -> dict[str, Any]:

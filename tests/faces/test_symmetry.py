@@ -397,10 +397,12 @@ class WireSide(Side):
         tenant, kind, id, instance = who
         self.http.headers["authorization"] = f"Bearer {token_of(self.gates[tenant].tenant_id, kind, id, instance)}"
         known = OPERATIONS[name].takes.__struct_fields__    # a program says more, which MCP refuses and REST ignores
-        said = {field: value for field, value in written_out(fields).items() if field in known}
+        said = {field: value for field, value in self.name_sealed(tenant, written_out(fields)).items()
+                if field in known}
         outcome: Outcome = self.run(self.tongue(self.http, name, said))
         if outcome[0] == "yes":
             outcome[1].get("leases", []).sort(key=lambda held: held["lease_id"])
+            self.number_sealed(tenant, outcome[1])
         return outcome
 
 
