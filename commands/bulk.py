@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from asyncgate.commands.calling import (
     EXIT_CONFLICT,
     EXIT_INTERRUPTED,
     EXIT_WRONG,
+    PAST,
     CommandGroup,
     add_gate_options,
     as_json,
@@ -27,7 +27,6 @@ from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text, show_table
 from asyncgate.commands.verdicts import print_answer
 from asyncgate.commands.watching import PASSING
-from asyncgate.parts.model.durations import parse_moment, parse_seconds
 
 TASKS_PER_CALL = 200
 MOST_TRIES = 10                 # in a row without an answer
@@ -35,22 +34,6 @@ COLUMNS = ("task_id", "type", "status", "created_by", "priority", "held", "creat
 QUESTIONS = {"cancel": "cancel them?", "release": "release them from hold?", "prioritize": "give them this priority?",
              "rerun": "run them again, but for those that were run again before?"}
 DONE = {"cancel": "canceled", "release": "released", "prioritize": "prioritized", "rerun": "run again"}
-
-
-class Past(click.ParamType[str]):
-    """A date, a time or a duration back from now."""
-
-    name = "moment"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the time in RFC 3339 format."""
-        try:
-            now, seconds = datetime.now(UTC), parse_seconds(str(value))
-            then = parse_moment(str(value), now) if seconds is None else now - timedelta(seconds=seconds)
-            return then.isoformat()
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a time: use a duration back from now such as 1h, a date such as 2026-12-31 or "
-                      "a time such as 2026-12-31T18:00", param, ctx)
 
 
 @click.group(cls=CommandGroup)
@@ -67,8 +50,8 @@ FILTERS = [
     click.Option(["--type"], help="Only tasks of this type."),
     click.Option(["--created-by"], metavar="ID", help="Only tasks of this creator."),
     click.Option(["--created-by-kind"], metavar="KIND", help="Kind of the creator; default any."),
-    click.Option(["--created-after"], type=Past(), help="Created then or later; 1h is an hour ago."),
-    click.Option(["--created-before"], type=Past(), help="Created earlier than then."),
+    click.Option(["--created-after"], type=PAST, help="Created then or later; 1h is an hour ago."),
+    click.Option(["--created-before"], type=PAST, help="Created earlier than then."),
     click.Option(["--id-prefix"], metavar="TEXT", help="Only tasks whose id begins so."),
     click.Option(["--held/--not-held"], default=None, help="Only tasks that are on hold, or none of them."),
     click.Option(["--reason"], help="Why; audited."),
@@ -76,7 +59,7 @@ FILTERS = [
 ]
 OF_RERUN = [
     click.Option(["--failed"], is_flag=True, help="The same as --status failed."),
-    click.Option(["--since", "ended_after"], type=Past(), help="Ended then or later; 1h is an hour ago."),
+    click.Option(["--since", "ended_after"], type=PAST, help="Ended then or later; 1h is an hour ago."),
 ]
 OF_PRIORITIZE = [click.Option(["--priority"], type=int, required=True, help="The new priority; higher is first.")]
 

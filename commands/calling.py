@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, TypeVar
@@ -86,6 +86,22 @@ class Moment(click.ParamType[str]):
                       "unless it has an offset), or a duration from now such as 90d", param, ctx)
 
 
+class Past(click.ParamType[str]):
+    """A date, a time or a duration back from now."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the time in RFC 3339 format."""
+        try:
+            now, seconds = datetime.now(UTC), durations.parse_seconds(str(value))
+            then = durations.parse_moment(str(value), now) if seconds is None else now - timedelta(seconds=seconds)
+            return then.isoformat()
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a time: use a duration back from now such as 1h, a date such as 2026-12-31 or "
+                      "a time such as 2026-12-31T18:00", param, ctx)
+
+
 class Credential(click.ParamType[str]):
     """A credential, or @FILE that contains it: all users of a machine can see its command lines."""
 
@@ -101,7 +117,7 @@ class Credential(click.ParamType[str]):
             self.fail(str(wrong), param, ctx)
 
 
-ID_TYPE, DURATION, MOMENT, CREDENTIAL = Id(), Duration(), Moment(), Credential()
+ID_TYPE, DURATION, MOMENT, PAST, CREDENTIAL = Id(), Duration(), Moment(), Past(), Credential()
 GATE = [
     click.Option(["--url"], help=f"URL of the gate; default ASYNCGATE_URL, else {DEFAULT_URL}."),
     click.Option(["--token"], type=CREDENTIAL, metavar="TOKEN | @FILE",

@@ -33,6 +33,7 @@ from asyncgate.commands.calling import (
     GATE,
     ID_TYPE,
     MOMENT,
+    PAST,
     add_gate_options,
     as_json,
     exit_with,
@@ -164,6 +165,10 @@ SCALARS: list[tuple[type[inspect.Type], click.ParamType[Any]]] = [
     (inspect.StrType, click.STRING)]
 
 
+# Fields that compare with what has happened: in these, 1h is an hour ago.
+FILTERS_BY_TIME = re.compile("(created|ended|issued)_(after|before)")
+
+
 def find_form(kind: inspect.Type) -> OptionForm:
     """Return the form of an option for a field of this type."""
     if isinstance(kind, inspect.Metadata):
@@ -210,6 +215,8 @@ def make_option(op: Operation, field: inspect.Field) -> click.Parameter:
         known.type = ID_TYPE
     if field.name.endswith("_seconds"):
         known.type = DURATION
+    if known.type is MOMENT and FILTERS_BY_TIME.fullmatch(field.name):
+        known = OptionForm(PAST, says=known.says.replace("from now", "back from now"))
     if field.name in op.takes.needed[:1]:
         return click.Argument([field.name], type=known.type, required=False, metavar=field.name.upper())
     name = "--" + field.name.replace("_", "-")

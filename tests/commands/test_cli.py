@@ -338,6 +338,15 @@ def test_a_moment_and_a_duration_are_written_as_people_write_them(run: Run, kind
     assert (wrong.exit_code, "use a date such as 2026-12-31" in wrong.stderr) == (2, True)
 
 
+def test_a_duration_counts_back_where_a_filter_asks_what_has_happened(run: Run, kind: str) -> None:
+    task_id = answer(run("create-task", "--type", kind, "--payload", "1", "--json"))["task_id"]
+
+    found = [answer(run("list-tasks", "--type", kind, option, "1h", "--json"))["tasks"]
+             for option in ("--created-after", "--created-before")]
+
+    assert [[task["task_id"] for task in tasks] for tasks in found] == [[task_id], []]
+
+
 def test_run_task_says_the_id_at_once_and_ends_as_the_task_does(run: Run, kind: str) -> None:
     waits = run("run-task", "--type", kind, "--payload", "1", "--wait-seconds", "0", "--json", "--result-delivery",
                 "inline")
