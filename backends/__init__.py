@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
-from asyncgate.parts.model.database import ArchivingBackend, Around, FileBackend, LastingBackend, SharedBackend
+from asyncgate.parts.model.database import (
+    ArchivingBackend,
+    Around,
+    FileBackend,
+    LastingBackend,
+    SharedBackend,
+    TransactingBackend,
+)
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.queries import (
     ANY_KIND,
@@ -55,6 +62,7 @@ if TYPE_CHECKING:
 __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "EntryFilter", "EventFilter",
            "FileBackend", "LastingBackend", "LeaseCount", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf",
            "Query", "QueueFilter", "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter",
+           "TransactingBackend",
            "is_lasting", "is_shared", "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
 
 R = TypeVar("R", bound=Struct)

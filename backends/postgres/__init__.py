@@ -26,13 +26,14 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import asyncpg
 from msgspec import Struct
 
 from asyncgate import Needs, News, Work
-from asyncgate.backends import ArchivingBackend, Backend, SharedBackend
+from asyncgate.backends import ArchivingBackend, Backend, SharedBackend, TransactingBackend
 from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.pages import Pages, TaskRange, join_queues
 from asyncgate.backends.postgres import statements as sql
@@ -43,7 +44,14 @@ from asyncgate.backends.postgres.migrations import SCHEMA_VERSION, require_schem
 from asyncgate.backends.postgres.migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres.migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres.privileges import find_strengths
-from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, Refused, StartupError, outcome_unknown
+from asyncgate.parts.model.errors import (
+    ArchiveUnavailable,
+    DatabaseUnavailable,
+    GateError,
+    Refused,
+    StartupError,
+    outcome_unknown,
+)
 from asyncgate.parts.model.ids import Ids, first_id
 from asyncgate.parts.model.queries import (
     QUEUE_KEPT_SECONDS,
@@ -115,6 +123,8 @@ REFUSED = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
 BROKEN = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.AdminShutdownError,
           asyncpg.CrashShutdownError, asyncpg.CannotConnectNowError, asyncpg.ReadOnlySQLTransactionError,
           asyncpg.InternalClientError, ConnectionError)
+# The transaction of a block of reads: backend, tenant, connection.
+OPEN: ContextVar[tuple[Any, str, Any] | None] = ContextVar("open", default=None)
 # The errors of an outage; every other error of the database is logged with a traceback.
 OUTAGE = (*BROKEN, OSError, TimeoutError, asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError,
           asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError,
@@ -537,7 +547,27 @@ class Postgres(Pages):
     async def _read(self, tenant_id: str, statement: str, *given: Any) -> list[Any]:
         """Read behind the wall of a tenant; raises DatabaseUnavailable."""
         with translate_outages():
+            if (known := OPEN.get()) is not None and known[:2] == (self, tenant_id):
+                return [tuple(row) for row in await known[2].fetch(statement, tenant_id, *given)]
             return await self._reconnecting(lambda: self._read_once(tenant_id, statement, *given))
+
+    @contextlib.asynccontextmanager
+    async def reading(self, tenant_id: str) -> AsyncIterator[None]:
+        """Make the reads of a tenant in this block one transaction: two round trips fewer for each."""
+        refused: GateError | None = None
+        with translate_outages():
+            async with contextlib.AsyncExitStack() as stack:
+                db = await self._reconnecting(lambda: stack.enter_async_context(self._transaction(tenant_id)))
+                token = OPEN.set((self, tenant_id, db))
+                try:
+                    yield
+                except GateError as no:     # a refusal is no reason to give the connection up
+                    refused = no
+                finally:
+                    OPEN.reset(token)
+                await db.execute("COMMIT")
+        if refused is not None:
+            raise refused
 
     async def _read_once(self, tenant_id: str, statement: str, *given: Any) -> list[Any]:
         async with self._transaction(tenant_id) as db:
@@ -901,3 +931,4 @@ BACKEND: type[Backend] = Postgres
 if TYPE_CHECKING:
     _shared: type[SharedBackend] = Postgres
     _archiving: type[ArchivingBackend] = Postgres
+    _transacting: type[TransactingBackend] = Postgres

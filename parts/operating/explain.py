@@ -17,6 +17,7 @@ from asyncgate import CORE_OPERATIONS, Caller, Engine, Operation, forbid, matche
 from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.quotas import Quotas
 from asyncgate.parts.model.content import decode_json, needs_of
+from asyncgate.parts.model.database import read_together
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import no_task
 from asyncgate.parts.model.overdue import alive, is_lost
@@ -443,7 +444,8 @@ async def explain_task(engine: Engine, caller: Caller, ask: ExplainTask) -> Expl
         raise no_task(ask.task_id)
     if not caller.sees_all and not found[0].owner.same(caller.principal):
         raise forbid(caller, f"task {ask.task_id} belongs to another principal")
-    facts = await read_facts(engine, caller, *found)
+    async with read_together(engine.backend, caller.tenant_id):
+        facts = await read_facts(engine, caller, *found)
     first, *also = explain(facts)
     return Explanation(ask.task_id, facts.task.status, first.cause, first.summary, first.evidence, first.next, also,
                        to_utc(facts.now))

@@ -13,6 +13,7 @@ from asyncgate.backends import (
     FileBackend,
     LastingBackend,
     SharedBackend,
+    TransactingBackend,
     is_lasting,
     is_shared,
 )
@@ -20,10 +21,10 @@ from asyncgate.backends.memory import Memory
 from asyncgate.backends.postgres import Postgres
 from asyncgate.backends.sqlite import Sqlite
 
-OPTIONAL: tuple[Any, ...] = (LastingBackend, SharedBackend, FileBackend, ArchivingBackend)
+OPTIONAL: tuple[Any, ...] = (LastingBackend, SharedBackend, FileBackend, ArchivingBackend, TransactingBackend)
 CAN: dict[str, tuple[type, set[Any]]] = {
     "memory": (Memory, set()), "sqlite": (Sqlite, {LastingBackend, FileBackend}),
-    "postgresql": (Postgres, {LastingBackend, SharedBackend, ArchivingBackend})}
+    "postgresql": (Postgres, {LastingBackend, SharedBackend, ArchivingBackend, TransactingBackend})}
 
 
 def test_every_database_must_have_20_methods() -> None:

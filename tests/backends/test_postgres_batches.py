@@ -15,6 +15,8 @@ from asyncgate import Engine, Needs
 from asyncgate.backends.postgres import Postgres, Queues, open_backend
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
+from asyncgate.parts.model.errors import DatabaseUnavailable, NotFound
+from asyncgate.parts.model.queries import LeaseCount
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import LeaseNext
 
@@ -123,3 +125,64 @@ async def test_a_batch_that_looks_twice_offers_all_that_it_has_locked(
     assert len(looks) == 2
     assert looks[0] - looks[1]      # locked by the first look, and not seen by the second
     assert offered == looks[0] | looks[1]
+
+
+# Several reads in one transaction.
+
+
+WHERE = "SELECT pg_backend_pid(), extract(epoch FROM now()), asyncgate.tenant() = $1::uuid"     # now() is its beginning
+
+
+async def test_the_reads_of_a_block_are_one_transaction_behind_the_wall_of_its_tenant(backend: Postgres) -> None:
+    tenant, other = str(uuid.uuid4()), str(uuid.uuid4())
+
+    async with backend.reading(tenant):
+        first, second = [(await backend._read(tenant, WHERE))[0] for _ in range(2)]
+        [apart] = await backend._read(other, WHERE)
+        assert await asyncio.create_task(backend.page(other, LeaseCount())) == [0]
+    [after] = await backend._read(tenant, WHERE)
+
+    assert first == second
+    assert first[2]
+    assert apart[2]
+    assert len({first[1], apart[1], after[1]}) == 3
+
+
+async def test_a_refusal_in_a_block_of_reads_keeps_its_connection_and_an_error_gives_it_up(backend: Postgres) -> None:
+    tenant, seen = str(uuid.uuid4()), []
+
+    async def fail(error: Exception) -> None:
+        async with backend.reading(tenant):
+            seen.append((await backend._read(tenant, WHERE))[0][0])
+            raise error
+
+    for error in (NotFound("nothing is there"), RuntimeError("a bug")):
+        with pytest.raises(type(error)):
+            await fail(error)
+    [after] = await backend._read(tenant, WHERE)
+
+    assert seen[0] == seen[1] != after[0]
+    assert after[2]
+
+
+async def test_a_block_of_reads_begins_on_a_new_connection_when_its_own_was_cut(
+        backend: Postgres, url: str) -> None:
+    tenant, outside = str(uuid.uuid4()), await asyncpg.connect(url)
+    [before] = await backend._read(tenant, WHERE)
+    await outside.execute("SELECT pg_terminate_backend($1)", before[0])
+    await outside.close()
+
+    async with backend.reading(tenant):
+        [after] = await backend._read(tenant, WHERE)
+
+    assert after[0] != before[0]
+
+
+async def test_a_block_of_reads_whose_connection_is_cut_says_that_the_database_is_away(backend: Postgres) -> None:
+    tenant = str(uuid.uuid4())
+
+    with pytest.raises(DatabaseUnavailable):
+        async with backend.reading(tenant):
+            await backend._read(tenant, "SELECT $1, pg_terminate_backend(pg_backend_pid())")
+
+    assert await backend.page(tenant, LeaseCount()) == [0]
