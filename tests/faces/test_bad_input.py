@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from asyncgate import Operation
+from asyncgate.parts.model.wire import SummaryPrefix
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.logs import JsonLines, Lines
 
@@ -102,6 +103,9 @@ async def ask(served: Any, verb: str, path: str, fields: dict[str, Any]) -> Any:
 # What is wrong for a field, read from its type.
 
 
+ANY_BUT_NUL = msgspec.json.schema(SummaryPrefix)["pattern"]     # of a text; other patterns are those of names
+
+
 class Field:
     """One field of a request: what it takes, with its limits."""
 
@@ -128,7 +132,9 @@ class Field:
             yield ""
         if most := self.inner.get("maxLength"):
             yield "a" * (most + 1)
-        if "pattern" in self.inner:
+        if self.inner.get("pattern") == ANY_BUT_NUL:
+            yield "a\0"
+        elif "pattern" in self.inner:
             yield from (" ", "   a", "a\n", "a\r\nb", "\ta", "a\x1b[31m", "a\x85", "\x7f")
             yield from ("\u202eadm", "a\u200bb", "\ufeffa")
         if "enum" in self.inner:
