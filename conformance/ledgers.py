@@ -52,7 +52,8 @@ class LedgerServer:
 
     def __enter__(self) -> LedgerServer:
         command = [sys.executable, "-c", LEDGER, "ledger", "--port", str(self.port), "--database", self.database,
-                   "--set", "log_level=info"]
+                   "--set", "log_level=info", "--set", "security.api_keys.hash_time_cost=1",
+                   "--set", "security.api_keys.hash_memory_cost=8"]     # by default a hash takes 0.1 s
         surroundings = {**os.environ, "ASYNCGATE_API_KEY": self.token}
         self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, bufsize=0)
         self.url = self._address()

@@ -124,7 +124,7 @@ BROKEN = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.Admin
           asyncpg.CrashShutdownError, asyncpg.CannotConnectNowError, asyncpg.ReadOnlySQLTransactionError,
           asyncpg.InternalClientError, ConnectionError)
 # The transaction of a block of reads: backend, tenant, connection.
-OPEN: ContextVar[tuple[Any, str, Any] | None] = ContextVar("open", default=None)
+OPENED: ContextVar[tuple[Any, str, Any] | None] = ContextVar("opened", default=None)
 # The errors of an outage; every other error of the database is logged with a traceback.
 OUTAGE = (*BROKEN, OSError, TimeoutError, asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError,
           asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError,
@@ -547,7 +547,7 @@ class Postgres(Pages):
     async def _read(self, tenant_id: str, statement: str, *given: Any) -> list[Any]:
         """Read behind the wall of a tenant; raises DatabaseUnavailable."""
         with translate_outages():
-            if (known := OPEN.get()) is not None and known[:2] == (self, tenant_id):
+            if (known := OPENED.get()) is not None and known[:2] == (self, tenant_id):
                 return [tuple(row) for row in await known[2].fetch(statement, tenant_id, *given)]
             return await self._reconnecting(lambda: self._read_once(tenant_id, statement, *given))
 
@@ -558,13 +558,13 @@ class Postgres(Pages):
         with translate_outages():
             async with contextlib.AsyncExitStack() as stack:
                 db = await self._reconnecting(lambda: stack.enter_async_context(self._transaction(tenant_id)))
-                token = OPEN.set((self, tenant_id, db))
+                token = OPENED.set((self, tenant_id, db))
                 try:
                     yield
                 except GateError as no:     # a refusal is no reason to give the connection up
                     refused = no
                 finally:
-                    OPEN.reset(token)
+                    OPENED.reset(token)
                 await db.execute("COMMIT")
         if refused is not None:
             raise refused
