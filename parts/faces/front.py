@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Set
 from functools import cached_property
+from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
@@ -31,7 +33,9 @@ from asyncgate.parts.model.errors import Forbidden, GateError, Misdirected, NotF
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.process.spans import find_tracing
 
-SLOWED = frozenset({401, 429})      # a caller over a limit, or unknown, is answered at once, but not again at once
+# Before a caller is told that it is over a limit: the refusal costs so little that callers who come again at once would
+# take the time of the others.  The answer waits, not the connection: behind a proxy others share that.
+REFUSAL_PAUSE_SECONDS = 0.05
 JSON_TYPE = (b"content-type", b"application/json")
 SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; "
           b"frame-ancestors 'none'"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store")]
@@ -130,10 +134,10 @@ class Front:
         counted = not self.opened or "asyncgate.limits" in scope or not self.guard.enforced
         if not counted and (no := await self.guard.passing(scope)):
             status, body, more, type = no.status, encode_json(no.body()), make_refusal_headers(no), JSON_TYPE
-        limits, whole = scope.get("asyncgate.limits", ()), find_shortcut(scope)
-        if status in SLOWED and whole is not None:
-            whole.rest()
-        if not more and type is JSON_TYPE and status != 204 and whole is not None:
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            await asyncio.sleep(REFUSAL_PAUSE_SECONDS)
+        limits = scope.get("asyncgate.limits", ())
+        if not more and type is JSON_TYPE and status != 204 and (whole := find_shortcut(scope)) is not None:
             lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
             lines += b"".join([b"%b: %b\r\n" % header for header in limits]) if limits else b""
             if whole.answer(status, lines, body):

@@ -112,9 +112,6 @@ class Shortcut(Protocol):
     def answer(self, status: int, lines: bytes, body: bytes) -> bool:
         """Send an answer with formatted header lines; return whether it was sent."""
 
-    def rest(self) -> None:
-        """Let the connection rest after the answer, before its next request is read."""
-
 
 def find_shortcut(scope: Scope) -> Shortcut | None:
     """Return the server's shortcut past ASGI messages, if it has one."""

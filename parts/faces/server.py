@@ -45,9 +45,6 @@ KEEP_ALIVE_SECONDS = 75
 STALL_SECONDS = 60.0
 # Between two reads of what a refused client still sends: at 256 KiB a read it gets rid of 10 MiB in a second.
 UNWANTED_READ_SECONDS = 0.025
-# Between a refusal of a caller who is over a limit or unknown, and the next request of that connection: such callers
-# are refused quickly, and would else come again as quickly.
-REFUSED_REST_SECONDS = 0.05
 # TLS 1.2 may only use forward secrecy and authenticated encryption. Level 2 refuses certificates with RSA keys
 # shorter than 2048 bits. TLS 1.3 has no weaker suites.
 CIPHERS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -533,14 +530,10 @@ class CycleShortcut:
     app must use ASGI messages: nothing was done.
     """
 
-    __slots__ = ("connection", "cycle")
+    __slots__ = ("cycle",)
 
-    def __init__(self, cycle: Any, connection: Http) -> None:
-        self.cycle, self.connection = cycle, connection
-
-    def rest(self) -> None:
-        """Let the connection rest after the answer, before its next request is read."""
-        self.connection.resting = True
+    def __init__(self, cycle: Any) -> None:
+        self.cycle = cycle
 
     def body(self) -> bytes | None:
         """Return the body of the request if all of it has arrived, else None."""
@@ -635,7 +628,6 @@ class Http(HttpToolsProtocol):
     running: Any = None         # the request being answered; `cycle` is the last request read
     idle_since = 0.0
     refused = False
-    resting = False             # whether the next request waits for a while
     resuming = False
     # Bytes read since the last complete head or the last piece of an expected body.
     idle_bytes = 0
@@ -752,7 +744,7 @@ class Http(HttpToolsProtocol):
         super().on_headers_complete()
         if self.traffic.leaving:
             self.cycle.keep_alive = False
-        cast(dict[str, Any], self.scope)["extensions"] = {"asyncgate.whole": CycleShortcut(self.cycle, self)}
+        cast(dict[str, Any], self.scope)["extensions"] = {"asyncgate.whole": CycleShortcut(self.cycle)}
         self.headers = TRAILERS
         if self.clock is not None:
             self._stop_clock()
@@ -769,14 +761,9 @@ class Http(HttpToolsProtocol):
         return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
 
     def on_response_complete(self) -> None:
-        """Note when the connection became idle, and go on to its next request, after a rest if the app wishes so."""
+        """Note when the connection became idle."""
         self.idle_since = self.loop.time()
-        if not self.resting:
-            return super().on_response_complete()
-        self.resting = False
-        if not self.transport.is_closing():
-            self.flow.pause_reading()
-        self.loop.call_later(REFUSED_REST_SECONDS, super().on_response_complete)
+        super().on_response_complete()
 
     def _read_authority(self) -> bytes | None:
         """Return the authority of an absolute target; None for `*`, which has none."""

@@ -30,8 +30,6 @@ options = json.loads(sys.argv[2], object_hook=lambda members: SimpleNamespace(**
 from asyncgate.parts.faces import server
 
 server.STALL_SECONDS = 0.5
-if options.tell == "long rests":
-    server.REFUSED_REST_SECONDS = 3600
 released = asyncio.Event()
 
 
@@ -93,8 +91,6 @@ async def app(scope, receive, send):
     if scope["path"] == "/flood":
         return await flood(send)
     whole = scope["extensions"]["asyncgate.whole"] if scope["path"] != "/ordinary" else None
-    if scope["path"].startswith("/unwelcome"):
-        whole.rest()
     body = b"" if scope["path"] == "/early" else whole.body() if whole else None
     if body is None:
         say("by messages")
@@ -487,34 +483,6 @@ def test_what_an_answered_client_still_sends_is_read_with_rests_between(launch: 
     for _ in range(5):
         server.until("rest")
     assert client.rest() == b""
-
-
-@pytest.mark.parametrize("at_once", [True, False], ids=["pipelined", "one after another"])
-def test_an_unwelcome_client_is_answered_at_once_and_its_next_request_waits(launch: Start, at_once: bool) -> None:
-    server = launch(tell="long rests").start()
-    slow, quick = Client(server), Client(server)
-    first, second = (b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n" % name for name in (b"unwelcome", b"second"))
-
-    assert slow.say(first + second if at_once else first).answer()[0] == 200
-    if not at_once:
-        slow.say(second)
-    for number in range(20):
-        quick.get(f"/{number}")
-    server.until("got /unwelcome")
-    assert [server.line() for _ in range(20)] == [f"got /{number}" for number in range(20)]
-
-
-def test_an_unwelcome_client_goes_on_after_its_rest_and_may_leave_during_it(launch: Start) -> None:
-    server = launch().start()
-    leaving, staying = Client(server), Client(server)
-
-    assert leaving.say(b"GET /unwelcome HTTP/1.1\r\nHost: a\r\n\r\n" * 3).answer()[0] == 200
-    leaving.close()
-    assert staying.say(b"GET /unwelcome HTTP/1.1\r\nHost: a\r\n\r\n" * 3).answer()[0] == 200
-    assert [staying.answer()[0] for _ in range(2)] == [200, 200]
-    assert staying.get("/next")["body"] == ""
-    server.process.terminate()
-    assert server.end()[0::2] == (0, "")
 
 
 def test_an_answer_given_before_the_body_came_keeps_the_connection(client: Client) -> None:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from asyncgate.backends import open_backend
 from asyncgate.parts.app import Gate
+from asyncgate.parts.faces import front
 from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.limits.memory import MemoryLimits
 from asyncgate.parts.model import quotas
@@ -74,6 +75,22 @@ async def passed(house: House, token: str, times: int, **more: Any) -> int:
     """Return how many of so many calls are not refused for being too many."""
     told = [await house.ask("list_tasks", token=token, **more) for _ in range(times)]
     return sum(answer.code != "rate_limit_exceeded" for answer in told)
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_caller_over_its_limit_waits_for_the_refusal_and_the_others_do_not(
+        limited: Limited, monkeypatch: pytest.MonkeyPatch, facade: str) -> None:
+    house, token, _ = await limited(calls=2)
+    assert await passed(house, token, 2) == 2
+    monkeypatch.setattr(front, "REFUSAL_PAUSE_SECONDS", 3600)
+
+    refused = asyncio.create_task(house.ask("list_tasks", token=token, facade=facade))
+    for _ in range(20):
+        assert (await house.ask("list_tasks", facade=facade)).status == 200
+
+    assert not refused.done()
+    refused.cancel()
+
 
 
 # Headers, on every answer.
