@@ -46,6 +46,15 @@ from asyncgate.parts.model.stored import (
     Task,
     export_key,
 )
+from asyncgate.parts.model.stored_oauth import (
+    Consent,
+    Grant,
+    OAuthClient,
+    Revocation,
+    RevocationHead,
+    SignInLink,
+    User,
+)
 from asyncgate.parts.model.wire import Principal
 
 # In this order, so that no task arrives before its history: see `TenantCopy.raised`.  Usage is counted again.
@@ -54,7 +63,8 @@ COPIED_TABLES: dict[type[Struct], str] = {
     Event: "events", Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys",
     Audit: "audit", AuditHead: "audit_heads", Outgoing: "outbox", Entry: "ledger",
     LedgerMark: "ledger_marks", Seal: "seals", SealHead: "seal_heads", Archived: "archived", Pauses: "pauses",
-    Bulk: "bulks"}
+    Bulk: "bulks", OAuthClient: "oauth_clients", User: "oauth_users", Consent: "oauth_consents", Grant: "oauth_grants",
+    SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads"}
 
 TRUTHS = {table: [field.name for field in fields(table) if field.type is bool] for table in COPIED_TABLES}
 COPY_NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # a copy's instance name: one copy at a time
@@ -306,5 +316,6 @@ def add_row(work: Work, row: Any, ids: Ids) -> None:
         case Audit():
             work.add_audit(row)
         case (Schedule() | Presence() | Account() | Key() | AuditHead() | Outgoing() | Entry() | LedgerMark()
-              | Seal() | SealHead() | Archived() | Pauses() | Bulk()):
+              | Seal() | SealHead() | Archived() | Pauses() | Bulk() | OAuthClient() | User() | Consent() | Grant()
+              | SignInLink() | Revocation() | RevocationHead()):
             work.keep_record(row)

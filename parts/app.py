@@ -35,6 +35,7 @@ from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
+    from asyncgate.parts.identity.oauth.server import AuthorizationServer
     from asyncgate.parts.receipts.outbox import Ledger
 
 log = logging.getLogger("asyncgate")
@@ -53,6 +54,11 @@ class Gate(Front):
         self.ledger: Ledger | None = None       # set in integrated mode only
         self.traffic = Traffic()
         super().__init__(settings, operations, self._life)
+        self.oauth: AuthorizationServer | None = None
+        if settings.security.oauth.enabled:
+            from asyncgate.parts.identity.oauth.server import AuthorizationServer
+            self.oauth = AuthorizationServer(settings, self.send)
+            self.app.router.routes.extend(self.oauth.routes())
         self.counting: Metrics | None = None    # if the settings ask for it
         if settings.metrics.enabled and not settings.metrics.port:
             self.app.router.routes.append(Route(METRICS_PATH, MetricsPage(self, self._find_sources)))
@@ -87,6 +93,8 @@ class Gate(Front):
         self.service = Service(engine, self.traffic, self.mcp.drain)
         engine.extend(self.service, Changes(engine))
         self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
+        if self.oauth is not None:
+            self.oauth.open(engine, self.guard.auditor)
         self.identity.prefer(Keys(self.guard.keys))
         self.opened = True
 

@@ -26,8 +26,6 @@ def require_safe_start(settings: Settings) -> None:
     if settings.allow_insecure_dev and not is_loopback(settings.host):
         raise StartupError(f"allow_insecure_dev makes everybody who reaches the gate an admin: set host to loopback, "
                            f"not {settings.host}")
-    if settings.security.oauth.enabled:
-        raise StartupError("this release does not support security.oauth.enabled; unset it")
     if settings.allow_insecure_dev:
         log.warning("INSECURE: allow_insecure_dev is on, so everybody who reaches %s is an admin", settings.host)
 

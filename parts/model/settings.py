@@ -137,6 +137,17 @@ class LedgerSettings(Group, frozen=True):
 class WorkerBootstrap(Group, frozen=True):
     include_memorygate_routing: Annotated[bool, says("Whether bootstrap tells workers where the ledger is")] = True
 
+class TrustedIssuer(Group, frozen=True):
+    """Another issuer whose access tokens are accepted, and what it may assert."""
+
+    issuer: Annotated[Filled, says("The issuer, iss of its tokens")]
+    jwks: Annotated[Filled, says("Its keys: a JWKS file, or the URL of one")]
+    audience: Annotated[Texts, says("Audiences of its accepted tokens; aud must name one")] = ("asyncgate-api",)
+    tenants: Annotated[Texts, says("Tenants that it may speak for, as ids; empty is any")] = ()
+    roles: Annotated[Texts, says("Roles that it may give")] = ("agent", "worker")
+    scopes: Annotated[Texts, says("Scopes that it may give; empty is any")] = ()
+    max_lifetime_days: Annotated[int, span(1, 90), says("Longest lifetime of its tokens")] = 90
+
 class Jwt(Group, frozen=True):
     """How access tokens are signed and checked, and how long they are valid."""
 
@@ -150,9 +161,9 @@ class Jwt(Group, frozen=True):
     roles: Annotated[Texts, says("Roles that the issuer may give")] = ("agent", "worker", "admin")
     leeway_seconds: Annotated[int, span(0, 300), says("Seconds by which the issuer's clock may be off")] = 30
     max_lifetime_days: Annotated[int, span(1, 90), says("Longest lifetime of an accepted access token")] = 90
-    access_token_ttl_days: Annotated[int, span(5, 90), decides_nothing(
-        "the issuer sets the life of its access tokens; see max_lifetime_days")] = 30
-    refresh_token_ttl_days: Annotated[Days, decides_nothing("the gate issues no refresh tokens")] = 90
+    access_token_ttl_days: Annotated[int, span(5, 90), says("Days an access token of this gate is valid")] = 30
+    refresh_token_ttl_days: Annotated[Days, says("Days after which a person has to sign in again")] = 90
+    issuers: Annotated[tuple[TrustedIssuer, ...], says("Further issuers whose access tokens are accepted")] = ()
 
     @property
     def has_keys(self) -> bool:
@@ -162,17 +173,37 @@ class Jwt(Group, frozen=True):
 class IdentityProvider(Group, frozen=True):
     """An identity provider through which people sign in."""
 
-    name: Annotated[str, says("Name of the identity provider, such as google")]
+    name: Annotated[Label, says("Name of the identity provider, such as google; part of its callback URL")]
     client_id: Annotated[str, says("The gate's client id at the provider")]
     client_secret: Annotated[str, says("The gate's client secret at the provider", secret=True)] = ""
-    discovery_url: Annotated[Url, says("The provider's OpenID Connect discovery document")] = ""
+    discovery_url: Annotated[Url, says("The provider's OpenID Connect discovery document; GitHub has none")] = ""
+    kind: Annotated[Literal["oidc", "github"], says("The protocol that it speaks")] = "oidc"
+    title: Annotated[str, says("What the button says; empty is the name")] = ""
+    scopes: Annotated[Texts, says("What the gate asks the provider for")] = ("openid", "email", "profile")
+    groups_claim: Annotated[str, says("Claim of the ID token that lists a person's groups")] = "groups"
+
+class AdmissionRule(Group, frozen=True):
+    """Who may sign in, and as whom; the first rule that fits decides."""
+
+    provider: Annotated[Label, says("Name of the identity provider; empty is any")] = ""
+    email: Annotated[str, says("A verified e-mail address; empty is any")] = ""
+    email_domain: Annotated[str, says("Domain of a verified e-mail address; empty is any")] = ""
+    group: Annotated[str, says("A group of the person at the provider; empty is any")] = ""
+    tenant: Annotated[OneTenant, says("The tenant that the person belongs to; empty is the default tenant")] = ""
+    role: Annotated[Literal["agent", "worker", "admin"], says("The role that the person gets")] = "agent"
+    scopes: Annotated[Texts, says("The scopes that the person may grant; empty is those of the role")] = ()
 
 class OAuth(Group, frozen=True):
-    """Whether people may sign in through an identity provider, and through which."""
+    """The authorization server: whether it is on, who may sign in, and which programs may ask."""
 
-    enabled: Annotated[bool, says("Whether people may sign in through an identity provider")] = False
-    providers: Annotated[tuple[IdentityProvider, ...], decides_nothing(
-        "nobody can sign in through a provider yet")] = ()
+    enabled: Annotated[bool, says("Whether the gate issues access tokens to programs that people allow in")] = False
+    providers: Annotated[tuple[IdentityProvider, ...], says("Identity providers through which people sign in")] = ()
+    admit: Annotated[tuple[AdmissionRule, ...], says("Who may sign in without an invitation, and as whom")] = ()
+    login_links: Annotated[bool, says("Whether one-time links that an admin makes sign people in")] = True
+    client_documents: Annotated[bool, says("Whether a program may be named by the URL of its metadata")] = True
+    dynamic_registration: Annotated[bool, says("Whether programs may register themselves (RFC 7591)")] = False
+    refresh_grace_seconds: Annotated[float, span(0, 300, "a number"), says(
+        "Seconds a used refresh token still returns its successor; 0 is never")] = 30.0
 
 class ApiKeys(Group, frozen=True):
     """How issued keys are kept."""
@@ -319,6 +350,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allow_insecure_dev: Annotated[bool, says("Whether callers on loopback need no credential")] = False
     allowed_hosts: Annotated[Texts, says("Host headers that are answered; empty is automatic")] = ()
     allowed_origins: Annotated[Texts, says("Origin headers that are answered; empty is automatic")] = ()
+    public_url: Annotated[Url, says("URL of the gate as its clients type it; with OAuth also the issuer")] = ""
     trusted_proxies: Annotated[Texts, says("Addresses and networks whose X-Forwarded-… are believed")] = ()
     default_tenant_id: Annotated[Uuid, says("Tenant of the shared token")] = "00000000-0000-0000-0000-000000000000"
     default_fallback_owner_kind: Annotated[OwnerKind, says("Kind of the owner of tasks that name nobody")] = "system"

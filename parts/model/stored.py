@@ -11,6 +11,15 @@ from typing import Literal
 
 from msgspec import Struct
 
+from asyncgate.parts.model.stored_oauth import (
+    Consent,
+    Grant,
+    OAuthClient,
+    Revocation,
+    RevocationHead,
+    SignInLink,
+    User,
+)
 from asyncgate.parts.model.wire import Kind, Principal, Role, Status, Terms
 
 # The states of a task (spec 5): before a lease, under one, at the end.
@@ -468,16 +477,17 @@ RECORDS: dict[type[Struct], str] = {
     Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
     Usage: "usage", Outgoing: "outbox", Entry: "ledger", LedgerMark: "ledger_marks", Seal: "seals",
     SealHead: "seal_heads", Archived: "archived", Traffic: "traffic", Pauses: "pauses",
-    Bulk: "bulks"}
+    Bulk: "bulks", OAuthClient: "oauth_clients", User: "oauth_users", Consent: "oauth_consents", Grant: "oauth_grants",
+    SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads"}
 
 # Of these a row is never kept a second time.
-APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived})
+APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived, Revocation})
 
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
     Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id"),
-    Traffic: ("minute", "process"),
-    Account: (), AuditHead: (), Usage: (), SealHead: (), Pauses: ()}
+    Traffic: ("minute", "process"), Consent: ("user_id", "client_id"),
+    Account: (), AuditHead: (), Usage: (), SealHead: (), Pauses: (), RevocationHead: ()}
 
 
 def export_order(table: type[Struct]) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.hosts import as_user
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, settings_for_tests, under
+from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
@@ -144,8 +145,10 @@ RULES: dict[str, tuple[str, set[str]]] = {
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
         each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys "
                        "audit_heads usage outbox ledger_marks seal_heads pauses "
-                       "traffic bulks")
-        | each("DELETE", "obligations schedules instances outbox lanes queues traffic")),
+                       "traffic bulks oauth_clients oauth_users oauth_consents oauth_grants "
+                       "oauth_links revocation_heads")
+        | each("DELETE", "obligations schedules instances outbox lanes queues traffic oauth_clients oauth_users "
+                         "oauth_consents oauth_grants oauth_links revocations")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -371,6 +374,7 @@ async def keep_books(gate: Gate, mark: str) -> None:
         work.keep_record(LedgerMark("task.completed", "stated"))
         for minute in ("1", "2"):
             work.keep_record(Traffic(minute, mark, "{}"))
+        keep_sign_ins(work, mark)
 
     def take_out(work: Work) -> None:
         work.drop_record(Outgoing, "sent")

@@ -27,6 +27,7 @@ from asyncgate.commands import copy
 from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, refused, settings_for_tests, under
 from asyncgate.conformance.history import stored, violations
+from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.test_bulk import done
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.identity.guard import Guard
@@ -116,6 +117,7 @@ async def keep_books(gate: Gate) -> None:
     def store(work: Work) -> None:
         work.keep_record(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
         work.keep_record(LedgerMark("task.completed", "r-1"))
+        keep_sign_ins(work, WILD)
     await gate.backend.transact(gate.tenant_id, Needs(), store)
 
 

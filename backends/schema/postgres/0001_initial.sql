@@ -392,6 +392,126 @@ CREATE TABLE asyncgate.bulks (              -- what is done to many tasks, and h
 );
 
 
+-- The authorization server.  Its rows stand in the default tenant.
+
+CREATE TABLE asyncgate.oauth_clients (      -- programs that may ask people for access
+    tenant_id       uuid NOT NULL,
+    client_id       asyncgate.id NOT NULL,  -- a UUID, or the URL of its metadata document
+    origin          text NOT NULL,          -- by an admin, by itself (RFC 7591), by its document
+    name            text NOT NULL,          -- as people see it
+    redirect_uris   text NOT NULL,          -- JSON array
+    scopes          text,                   -- JSON array, the most it may get; null is any
+    auth_method     text NOT NULL,          -- how it proves itself at the token endpoint
+    secret_hash     text,                   -- SHA-256 of its secret, which has 256 random bits
+    document        text,                   -- its metadata document as it was last read
+    tenant          text,                   -- whose people may use it; null is everybody
+    trusted         boolean NOT NULL,       -- whether people are not asked for consent
+    pinned          boolean NOT NULL,       -- whether its document is never read again
+    access_days     bigint,                 -- life of its access tokens; null: the setting
+    created_at      float8 NOT NULL,        -- when
+    created_by      text NOT NULL,          -- the principal that registered it
+    updated_at      float8 NOT NULL,        -- of a document: when it was last read
+    last_used_at    float8,                 -- when somebody last signed in with it
+    disabled_at     float8,                 -- since when nobody may use it
+    PRIMARY KEY (tenant_id, client_id)
+);
+
+CREATE TABLE asyncgate.oauth_users (        -- people who may sign in, or are invited to
+    tenant_id       uuid NOT NULL,
+    user_id         asyncgate.id NOT NULL,  -- derived from issuer and subject; of an invitation, from its e-mail address
+    issuer          text NOT NULL,          -- the identity provider; empty: invited, or signed in with a link
+    subject         text NOT NULL,          -- its name for the person
+    email           text NOT NULL,          -- verified, in lower case; empty: unknown
+    name            text NOT NULL,          -- shown to people, proves nothing
+    tenant          text NOT NULL,          -- that the person belongs to
+    principal_kind  text NOT NULL,          -- the person acts as this principal
+    principal_id    text NOT NULL,          -- its id
+    role            text NOT NULL,          -- of the access tokens
+    scopes          text,                   -- JSON array; null: by the role
+    access_days     bigint,                 -- life of access tokens; null: the setting
+    admitted_by     text NOT NULL,          -- who or which rule let the person in
+    created_at      float8 NOT NULL,        -- when
+    last_seen_at    float8,                 -- when the person last signed in
+    disabled_at     float8,                 -- since when the person may not sign in
+    accepted_as     text,                   -- of an invitation: the user who accepted it
+    PRIMARY KEY (tenant_id, user_id)
+);
+
+CREATE TABLE asyncgate.oauth_consents (     -- what people let programs do
+    tenant_id       uuid NOT NULL,
+    user_id         asyncgate.id NOT NULL,  -- the person
+    client_id       asyncgate.id NOT NULL,  -- the program
+    scopes          text NOT NULL,          -- JSON array
+    redirect_uri    text NOT NULL,          -- where the program got its answer; another place needs consent again
+    given_at        float8 NOT NULL,        -- when
+    PRIMARY KEY (tenant_id, user_id, client_id)
+);
+
+CREATE TABLE asyncgate.oauth_grants (       -- sessions of people with programs
+    tenant_id       uuid NOT NULL,
+    grant_id        asyncgate.id NOT NULL,  -- the sid of its access tokens
+    user_id         asyncgate.id NOT NULL,  -- the person
+    client_id       asyncgate.id NOT NULL,  -- the program
+    tenant          text NOT NULL,          -- that its access tokens are for
+    principal_kind  text NOT NULL,          -- its access tokens are this principal's
+    principal_id    text NOT NULL,          -- its id
+    role            text NOT NULL,          -- of its access tokens
+    scopes          text NOT NULL,          -- JSON array
+    resource        text NOT NULL,          -- the URL that its tokens are for
+    redirect_uri    text NOT NULL,          -- of the authorization request; the exchange must repeat it
+    challenge       text NOT NULL,          -- S256, base64url
+    code_hash       text NOT NULL,          -- SHA-256 of the code
+    code_until      float8 NOT NULL,        -- when the code expires
+    access_seconds  bigint NOT NULL,        -- life of its access tokens
+    created_at      float8 NOT NULL,        -- when the person allowed it
+    ends_at         float8 NOT NULL,        -- no token of it is valid after that
+    code_used_at    float8,                 -- when the code was exchanged
+    refresh_hash    text,                   -- SHA-256 of the refresh token in force
+    previous_hash   text,                   -- of the one before, which for a moment gives the same successor again
+    seed            text,                   -- what the one in force was derived with from the one before
+    rotated_at      float8,                 -- when that was
+    rotations       bigint NOT NULL,        -- how often
+    place           text NOT NULL,          -- network of the last rotation
+    last_used_at    float8,                 -- when it last gave an access token
+    ended_at        float8,                 -- when it was ended before its time
+    ended_why       text,                   -- by whom, or why
+    PRIMARY KEY (tenant_id, grant_id)
+);
+
+CREATE TABLE asyncgate.oauth_links (        -- one-time links that sign somebody in
+    tenant_id       uuid NOT NULL,
+    link_hash       asyncgate.id NOT NULL,  -- SHA-256 of its secret
+    tenant          text NOT NULL,          -- that its user belongs to
+    principal_kind  text NOT NULL,          -- its user acts as this principal
+    principal_id    text NOT NULL,          -- its id
+    role            text NOT NULL,          -- of the access tokens
+    scopes          text,                   -- JSON array; null: by the role
+    created_at      float8 NOT NULL,        -- when
+    ends_at         float8 NOT NULL,        -- until when it signs somebody in
+    used_at         float8,                 -- when it did
+    PRIMARY KEY (tenant_id, link_hash)
+);
+
+CREATE TABLE asyncgate.revocations (        -- access tokens that are refused before they expire
+    tenant_id       uuid NOT NULL,
+    revocation_id   asyncgate.id NOT NULL,  -- the number, written so that it sorts
+    number          bigint NOT NULL,        -- 1, 2, 3, …
+    kind            text NOT NULL,          -- token, session, client, user or principal
+    subject         text NOT NULL,          -- the jti, sid, client_id or sub; of a principal its tenant, kind and id
+    since           float8 NOT NULL,        -- tokens that were issued before then
+    expires_at      float8 NOT NULL,        -- when the last of them has expired anyway
+    revoked_at      float8 NOT NULL,        -- when
+    revoked_by      text NOT NULL,          -- the principal that did it
+    reason          text,                   -- why
+    PRIMARY KEY (tenant_id, revocation_id)
+);
+
+CREATE TABLE asyncgate.revocation_heads (   -- where the revocations end
+    tenant_id       uuid PRIMARY KEY,
+    number          bigint NOT NULL         -- of the last one
+);
+
+
 -- The ledger: receipts to send to a ledger, and receipts that others store here if this gate serves as a ledger.
 
 CREATE TABLE asyncgate.outbox (             -- written with its receipt, deleted when the ledger has stored it
@@ -531,7 +651,8 @@ BEGIN
             'tenants', 'lanes', 'tasks', 'states', 'queues', 'progress', 'events', 'receipts', 'edges', 'obligations',
             'deliveries', 'schedules', 'presences', 'accounts', 'api_keys', 'audit', 'audit_heads', 'usage', 'outbox',
             'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments', 'pauses', 'traffic',
-            'bulks'] LOOP
+            'bulks', 'oauth_clients', 'oauth_users', 'oauth_consents', 'oauth_grants',
+            'oauth_links', 'revocations', 'revocation_heads'] LOOP
         EXECUTE format('ALTER TABLE asyncgate.%I ENABLE ROW LEVEL SECURITY', name);
         EXECUTE format('ALTER TABLE asyncgate.%I FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY tenant ON asyncgate.%I TO asyncgate_app %s', name, own);
@@ -556,9 +677,11 @@ END $$;
 GRANT UPDATE ON asyncgate.states, asyncgate.queues, asyncgate.progress, asyncgate.schedules, asyncgate.presences,
     asyncgate.deliveries, asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads, asyncgate.usage,
     asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads, asyncgate.pauses, asyncgate.traffic,
-    asyncgate.bulks TO asyncgate_app;
+    asyncgate.bulks, asyncgate.oauth_clients, asyncgate.oauth_users, asyncgate.oauth_consents, asyncgate.oauth_grants,
+    asyncgate.oauth_links, asyncgate.revocation_heads TO asyncgate_app;
 GRANT DELETE ON asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox,
-    asyncgate.traffic TO asyncgate_app;
+    asyncgate.traffic, asyncgate.oauth_clients, asyncgate.oauth_users, asyncgate.oauth_consents,
+    asyncgate.oauth_grants, asyncgate.oauth_links, asyncgate.revocations TO asyncgate_app;
 GRANT SELECT ON asyncgate.migrations, asyncgate.meta TO asyncgate_app;
 GRANT UPDATE (value) ON asyncgate.meta TO asyncgate_app;    -- a copied database gets its source's cursor_key
 GRANT SELECT, INSERT, UPDATE, DELETE ON asyncgate.instances TO asyncgate_app;

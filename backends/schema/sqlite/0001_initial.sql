@@ -341,6 +341,126 @@ CREATE TABLE bulks (                        -- what is done to many tasks, and h
 );
 
 
+-- The authorization server.  Its rows stand in the default tenant.
+
+CREATE TABLE oauth_clients (                -- programs that may ask people for access
+    tenant_id       TEXT NOT NULL,
+    client_id       TEXT NOT NULL,          -- a UUID, or the URL of its metadata document
+    origin          TEXT NOT NULL,          -- by an admin, by itself (RFC 7591), by its document
+    name            TEXT NOT NULL,          -- as people see it
+    redirect_uris   TEXT NOT NULL,          -- JSON array
+    scopes          TEXT,                   -- JSON array, the most it may get; null is any
+    auth_method     TEXT NOT NULL,          -- how it proves itself at the token endpoint
+    secret_hash     TEXT,                   -- SHA-256 of its secret, which has 256 random bits
+    document        TEXT,                   -- its metadata document as it was last read
+    tenant          TEXT,                   -- whose people may use it; null is everybody
+    trusted         INTEGER NOT NULL,       -- whether people are not asked for consent
+    pinned          INTEGER NOT NULL,       -- whether its document is never read again
+    access_days     INTEGER,                -- life of its access tokens; null: the setting
+    created_at      REAL NOT NULL,          -- when
+    created_by      TEXT NOT NULL,          -- the principal that registered it
+    updated_at      REAL NOT NULL,          -- of a document: when it was last read
+    last_used_at    REAL,                   -- when somebody last signed in with it
+    disabled_at     REAL,                   -- since when nobody may use it
+    PRIMARY KEY (tenant_id, client_id)
+);
+
+CREATE TABLE oauth_users (                  -- people who may sign in, or are invited to
+    tenant_id       TEXT NOT NULL,
+    user_id         TEXT NOT NULL,          -- derived from issuer and subject; of an invitation, from its e-mail address
+    issuer          TEXT NOT NULL,          -- the identity provider; empty: invited, or signed in with a link
+    subject         TEXT NOT NULL,          -- its name for the person
+    email           TEXT NOT NULL,          -- verified, in lower case; empty: unknown
+    name            TEXT NOT NULL,          -- shown to people, proves nothing
+    tenant          TEXT NOT NULL,          -- that the person belongs to
+    principal_kind  TEXT NOT NULL,          -- the person acts as this principal
+    principal_id    TEXT NOT NULL,          -- its id
+    role            TEXT NOT NULL,          -- of the access tokens
+    scopes          TEXT,                   -- JSON array; null: by the role
+    access_days     INTEGER,                -- life of access tokens; null: the setting
+    admitted_by     TEXT NOT NULL,          -- who or which rule let the person in
+    created_at      REAL NOT NULL,          -- when
+    last_seen_at    REAL,                   -- when the person last signed in
+    disabled_at     REAL,                   -- since when the person may not sign in
+    accepted_as     TEXT,                   -- of an invitation: the user who accepted it
+    PRIMARY KEY (tenant_id, user_id)
+);
+
+CREATE TABLE oauth_consents (               -- what people let programs do
+    tenant_id       TEXT NOT NULL,
+    user_id         TEXT NOT NULL,          -- the person
+    client_id       TEXT NOT NULL,          -- the program
+    scopes          TEXT NOT NULL,          -- JSON array
+    redirect_uri    TEXT NOT NULL,          -- where the program got its answer; another place needs consent again
+    given_at        REAL NOT NULL,          -- when
+    PRIMARY KEY (tenant_id, user_id, client_id)
+);
+
+CREATE TABLE oauth_grants (                 -- sessions of people with programs
+    tenant_id       TEXT NOT NULL,
+    grant_id        TEXT NOT NULL,          -- the sid of its access tokens
+    user_id         TEXT NOT NULL,          -- the person
+    client_id       TEXT NOT NULL,          -- the program
+    tenant          TEXT NOT NULL,          -- that its access tokens are for
+    principal_kind  TEXT NOT NULL,          -- its access tokens are this principal's
+    principal_id    TEXT NOT NULL,          -- its id
+    role            TEXT NOT NULL,          -- of its access tokens
+    scopes          TEXT NOT NULL,          -- JSON array
+    resource        TEXT NOT NULL,          -- the URL that its tokens are for
+    redirect_uri    TEXT NOT NULL,          -- of the authorization request; the exchange must repeat it
+    challenge       TEXT NOT NULL,          -- S256, base64url
+    code_hash       TEXT NOT NULL,          -- SHA-256 of the code
+    code_until      REAL NOT NULL,          -- when the code expires
+    access_seconds  INTEGER NOT NULL,       -- life of its access tokens
+    created_at      REAL NOT NULL,          -- when the person allowed it
+    ends_at         REAL NOT NULL,          -- no token of it is valid after that
+    code_used_at    REAL,                   -- when the code was exchanged
+    refresh_hash    TEXT,                   -- SHA-256 of the refresh token in force
+    previous_hash   TEXT,                   -- of the one before, which for a moment gives the same successor again
+    seed            TEXT,                   -- what the one in force was derived with from the one before
+    rotated_at      REAL,                   -- when that was
+    rotations       INTEGER NOT NULL,       -- how often
+    place           TEXT NOT NULL,          -- network of the last rotation
+    last_used_at    REAL,                   -- when it last gave an access token
+    ended_at        REAL,                   -- when it was ended before its time
+    ended_why       TEXT,                   -- by whom, or why
+    PRIMARY KEY (tenant_id, grant_id)
+);
+
+CREATE TABLE oauth_links (                  -- one-time links that sign somebody in
+    tenant_id       TEXT NOT NULL,
+    link_hash       TEXT NOT NULL,          -- SHA-256 of its secret
+    tenant          TEXT NOT NULL,          -- that its user belongs to
+    principal_kind  TEXT NOT NULL,          -- its user acts as this principal
+    principal_id    TEXT NOT NULL,          -- its id
+    role            TEXT NOT NULL,          -- of the access tokens
+    scopes          TEXT,                   -- JSON array; null: by the role
+    created_at      REAL NOT NULL,          -- when
+    ends_at         REAL NOT NULL,          -- until when it signs somebody in
+    used_at         REAL,                   -- when it did
+    PRIMARY KEY (tenant_id, link_hash)
+);
+
+CREATE TABLE revocations (                  -- access tokens that are refused before they expire
+    tenant_id       TEXT NOT NULL,
+    revocation_id   TEXT NOT NULL,          -- the number, written so that it sorts
+    number          INTEGER NOT NULL,       -- 1, 2, 3, …
+    kind            TEXT NOT NULL,          -- token, session, client, user or principal
+    subject         TEXT NOT NULL,          -- the jti, sid, client_id or sub; of a principal its tenant, kind and id
+    since           REAL NOT NULL,          -- tokens that were issued before then
+    expires_at      REAL NOT NULL,          -- when the last of them has expired anyway
+    revoked_at      REAL NOT NULL,          -- when
+    revoked_by      TEXT NOT NULL,          -- the principal that did it
+    reason          TEXT,                   -- why
+    PRIMARY KEY (tenant_id, revocation_id)
+);
+
+CREATE TABLE revocation_heads (             -- where the revocations end
+    tenant_id       TEXT PRIMARY KEY,
+    number          INTEGER NOT NULL        -- of the last one
+) WITHOUT ROWID;
+
+
 -- The ledger: receipts to send to a ledger, and receipts that others store here if this gate serves as a ledger.
 
 CREATE TABLE outbox (                       -- written with its receipt, deleted when the ledger has stored it
@@ -631,6 +751,76 @@ CREATE TRIGGER bulks_update_wall BEFORE UPDATE ON bulks
     WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER bulks_delete_wall BEFORE DELETE ON bulks WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER oauth_clients_insert_wall BEFORE INSERT ON oauth_clients
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER oauth_clients_update_wall BEFORE UPDATE ON oauth_clients
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER oauth_clients_delete_wall BEFORE DELETE ON oauth_clients
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER oauth_users_insert_wall BEFORE INSERT ON oauth_users
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER oauth_users_update_wall BEFORE UPDATE ON oauth_users
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER oauth_users_delete_wall BEFORE DELETE ON oauth_users
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER oauth_consents_insert_wall BEFORE INSERT ON oauth_consents
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER oauth_consents_update_wall BEFORE UPDATE ON oauth_consents
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER oauth_consents_delete_wall BEFORE DELETE ON oauth_consents
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER oauth_grants_insert_wall BEFORE INSERT ON oauth_grants
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER oauth_grants_update_wall BEFORE UPDATE ON oauth_grants
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER oauth_grants_delete_wall BEFORE DELETE ON oauth_grants
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER oauth_links_insert_wall BEFORE INSERT ON oauth_links
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER oauth_links_update_wall BEFORE UPDATE ON oauth_links
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER oauth_links_delete_wall BEFORE DELETE ON oauth_links
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER revocations_insert_wall BEFORE INSERT ON revocations
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER revocations_update_wall BEFORE UPDATE ON revocations
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER revocations_delete_wall BEFORE DELETE ON revocations
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER revocation_heads_insert_wall BEFORE INSERT ON revocation_heads
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER revocation_heads_update_wall BEFORE UPDATE ON revocation_heads
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER revocation_heads_delete_wall BEFORE DELETE ON revocation_heads
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 
 CREATE TRIGGER outbox_insert_wall BEFORE INSERT ON outbox WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)

@@ -1,0 +1,16 @@
+"""The authorization server: people sign in, allow a program in, and the program gets access tokens (spec 21.2.1).
+
+    requests      what a program asks for at /oauth/authorize, and whether it may ask
+    clients       which programs may ask: registered, registered by themselves, named by their metadata document
+    sign_in       who the person is: identity providers, sign-in links
+    admission     which people may come in, and as whom
+    consent       what the person allows
+    pages         what the person sees
+    tokens        codes and refresh tokens against access tokens, at /oauth/token and /oauth/revoke
+    signing       the keys that sign access tokens
+    revocations   which access tokens are refused although they have not expired
+    metadata      the documents from which programs learn all this
+    server        joins them; one instance serves a gate
+
+Nothing here is imported unless security.oauth.enabled is set.
+"""

@@ -1,0 +1,127 @@
+"""The authorization server of a gate: what its parts share, and its paths."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from starlette.routing import Route
+
+from asyncgate import Engine
+from asyncgate.parts.identity.audit import Auditor, visit
+from asyncgate.parts.identity.oauth.directory import Directory
+from asyncgate.parts.identity.oauth.wire import MOST_FORM_BYTES, Answer, OAuthError, Request, as_oauth_error
+from asyncgate.parts.model.connection import Receive, Scope, Send, find_client_address, is_loopback
+from asyncgate.parts.model.errors import GateError, PayloadTooLarge, RequestTimeout, StartupError, log_fault
+from asyncgate.parts.model.settings import OAuth, Settings
+
+Handler = Callable[["AuthorizationServer", Request], Awaitable[Answer]]
+# For documents and endpoints that any page may read: they take no cookie, and give nothing to whoever has no secret.
+ANY_ORIGIN = [(b"access-control-allow-origin", b"*")]
+
+
+class Sender(Protocol):
+    """Sends one complete answer with the headers of every answer; those in `more` override them."""
+
+    async def __call__(self, send: Send, scope: Scope, status: int, body: bytes,
+                       more: Iterable[tuple[bytes, bytes]] = (), type: tuple[bytes, bytes] = ...) -> None: ...
+
+
+class AuthorizationServer:
+    """What the parts of the authorization server share; `open` gives it the engine of a running gate."""
+
+    engine: Engine
+    auditor: Auditor
+    directory: Directory
+
+    def __init__(self, settings: Settings, send: Sender) -> None:
+        self.settings, self.send = settings, send
+        self.issuer = read_issuer(settings)
+        self.secure = self.issuer.startswith("https:")      # whether browsers send its cookies over TLS alone
+
+    @property
+    def oauth(self) -> OAuth:
+        """Return the settings of the authorization server."""
+        return self.settings.security.oauth
+
+    def open(self, engine: Engine, auditor: Auditor) -> None:
+        """Take over the engine of a gate that begins to serve."""
+        self.engine, self.auditor, self.directory = engine, auditor, Directory(engine)
+
+    def routes(self) -> list[Route]:
+        """Return the paths of the authorization server."""
+        return []
+
+
+class Endpoint:
+    """One path: reads the request, calls its handler, sends the answer."""
+
+    def __init__(self, server: AuthorizationServer, methods: dict[str, Handler], open: bool = False) -> None:
+        self.server, self.methods, self.open = server, methods, open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        answer = await self._answer(scope, receive)
+        headers = [*answer.headers, *(ANY_ORIGIN if self.open else ())]
+        await self.server.send(send, scope, answer.status, answer.body, headers, type=(b"content-type", answer.type))
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        try:
+            return await self._handle(scope, receive)
+        except OAuthError as no:
+            return refuse(self.server, scope, no)
+        except GateError as no:
+            return refuse(self.server, scope, as_oauth_error(no))
+        except Exception as bug:
+            return Answer(500, OAuthError("server_error", str(log_fault(scope["path"], bug))).body())
+
+    async def _handle(self, scope: Scope, receive: Receive) -> Answer:
+        settings = self.server.settings
+        address = find_client_address(scope, scope["headers"], settings.trusted_proxies)
+        scope["asyncgate.address"] = address
+        visit.set(scope)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if (handler := self.methods.get(method)) is None:
+            return Answer(405, OAuthError("invalid_request", f"use {' or '.join(self.methods)}").body(),
+                          headers=[(b"allow", ", ".join(self.methods).encode())])
+        body = await receive_body(receive, settings.body_timeout_seconds) if method == "POST" else b""
+        return await handler(self.server, Request(scope, body, address))
+
+
+def refuse(server: AuthorizationServer, scope: Scope, no: OAuthError) -> Answer:
+    """Answer with a refusal, and note its real reason."""
+    server.auditor.note(server.settings.default_tenant_id, "oauth_refused", "info", place=scope["asyncgate.address"],
+                        path=scope["path"], code=no.code, reason=no.because)
+    return Answer(no.status, no.body())
+
+
+async def receive_body(receive: Receive, seconds: float) -> bytes:
+    """Read a small body within the limits of size and time."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message: Any = await receive()
+                if message["type"] == "http.disconnect":
+                    raise asyncio.CancelledError
+                body += message.get("body", b"")
+                if len(body) > MOST_FORM_BYTES:
+                    raise PayloadTooLarge(f"the body is larger than {MOST_FORM_BYTES} bytes")
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise RequestTimeout("the body did not arrive in time; send it again") from None
+
+
+def read_issuer(settings: Settings) -> str:
+    """Return the issuer, which is the gate's public URL without a slash at its end; raises StartupError."""
+    url = settings.public_url.rstrip("/")
+    parts = urlsplit(url)
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise StartupError("security.oauth.enabled needs public_url, the gate's URL as its clients type it, such as "
+                           "https://gate.example.com")
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise StartupError(f"public_url is {url}: OAuth needs https, except on this machine (http://127.0.0.1:8080)")
+    return url

@@ -1,0 +1,153 @@
+"""The rows of the authorization server: who may sign in, which programs may ask, what was granted, what was revoked.
+
+They stand in the default tenant, the operator's: a program, a person and a session are known to the gate before it
+knows their tenant.  The tenant that a session is for is a field.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from asyncgate.parts.model.wire import Kind, Principal, Role
+
+ClientAuth = Literal["none", "client_secret_basic", "client_secret_post", "private_key_jwt"]
+RevocationKind = Literal["token", "session", "client", "user", "principal"]
+
+
+class OAuthClient(Struct, frozen=True):
+    """A program that may ask people for access."""
+
+    client_id: str                      # a UUID, or the URL of its metadata document
+    origin: Literal["registered", "dynamic", "document"]    # by an admin, by itself (RFC 7591), by its document
+    name: str                           # as people see it
+    redirect_uris: str                  # JSON array
+    scopes: str | None                  # JSON array, the most it may get; None is any
+    auth_method: ClientAuth             # how it proves itself at the token endpoint
+    secret_hash: str | None             # SHA-256 of its secret, which has 256 random bits
+    document: str | None                # its metadata document as it was last read
+    tenant: str | None                  # whose people may use it; None is everybody
+    trusted: bool                       # whether people are not asked for consent
+    pinned: bool                        # whether its document is never read again
+    access_days: int | None             # life of its access tokens; None: the setting
+    created_at: float                   # when
+    created_by: str                     # the principal that registered it
+    updated_at: float                   # of a document: when it was last read
+    last_used_at: float | None = None   # when somebody last signed in with it
+    disabled_at: float | None = None    # since when nobody may use it
+
+    def __repr__(self) -> str:
+        return f"<OAuthClient {self.client_id}>"    # the hash stays out of logs and tracebacks
+
+
+class User(Struct, frozen=True):
+    """A person who may sign in, or is invited to."""
+
+    user_id: str                        # derived from issuer and subject; of an invitation, from its e-mail address
+    issuer: str                         # the identity provider; empty: invited, or signed in with a link
+    subject: str                        # its name for the person
+    email: str                          # verified, in lower case; empty: unknown
+    name: str                           # shown to people, proves nothing
+    tenant: str                         # that the person belongs to
+    principal_kind: Kind                # the person acts as this principal
+    principal_id: str                   # its id
+    role: Role                          # of the access tokens
+    scopes: str | None                  # JSON array; None: by the role
+    access_days: int | None             # life of access tokens; None: the setting
+    admitted_by: str                    # who or which rule let the person in
+    created_at: float                   # when
+    last_seen_at: float | None = None   # when the person last signed in
+    disabled_at: float | None = None    # since when the person may not sign in
+    accepted_as: str | None = None      # of an invitation: the user who accepted it
+
+    @property
+    def principal(self) -> Principal:
+        """Return the principal that the person acts as."""
+        return Principal(self.principal_kind, self.principal_id)
+
+
+class Consent(Struct, frozen=True):
+    """What a person lets a program do."""
+
+    user_id: str                        # the person
+    client_id: str                      # the program
+    scopes: str                         # JSON array
+    redirect_uri: str                   # where the program got its answer; another place needs consent again
+    given_at: float                     # when
+
+
+class Grant(Struct, frozen=True):
+    """A session of a person with a program: its authorization code, then its family of refresh tokens."""
+
+    grant_id: str                       # the sid of its access tokens
+    user_id: str                        # the person
+    client_id: str                      # the program
+    tenant: str                         # that its access tokens are for
+    principal_kind: Kind                # its access tokens are this principal's
+    principal_id: str                   # its id
+    role: Role                          # of its access tokens
+    scopes: str                         # JSON array
+    resource: str                       # the URL that its tokens are for
+    redirect_uri: str                   # of the authorization request; the exchange must repeat it
+    challenge: str                      # S256, base64url
+    code_hash: str                      # SHA-256 of the code
+    code_until: float                   # when the code expires
+    access_seconds: int                 # life of its access tokens
+    created_at: float                   # when the person allowed it
+    ends_at: float                      # no token of it is valid after that
+    code_used_at: float | None = None   # when the code was exchanged
+    refresh_hash: str | None = None     # SHA-256 of the refresh token in force
+    previous_hash: str | None = None    # of the one before, which for a moment gives the same successor again
+    seed: str | None = None             # what the one in force was derived with from the one before
+    rotated_at: float | None = None     # when that was
+    rotations: int = 0                  # how often
+    place: str = ""                     # network of the last rotation
+    last_used_at: float | None = None   # when it last gave an access token
+    ended_at: float | None = None       # when it was ended before its time
+    ended_why: str | None = None        # by whom, or why
+
+    @property
+    def principal(self) -> Principal:
+        """Return the principal that its tokens stand for."""
+        return Principal(self.principal_kind, self.principal_id)
+
+    def __repr__(self) -> str:
+        return f"<Grant {self.grant_id}>"   # the hashes stay out of logs and tracebacks
+
+
+class SignInLink(Struct, frozen=True):
+    """A one-time link that signs somebody in where there is no identity provider."""
+
+    link_hash: str                      # SHA-256 of its secret
+    tenant: str                         # that its user belongs to
+    principal_kind: Kind                # its user acts as this principal
+    principal_id: str                   # its id
+    role: Role                          # of the access tokens
+    scopes: str | None                  # JSON array; None: by the role
+    created_at: float                   # when
+    ends_at: float                      # until when it signs somebody in
+    used_at: float | None = None        # when it did
+
+    def __repr__(self) -> str:
+        return "<SignInLink>"           # the hash stays out of logs and tracebacks
+
+
+class Revocation(Struct, frozen=True):
+    """Access tokens that are refused although they have not expired; append-only, numbered without a gap."""
+
+    revocation_id: str                  # the number, written so that it sorts
+    number: int                         # 1, 2, 3, …
+    kind: RevocationKind                # token, session, client, user or principal
+    subject: str                        # the jti, sid, client_id or sub; of a principal its tenant, kind and id
+    since: float                        # tokens that were issued before then
+    expires_at: float                   # when the last of them has expired anyway
+    revoked_at: float                   # when
+    revoked_by: str                     # the principal that did it
+    reason: str | None                  # why
+
+
+class RevocationHead(Struct, frozen=True):
+    """The number of the last revocation."""
+
+    number: int = 0                     # of the last one
