@@ -15,8 +15,7 @@ from asyncgate.parts.identity.oauth.requests import (
     redirect_back,
 )
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
-from asyncgate.parts.model.settings import OAuth, SecuritySettings
-from tests.conftest import Serve, Served
+from tests.conftest import Served
 
 pytestmark = pytest.mark.anyio
 
@@ -59,10 +58,9 @@ class Asking:
 
 
 @pytest.fixture
-async def asking(serve: Serve) -> Asking:
+async def asking(oauth_gate: Served) -> Asking:
     """A gate with OAuth on, and a program."""
-    running = await serve(public_url=ISSUER, security=SecuritySettings(oauth=OAuth(enabled=True)))
-    return await Asking(running).register(BACK, "http://localhost/cb")
+    return await Asking(oauth_gate).register(BACK, "http://localhost/cb")
 
 
 async def test_a_good_request_is_read_and_answered_with_its_state_to_the_byte(asking: Asking) -> None:
