@@ -58,7 +58,8 @@ class Gate(Front):
         if settings.security.oauth.enabled:
             from asyncgate.parts.identity.oauth.server import AuthorizationServer
             self.oauth = AuthorizationServer(settings, self.send)
-            self.app.router.routes.extend(self.oauth.routes())
+            self.app.router.routes.extend(routes := self.oauth.routes())
+            self.open_paths = {route.path for route in routes if getattr(route.app, "open", False)}
         self.counting: Metrics | None = None    # if the settings ask for it
         if settings.metrics.enabled and not settings.metrics.port:
             self.app.router.routes.append(Route(METRICS_PATH, MetricsPage(self, self._find_sources)))

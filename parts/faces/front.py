@@ -59,6 +59,7 @@ class Front:
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
         self.mcp = Door(self, operations, __version__)
+        self.open_paths: Set[str] = frozenset()     # that pages of any site may call, because they take no cookie
         self.endpoints = self._endpoints()      # by path; {} stands for the path parameter
         self.app = Starlette(routes=self._routes(), lifespan=lifespan, exception_handlers={
             HTTPException: self._answer_lost, Exception: self._answer_fault})  # type: ignore[dict-item]
@@ -71,7 +72,7 @@ class Front:
                 scope["scheme"] = "https"
             if b"%" in (scope.get("raw_path") or b""):
                 keep_slashes(scope)
-            if no := self._check_site(scope["headers"]):
+            if no := self._check_site(scope):
                 if self.opened:
                     self.guard.refused(scope, no)
                 if self.meter is not None:
@@ -117,11 +118,14 @@ class Front:
         own = {"localhost", "127.0.0.1", "::1", self.settings.host} if is_loopback(self.settings.host) else set()
         return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins), frozenset(own)
 
-    def _check_site(self, headers: Headers) -> GateError | None:
+    def _check_site(self, scope: Scope) -> GateError | None:
         hosts, origins, own = self._served_names
+        headers: Headers = scope["headers"]
         host = next((value for name, value in headers if name == b"host"), None)
         if hosts and host is not None and not is_named(host, hosts):
             return Misdirected("this gate does not serve that Host; to allow it, add it to the setting allowed_hosts")
+        if self.open_paths and scope["path"].removeprefix(scope.get("root_path", "")) in self.open_paths:
+            return None
         for name, value in headers if origins or own else ():
             if name == b"origin" and not (is_named(value, origins) or is_own_page(value, host or b"", own)):
                 return Forbidden("pages of that Origin may not call this gate; to allow it, add it to the setting "

@@ -317,20 +317,22 @@ def load_key_files(jwt: Jwt) -> list[RSAKey]:
     """Load the keys that the settings name; raises StartupError for an unsafe one."""
     paths = {"private_key_path": jwt.private_key_path, "public_key_path": jwt.public_key_path,
              "jwks": "" if "://" in jwt.jwks else jwt.jwks}
-    found: list[RSAKey] = []
-    for name, path in paths.items():
-        try:
-            found += load_key_file(path, name) if path else []
-        except OSError as error:
-            shown = mask_credentials(path)
-            raise StartupError(f"security.jwt.{name}: {shown!r} cannot be read: {error.strerror}") from None
-        except UNFIT as error:
-            raise StartupError(f"security.jwt.{name}: {mask_credentials(path)!r} is invalid: {error}") from None
-    return found
+    return [public_half(key) for name, path in paths.items() if path for key in require_key_file(path, name)]
 
 
-def load_key_file(path: str, name: str) -> list[RSAKey]:
-    """Load the public keys of one file."""
+def require_key_file(path: str, name: str) -> list[RSAKey]:
+    """Read the keys of the file that a setting names; raises StartupError for an unsafe one."""
+    try:
+        return read_key_file(path, name)
+    except OSError as error:
+        shown = mask_credentials(path)
+        raise StartupError(f"security.jwt.{name}: {shown!r} cannot be read: {error.strerror}") from None
+    except UNFIT as error:
+        raise StartupError(f"security.jwt.{name}: {mask_credentials(path)!r} is invalid: {error}") from None
+
+
+def read_key_file(path: str, name: str) -> list[RSAKey]:
+    """Read the keys of one file, with their private halves; raises an error of UNFIT for an unsafe one."""
     with open(path, "rb") as file:
         text, others = file.read(), os.fstat(file.fileno()).st_mode & 0o077
     keys = key_set(text, strict=True) if name == "jwks" else [import_key(text)]
@@ -338,7 +340,12 @@ def load_key_file(path: str, name: str) -> list[RSAKey]:
         raise Flaw("it holds a private key that other users can access; run chmod 600 on it")
     if name == "private_key_path" and not keys[0].is_private:
         raise Flaw("it has no private key")
-    return [import_key(key.public_key, key.kid) for key in keys]
+    return keys
+
+
+def public_half(key: RSAKey) -> RSAKey:
+    """Return the key without its private half, if it has one."""
+    return import_key(key.public_key, key.kid)
 
 
 def key_set(text: bytes, *, strict: bool) -> list[RSAKey]:

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from asyncgate import Engine
 from asyncgate.parts.identity.audit import Auditor, visit
 from asyncgate.parts.identity.oauth.directory import Directory
+from asyncgate.parts.identity.oauth.signing import SigningKeys
 from asyncgate.parts.identity.oauth.wire import MOST_FORM_BYTES, Answer, OAuthError, Request, as_oauth_error
 from asyncgate.parts.model.connection import Receive, Scope, Send, find_client_address, is_loopback
 from asyncgate.parts.model.errors import GateError, PayloadTooLarge, RequestTimeout, StartupError, log_fault
@@ -20,6 +21,8 @@ from asyncgate.parts.model.settings import OAuth, Settings
 Handler = Callable[["AuthorizationServer", Request], Awaitable[Answer]]
 # For documents and endpoints that any page may read: they take no cookie, and give nothing to whoever has no secret.
 ANY_ORIGIN = [(b"access-control-allow-origin", b"*")]
+PREFLIGHT = [(b"access-control-allow-headers", b"authorization, content-type, mcp-protocol-version"),
+             (b"access-control-max-age", b"86400")]
 
 
 class Sender(Protocol):
@@ -38,7 +41,7 @@ class AuthorizationServer:
 
     def __init__(self, settings: Settings, send: Sender) -> None:
         self.settings, self.send = settings, send
-        self.issuer = read_issuer(settings)
+        self.issuer, self.keys = read_issuer(settings), SigningKeys.load(settings)
         self.secure = self.issuer.startswith("https:")      # whether browsers send its cookies over TLS alone
 
     @property
@@ -52,11 +55,13 @@ class AuthorizationServer:
 
     def routes(self) -> list[Route]:
         """Return the paths of the authorization server."""
-        return []
+        from asyncgate.parts.identity.oauth import metadata  # the parts import this module
+
+        return [route for part in (metadata,) for route in part.routes(self)]
 
 
 class Endpoint:
-    """One path: reads the request, calls its handler, sends the answer."""
+    """One path: reads the request, calls its handler, sends the answer; pages of any site may call an `open` one."""
 
     def __init__(self, server: AuthorizationServer, methods: dict[str, Handler], open: bool = False) -> None:
         self.server, self.methods, self.open = server, methods, open
@@ -83,6 +88,9 @@ class Endpoint:
         scope["asyncgate.address"] = address
         visit.set(scope)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if method == "OPTIONS" and self.open:
+            may = ", ".join(self.methods).encode()
+            return Answer(204, headers=[(b"access-control-allow-methods", may), *PREFLIGHT])
         if (handler := self.methods.get(method)) is None:
             return Answer(405, OAuthError("invalid_request", f"use {' or '.join(self.methods)}").body(),
                           headers=[(b"allow", ", ".join(self.methods).encode())])
@@ -94,7 +102,7 @@ def refuse(server: AuthorizationServer, scope: Scope, no: OAuthError) -> Answer:
     """Answer with a refusal, and note its real reason."""
     server.auditor.note(server.settings.default_tenant_id, "oauth_refused", "info", place=scope["asyncgate.address"],
                         path=scope["path"], code=no.code, reason=no.because)
-    return Answer(no.status, no.body())
+    return Answer(no.status, no.body(), headers=no.headers)
 
 
 async def receive_body(receive: Receive, seconds: float) -> bytes:

@@ -1,0 +1,167 @@
+"""The keys that sign access tokens: the current one, and retired ones that still verify.
+
+The current key is the PEM file of `security.jwt.private_key_path`.  The public halves of retired keys stand beside it
+in a JWKS file, each with the time until which it verifies.  Several gates share the files: each looks at them when it
+signs and verifies, so that nobody has to restart them after `asyncgate keys signing rotate`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from joserfc import jwt
+from joserfc.jwk import RSAKey
+from msgspec import Struct
+
+from asyncgate.parts.identity.jwt import UNFIT, Flaw, JwkSet, decode_strictly, import_key, public_half, read_key_file
+from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.settings import Settings, mask_credentials
+
+log = logging.getLogger("asyncgate")
+
+KEYS_STALE_SECONDS = 5.0      # the longest time until a gate notices that a file has changed
+MOST_RETIRED = 100
+
+
+class SigningKey(Struct, frozen=True):
+    """One key, and from when until when it signs or verifies."""
+
+    key: RSAKey                     # of a retired one only the public half
+    since: float                    # when it began to sign
+    until: float | None = None      # of a retired one: when it ceases to verify
+
+
+class SigningKeys:
+    """The signing keys of a running gate; they follow the files."""
+
+    def __init__(self, path: str, *, now: Callable[[], float] = time.time,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self.now, self.clock = path, now, clock
+        self.changed: list[Callable[[], None]] = []     # called after the keys have changed
+        self.seen, self.looked_at = stamp_files(path), clock()
+        self.known = read_signing_keys(path)
+
+    @classmethod
+    def load(cls, settings: Settings) -> SigningKeys:
+        """Load the keys that the settings name; raises StartupError for an unsafe one."""
+        path = settings.security.jwt.private_key_path
+        if not path:
+            raise StartupError("security.oauth.enabled needs security.jwt.private_key_path, the key that signs access "
+                               "tokens: `asyncgate keys signing make --private-key signing.pem` makes one")
+        try:
+            return cls(path)
+        except OSError as error:
+            why = f"cannot be read: {error.strerror}"
+        except UNFIT as error:
+            why = f"is invalid: {error}"
+        raise StartupError(f"security.jwt.private_key_path: {mask_credentials(path)!r} or its list of retired keys "
+                           f"{why}")
+
+    def sign(self, claims: dict[str, Any]) -> str:
+        """Return an access token with these claims."""
+        key = self.current.key
+        return jwt.encode({"alg": "RS256", "typ": "at+jwt", "kid": key.kid}, claims, key)
+
+    def jwks(self) -> dict[str, Any]:
+        """Return the public keys as a key set (RFC 7517)."""
+        return {"keys": [describe_key(key) for key in self.public_keys()]}
+
+    def public_keys(self) -> list[RSAKey]:
+        """Return the keys that verify now, the current one first."""
+        return [public_half(one.key) for one in self.in_force()]
+
+    def secret(self, purpose: str) -> bytes:
+        """Return 32 secret bytes for one purpose, the same in every gate with the same signing key."""
+        private = self.current.key.private_key
+        assert private is not None
+        text = private.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+        return HKDF(hashes.SHA256(), 32, None, b"asyncgate " + purpose.encode()).derive(text)
+
+    @property
+    def current(self) -> SigningKey:
+        """Return the key that signs now."""
+        return self.in_force()[0]
+
+    def in_force(self) -> list[SigningKey]:
+        """Return the keys that sign or verify now, the current one first."""
+        self.look(KEYS_STALE_SECONDS)
+        return [one for one in self.known if one.until is None or self.now() < one.until]
+
+    def find(self, kid: str | None) -> RSAKey | None:
+        """Return a key by its id; an unknown one may have come a moment ago, so the gate looks at the files at once."""
+        if (key := self._find_known(kid)) is None:
+            self.look()
+            key = self._find_known(kid)
+        return key
+
+    def _find_known(self, kid: str | None) -> RSAKey | None:
+        return next((one.key for one in self.in_force() if one.key.kid == kid), None)
+
+    def look(self, after_seconds: float = 0.0) -> None:
+        """Read the files again if they have changed, unless the last look was less than `after_seconds` ago."""
+        if self.clock() - self.looked_at < after_seconds:
+            return
+        self.looked_at = self.clock()
+        if (stamp := stamp_files(self.path)) == self.seen:
+            return
+        self.seen = stamp       # also of files that cannot be used: they are read again when they change again
+        try:
+            self.known = read_signing_keys(self.path)
+        except (OSError, *UNFIT) as error:
+            return log.error("the signing keys have changed but cannot be used; the last ones stay: %s", error)
+        for tell in self.changed:
+            tell()
+
+
+def name_retired(path: str) -> str:
+    """Return the path of the list of retired keys."""
+    return f"{path}.retired.json"
+
+
+def stamp_files(path: str) -> list[tuple[int, int, int] | None]:
+    """Return what tells whether a file has changed; None for one that is not there."""
+    stamps: list[tuple[int, int, int] | None] = []
+    for name in (path, name_retired(path)):
+        try:
+            found = os.stat(name)
+            stamps.append((found.st_ino, found.st_ctime_ns, found.st_size))     # a chmod changes the ctime alone
+        except OSError:
+            stamps.append(None)
+    return stamps
+
+
+def read_signing_keys(path: str) -> list[SigningKey]:
+    """Read both files: the current key first, then the retired ones, the youngest first."""
+    [key] = read_key_file(path, "private_key_path")
+    retired = [one for one in read_retired(path) if one.key.kid != key.kid]     # a rotation may just be under way
+    return [SigningKey(key, os.stat(path).st_mtime), *sorted(retired, key=lambda one: -one.since)]
+
+
+def read_retired(path: str) -> list[SigningKey]:
+    """Read the list of retired keys; there may be none."""
+    try:
+        with open(name_retired(path), "rb") as file:
+            listed = decode_strictly(file.read(), JwkSet).keys
+    except FileNotFoundError:
+        return []
+    return [read_retired_key(jwk) for jwk in listed[:MOST_RETIRED]]
+
+
+def read_retired_key(jwk: dict[str, Any]) -> SigningKey:
+    """Read one entry of the list; its members `iat` and `exp` are those of OpenID Federation."""
+    key, since, until = import_key(jwk), jwk.get("iat", 0), jwk.get("exp")
+    if key.is_private or not isinstance(until, int | float) or not isinstance(since, int | float):
+        raise Flaw("the list of retired keys may hold public keys only, each with the members iat and exp")
+    return SigningKey(key, float(since), float(until))
+
+
+def describe_key(key: RSAKey) -> dict[str, Any]:
+    """Return a public key as a member of a key set."""
+    return {**public_half(key).as_dict(private=False), "kid": key.kid, "use": "sig", "alg": "RS256"}

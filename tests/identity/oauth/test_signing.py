@@ -1,0 +1,166 @@
+"""The keys that sign access tokens: which files are refused, and how a running gate follows them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from joserfc import jws, jwt
+
+from asyncgate.parts.identity.oauth.signing import KEYS_STALE_SECONDS, SigningKeys, describe_key, name_retired
+from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.settings import Jwt, SecuritySettings, Settings
+from tests.identity.oauth.conftest import write_signing_key
+
+NOW = 1_800_000_000.0
+
+
+class Clock:
+    """A clock that stands until it is moved."""
+
+    now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A key that the test may change."""
+    return write_signing_key(tmp_path / "signing.pem")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The clock of the gate."""
+    return Clock()
+
+
+@pytest.fixture
+def keys(path: Path, clock: Clock) -> SigningKeys:
+    """The keys of a running gate."""
+    return SigningKeys(str(path), now=clock, clock=clock)
+
+
+def load(path: Path | str) -> SigningKeys:
+    return SigningKeys.load(Settings(security=SecuritySettings(jwt=Jwt(private_key_path=str(path)))))
+
+
+def replace_key(path: Path) -> None:
+    """Put another key in its place, as a rotation does."""
+    os.replace(write_signing_key(path.with_name("next.pem")), path)
+
+
+def retire(path: Path, keys: SigningKeys, **more: Any) -> None:
+    """List the current key among the retired ones."""
+    entry = {**describe_key(keys.current.key), "iat": NOW - 60, "exp": NOW + 60, **more}
+    Path(name_retired(str(path))).write_text(json.dumps({"keys": [entry]}))
+
+
+def test_a_signed_token_is_an_access_token_that_the_published_key_verifies(keys: SigningKeys) -> None:
+    token = keys.sign({"sub": "ada"})
+
+    [key] = keys.public_keys()
+    assert jws.extract_compact(token.encode()).protected == {"alg": "RS256", "typ": "at+jwt", "kid": key.kid}
+    assert jwt.decode(token, key).claims == {"sub": "ada"}
+    assert {*keys.jwks()["keys"][0]} == {"kty", "n", "e", "kid", "use", "alg"}
+
+
+def test_a_secret_is_of_one_purpose_and_of_one_key(path: Path, keys: SigningKeys) -> None:
+    first = keys.secret("sign-in")
+
+    assert len(first) == 32
+    assert first == load(path).secret("sign-in") != keys.secret("refresh")
+    replace_key(path)
+    assert load(path).secret("sign-in") != first
+
+
+def test_a_running_gate_notices_a_changed_file_within_five_seconds(
+        path: Path, clock: Clock, keys: SigningKeys) -> None:
+    before = keys.current.key.kid
+    retire(path, keys)
+    replace_key(path)
+
+    clock.now += KEYS_STALE_SECONDS - 0.1
+    assert keys.current.key.kid == before
+    clock.now += 0.1
+
+    assert [key.kid for key in keys.public_keys()] == [keys.current.key.kid, before]
+    assert keys.current.key.kid != before
+
+
+def test_an_unknown_kid_makes_a_gate_look_at_once(path: Path, keys: SigningKeys) -> None:
+    retire(path, keys)
+    replace_key(path)
+    fresh = load(path).current.key.kid
+
+    assert (found := keys.find(fresh)) is not None
+    assert found.kid == fresh
+
+
+def test_a_retired_key_verifies_until_its_time(path: Path, clock: Clock, keys: SigningKeys) -> None:
+    old = keys.current.key.kid
+    retire(path, keys)
+    replace_key(path)
+    keys.look()
+
+    clock.now = NOW + 59
+    assert keys.find(old) is not None
+    clock.now = NOW + 60
+
+    assert keys.find(old) is None
+    assert old not in {key["kid"] for key in keys.jwks()["keys"]}
+
+
+@pytest.mark.parametrize("break_it", [
+    lambda path: path.write_text("no key"), lambda path: path.unlink(), lambda path: path.chmod(0o644),
+    lambda path: Path(name_retired(str(path))).write_text('{"keys": [{"kty": "RSA"}]}')])
+def test_a_running_gate_goes_on_with_its_keys_while_a_file_cannot_be_used(
+        path: Path, keys: SigningKeys, break_it: Any, caplog: pytest.LogCaptureFixture) -> None:
+    before = keys.current.key.kid
+    break_it(path)
+
+    keys.look()
+    keys.look()
+
+    assert keys.current.key.kid == before
+    assert len(caplog.records) == 1
+
+
+def write_small(path: Path, bits: int = 1024) -> None:
+    small = rsa.generate_private_key(public_exponent=65537, key_size=bits)
+    path.write_bytes(small.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
+                                         serialization.NoEncryption()))
+
+
+def write_public(path: Path) -> None:
+    public = serialization.load_pem_private_key(path.read_bytes(), None).public_key()
+    path.write_bytes(public.public_bytes(serialization.Encoding.PEM,
+                                         serialization.PublicFormat.SubjectPublicKeyInfo))
+
+
+def publish_private(path: Path) -> None:
+    key = load(path).current.key
+    entry = {**key.as_dict(private=True), "iat": NOW, "exp": NOW + 60}
+    Path(name_retired(str(path))).write_text(json.dumps({"keys": [entry]}))
+
+
+@pytest.mark.parametrize(("spoil", "why"), [
+    (lambda path: path.chmod(0o640), "other users"), (lambda path: path.unlink(), "cannot be read"),
+    (write_small, "2048"), (write_public, "no private key"), (publish_private, "public keys only"),
+    (lambda path: retire(path, load(path), exp="never"), "iat and exp")])
+def test_unsafe_files_refuse_the_start(path: Path, spoil: Any, why: str) -> None:
+    spoil(path)
+
+    with pytest.raises(StartupError, match=why):
+        load(path)
+
+
+def test_without_a_key_oauth_refuses_the_start() -> None:
+    with pytest.raises(StartupError, match="keys signing make"):
+        load("")
