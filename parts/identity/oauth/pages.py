@@ -121,8 +121,9 @@ def show_page(title: str, *parts: str, status: int = 200, form_to: Iterable[str]
             f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{clean(title)}</title>'
             f'<style>{STYLE}</style></head><body><main><p class="gate">AsyncGate</p><h1>{clean(title)}</h1>'
             f"{body}</main></body></html>")
-    policy = (f"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; form-action {' '.join(["'self'", *form_to])}; "
-              "frame-ancestors 'none'; base-uri 'none'")
+    targets = " ".join(["'self'", *form_to])
+    policy = (f"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; form-action {targets}; frame-ancestors 'none'; "
+              "base-uri 'none'")
     # Referrer: the own forms alone tell where they come from.  With no-referrer a browser sends `Origin: null` with
     # them (Fetch 3.2), and the check of the Origin would refuse them.
     return Answer(status, text.encode(), HTML, [

@@ -1,4 +1,4 @@
-"""The rows of people: their ids, which are derived, so that two concurrent first sign-ins make one user; their scopes."""
+"""The rows of people: their scopes, and their ids, which are derived: two first sign-ins at once make one user."""
 
 from __future__ import annotations
 
