@@ -53,6 +53,9 @@ from asyncgate.parts.model.wire_admin import (
     Tenants,
     Tier,
 )
+from asyncgate.parts.model.wire_oauth import (
+    RegisteredClient,
+)
 from asyncgate.parts.model.wire_operating import (
     AllObligations,
     BulkAction,
@@ -387,6 +390,7 @@ CALLS = {
     "pause_work": CallSpec("pause_work", "POST", "/v1/pauses", True, "", ()),
     "preview_bulk": CallSpec("preview_bulk", "POST", "/v1/bulks/preview", True, "", ()),
     "ready": CallSpec("ready", "GET", "/v1/ready", True, "", ()),
+    "register_client": CallSpec("register_client", "POST", "/v1/clients", False, "", ()),
     "release_hold": CallSpec("release_hold", "POST", "/v1/tasks/{task_id}/release", False, "principal", ()),
     "release_lease": CallSpec("release_lease", "POST", "/v1/leases/release", True, "worker", ()),
     "renew_lease": CallSpec("renew_lease", "POST", "/v1/leases/renew", True, "worker", ()),
@@ -896,6 +900,17 @@ class AsyncOperations:
     ) -> Readiness:
         """Tell a load balancer whether the gate takes new callers."""
         return await self.ask("ready", Readiness, locals())
+
+    async def register_client(
+        self, client_name: str, redirect_uris: Names, *, tenant: str | None = None, scopes: Names | None = None,
+        trusted: bool | None = None, access_days: int | None = None, with_secret: bool | None = None,
+        tenant_id: str | None = None,
+    ) -> RegisteredClient:
+        """Register a program that may ask people for access; a program on a server may get a secret, shown only now.
+
+        An admin of a tenant registers it for the people of that tenant, the operator for everybody.  Spec 21.8.2.
+        """
+        return await self.ask("register_client", RegisteredClient, locals())
 
     async def release_hold(
         self, task_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
@@ -1585,6 +1600,17 @@ class SyncOperations:
     ) -> Readiness:
         """Tell a load balancer whether the gate takes new callers."""
         return self.ask("ready", Readiness, locals())
+
+    def register_client(
+        self, client_name: str, redirect_uris: Names, *, tenant: str | None = None, scopes: Names | None = None,
+        trusted: bool | None = None, access_days: int | None = None, with_secret: bool | None = None,
+        tenant_id: str | None = None,
+    ) -> RegisteredClient:
+        """Register a program that may ask people for access; a program on a server may get a secret, shown only now.
+
+        An admin of a tenant registers it for the people of that tenant, the operator for everybody.  Spec 21.8.2.
+        """
+        return self.ask("register_client", RegisteredClient, locals())
 
     def release_hold(
         self, task_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,

@@ -52,3 +52,7 @@ KEY = {"key_id": KEY_ID, "tenant": TENANT_ID, "name": "the reader", "principal_k
        "principal_id": "reader-1", "role": "worker", "scopes": ["receipts:read", "tasks:lease"],
        "task_types": ["page.summarize"], "created_at": NOW, "created_by": "human ada", "not_before": NOW,
        "expires_at": FAR}
+CLIENT_ID = "8d1f6f0a-5b7c-4f6e-9a53-2f0c7e4b9d11"
+CLIENT = {"client_id": CLIENT_ID, "origin": "registered", "client_name": "My Agent",
+          "redirect_uris": ["https://myapp.com/oauth/callback"], "auth_method": "none", "created_at": NOW,
+          "created_by": "human ada", "updated_at": NOW, "scopes": ["receipts:read", "tasks:read", "tasks:write"]}

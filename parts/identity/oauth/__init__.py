@@ -1,7 +1,9 @@
 """The authorization server: people sign in, allow a program in, and the program gets access tokens (spec 21.2.1).
 
     requests      what a program asks for at /oauth/authorize, and whether it may ask
+    redirects     which redirect URIs are good, and equal
     clients       which programs may ask: registered, registered by themselves, named by their metadata document
+    client_admin  operations on programs
     sign_in       who the person is: identity providers, sign-in links
     admission     which people may come in, and as whom
     consent       what the person allows

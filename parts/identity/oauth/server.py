@@ -113,7 +113,7 @@ def refuse(server: AuthorizationServer, scope: Scope, no: OAuthError) -> Answer:
     """Answer with a refusal, and note its real reason."""
     server.auditor.note(server.settings.default_tenant_id, "oauth_refused", "info", place=scope["asyncgate.address"],
                         path=scope["path"], code=no.code, reason=no.because)
-    return Answer(no.status, no.body())
+    return Answer(no.status, no.body(), headers=no.headers)
 
 
 async def receive_body(receive: Receive, seconds: float) -> bytes:
