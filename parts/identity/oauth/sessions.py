@@ -1,0 +1,28 @@
+"""Sessions of people with programs, as people and admins see and end them (spec 21.9.1).
+
+The rows are there while the authorization server is off, too, so nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from asyncgate import Caller, Engine, Work
+from asyncgate.parts.identity.admin import audit_change
+from asyncgate.parts.model.stored_oauth import Grant
+from asyncgate.parts.model.wire_admin import Severity
+
+
+def end_grant(engine: Engine, work: Work, grant: Grant, caller: Caller, why: str, severity: Severity) -> bool:
+    """End a session with its tokens, and audit it under the name `why`; return whether it had not ended before."""
+    if grant.ended_at is not None:
+        return False
+    work.keep_record(replace(grant, ended_at=work.now, ended_why=why))
+    audit_change(engine, work, why, severity, caller, **describe_grant(grant))
+    return True
+
+
+def describe_grant(grant: Grant) -> dict[str, str]:
+    """Return what the audit log says of a session."""
+    return {"session_id": grant.grant_id, "client_id": grant.client_id, "user_id": grant.user_id,
+            "of_tenant": grant.tenant}
