@@ -27,6 +27,7 @@ from asyncgate.parts.identity.oauth.grants import (
     write_refresh,
 )
 from asyncgate.parts.identity.oauth.requests import find_resource
+from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS
 from asyncgate.parts.identity.oauth.server import AuthorizationServer, Endpoint
 from asyncgate.parts.identity.oauth.sessions import describe_grant
 from asyncgate.parts.identity.oauth.wire import Answer, OAuthError, Request, answer_json, read_parameters
@@ -106,7 +107,8 @@ async def answer_refresh(server: AuthorizationServer, request: Request, form: di
 async def change_grant(server: AuthorizationServer, grant: Grant, run: Any) -> Allowed | Denial:
     """Let `run` change a session in one transaction, with all rows that its rules look at."""
     done: Allowed | Denial = await server.directory.change(
-        run, (Grant, (grant.grant_id,)), (User, (grant.user_id,)), (OAuthClient, (grant.client_id,)))
+        run, (Grant, (grant.grant_id,)), (User, (grant.user_id,)), (OAuthClient, (grant.client_id,)),
+        *REVOCATION_KEYS)
     return done
 
 

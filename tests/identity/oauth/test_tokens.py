@@ -45,6 +45,7 @@ async def test_a_code_gives_an_access_token_and_a_refresh_token(program: Program
     assert (claims["iss"], claims["aud"]) == (PUBLIC_URL, ["asyncgate-api", RESOURCE])
     assert (claims["sid"], claims["sub"]) == ((await program.grant(got["refresh_token"])).grant_id, "user-of-app")
     assert (claims["principal_id"], claims["role"], claims["client_id"]) == ("ada", "agent", "app")
+    assert await program.works(got["access_token"])
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -94,9 +95,11 @@ async def test_a_code_is_for_the_program_that_asked(program: Program) -> None:
 async def test_a_code_that_is_used_again_ends_the_session(program: Program) -> None:
     code = await program.code()
     got = tokens(await program.exchange(code))
+    assert await program.works(got["access_token"])
 
     assert refusal(await program.exchange(code)) == "invalid_grant"
 
+    assert not await program.works(got["access_token"])
     assert refusal(await program.refresh(got["refresh_token"])) == "invalid_grant"
     [line] = await program.audit("code_replay")
     assert (line["severity"], line["details"]["client_id"]) == ("critical", "app")
@@ -157,6 +160,7 @@ async def test_a_used_refresh_token_ends_the_family_after_the_grace(serve_oauth:
 
     assert refusal(await program.refresh(got["refresh_token"])) == "invalid_grant"
 
+    assert not await program.works(got["access_token"])
     assert refusal(await program.refresh(successor)) == "invalid_grant"
     [line] = await program.audit("refresh_replay")
     assert line["severity"] == "critical"
