@@ -14,11 +14,12 @@ from asyncgate.parts.identity.admin import audit_change, operates, read_page, ta
 from asyncgate.parts.identity.keys_stored import encode_names
 from asyncgate.parts.identity.oauth.directory import Directory, RecordKey, audit_in_tenant
 from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, revoke
+from asyncgate.parts.identity.oauth.sessions import end_grant
 from asyncgate.parts.identity.oauth.user_rows import check_rights, id_of_email, read_email
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, UserNotFound
 from asyncgate.parts.model.stored import export_key
-from asyncgate.parts.model.stored_oauth import Consent, User
+from asyncgate.parts.model.stored_oauth import Consent, Grant, User
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Ok
 from asyncgate.parts.model.wire_oauth import ChangeUser, InviteUser, ListUsers, RemoveUser, UserRecord, Users, UserState
@@ -76,6 +77,7 @@ async def change_user(engine: Engine, caller: Caller, ask: ChangeUser) -> UserRe
     programs have to ask again.
     """
     old = await require_user(engine, caller, ask.user_id)
+    sessions = await list_sessions_of(engine, old.user_id) if has_less(old, apply_change(old, ask, 0.0)) else []
 
     def change(work: Work) -> User:
         before = require_row(work.find_record(User, ask.user_id), old)
@@ -86,10 +88,10 @@ async def change_user(engine: Engine, caller: Caller, ask: ChangeUser) -> UserRe
         if (claim := work.find_record(User, id_of_email(after.email))) and claim.accepted_as == after.user_id:
             work.keep_record(replace(claim, disabled_at=after.disabled_at))    # the same person by another provider
         if has_less(before, after):
-            end_tokens(work, after, caller, ask.reason)
+            end_access(engine, work, after, sessions, caller, ask.reason)
         audit_change(engine, work, "user_changed", "warning", caller, **describe_change(before, after, ask.reason))
         return after
-    done = await Directory(engine).change(change, *keys_of(old))
+    done = await Directory(engine).change(change, *keys_of(old), *((Grant, (id,)) for id in sessions))
     said = describe_change(old, done, ask.reason)
     await audit_in_tenant(engine, caller, done.tenant, "user_changed", "warning", **said)
     return as_user_record(done)
@@ -102,7 +104,7 @@ async def remove_user(engine: Engine, caller: Caller, ask: RemoveUser) -> Ok:
     repeated call is refused: the person is unknown.
     """
     old = await require_user(engine, caller, ask.user_id)
-    given = await list_consents(engine, old.user_id)
+    given, sessions = await list_consents(engine, old.user_id), await list_sessions_of(engine, old.user_id)
 
     def remove(work: Work) -> Ok:
         row = require_row(work.find_record(User, ask.user_id), old)
@@ -111,10 +113,11 @@ async def remove_user(engine: Engine, caller: Caller, ask: RemoveUser) -> Ok:
             work.drop_record(User, gone.user_id)
         for one in given:
             work.drop_record(Consent, one.user_id, one.client_id)
-        end_tokens(work, row, caller, ask.reason)
+        end_access(engine, work, row, sessions, caller, ask.reason)
         audit_change(engine, work, "user_removed", "warning", caller, **describe_removal(row, ask.reason))
         return Ok(True)
-    await Directory(engine).change(remove, *keys_of(old), *((Consent, (one.user_id, one.client_id)) for one in given))
+    await Directory(engine).change(remove, *keys_of(old), *((Consent, (one.user_id, one.client_id)) for one in given),
+                                   *((Grant, (id,)) for id in sessions))
     await audit_in_tenant(engine, caller, old.tenant, "user_removed", "warning", **describe_removal(old, ask.reason))
     return Ok(True)
 
@@ -161,10 +164,22 @@ def has_less(before: User, after: User) -> bool:
         before.disabled_at is None and after.disabled_at is not None)
 
 
-def end_tokens(work: Work, row: User, caller: Caller, reason: str | None) -> None:
-    """Refuse all access tokens that a person has allowed; refresh tokens ask the person's row."""
+def end_access(engine: Engine, work: Work, row: User, sessions: list[str], caller: Caller, reason: str | None) -> None:
+    """End the sessions of a person, and refuse all access tokens that it has allowed."""
+    for id in sessions:
+        if (grant := work.find_record(Grant, id)) and grant.user_id == row.user_id:
+            end_grant(engine, work, grant, caller, "user_sessions_ended", "info")
     if row.last_seen_at is not None:
         revoke(work, "user", row.user_id, work.now + LONGEST_TOKEN_SECONDS, str(caller.principal), reason)
+
+
+async def list_sessions_of(engine: Engine, user_id: str) -> list[str]:
+    """Return the ids of the sessions of a person that have not ended."""
+    directory, found, after = Directory(engine), list[str](), ""
+    while page := await directory.page(Grant, after):
+        found += [one.grant_id for one in page if one.user_id == user_id and one.ended_at is None]
+        after = export_key(page[-1])
+    return found
 
 
 def describe_change(before: User, after: User, reason: str | None) -> dict[str, object]:
