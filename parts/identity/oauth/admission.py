@@ -129,10 +129,10 @@ def accept_invitation(invited: User, who: Person, now: float) -> User:
 
 def find_rule(rules: tuple[AdmissionRule, ...], who: Person) -> AdmissionRule | None:
     """Return the first rule that fits a person."""
-    return next((rule for rule in rules if fits(rule, who)), None)
+    return next((rule for rule in rules if fits_person(rule, who)), None)
 
 
-def fits(rule: AdmissionRule, who: Person) -> bool:
+def fits_person(rule: AdmissionRule, who: Person) -> bool:
     """Whether a rule is about a person: all that it names must be so."""
     domain = who.email.rpartition("@")[2]
     return (rule.provider in ("", who.provider) and rule.email.lower() in ("", who.email)

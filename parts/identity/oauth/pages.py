@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from asyncgate.parts.identity.oauth.wire import HTML, Answer
 
-MOST_SHOWN = 100        # characters of a text from outside
+MOST_SHOWN_LETTERS = 100        # characters of a text from outside
 INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}     # control, bidi, unassigned: they can make a name look like
 HOST_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789.-:")
 
@@ -93,14 +93,14 @@ IN_WORDS = {        # scopes, in the order of the page
 }
 
 
-class Way(Struct):
+class LoginWay(Struct):
     """One way to sign in."""
 
     title: str
     path: str
 
 
-def clean(text: str, most: int = MOST_SHOWN) -> str:
+def clean(text: str, most: int = MOST_SHOWN_LETTERS) -> str:
     """Return a text from outside as HTML: cut, escaped, with invisible characters spelled out."""
     shown = text[:most] + ("…" if len(text) > most else "")
     spelled = "".join([f"[U+{ord(letter):04X}]" if unicodedata.category(letter) in INVISIBLE else letter
@@ -108,7 +108,7 @@ def clean(text: str, most: int = MOST_SHOWN) -> str:
     return escape(spelled)
 
 
-def isolate(text: str, most: int = MOST_SHOWN) -> str:
+def isolate(text: str, most: int = MOST_SHOWN_LETTERS) -> str:
     """Return a text from outside as HTML whose direction does not change the text around it."""
     return f"<bdi>{clean(text, most)}</bdi>"
 
@@ -161,7 +161,7 @@ def hide(name: str, value: str) -> str:
 # Pages.
 
 
-def show_login(program: str, host: str, ways: list[Way], code_form: tuple[str, str] | None, form_to: Iterable[str],
+def show_login(program: str, host: str, ways: list[LoginWay], code_form: tuple[str, str] | None, form_to: Iterable[str],
                headers: Iterable[tuple[bytes, bytes]], wrong: str = "", status: int = 200) -> Answer:
     """Answer with the login page; `code_form` is the path for the code of a sign-in link, and the sign-in's id."""
     about = (f"<p>{isolate(program)} at <code>{clean(host)}</code> asks for access. You see what it may do before you "

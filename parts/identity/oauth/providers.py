@@ -47,11 +47,11 @@ T = TypeVar("T")
 DISCOVERY = "/.well-known/openid-configuration"
 DISCOVERY_SECONDS = 3600.0      # how long a discovery document is used before it is fetched again
 LEEWAY_SECONDS = 30
-MOST_TOLD = 100                 # characters of a provider's error in the audit log
+MOST_ERROR_LENGTH = 100                 # characters of a provider's error in the audit log
 MOST_GROUPS = 1000
 GITHUB, GITHUB_API = "https://github.com", "https://api.github.com"
 FOR_OIDC, FOR_GITHUB = ("openid", "email", "profile"), ("read:user", "user:email")
-JSON = {"accept": "application/json"}
+AS_JSON = {"accept": "application/json"}
 
 Subject = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[!-~]+$(?!\n)")]
 
@@ -124,7 +124,7 @@ class Caller:
         if (error := said.get("error")) == "access_denied":
             raise DeniedUpstream(f"{self.said.name} says access_denied")
         if error:
-            self.refuse(f"{self.said.name} says {error[:MOST_TOLD]}")
+            self.refuse(f"{self.said.name} says {error[:MOST_ERROR_LENGTH]}")
         if not (code := said.get("code")):
             self.refuse("the callback has no code")
         return code
@@ -140,7 +140,7 @@ class Caller:
 def read_error(content: bytes) -> str:
     """Return the error code of a refusal (RFC 6749 5.2); its description may repeat what was sent."""
     try:
-        return str(msgspec.json.decode(content, type=dict[str, Any]).get("error", ""))[:MOST_TOLD]
+        return str(msgspec.json.decode(content, type=dict[str, Any]).get("error", ""))[:MOST_ERROR_LENGTH]
     except (ValueError, RecursionError):
         return ""
 
@@ -197,7 +197,7 @@ class OpenId(Caller):
             if self.known is not None:      # the next look is in a minute, whatever comes of this one
                 self.read_at = self.clock() - DISCOVERY_SECONDS + REFETCH_SECONDS
             try:
-                self.take(await self.call("GET", self.url, Discovery, headers=JSON))
+                self.take(await self.call("GET", self.url, Discovery, headers=AS_JSON))
             except SignInRefused as no:
                 if self.known is None:
                     raise
@@ -208,7 +208,7 @@ class OpenId(Caller):
     def take(self, found: Discovery) -> None:
         """Use a discovery document, if it is the one of the issuer that the URL belongs to."""
         if found.issuer.rstrip("/") != self.url.removesuffix(DISCOVERY).rstrip("/"):
-            self.refuse(f"the discovery document is of the issuer {found.issuer[:MOST_TOLD]}, not of {self.url}")
+            self.refuse(f"the discovery document of {self.url} is of the issuer {found.issuer[:MOST_ERROR_LENGTH]}")
         for endpoint in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):
             if urlsplit(endpoint).scheme not in ("https", "http") or not endpoint.isascii():
                 self.refuse("the discovery document names an endpoint that is no URL")
@@ -242,7 +242,7 @@ class OpenId(Caller):
         """Exchange a code for an ID token."""
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": self.callback,
                 "code_verifier": parked.verifier}
-        headers, secret = dict(JSON), self.said.client_secret
+        headers, secret = dict(AS_JSON), self.said.client_secret
         if secret and "client_secret_basic" in found.token_endpoint_auth_methods_supported:
             pair = f"{quote(self.said.client_id, safe='')}:{quote(secret, safe='')}"        # RFC 6749 2.3.1
             headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
@@ -259,7 +259,7 @@ class OpenId(Caller):
                 raise Flaw("the ID token is too long")
             content = verify_signature(token, await self.ring.find(name_key(token)))
             claims = decode_strictly(content, IdToken)
-            if flaw := find_flaw(claims, found.issuer, self.said.client_id, nonce, self.now()):
+            if flaw := find_flaw_of_identity(claims, found.issuer, self.said.client_id, nonce, self.now()):
                 raise Flaw(flaw)
             return msgspec.json.decode(content, type=dict[str, Any])
         except UNFIT as error:
@@ -267,7 +267,7 @@ class OpenId(Caller):
 
     async def ask_more(self, url: str, token: str, subject: str) -> dict[str, Any]:
         """Return what the provider says beside the ID token, about the same person (OpenID Connect Core 5.3.2)."""
-        more = await self.call("GET", url, dict[str, Any], headers={**JSON, "authorization": f"Bearer {token}"})
+        more = await self.call("GET", url, dict[str, Any], headers={**AS_JSON, "authorization": f"Bearer {token}"})
         if more.get("sub") != subject:
             self.refuse("userinfo is about somebody else")
         return more
@@ -288,7 +288,7 @@ def name_key(token: str) -> str | None:
     return kid
 
 
-def find_flaw(claims: IdToken, issuer: str, client_id: str, nonce: str, now: float) -> str | None:
+def find_flaw_of_identity(claims: IdToken, issuer: str, client_id: str, nonce: str, now: float) -> str | None:
     """Return why an ID token is not for this sign-in (OpenID Connect Core 3.1.3.7); None if it is."""
     audience = [claims.aud] if isinstance(claims.aud, str) else claims.aud
     wrong = {
@@ -357,9 +357,9 @@ class GitHub(Caller):
         form = {"client_id": self.said.client_id, "client_secret": self.said.client_secret,
                 "code": self.check_answer(said), "redirect_uri": self.callback, "code_verifier": parked.verifier}
         tokens = await self.call("POST", f"{self.issuer}/login/oauth/access_token", GitHubTokens, data=form,
-                                 headers=JSON)
+                                 headers=AS_JSON)
         if not tokens.access_token:
-            self.refuse(f"GitHub gave no token: {tokens.error[:MOST_TOLD]}")
+            self.refuse(f"GitHub gave no token: {tokens.error[:MOST_ERROR_LENGTH]}")
         headers = {"accept": "application/vnd.github+json", "authorization": f"Bearer {tokens.access_token}",
                    "user-agent": "asyncgate"}
         user = await self.call("GET", f"{self.api}/user", GitHubUser, headers=headers)

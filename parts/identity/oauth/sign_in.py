@@ -43,7 +43,7 @@ from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.stored_oauth import OAuthClient, User
 
-Step = Callable[[Request], Awaitable[Answer]]
+SignInStep = Callable[[Request], Awaitable[Answer]]
 
 PROMPTS = {"login", "consent", "select_account"}        # OpenID Connect Core 3.1.2.1; `none` asks for the impossible
 RETURN = "<p>You may close this window, and connect again from your program.</p>"
@@ -66,7 +66,7 @@ class SignIn:
 
     def routes(self) -> list[Route]:
         """Return the paths."""
-        steps: dict[str, dict[str, Step]] = {
+        steps: dict[str, dict[str, SignInStep]] = {
             "/oauth/authorize": {"GET": self.begin, "POST": self.begin},
             "/oauth/sign-in": {"GET": self.show_ways},
             "/oauth/sign-in/{provider}": {"GET": self.leave},
@@ -76,7 +76,7 @@ class SignIn:
         return [Route(path, Endpoint(self.server, {verb: self.make_handler(step) for verb, step in verbs.items()}))
                 for path, verbs in steps.items()]
 
-    def make_handler(self, step: Step) -> Handler:
+    def make_handler(self, step: SignInStep) -> Handler:
         """Return the handler of a step: its refusals are pages, or go to a program whose redirect is proven."""
         async def handle(server: AuthorizationServer, request: Request) -> Answer:
             try:
@@ -129,7 +129,7 @@ class SignIn:
     def show_login(self, request: Request, parked: Parked, client: OAuthClient, wrong: str = "") -> Answer:
         """Answer with the login page."""
         ask = urlencode({"sign_in": parked.id})
-        ways = [pages.Way(provider.title, f"{self.base}/oauth/sign-in/{name}?{ask}")
+        ways = [pages.LoginWay(provider.title, f"{self.base}/oauth/sign-in/{name}?{ask}")
                 for name, provider in self.providers.items()]
         form = (f"{self.base}/oauth/link", parked.id) if self.server.oauth.login_links else None
         return pages.show_login(client.name, find_place(parked.asked.redirect_uri), ways, form,

@@ -367,7 +367,8 @@ async def test_what_comes_from_outside_is_text_on_every_page(oauth_gate: Served,
 @pytest.mark.parametrize("name", ["next", "return_to", "redirect", "url", "RelayState"])
 async def test_no_parameter_leads_elsewhere(program: Program, browser: Browser, name: str) -> None:
     evil = "https://evil.example/"
-    page = await sign_in(browser, program, **{name: evil})
+    asked: dict[str, Any] = {name: evil}
+    page = await sign_in(browser, program, **asked)
     pages: list[Page] = [page, await browser.get(f"/oauth/sign-in?{name}={evil}"),
                          await browser.get(f"/oauth/link?code=x&{name}={evil}")]
     await browser.submit(page, "allow")
