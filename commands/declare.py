@@ -18,11 +18,11 @@ from msgspec import NODEFAULT, Meta, Raw, Struct, UnsetType
 from msgspec.structs import FieldInfo, fields
 
 from asyncgate import Operation
-from asyncgate.parts.model import findings, wire, wire_admin, wire_operating, wire_receipts, wire_workers
+from asyncgate.parts.model import findings, wire, wire_admin, wire_oauth, wire_operating, wire_receipts, wire_workers
 from asyncgate.parts.model.wire import AsEither, AsPrincipal, CreateTask
 from asyncgate.parts.operations import OPERATIONS
 
-MODULES = (findings, wire, wire_admin, wire_operating, wire_receipts, wire_workers)
+MODULES = (findings, wire, wire_admin, wire_oauth, wire_operating, wire_receipts, wire_workers)
 FILE = Path(__file__).parents[1] / "clients" / "operations.py"
 WIDE = 120
 KEY_FIELDS = ("idempotency_key", "claim_id")

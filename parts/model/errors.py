@@ -134,6 +134,16 @@ class KeyNotFound(GateError):
     code, status = "key_not_found", 404
 
 
+class ClientNotFound(GateError):
+    """No such program (OAuth client) that this caller administers."""
+    code, status = "client_not_found", 404
+
+
+class UserNotFound(GateError):
+    """No such user among those that the caller administers."""
+    code, status = "user_not_found", 404
+
+
 class BulkNotFound(GateError):
     """No such bulk in this tenant; it exists from the first call of `run_bulk` on."""
     code, status = "bulk_not_found", 404

@@ -7,11 +7,14 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Work
+from asyncgate.parts.identity.admin import audit_change
 from asyncgate.parts.identity.audit import load_head
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.wire import Ask
+from asyncgate.parts.model.wire_admin import Severity
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
@@ -48,3 +51,15 @@ class Directory:
         own = self.engine.make_own_caller(self.tenant_id)
         done: T = await self.engine.write(decide, load, own, Ask())
         return done
+
+
+async def audit_in_tenant(engine: Engine, caller: Caller, tenant: str | None, event: str, severity: Severity, /,
+                          **said: Any) -> None:
+    """Write a change of a row that is for another tenant into that tenant's audit log, too."""
+    if tenant is None or tenant == engine.settings.default_tenant_id:
+        return      # its line was written in the transaction of the change
+    context = copy_context()
+
+    def decide(engine: Engine, work: Work, caller: Caller, ask: Any) -> None:
+        context.run(audit_change, engine, work, event, severity, caller, **said)
+    await engine.write(decide, load_head, replace(caller, tenant_id=tenant), Ask())

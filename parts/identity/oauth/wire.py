@@ -21,9 +21,10 @@ FORM = b"application/x-www-form-urlencoded"
 class OAuthError(Exception):
     """A refusal in the form of RFC 6749 5.2; `because` is the real reason, for the audit log alone."""
 
-    def __init__(self, code: str, description: str, status: int = 400, because: str | None = None) -> None:
+    def __init__(self, code: str, description: str, status: int = 400, because: str | None = None,
+                 headers: Headers | None = None) -> None:
         super().__init__(description)
-        self.code, self.status, self.because = code, status, because or description
+        self.code, self.status, self.because, self.headers = code, status, because or description, headers or []
 
     def body(self) -> bytes:
         """Return the body of the answer."""

@@ -1,0 +1,130 @@
+"""The programs that may ask for access, and how each proves at the token endpoint that it is itself (RFC 6749 2.3)."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_plus
+
+from msgspec import Struct
+
+from asyncgate.parts.identity.oauth.client_admin import hash_client_secret
+from asyncgate.parts.identity.oauth.wire import OAuthError, Request, read_parameters
+from asyncgate.parts.model.stored_oauth import OAuthClient
+
+if TYPE_CHECKING:
+    from asyncgate.parts.identity.oauth.server import AuthorizationServer
+
+BASIC_CHALLENGE = (b"www-authenticate", b'Basic realm="asyncgate"')
+SECRET_METHODS = frozenset({"client_secret_basic", "client_secret_post"})
+CLIENT_ID = re.compile(r"[!-~]{1,500}\Z")       # visible ASCII, as RFC 6749 A.1 has it, without blanks
+CREDENTIALS = ("client_secret", "client_assertion")
+
+
+async def find_client(server: AuthorizationServer, client_id: str) -> OAuthClient | None:
+    """Return a program that may ask; None for an unknown or disabled one."""
+    client = await look_up_client(server, client_id)
+    return None if client is None or client.disabled_at is not None else client
+
+
+async def look_up_client(server: AuthorizationServer, client_id: str) -> OAuthClient | None:
+    """Return a program, also a disabled one."""
+    if not CLIENT_ID.match(client_id):
+        return None
+    return await server.directory.find(OAuthClient, client_id)
+
+
+# Authentication at the token endpoint.
+
+
+class Presented(Struct, frozen=True):
+    """How a request says which program it is from."""
+
+    client_id: str
+    method: str                 # none, client_secret_basic, client_secret_post or private_key_jwt
+    credential: str = ""        # the secret or the assertion
+
+    def __repr__(self) -> str:
+        return f"<Presented {self.client_id} {self.method}>"    # the credential stays out of logs and tracebacks
+
+
+async def authenticate_client(server: AuthorizationServer, request: Request, form: dict[str, str]) -> OAuthClient:
+    """Return the program that a request to the token endpoint is from; raises OAuthError.
+
+    Everything that does not fit is the same refusal for the caller; the audit log has the reason.
+    """
+    shown = read_presented(request, form)
+    client = await look_up_client(server, shown.client_id)
+    if why := find_mismatch(client, shown):
+        raise refuse_client(shown, why)
+    assert client is not None
+    return client
+
+
+def read_presented(request: Request, form: dict[str, str]) -> Presented:
+    """Return the one credential of a request; raises OAuthError for none, two, or one in the query."""
+    named = form.get("client_id", "")
+    query = read_parameters(request.scope["query_string"])
+    if any(name in query for name in CREDENTIALS):      # a query is written into logs of proxies
+        raise OAuthError("invalid_request", "send credentials in the body or the Authorization header, not in the URL")
+    given = [name for name in CREDENTIALS if form.get(name)]
+    headers = [value for name, value in request.headers if name == b"authorization"]
+    if len(given) + len(headers) > 1:
+        raise OAuthError("invalid_request", "send one credential of the client, not two (RFC 6749 2.3)")
+    if headers:
+        return read_basic(headers[0], named)
+    if not named:
+        raise OAuthError("invalid_client", "the request names no client_id", 401)
+    if given == ["client_secret"]:
+        return Presented(named, "client_secret_post", form["client_secret"])
+    return Presented(named, "none")
+
+
+def read_basic(header: bytes, named: str) -> Presented:
+    """Read HTTP Basic authentication; id and secret are form-encoded in it (RFC 6749 2.3.1)."""
+    scheme, _, text = header.partition(b" ")
+    try:
+        if scheme.lower() != b"basic":
+            raise ValueError("another scheme")
+        id, colon, secret = base64.b64decode(text.strip(), validate=True).decode("ascii").partition(":")
+        shown = Presented(unquote_plus(id, errors="strict"), "client_secret_basic",
+                          unquote_plus(secret, errors="strict"))
+    except ValueError:
+        raise OAuthError("invalid_client", "the Authorization header holds no id and secret of a client", 401,
+                         headers=[BASIC_CHALLENGE]) from None
+    if not colon or not id or (named and named != shown.client_id):
+        raise OAuthError("invalid_client", "the Authorization header and client_id name different clients, or none",
+                         401, headers=[BASIC_CHALLENGE])
+    return shown
+
+
+def find_mismatch(client: OAuthClient | None, shown: Presented) -> str | None:
+    """Return why a request is not from the program that it names."""
+    if client is None:
+        return "unknown client"
+    if client.disabled_at is not None:
+        return "the client is disabled"
+    if not uses_method(client, shown.method):
+        return f"the client authenticates by {client.auth_method}, not by {shown.method}"
+    if shown.method in SECRET_METHODS and not is_its_secret(client, shown.credential):
+        return "the secret of the client is wrong"
+    return None
+
+
+def uses_method(client: OAuthClient, method: str) -> bool:
+    """Whether a program may prove itself in a way; where a secret is carried is up to the program."""
+    return method == client.auth_method or {method, client.auth_method} <= SECRET_METHODS
+
+
+def is_its_secret(client: OAuthClient, secret: str) -> bool:
+    """Whether a secret is the program's, compared in constant time."""
+    return hmac.compare_digest(hash_client_secret(secret), client.secret_hash or "")
+
+
+def refuse_client(shown: Presented, why: str) -> OAuthError:
+    """Refuse a program: it must register again or be told its id (RFC 6749 5.2)."""
+    headers = [BASIC_CHALLENGE] if shown.method == "client_secret_basic" else []
+    return OAuthError("invalid_client", "the client is unknown here, was removed, or did not prove that it is itself; "
+                      "register it again", 401, f"{why} ({shown.client_id[:200]})", headers)
