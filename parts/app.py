@@ -58,6 +58,8 @@ class Gate(Front):
         if settings.security.oauth.enabled:
             from asyncgate.parts.identity.oauth.server import AuthorizationServer
             self.oauth = AuthorizationServer(settings, self.send)
+            assert self.identity.tokens is not None     # the server has a signing key
+            self.oauth.accept_own_tokens(self.identity.tokens)
             self.app.router.routes.extend(routes := self.oauth.routes())
             self.open_paths = {route.path for route in routes if getattr(route.app, "open", False)}
         self.counting: Metrics | None = None    # if the settings ask for it

@@ -59,7 +59,7 @@ class Upkeep(Duties, Extension):
                           "traffic": Duty(STORED_EVERY_SECONDS, self.store_traffic),
                           "audit": Duty(3600.0, Pruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
-                          **duties(engine)})
+                          **oauth_duties(engine), **duties(engine)})
 
     async def __aenter__(self) -> Upkeep:
         self.engine.extend(self)
@@ -181,6 +181,14 @@ class Upkeep(Duties, Extension):
     async def _write(self, tenant_id: str, ask: Sweep | Prolong | Sighted) -> None:
         run, loads = WRITES[type(ask)]
         await self.engine.write(run, loads, self.engine.make_own_caller(tenant_id), ask)
+
+
+def oauth_duties(engine: Engine) -> dict[str, Duty]:
+    """Return the jobs of a gate that accepts access tokens."""
+    if not engine.settings.security.jwt.has_keys:
+        return {}
+    from asyncgate.parts.identity.oauth.revocations import RevocationPruner
+    return {"revocations": Duty(3600.0, RevocationPruner(engine).run)}
 
 
 def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:

@@ -51,6 +51,7 @@ from asyncgate.parts.model.stored import (
     Task,
     export_order,
 )
+from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind
 
@@ -304,6 +305,15 @@ def insert(table: str, names: Iterable[str], key: str | None = None, changed: It
             f"SELECT :tenant::uuid, r.* FROM {{rows}}{upsert}")
 
 
+def delete_by_key(kind: type[Struct]) -> str:
+    """Return a DELETE of rows that are found one by one by their keys, and locked unless they never change."""
+    table, key = RECORDS[kind], " AND ".join(f"{name} = r.{name}" for name in export_order(kind))
+    lock = "" if kind in APPEND_ONLY else " FOR UPDATE"
+    return (f"DELETE FROM asyncgate.{table} WHERE tenant_id = :tenant AND ctid = ANY (ARRAY(SELECT o.ctid "
+            f"FROM {{rows}}, LATERAL (SELECT ctid FROM asyncgate.{table} WHERE tenant_id = :tenant AND {key} "
+            f"LIMIT 1{lock}) AS o))")
+
+
 NOTHING = " ON CONFLICT DO NOTHING"
 COUNTED = ("queued", "held", "leased")
 QUEUE = {"lane": "bigint[]", "type": "text[]", "capabilities": "text[]", **dict.fromkeys(COUNTED, "bigint[]"),
@@ -344,10 +354,8 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id", DELIVERY)),
     **{f"kept_{table}": (typed(kind), insert(table, typed(kind)) if kind in APPEND_ONLY else insert(
            table, typed(kind), ", ".join(export_order(kind)), typed(kind))) for kind, table in RECORDS.items()},
-    "dropped_outbox": ({"receipt_id": "text[]"}, "DELETE FROM asyncgate.outbox WHERE tenant_id = :tenant "
-                       "AND ctid = ANY (ARRAY(SELECT o.ctid FROM {rows}, LATERAL ("
-                       "SELECT ctid FROM asyncgate.outbox WHERE tenant_id = :tenant "
-                       "AND receipt_id = r.receipt_id LIMIT 1 FOR UPDATE) AS o))"),
+    **{f"dropped_{RECORDS[kind]}": (dict.fromkeys(export_order(kind), "text[]"), delete_by_key(kind))
+       for kind in (Outgoing, OAuthClient, User, Consent, Grant, SignInLink, Revocation)},
     # What is dropped of any minute is all that there is of it.
     "dropped_traffic": ({"minute": "text[]", "process": "text[]"}, "DELETE FROM asyncgate.traffic "
                         "WHERE tenant_id = :tenant AND minute = ANY (:dropped_traffic_minute) "
@@ -355,7 +363,6 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "dropped_schedules": ({"schedule_id": "text[]"}, "DELETE FROM asyncgate.schedules "
                           "WHERE tenant_id = :tenant AND schedule_id = ANY (:dropped_schedules_schedule_id)"),
 }
-
 
 @cache
 def save(tables: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:

@@ -18,7 +18,7 @@ from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.oversight import oversee
 from asyncgate.parts.identity.ways import Identity
 from asyncgate.parts.model.caller import NOBODY
-from asyncgate.parts.model.connection import Headers, Scope, find_client_address, read_token
+from asyncgate.parts.model.connection import Headers, Scope, find_client_address, group_address, read_token
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, Unauthenticated
 from asyncgate.parts.model.queries import Rows
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncgate import Operation
+    from asyncgate.parts.identity.oauth.revocations import RevocationSet
 
 log = logging.getLogger("asyncgate")
 
@@ -49,6 +50,7 @@ class Accounts:
         self.engine = engine
         self.read: dict[str, tuple[float, Account | None]] = {}
         self.reading: dict[str, asyncio.Task[Account | None]] = {}
+        self.tenants, self.tenants_at = frozenset[str](), float("-inf")     # that have stored anything
 
     async def of(self, tenant_id: str) -> Account | None:
         """Return a tenant's account; concurrent calls share one query."""
@@ -70,6 +72,21 @@ class Accounts:
             if self._is_mine(tenant_id):
                 del self.reading[tenant_id]
 
+    async def _require_known(self, caller: Caller) -> None:
+        """Refuse an access token of a tenant that does not exist: an issuer cannot make tenants; raises InvalidToken.
+
+        A tenant without an account exists if it has stored anything.  The answer holds for five seconds, because any
+        of an issuer's tokens may name another tenant.
+        """
+        if caller.issued_at is None or caller.tenant_id == self.engine.settings.default_tenant_id:
+            return
+        if caller.tenant_id not in self.tenants:
+            now = asyncio.get_running_loop().time()
+            if now - self.tenants_at >= STATUS_SECONDS:
+                self.tenants, self.tenants_at = frozenset(await self.engine.backend.tenants()), now
+            if caller.tenant_id not in self.tenants:
+                raise make_refusal("token_tenant", "the tenant of the token does not exist")
+
     def _is_mine(self, tenant_id: str) -> bool:
         """Whether the running task's query is still valid: nobody changed the account since it began."""
         return self.reading.get(tenant_id) is asyncio.current_task()
@@ -80,10 +97,10 @@ class Accounts:
         self.reading.pop(tenant_id, None)
 
     async def require_active(self, caller: Caller) -> None:
-        """Refuse a caller of a suspended tenant, or with a revoked access token; raises InvalidToken."""
+        """Refuse a caller of a suspended tenant, or with a token of before a rotation; raises InvalidToken."""
         account = await self.of(caller.tenant_id)
         if account is None:
-            return
+            return await self._require_known(caller)
         since, issued = account.tokens_since, caller.issued_at
         if account.suspended_at is not None:
             raise make_refusal("tenant_suspended", "the tenant is suspended")
@@ -132,6 +149,7 @@ class Guard(Extension):
                                note_new_place=self.note_new_place)
         self.accounts = Accounts(engine)
         self.auditor = Auditor(engine, security.audit_logging.enabled)
+        self.revocations = self._watch_revocations()
         self.relieving: dict[str, asyncio.Task[None]] = {}
         self.enforced = security.rate_limiting.enabled      # if not, only tenants with stricter limits are limited
         self.limits = open_limits(engine.settings, shared=self.enforced)
@@ -139,6 +157,8 @@ class Guard(Extension):
     async def __aenter__(self) -> Guard:
         await self._require_credential()
         self.engine.extend(self)
+        if self.revocations is not None:
+            self.engine.extend(self.revocations)
         self.auditor.open()
         return self
 
@@ -148,6 +168,15 @@ class Guard(Extension):
         await self.auditor.close()
         await self.keys.close()
         await self.limits.close()
+
+    def _watch_revocations(self) -> RevocationSet | None:
+        """Let the check of access tokens, if there is one, refuse those that were revoked."""
+        if (tokens := self.identity.tokens) is None:
+            return None
+        from asyncgate.parts.identity.oauth.revocations import RevocationSet
+        tokens.note_revoked = self.note_revoked_token
+        tokens.revocations = known = RevocationSet(self.engine)
+        return known
 
     async def _require_credential(self) -> None:
         """Refuse to serve a gate for which no valid credential can exist; raises StartupError."""
@@ -220,6 +249,8 @@ class Guard(Extension):
         await self.accounts.require_active(caller)
         if caller.key_id is not None and not await self.keys.still_good(caller.key_id):
             raise InvalidToken("this credential is no longer valid")
+        if caller.token is not None and self.identity.tokens is not None:
+            await self.identity.tokens.recheck(caller)
 
     def _note_visit(self, scope: Scope, headers: Headers) -> str:
         """Note and return the address that a request comes from."""
@@ -298,6 +329,13 @@ class Guard(Extension):
         self.auditor.note(caller.tenant_id, "unusual_address", "warning", **describe_caller(caller), place=place)
         self.auditor.notice(caller.tenant_id, "unusual_address", key_id=caller.key_id, place=place,
                             principal=str(caller.principal))
+
+    def note_revoked_token(self, caller: Caller, kind: str) -> None:
+        """Note that a token is used after its revocation, such as after a logout, and tell the tenant's admins."""
+        place = group_address((visit.get() or {}).get("asyncgate.address") or "")
+        self.auditor.note(caller.tenant_id, "revoked_token_used", "warning", place=place, **describe_caller(caller),
+                          revoked=kind)
+        self.auditor.notice(caller.tenant_id, "revoked_token_used", revoked=kind, principal=str(caller.principal))
 
     async def _add_rates(self, reply: LimitsReply, used: Used) -> None:
         """Add to a reply how much of the rate limits is used, which no database counts."""

@@ -1,4 +1,4 @@
-"""Access tokens: JWTs of an issuer that this gate trusts (spec 21.2.1, RFC 9068, RFC 8725).
+"""Access tokens: JWTs of the issuers that this gate trusts (spec 21.2.1, RFC 9068, RFC 8725).
 
 A token is valid if a known key has signed it and its claims are for this gate and the present time.  Security: the
 gate never follows anything in a token.  It looks `kid` up in memory, and refuses a header that contains or names a key.
@@ -25,12 +25,14 @@ from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError, Secu
 from joserfc.jwk import KeySet, RSAKey
 from joserfc.util import urlsafe_b64decode
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller
-from asyncgate.parts.identity import WayIn
+from asyncgate.parts.identity.keys_stored import default_scopes
+from asyncgate.parts.model.caller import ShownToken
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
-from asyncgate.parts.model.settings import Jwt, Settings, Uuid, mask_credentials
+from asyncgate.parts.model.settings import Jwt, Settings, TrustedIssuer, Uuid, mask_credentials
 from asyncgate.parts.model.wire import Name, Principal
 
 if TYPE_CHECKING:
@@ -48,16 +50,6 @@ REFETCH_SECONDS = 60.0      # the shortest time between two fetches of the issue
 FRESH_SECONDS = 600.0       # the longest time until the gate notices that the issuer withdrew a key
 FETCH_SECONDS = 5.0
 FOREIGN = {"jwk", "jku", "x5u", "x5c", "crit", "b64", "zip", "enc"}     # headers that could change which key is trusted
-DEFAULT_SCOPES = {          # spec 21.8.3: of a token without a scope; admin scopes must be given explicitly
-    "agent": frozenset({"tasks:read", "tasks:write", "receipts:read", "receipts:ack"}),
-    "worker": frozenset({"tasks:lease", "receipts:read"}),
-}
-DEFAULT_SCOPES["admin"] = DEFAULT_SCOPES["agent"] | DEFAULT_SCOPES["worker"]
-
-
-def ways(settings: Settings) -> list[WayIn]:
-    """Return the kinds of credential that the settings allow; raises StartupError for unsafe keys."""
-    return [AccessTokens(settings)] if settings.security.jwt.has_keys else []
 
 
 class Claims(Struct, frozen=True):
@@ -88,16 +80,51 @@ class Claims(Struct, frozen=True):
 class Revocations(Protocol):
     """Knows which tokens were revoked before they expired."""
 
-    def revoked(self, claims: Claims) -> bool:
-        """Whether this token was revoked; called on every request, so an implementation must not wait."""
+    def is_fresh(self) -> bool:
+        """Whether `find` may be asked now."""
+
+    async def freshen(self) -> None:
+        """Find out what was revoked meanwhile; raises DatabaseUnavailable."""
+
+    def find(self, caller: Caller) -> str | None:
+        """Return what of a caller's token was revoked; called on every request, so an implementation must not wait."""
 
 
 class NoRevocations:
     """No token is ever revoked."""
 
-    def revoked(self, claims: Claims) -> bool:
-        """Return False."""
-        return False
+    def is_fresh(self) -> bool:
+        """Return True."""
+        return True
+
+    async def freshen(self) -> None:
+        """Do nothing."""
+
+    def find(self, caller: Caller) -> str | None:
+        """Return None."""
+        return None
+
+
+class Verifying(Protocol):
+    """The keys of one issuer."""
+
+    def freshen(self) -> None:
+        """Look for changed keys, if the last look is too old."""
+
+    async def find(self, kid: str | None) -> RSAKey:
+        """Return the key that a token names; raises Flaw."""
+
+
+class Issuer(Struct, frozen=True):
+    """An issuer whose tokens are accepted, its keys, and what it may assert; empty sets are any."""
+
+    name: str
+    keys: Verifying
+    audience: frozenset[str]
+    tenants: frozenset[str]
+    roles: frozenset[str]
+    scopes: frozenset[str]
+    longest_seconds: float
 
 
 class Flaw(Exception):
@@ -113,55 +140,128 @@ UNFIT = (Flaw, JoseError, ValueError, TypeError, LookupError, RecursionError)
 
 
 class AccessTokens:
-    """Accepts access tokens of the issuer."""
+    """Accepts access tokens of all trusted issuers.
+
+    Security: `iss` chooses the issuer before anything is verified, by an exact match; from then on only that issuer's
+    keys and limits count, so that no issuer can speak for another.
+    """
 
     def __init__(self, settings: Settings, *, now: Callable[[], float] = time.time,
                  clock: Callable[[], float] = time.monotonic, http: httpx2.AsyncClient | None = None) -> None:
-        self.jwt, self.now = settings.security.jwt, now
-        if not self.jwt.audience:
-            raise StartupError("security.jwt.audience is empty, so the gate would refuse every access token; set it")
+        self.leeway_seconds, self.now = settings.security.jwt.leeway_seconds, now
         self.revocations: Revocations = NoRevocations()
-        self.proven: OrderedDict[bytes, tuple[Caller, Claims]] = OrderedDict()     # by digest: tokens are secret
-        url = self.jwt.jwks if "://" in self.jwt.jwks else ""
-        http = http or (make_fetcher(settings) if url else None)
-        self.keys = KeyRing(load_key_files(self.jwt), url, http, self.proven.clear, clock)
+        self.note_revoked: Callable[[Caller, str], None] = lambda caller, kind: None
+        self.proven: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()      # by digest: tokens are secret
+        self.issuers: dict[str, Issuer] = {}
+        for issuer in list_issuers(settings, http, self.proven.clear, clock):
+            self.trust(issuer)
+
+    def trust(self, issuer: Issuer) -> None:
+        """Accept the tokens of one more issuer; raises StartupError for a name that is taken."""
+        if issuer.name in self.issuers:
+            raise StartupError(f"two issuers of access tokens have the name {issuer.name}: public_url, "
+                               "security.jwt.issuer and security.jwt.issuers must all differ")
+        self.issuers[issuer.name] = issuer
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Return the caller of a token; None for a text that is not a JWT; raises InvalidToken."""
         if token is None or not token.startswith("eyJ") or "." not in token:     # eyJ is {" in base64
             return None
-        self.keys.freshen()
         try:
             return await self._caller(token)
         except UNFIT as wrong:
-            no = InvalidToken("this access token is invalid: it has expired, was revoked, or is not for this "
-                              "gate; get a new one from its issuer")
-            no.because = reason_of(wrong)
-            raise no from None
+            raise make_token_refusal(wrong) from None
+
+    async def recheck(self, caller: Caller) -> None:
+        """Refuse a waiting call whose token was revoked meanwhile; raises InvalidToken."""
+        try:
+            await self._require_unrevoked(caller)
+        except Flaw as wrong:
+            raise make_token_refusal(wrong) from None
 
     async def _caller(self, token: str) -> Caller:
         if len(token) > MOST_TOKEN_BYTES:
             raise Flaw(f"the token is longer than {MOST_TOKEN_BYTES} characters", "token_too_long")
+        for issuer in self.issuers.values():
+            issuer.keys.freshen()
         digest = sha256(token.encode()).digest()
-        caller, claims = self.proven.get(digest) or await self._prove(token, digest)
-        if self.now() >= claims.exp + self.jwt.leeway_seconds:
+        caller, expires_at = self.proven.get(digest) or await self._prove(token, digest)
+        if self.now() >= expires_at + self.leeway_seconds:
             self.proven.pop(digest, None)
             raise Flaw("exp has passed", "token_expired")
-        if self.revocations.revoked(claims):
-            raise Flaw("the token was revoked", "token_revoked")
-        self.proven.move_to_end(digest)
+        await self._require_unrevoked(caller)
+        if digest in self.proven:
+            self.proven.move_to_end(digest)
         return caller
 
-    async def _prove(self, token: str, digest: bytes) -> tuple[Caller, Claims]:
-        key = await self.keys.find(key_id(token))
+    async def _require_unrevoked(self, caller: Caller) -> None:
+        """Refuse a token that was revoked; raises Flaw, and DatabaseUnavailable if nobody can tell.
+
+        Order: after the proof, so that a text that nobody has signed never costs a look at the database.
+        """
+        if not self.revocations.is_fresh():
+            await self.revocations.freshen()
+        if (kind := self.revocations.find(caller)) is not None:
+            self.note_revoked(caller, kind)
+            raise Flaw(f"the {kind} of the token was revoked" if kind != "token" else "the token was revoked",
+                       "token_revoked")
+
+    async def _prove(self, token: str, digest: bytes) -> tuple[Caller, float]:
+        kid = key_id(token)
+        issuer = self._find_issuer(token)
+        key = await issuer.keys.find(kid)
         # Order: no await from here on, so the keys cannot change between the check and its place in the cache.
         claims = decode_strictly(verify_signature(token, key), Claims)
-        if wrong := find_flaw(claims, self.jwt, self.now()):
+        if wrong := find_flaw(claims, issuer, self.now(), self.leeway_seconds):
             raise Flaw(*wrong)
-        self.proven[digest] = caller_of_claims(claims), claims
+        self.proven[digest] = caller_of_claims(claims, issuer), claims.exp
         if len(self.proven) > MOST_TOKENS_REMEMBERED:
             self.proven.popitem(last=False)
         return self.proven[digest]
+
+    def _find_issuer(self, token: str) -> Issuer:
+        """Return the issuer that a token names, which nothing proves yet; raises Flaw for an unknown one."""
+        said = decode_strictly(urlsafe_b64decode(token.split(".", 2)[1].encode()), Unproven)
+        if (issuer := self.issuers.get(said.iss)) is None:
+            raise Flaw("iss is another issuer", "token_issuer")
+        return issuer
+
+
+def make_token_refusal(wrong: Exception) -> InvalidToken:
+    """Make the refusal of an access token; the reason is only for the audit log."""
+    no = InvalidToken("this access token is invalid: it has expired, was revoked, or is not for this gate; get a new "
+                      "one from its issuer")
+    no.because = reason_of(wrong)
+    return no
+
+
+class Unproven(Struct):
+    """What is read of a token before its signature is verified."""
+
+    iss: str
+
+
+def list_issuers(settings: Settings, http: httpx2.AsyncClient | None, changed: Callable[[], None],
+                 clock: Callable[[], float]) -> list[Issuer]:
+    """Return the issuers that the settings name, with their keys; raises StartupError for unsafe ones."""
+    jwt = settings.security.jwt
+    named: list[tuple[str, Jwt | TrustedIssuer, list[RSAKey]]] = [
+        (one.issuer, one, load_trusted_keys(one)) for one in jwt.issuers]
+    # With OAuth the private key signs the gate's own tokens, whose issuer is public_url: see oauth/signing.py.
+    without = replace(jwt, private_key_path="") if settings.security.oauth.enabled else jwt
+    if without.private_key_path or jwt.public_key_path or jwt.jwks:
+        named.insert(0, (jwt.issuer, jwt, load_key_files(without)))
+    found = []
+    for name, limits, fixed in named:
+        if not limits.audience:
+            where = "security.jwt.audience" if limits is jwt else f"audience of the issuer {name}"
+            raise StartupError(f"{where} is empty, so the gate would refuse every access token; set it")
+        url = limits.jwks if "://" in limits.jwks else ""
+        http = http or (make_fetcher(settings) if url else None)
+        keys = KeyRing(fixed, url, http if url else None, changed, clock)
+        found.append(Issuer(name, keys, frozenset(limits.audience), frozenset(limits.tenants), frozenset(limits.roles),
+                            frozenset(getattr(limits, "scopes", ())), limits.max_lifetime_days * DAY_SECONDS))
+    return found
 
 
 def key_id(token: str) -> str | None:
@@ -209,18 +309,18 @@ def reason_of(wrong: Exception) -> tuple[str, str]:
     return "token_malformed", type(wrong).__name__
 
 
-def find_flaw(claims: Claims, jwt: Jwt, now: float) -> tuple[str, str] | None:
+def find_flaw(claims: Claims, issuer: Issuer, now: float, leeway_seconds: float) -> tuple[str, str] | None:
     """Return why claims are invalid now, in words and as a code; None if they are valid."""
     audience = {claims.aud} if isinstance(claims.aud, str) else {*claims.aud}
     wrong = {
-        ("iss is another issuer", "token_issuer"): claims.iss != jwt.issuer,
-        ("aud does not name this gate", "token_audience"): audience.isdisjoint(jwt.audience),
-        ("nbf is in the future", "token_not_yet_valid"): claims.nbf > now + jwt.leeway_seconds,
-        ("iat is in the future", "token_not_yet_valid"): claims.iat > now + jwt.leeway_seconds,
-        ("the issuer may not speak for that tenant", "token_tenant"): bool(jwt.tenants) and (
-            claims.tenant_id not in jwt.tenants),
-        ("the issuer may not give that role", "token_role"): role_of(claims) not in jwt.roles,
-        ("exp is too long after iat", "token_lifetime"): claims.exp - claims.iat > jwt.max_lifetime_days * DAY_SECONDS,
+        ("iss is another issuer", "token_issuer"): claims.iss != issuer.name,
+        ("aud does not name this gate", "token_audience"): audience.isdisjoint(issuer.audience),
+        ("nbf is in the future", "token_not_yet_valid"): claims.nbf > now + leeway_seconds,
+        ("iat is in the future", "token_not_yet_valid"): claims.iat > now + leeway_seconds,
+        ("the issuer may not speak for that tenant", "token_tenant"): bool(issuer.tenants) and (
+            claims.tenant_id not in issuer.tenants),
+        ("the issuer may not give that role", "token_role"): role_of(claims) not in issuer.roles,
+        ("exp is too long after iat", "token_lifetime"): claims.exp - claims.iat > issuer.longest_seconds,
     }
     return next((what for what, is_so in wrong.items() if is_so), None)
 
@@ -230,11 +330,16 @@ def role_of(claims: Claims) -> Literal["agent", "worker", "admin"]:
     return claims.role or ("worker" if claims.principal_kind == "worker" else "agent")
 
 
-def caller_of_claims(claims: Claims) -> Caller:
-    """Return the caller of valid claims; scopes that the gate does not know, such as openid, are ignored."""
+def caller_of_claims(claims: Claims, issuer: Issuer) -> Caller:
+    """Return the caller of valid claims; scopes that the gate does not know, such as openid, are ignored.
+
+    Scopes that the issuer may not give are ignored, too.
+    """
     role = role_of(claims)
-    scopes = DEFAULT_SCOPES[role] if claims.scope is None else SCOPES.intersection(re.split("[ ,]+", claims.scope))
-    return Caller(claims.tenant_id, claims.principal, role, scopes, issued_at=claims.iat)
+    scopes = default_scopes(role) if claims.scope is None else SCOPES.intersection(re.split("[ ,]+", claims.scope))
+    shown = ShownToken(claims.sub, claims.jti, claims.sid, claims.client_id)
+    return Caller(claims.tenant_id, claims.principal, role, scopes & issuer.scopes if issuer.scopes else scopes,
+                  issued_at=claims.iat, token=shown)
 
 
 class KeyRing:
@@ -315,9 +420,14 @@ def make_fetcher(settings: Settings) -> httpx2.AsyncClient:
 
 def load_key_files(jwt: Jwt) -> list[RSAKey]:
     """Load the keys that the settings name; raises StartupError for an unsafe one."""
-    paths = {"private_key_path": jwt.private_key_path, "public_key_path": jwt.public_key_path,
-             "jwks": "" if "://" in jwt.jwks else jwt.jwks}
-    return [public_half(key) for name, path in paths.items() if path for key in require_key_file(path, name)]
+    paths = {"private_key_path": jwt.private_key_path, "public_key_path": jwt.public_key_path, "jwks": jwt.jwks}
+    return [public_half(key) for name, path in paths.items() if path and "://" not in path
+            for key in require_key_file(path, name)]
+
+
+def load_trusted_keys(issuer: TrustedIssuer) -> list[RSAKey]:
+    """Load the keys of a further issuer, unless they are at a URL; raises StartupError for an unsafe one."""
+    return [] if "://" in issuer.jwks else [public_half(key) for key in require_key_file(issuer.jwks, "jwks")]
 
 
 def require_key_file(path: str, name: str) -> list[RSAKey]:

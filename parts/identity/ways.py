@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from asyncgate import Caller
 from asyncgate.parts.identity import WayIn, shared_token
 from asyncgate.parts.identity.keys import IssuedKeys
@@ -10,12 +12,16 @@ from asyncgate.parts.model.connection import Headers, read_token
 from asyncgate.parts.model.errors import InvalidToken, Unauthenticated
 from asyncgate.parts.model.settings import Settings
 
+if TYPE_CHECKING:
+    from asyncgate.parts.identity.jwt import AccessTokens
+
 
 class Identity:
     """Turns credentials into callers, with the same rules for every façade."""
 
     def __init__(self, settings: Settings) -> None:
-        self.ways: list[WayIn] = [*access_tokens(settings), *shared_token.ways(settings)]
+        self.tokens = open_access_tokens(settings)
+        self.ways: list[WayIn] = [*([self.tokens] if self.tokens else []), *shared_token.ways(settings)]
 
     def prefer(self, way: WayIn) -> None:
         """Add a kind of credential that is tried before the others."""
@@ -46,9 +52,9 @@ class Keys:
         return caller
 
 
-def access_tokens(settings: Settings) -> list[WayIn]:
+def open_access_tokens(settings: Settings) -> AccessTokens | None:
     """Return the check for JWTs if the settings name keys for them; else its large library is not imported."""
     if not settings.security.jwt.has_keys:
-        return []
-    from asyncgate.parts.identity import jwt
-    return jwt.ways(settings)
+        return None
+    from asyncgate.parts.identity.jwt import AccessTokens
+    return AccessTokens(settings)

@@ -8,6 +8,15 @@ from asyncgate.parts.model.trace import Trace
 from asyncgate.parts.model.wire import Principal, Role
 
 
+class ShownToken(Struct, frozen=True):
+    """Which access token a caller has shown, by the ids with which it can be revoked."""
+
+    subject: str
+    token_id: str | None
+    session_id: str | None
+    client_id: str | None
+
+
 class Caller(Struct, frozen=True):
     """Who asks, as the credential says; `bound` when it names the principal, else the request may."""
 
@@ -20,6 +29,7 @@ class Caller(Struct, frozen=True):
     capabilities: frozenset[str] | None = None
     task_types: frozenset[str] | None = None
     issued_at: float | None = None      # of an access token
+    token: ShownToken | None = None     # of an access token
     trace: Trace | None = None          # to which the request belongs that creates tasks
 
     @property

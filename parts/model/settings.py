@@ -168,7 +168,7 @@ class Jwt(Group, frozen=True):
     @property
     def has_keys(self) -> bool:
         """Whether the gate has a key to check access tokens."""
-        return bool(self.private_key_path or self.public_key_path or self.jwks)
+        return bool(self.private_key_path or self.public_key_path or self.jwks or self.issuers)
 
 class IdentityProvider(Group, frozen=True):
     """An identity provider through which people sign in."""

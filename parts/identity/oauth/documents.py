@@ -23,9 +23,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate import Work
-from asyncgate.parts.identity.audit import current_visitor, group_address
+from asyncgate.parts.identity.audit import current_visitor
 from asyncgate.parts.identity.oauth.budgets import Budget
 from asyncgate.parts.identity.oauth.redirects import check_redirects, find_document_url_flaw
+from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import OAuthClient
 

@@ -11,15 +11,19 @@ from starlette.routing import Route
 
 from asyncgate import Engine
 from asyncgate.parts.identity.audit import Auditor, visit
+from asyncgate.parts.identity.jwt import AccessTokens, Issuer
 from asyncgate.parts.identity.oauth.assertions import Assertions
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.documents import Documents
 from asyncgate.parts.identity.oauth.signing import SigningKeys
 from asyncgate.parts.identity.oauth.wire import MOST_FORM_BYTES, Answer, OAuthError, Request, as_oauth_error
+from asyncgate.parts.model.challenges import MOUNTS
 from asyncgate.parts.model.connection import Receive, Scope, Send, find_client_address, is_loopback
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import GateError, PayloadTooLarge, RequestTimeout, StartupError, log_fault
 from asyncgate.parts.model.settings import OAuth, Settings
 
+LONGEST_LIFE_SECONDS = 90 * DAY_SECONDS     # of an access token (spec 21.2.1)
 Handler = Callable[["AuthorizationServer", Request], Awaitable[Answer]]
 # For documents and endpoints that any page may read: they take no cookie, and give nothing to whoever has no secret.
 ANY_ORIGIN = [(b"access-control-allow-origin", b"*")]
@@ -51,6 +55,13 @@ class AuthorizationServer:
     def oauth(self) -> OAuth:
         """Return the settings of the authorization server."""
         return self.settings.security.oauth
+
+    def accept_own_tokens(self, tokens: AccessTokens) -> None:
+        """Let the gate accept what it issues: for any tenant, role and scope, and for each of its resources."""
+        resources = frozenset(self.issuer + mount for mount in MOUNTS)
+        tokens.trust(Issuer(self.issuer, self.keys, resources, frozenset(), frozenset({"agent", "worker", "admin"}),
+                            frozenset(), LONGEST_LIFE_SECONDS))
+        self.keys.changed.append(tokens.proven.clear)
 
     def open(self, engine: Engine, auditor: Auditor) -> None:
         """Take over the engine of a gate that begins to serve."""

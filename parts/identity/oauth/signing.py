@@ -34,6 +34,7 @@ class SigningKey(Struct, frozen=True):
     """One key, and from when until when it signs or verifies."""
 
     key: RSAKey                     # of a retired one only the public half
+    public: RSAKey                  # its public half
     since: float                    # when it began to sign
     until: float | None = None      # of a retired one: when it ceases to verify
 
@@ -75,7 +76,7 @@ class SigningKeys:
 
     def public_keys(self) -> list[RSAKey]:
         """Return the keys that verify now, the current one first."""
-        return [public_half(one.key) for one in self.in_force()]
+        return [one.public for one in self.in_force()]
 
     def secret(self, purpose: str) -> bytes:
         """Return 32 secret bytes for one purpose, the same in every gate with the same signing key."""
@@ -91,18 +92,28 @@ class SigningKeys:
 
     def in_force(self) -> list[SigningKey]:
         """Return the keys that sign or verify now, the current one first."""
-        self.look(KEYS_STALE_SECONDS)
+        self.freshen()
         return [one for one in self.known if one.until is None or self.now() < one.until]
 
-    def find(self, kid: str | None) -> RSAKey | None:
-        """Return a key by its id; an unknown one may have come a moment ago, so the gate looks at the files at once."""
-        if (key := self._find_known(kid)) is None:
+    async def find(self, kid: str | None) -> RSAKey:
+        """Return the key that a token names; raises Flaw for an unknown one.
+
+        It may have come a moment ago, so the gate looks at the files at once.
+        """
+        key = self._find_known(kid)
+        if key is None:
             self.look()
             key = self._find_known(kid)
+        if key is None:
+            raise Flaw("kid is unknown", "token_key")
         return key
 
     def _find_known(self, kid: str | None) -> RSAKey | None:
-        return next((one.key for one in self.in_force() if one.key.kid == kid), None)
+        return next((one.public for one in self.in_force() if one.key.kid == kid), None)
+
+    def freshen(self) -> None:
+        """Look for changed files, if the last look is too old."""
+        self.look(KEYS_STALE_SECONDS)
 
     def look(self, after_seconds: float = 0.0) -> None:
         """Read the files again if they have changed, unless the last look was less than `after_seconds` ago."""
@@ -141,7 +152,7 @@ def read_signing_keys(path: str) -> list[SigningKey]:
     """Read both files: the current key first, then the retired ones, the youngest first."""
     [key] = read_key_file(path, "private_key_path")
     retired = [one for one in read_retired(path) if one.key.kid != key.kid]     # a rotation may just be under way
-    return [SigningKey(key, os.stat(path).st_mtime), *sorted(retired, key=lambda one: -one.since)]
+    return [SigningKey(key, public_half(key), os.stat(path).st_mtime), *sorted(retired, key=lambda one: -one.since)]
 
 
 def read_retired(path: str) -> list[SigningKey]:
@@ -159,7 +170,7 @@ def read_retired_key(jwk: dict[str, Any]) -> SigningKey:
     key, since, until = import_key(jwk), jwk.get("iat", 0), jwk.get("exp")
     if key.is_private or not isinstance(until, int | float) or not isinstance(since, int | float):
         raise Flaw("the list of retired keys may hold public keys only, each with the members iat and exp")
-    return SigningKey(key, float(since), float(until))
+    return SigningKey(key, key, float(since), float(until))
 
 
 def describe_key(key: RSAKey) -> dict[str, Any]:

@@ -78,7 +78,8 @@ async def test_a_program_is_registered_listed_changed_and_removed(programs: Prog
         **ask)
     assert changed["client"] == {name: value for name, value in shown.items() if name != "scopes"} | {
         "client_name": "Other", "trusted": True, "access_days": 5}
-    back = await house.good("change_client", {"client_id": made["client_id"], "access_days": 0, "trusted": False}, **ask)
+    reset = {"client_id": made["client_id"], "access_days": 0, "trusted": False}
+    back = await house.good("change_client", reset, **ask)
     assert "access_days" not in back["client"]
     assert await house.good("remove_client", {"client_id": made["client_id"]}, **ask) == {"ok": True}
     assert (await house.good("list_clients", {}, **ask))["clients"] == []

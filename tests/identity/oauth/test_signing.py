@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from joserfc import jws, jwt
 
+from asyncgate.parts.identity.jwt import Flaw
 from asyncgate.parts.identity.oauth.signing import KEYS_STALE_SECONDS, SigningKeys, describe_key, name_retired
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Jwt, SecuritySettings, Settings
@@ -94,26 +95,28 @@ def test_a_running_gate_notices_a_changed_file_within_five_seconds(
     assert keys.current.key.kid != before
 
 
-def test_an_unknown_kid_makes_a_gate_look_at_once(path: Path, keys: SigningKeys) -> None:
+@pytest.mark.anyio
+async def test_an_unknown_kid_makes_a_gate_look_at_once(path: Path, keys: SigningKeys) -> None:
     retire(path, keys)
     replace_key(path)
     fresh = load(path).current.key.kid
 
-    assert (found := keys.find(fresh)) is not None
-    assert found.kid == fresh
+    assert (await keys.find(fresh)).kid == fresh
 
 
-def test_a_retired_key_verifies_until_its_time(path: Path, clock: Clock, keys: SigningKeys) -> None:
+@pytest.mark.anyio
+async def test_a_retired_key_verifies_until_its_time(path: Path, clock: Clock, keys: SigningKeys) -> None:
     old = keys.current.key.kid
     retire(path, keys)
     replace_key(path)
     keys.look()
 
     clock.now = NOW + 59
-    assert keys.find(old) is not None
+    assert (await keys.find(old)).kid == old
     clock.now = NOW + 60
 
-    assert keys.find(old) is None
+    with pytest.raises(Flaw, match="kid is unknown"):
+        await keys.find(old)
     assert old not in {key["kid"] for key in keys.jwks()["keys"]}
 
 

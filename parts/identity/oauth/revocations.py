@@ -1,0 +1,156 @@
+"""Revocations: access tokens that are refused although they have not expired (spec 21.9.1).
+
+The rows are numbered without a gap, in the order of their commits, so a gate reads only those after the last one that
+it has read.  It does so when it checks a token and its last look is five seconds old, and never in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from asyncgate import Caller, Engine, Extension, Work
+from asyncgate.parts.identity.oauth.directory import Directory, RecordKey
+from asyncgate.parts.model.stored_oauth import Revocation, RevocationHead, RevocationKind
+
+REVOCATIONS_SECONDS = 5.0       # how old the set in memory may be
+MOST_DROPPED = 500              # expired rows that upkeep deletes in one transaction
+REVOCATION_KEYS: tuple[RecordKey, ...] = ((RevocationHead, ()),)     # what `revoke` needs loaded
+# A revocation by its id ends every token with that id; the others end those that were issued before it.
+BY_ID = ("token", "session")
+
+
+def revoke(work: Work, kind: RevocationKind, subject: str, expires_at: float, by: str,
+           reason: str | None) -> Revocation:
+    """Refuse access tokens from now until they have expired; the batch must have loaded REVOCATION_KEYS.
+
+    Of a client, a user and a principal these are the tokens that were issued before now.  An `iat` may have fractions
+    of a second, so that a token that is issued at once afterwards is good.
+    """
+    number = (work.find_record(RevocationHead) or RevocationHead()).number + 1
+    row = Revocation(f"{number:012d}", number, kind, subject, work.now, expires_at, work.now, by, reason)
+    work.keep_record(row)
+    work.keep_record(RevocationHead(number))
+    return row
+
+
+def name_principal(tenant_id: str, kind: str, id: str) -> str:
+    """Return the subject of the revocation of a principal."""
+    return f"{tenant_id} {kind} {id}"
+
+
+def name_token(tenant_id: str, jti: str) -> str:
+    """Return the subject of the revocation of a token of one tenant; another tenant's issuer may use the same jti."""
+    return f"{tenant_id} {jti}"
+
+
+class Ended(Struct, frozen=True):
+    """What the set in memory knows of one subject."""
+
+    since: float
+    until: float
+
+
+class RevocationSet(Extension):
+    """The revocations in memory, as they were five seconds ago at most; those of this process at once."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self.directory, self.now, self.clock = Directory(engine), engine.backend.now, clock
+        self.known: dict[tuple[str, str], Ended] = {}
+        self.last, self.read_at = "", float("-inf")
+        self.reading: asyncio.Task[None] | None = None
+
+    def is_fresh(self) -> bool:
+        """Whether the set may be used as it is."""
+        return 0 <= self.clock() - self.read_at < REVOCATIONS_SECONDS
+
+    async def freshen(self) -> None:
+        """Read what is new, if the last look is too old; raises DatabaseUnavailable.  Concurrent calls share one read.
+
+        Security: a token that cannot be checked is not accepted.
+        """
+        while not self.is_fresh():
+            if self.reading is None:
+                self.reading = asyncio.create_task(self._read())
+            await asyncio.shield(self.reading)
+
+    async def _read(self) -> None:
+        begun = self.clock()
+        try:
+            while page := await self.directory.page(Revocation, self.last):
+                for row in page:
+                    self._add(row)
+                self.last = page[-1].revocation_id
+            self.read_at = begun
+            self._forget_expired()
+        finally:
+            self.reading = None
+
+    def _add(self, row: Revocation) -> None:
+        key = row.kind, row.subject
+        old = self.known.get(key, Ended(row.since, row.expires_at))
+        self.known[key] = Ended(max(old.since, row.since), max(old.until, row.expires_at))
+
+    def _forget_expired(self) -> None:
+        now = self.now()
+        for key in [key for key, ended in self.known.items() if ended.until <= now]:
+            del self.known[key]
+
+    def after_record_change(self, work: Work) -> None:
+        """Take over what this process has revoked; `last` stays, because another process may have the number before."""
+        for (kind, _), row in work.kept.items():
+            if kind is Revocation and row is not None:
+                self._add(row)
+
+    def find(self, caller: Caller) -> RevocationKind | None:
+        """Return what of a caller's token was revoked; None if nothing was."""
+        if not self.known or (token := caller.token) is None:
+            return None
+        who, issued_at = caller.principal, caller.issued_at or 0.0
+        subjects: tuple[tuple[RevocationKind, str | None], ...] = (
+            ("token", token.token_id), ("token", token.token_id and name_token(caller.tenant_id, token.token_id)),
+            ("session", token.session_id), ("client", token.client_id), ("user", token.subject),
+            ("principal", name_principal(caller.tenant_id, who.kind, who.id)))
+        for kind, subject in subjects:
+            ended = self.known.get((kind, subject)) if subject else None
+            if ended is not None and (kind in BY_ID or issued_at < ended.since):
+                return kind
+        return None
+
+
+async def drop_expired(engine: Engine) -> int:
+    """Delete revocations whose tokens have all expired; return how many.
+
+    The number of the last one stays in the head, so that no number is given twice.
+    """
+    directory = Directory(engine)
+    done, after = 0, ""
+    while page := await directory.page(Revocation, after):
+        after, now = page[-1].revocation_id, engine.backend.now()
+        old = [row.revocation_id for row in page if row.expires_at <= now]
+        for at in range(0, len(old), MOST_DROPPED):
+            done += await drop_rows(directory, old[at:at + MOST_DROPPED])
+    return done
+
+
+async def drop_rows(directory: Directory, ids: list[str]) -> int:
+    """Delete these rows in one transaction."""
+    def drop(work: Work) -> int:
+        for id in ids:
+            work.drop_record(Revocation, id)
+        return len(ids)
+    return await directory.change(drop)
+
+
+class RevocationPruner:
+    """Deletes expired revocations, in the one process that leads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def run(self) -> int:
+        """Delete what has expired; return how much."""
+        return await drop_expired(self.engine) if await self.engine.leads("revocations") else 0
