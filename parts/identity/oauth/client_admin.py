@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import uuid
 from functools import partial
 from hashlib import sha256
 
@@ -50,24 +49,25 @@ async def register_client(engine: Engine, caller: Caller, ask: RegisterClient) -
     check_redirects_and_scopes(ask.redirect_uris, ask.scopes)
     check_document_url(engine, caller, ask)
     secret = secrets.token_urlsafe(SECRET_BYTES) if ask.with_secret else None
-    now = engine.backend.now()
     client = OAuthClient(
-        ask.client_id or str(uuid.uuid4()), "document" if ask.client_id else "registered", ask.client_name,
+        ask.client_id or "", "document" if ask.client_id else "registered", ask.client_name,
         encode_list(ask.redirect_uris), encode_names(ask.scopes), "client_secret_basic" if secret else "none",
         hash_client_secret(secret) if secret else None, document=None, tenant=tenant, trusted=ask.trusted,
-        pinned=bool(ask.client_id), access_days=ask.access_days, created_at=now, created_by=str(caller.principal),
-        updated_at=now)
+        pinned=bool(ask.client_id), access_days=ask.access_days, created_at=0.0, created_by=str(caller.principal),
+        updated_at=0.0)
     require_right_to_trust(caller, client)
-    said = {"about_client": client.client_id, "client_name": client.name, "tenant": tenant, "trusted": ask.trusted}
+    said = {"client_name": client.name, "tenant": tenant, "trusted": ask.trusted}
 
-    def register(work: Work) -> None:
+    def register(work: Work) -> OAuthClient:
         if work.find_record(OAuthClient, client.client_id):
             raise InvalidRequest(f"{client.client_id} is known already; change_client changes it")
-        work.keep_record(client)
-        audit_change(engine, work, "client_registered", "warning", caller, **said)
-    await Directory(engine).change(register, (OAuthClient, (client.client_id,)))
-    await audit_in_tenant(engine, caller, tenant, "client_registered", "warning", **said)
-    return RegisteredClient(client.client_id, as_client_record(client), secret)
+        new = replace(client, client_id=client.client_id or work.new_id(), created_at=work.now, updated_at=work.now)
+        work.keep_record(new)
+        audit_change(engine, work, "client_registered", "warning", caller, about_client=new.client_id, **said)
+        return new
+    new = await Directory(engine).change(register, *([(OAuthClient, (ask.client_id,))] if ask.client_id else []))
+    await audit_in_tenant(engine, caller, tenant, "client_registered", "warning", about_client=new.client_id, **said)
+    return RegisteredClient(new.client_id, as_client_record(new), secret)
 
 
 async def list_clients(engine: Engine, caller: Caller, ask: ListClients) -> Clients:
