@@ -26,6 +26,8 @@ ADVICE = {
     "credentials_rotated": "hand out the new keys; the gate refuses the old ones",
     "rate_limit_tightened": "find out what sends so many calls, then ask the operator",
     "unusual_address": "if nobody of yours uses the key from there, call revoke_key, then list_audit with its key_id",
+    "refresh_replay": "a refresh token was in two hands, so its session has ended: list_audit shows its session_id",
+    "code_replay": "an authorization code was in two hands, so its session has ended: list_audit shows its session_id",
     "revoked_token_used": "if that was nobody of yours, find out who has the token: list_audit",
     "token_revoked": "find out what was done with it: list_audit",
     "cross_tenant_attempt": "find out how the key was used: list_audit with its key_id",

@@ -14,7 +14,8 @@ from asyncgate.parts.model.settings import Settings, mask_credentials
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.process.outages import Sparse
 
-SECRETS = re.compile(r"aga_[0-9A-Za-z]{12,}|eyJ[0-9A-Za-z_-]+\.[0-9A-Za-z_.-]+")
+# Issued keys; codes and refresh tokens; access tokens.
+SECRETS = re.compile(r"aga_[0-9A-Za-z]{12,}|ag[cr]_[0-9a-f-]{36}\.[0-9A-Za-z_.-]+|eyJ[0-9A-Za-z_-]+\.[0-9A-Za-z_.-]+")
 HIDDEN = "***"
 
 

@@ -64,7 +64,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 import pytest
@@ -504,6 +504,6 @@ def test_what_only_speaks_of_a_sensitive_field_is_logged_as_it_is() -> None:
 
 
 def test_credentials_are_in_no_log_line_whatever_the_fields_are() -> None:
-    said = Redaction().text("aga_0123456789abcdef eyJhbGciOiJ9.eyJzdWIiOiJ9.c2ln postgres://a:pw@db/gate")
+    said = Redaction().text(f"aga_0123456789abcdef agr_{uuid4()}.s3cr-et.ma_rk eyJhbGciOiJ9.eyJzdWIiOiJ9.c2ln postgres://a:pw@db/gate")
 
-    assert said == "*** *** postgres://a:***@db/gate"
+    assert said == "*** *** *** postgres://a:***@db/gate"

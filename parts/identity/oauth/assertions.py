@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate")
 
 MOST_ASSERTION_BYTES = 8192
-LONGEST_SECONDS = 600.0         # how long an assertion may live
-LEEWAY_SECONDS = 30.0
-FRESH_SECONDS, REFETCH_SECONDS = 600.0, 60.0        # a key set is read again after that; for an unknown key after that
-MOST_SETS, MOST_KEYS, MOST_USED = 200, 20, 10_000
-TYPES = ("", "jwt", "client-authentication+jwt", "application/client-authentication+jwt")
+LONGEST_ASSERTION_SECONDS = 600.0         # how long an assertion may live
+ASSERTION_LEEWAY_SECONDS = 30.0
+KEYS_FRESH_SECONDS = 600.0      # a key set is read again after that,
+KEYS_REFETCH_SECONDS = 60.0     # and for an unknown key after that
+MOST_SETS, MOST_KEYS_IN_SET, MOST_USED = 200, 20, 10_000
+ASSERTION_TYPES = ("", "jwt", "client-authentication+jwt", "application/client-authentication+jwt")
 
-Key = RSAKey | ECKey
+SignatureKey = RSAKey | ECKey
 
 
-class Said(Struct, frozen=True):
+class AssertionClaims(Struct, frozen=True):
     """The claims of an assertion."""
 
     iss: str
@@ -50,7 +51,7 @@ class Said(Struct, frozen=True):
 class KeySource(Struct):
     """The keys at one URL, and when they were last asked for."""
 
-    keys: dict[str | None, Key] = {}
+    keys: dict[str | None, SignatureKey] = {}
     asked_at: float = float("-inf")
     reading: asyncio.Task[None] | None = None
 
@@ -70,25 +71,25 @@ class Assertions:
             key = await self._find_key(decode_document((client.document or "{}").encode()), header.get("kid"))
             # Order: from here on without an await, so that of two requests with one assertion one is refused.
             signed = jws.deserialize_compact(text, key, algorithms=list(SIGNING_ALGORITHMS)).payload
-            return self._find_claim_flaw(client, decode_strictly(signed, Said), text)
+            return self._find_claim_flaw(client, decode_strictly(signed, AssertionClaims), text)
         except UNFIT as wrong:
             return f"its assertion: {wrong if isinstance(wrong, Flaw) else type(wrong).__name__}"
 
-    def _find_claim_flaw(self, client: OAuthClient, said: Said, text: str) -> str | None:
+    def _find_claim_flaw(self, client: OAuthClient, said: AssertionClaims, text: str) -> str | None:
         now, named = self.server.engine.backend.now(), {said.aud} if isinstance(said.aud, str) else {*said.aud}
         used = client.client_id, said.jti or sha256(text.encode()).hexdigest()
         wrong = {
             "iss and sub of the assertion are not the client": {said.iss, said.sub} != {client.client_id},
             # Every one of them: an assertion that another server takes, too, can be sent on by that one.
             "aud of the assertion is not this server": not named or bool(named - self._audiences()),
-            "the assertion has expired": said.exp + LEEWAY_SECONDS <= now,
-            "the assertion lives too long": said.exp > now + LONGEST_SECONDS + LEEWAY_SECONDS,
-            "the assertion is not valid yet": max(said.iat, said.nbf) > now + LEEWAY_SECONDS,
+            "the assertion has expired": said.exp + ASSERTION_LEEWAY_SECONDS <= now,
+            "the assertion lives too long": said.exp > now + LONGEST_ASSERTION_SECONDS + ASSERTION_LEEWAY_SECONDS,
+            "the assertion is not valid yet": max(said.iat, said.nbf) > now + ASSERTION_LEEWAY_SECONDS,
             "the assertion was used before": self.used.get(used, 0.0) > now,
         }
         if why := next((what for what, is_so in wrong.items() if is_so), None):
             return why
-        self.used[used] = said.exp + LEEWAY_SECONDS
+        self.used[used] = said.exp + ASSERTION_LEEWAY_SECONDS
         while len(self.used) > MOST_USED:
             self.used.popitem(last=False)
         return None
@@ -96,7 +97,7 @@ class Assertions:
     def _audiences(self) -> set[str]:
         return {self.server.issuer, f"{self.server.issuer}/oauth/token"}
 
-    async def _find_key(self, document: ClientDocument, kid: Any) -> Key:
+    async def _find_key(self, document: ClientDocument, kid: Any) -> SignatureKey:
         if not isinstance(kid, str | None):
             raise Flaw("kid is not a text")
         keys = import_keys(document.jwks) if document.jwks is not None else {}
@@ -107,14 +108,14 @@ class Assertions:
             raise Flaw("the client has no such key")
         return key
 
-    async def _read_keys(self, url: str, kid: str | None) -> dict[str | None, Key]:
+    async def _read_keys(self, url: str, kid: str | None) -> dict[str | None, SignatureKey]:
         """Return the keys at a URL; they are read again now and then, and for an unknown key once a minute."""
         source = self.sources.pop(url, None) or KeySource()
         self.sources[url] = source
         if len(self.sources) > MOST_SETS:
             self.sources.popitem(last=False)
         clock = self.server.documents.clock
-        wait = FRESH_SECONDS if kid in source.keys else REFETCH_SECONDS
+        wait = KEYS_FRESH_SECONDS if kid in source.keys else KEYS_REFETCH_SECONDS
         if source.reading is None and clock() - source.asked_at >= wait:
             source.asked_at = clock()
             source.reading = asyncio.create_task(self._fetch_keys(url, source))
@@ -141,7 +142,7 @@ def read_header(text: str) -> dict[str, Any]:
     header = decode_strictly(urlsafe_b64decode(text.partition(".")[0].encode()), dict[str, Any])
     if header.get("alg") not in SIGNING_ALGORITHMS:
         raise Flaw(f"alg is not {' or '.join(SIGNING_ALGORITHMS)}")
-    if str(header.get("typ", "")).lower() not in TYPES:     # for example an access token of the same key
+    if str(header.get("typ", "")).lower() not in ASSERTION_TYPES:     # for example an access token of the same key
         raise Flaw("typ is that of another token")
     if FOREIGN & header.keys():
         raise Flaw("its header names a key or an extension")
@@ -151,15 +152,15 @@ def read_header(text: str) -> dict[str, Any]:
 def read_subject(text: str) -> str:
     """Return whom an assertion says it is from, which proves nothing yet; empty if it cannot be read."""
     try:
-        return decode_strictly(urlsafe_b64decode(text.split(".")[1].encode()), Said).sub
+        return decode_strictly(urlsafe_b64decode(text.split(".")[1].encode()), AssertionClaims).sub
     except UNFIT:
         return ""
 
 
-def import_keys(jwks: Any) -> dict[str | None, Key]:
+def import_keys(jwks: Any) -> dict[str | None, SignatureKey]:
     """Return the signature keys of a key set by their ids; others are ignored."""
-    found: dict[str | None, Key] = {}
-    for jwk in msgspec.convert(jwks, JwkSet).keys[:MOST_KEYS]:
+    found: dict[str | None, SignatureKey] = {}
+    for jwk in msgspec.convert(jwks, JwkSet).keys[:MOST_KEYS_IN_SET]:
         try:
             if jwk.get("use", "sig") == "sig" and "d" not in jwk:
                 key = import_signature_key(jwk)
@@ -169,7 +170,7 @@ def import_keys(jwks: Any) -> dict[str | None, Key]:
     return found
 
 
-def import_signature_key(jwk: dict[str, Any]) -> Key:
+def import_signature_key(jwk: dict[str, Any]) -> SignatureKey:
     """Return the key of a JWK; raises one of UNFIT for a weak one, or one of another kind."""
     if jwk.get("kty") == "RSA":
         return import_key(jwk)

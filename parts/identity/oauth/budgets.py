@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-MOST_KEYS = 10_000      # that are remembered; the longest unused are forgotten
+MOST_BUDGET_KEYS = 10_000      # that are remembered; the longest unused are forgotten
 
 
 class Budget:
@@ -21,6 +21,6 @@ class Budget:
         if self.clock() - since >= self.seconds:
             since, times = self.clock(), 0
         self.used[key] = since, min(times + 1, self.most + 1)
-        if len(self.used) > MOST_KEYS:
+        if len(self.used) > MOST_BUDGET_KEYS:
             self.used.popitem(last=False)
         return times < self.most

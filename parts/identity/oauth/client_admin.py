@@ -34,8 +34,8 @@ from asyncgate.parts.model.wire_oauth import (
     RemoveClient,
 )
 
-SECRET_BYTES = 32       # 256 random bits
-SLICE = 100             # sessions that one transaction ends
+CLIENT_SECRET_BYTES = 32       # 256 random bits
+SESSIONS_AT_ONCE = 100             # sessions that one transaction ends
 LEAST_ACCESS_DAYS = 5   # spec 21.2.1
 ENCODED_URL = re.compile("https:%2f%2f", re.IGNORECASE)
 
@@ -48,7 +48,7 @@ async def register_client(engine: Engine, caller: Caller, ask: RegisterClient) -
     tenant = await tenant_of_client(engine, caller, ask.tenant)
     check_redirects_and_scopes(ask.redirect_uris, ask.scopes)
     check_document_url(engine, caller, ask)
-    secret = secrets.token_urlsafe(SECRET_BYTES) if ask.with_secret else None
+    secret = secrets.token_urlsafe(CLIENT_SECRET_BYTES) if ask.with_secret else None
     client = OAuthClient(
         ask.client_id or "", "document" if ask.client_id else "registered", ask.client_name,
         encode_list(ask.redirect_uris), encode_names(ask.scopes), "client_secret_basic" if secret else "none",
@@ -86,7 +86,7 @@ async def change_client(engine: Engine, caller: Caller, ask: ChangeClient) -> Re
     """
     before = await require_client(engine, caller, ask.client_id)
     check_redirects_and_scopes(ask.redirect_uris or None, ask.scopes)
-    secret = secrets.token_urlsafe(SECRET_BYTES) if ask.new_secret else None
+    secret = secrets.token_urlsafe(CLIENT_SECRET_BYTES) if ask.new_secret else None
     if ask.disabled is False and before.disabled_at is not None:
         await end_sessions(engine, before.client_id, caller)      # those that an interrupted call has left
 
@@ -214,8 +214,8 @@ async def end_sessions(engine: Engine, client_id: str, caller: Caller) -> None:
     while page := await directory.page(Grant, after):
         after = page[-1].grant_id
         going = [grant.grant_id for grant in page if grant.client_id == client_id and grant.ended_at is None]
-        for at in range(0, len(going), SLICE):
-            ids = going[at:at + SLICE]
+        for at in range(0, len(going), SESSIONS_AT_ONCE):
+            ids = going[at:at + SESSIONS_AT_ONCE]
 
             def end(work: Work, ids: list[str] = ids) -> None:
                 for grant in filter(None, (work.find_record(Grant, id) for id in ids)):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from asyncgate import Work
 from asyncgate.parts.identity.oauth.assertions import read_subject
 from asyncgate.parts.identity.oauth.client_admin import hash_client_secret
-from asyncgate.parts.identity.oauth.documents import Unreadable, list_methods
+from asyncgate.parts.identity.oauth.documents import UnusableDocument, list_methods
 from asyncgate.parts.identity.oauth.redirects import find_document_url_flaw
 from asyncgate.parts.identity.oauth.wire import OAuthError, Request, read_parameters
 from asyncgate.parts.model.stored_oauth import OAuthClient
@@ -33,13 +33,13 @@ async def find_client(server: AuthorizationServer, client_id: str) -> OAuthClien
     """Return a program that may ask; None for an unknown or disabled one, or one whose document cannot be read."""
     try:
         client = await look_up_client(server, client_id)
-    except Unreadable:
+    except UnusableDocument:
         return None
     return None if client is None or client.disabled_at is not None else client
 
 
 async def look_up_client(server: AuthorizationServer, client_id: str) -> OAuthClient | None:
-    """Return a program, also a disabled one; raises Unreadable for a metadata document that cannot be used."""
+    """Return a program, also a disabled one; raises UnusableDocument for a metadata document that cannot be used."""
     if not CLIENT_ID.match(client_id):
         return None
     row = await server.directory.find(OAuthClient, client_id)
@@ -82,7 +82,7 @@ async def authenticate_client(server: AuthorizationServer, request: Request, for
     shown = read_presented(request, form)
     try:
         client = await look_up_client(server, shown.client_id)
-    except Unreadable as why:
+    except UnusableDocument as why:
         raise refuse_client(shown, f"its metadata document cannot be used: {why}") from None
     if client is None:
         raise refuse_client(shown, "unknown client")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate")
 
 MOST_DOCUMENT_BYTES = 32 * 2**10
-FETCH_SECONDS = 5.0
+DOCUMENT_FETCH_SECONDS = 5.0
 SHORTEST_SECONDS, USUAL_SECONDS, LONGEST_SECONDS = 300.0, 1.0 * DAY_SECONDS, 7.0 * DAY_SECONDS
 STALE_SECONDS = 30.0 * DAY_SECONDS      # how long a document is good whose source is down
 FAILED_SECONDS = 60.0
@@ -49,14 +49,14 @@ JSON_TYPE = re.compile(r"application/([!-~]+\+)?json\s*(;|\Z)", re.IGNORECASE)
 MAX_AGE = re.compile(r"(?:\A|[\s,])max-age=([0-9]{1,9})(?=[\s,]|\Z)", re.IGNORECASE)
 FORBIDDEN_AGE = re.compile(r"(?:\A|[\s,])no-(?:store|cache)(?=[\s,]|\Z)", re.IGNORECASE)
 SIGNING_ALGORITHMS = ("RS256", "ES256")
-GONE = (404, 410)                       # the program has taken its document back
+TAKEN_BACK = (404, 410)                       # the program has taken its document back
 
 
-class Unreadable(Exception):
+class UnusableDocument(Exception):
     """Why the document of a program cannot be used."""
 
 
-class SourceDown(Unreadable):
+class SourceDown(UnusableDocument):
     """The document could not be read now; the one that was read before stays good."""
 
 
@@ -99,14 +99,14 @@ class Documents:
     def __init__(self, server: AuthorizationServer) -> None:
         self.server, self.clock = server, time.monotonic
         self.known: OrderedDict[str, Known] = OrderedDict()
-        self.failed: OrderedDict[str, tuple[float, Unreadable]] = OrderedDict()
+        self.failed: OrderedDict[str, tuple[float, UnusableDocument]] = OrderedDict()
         self.reading: dict[str, asyncio.Task[Known]] = {}
         self.budgets = {name: Budget(most, 60.0, lambda: self.clock())
                         for name, most in (("address", PER_ADDRESS), ("host", PER_HOST), ("gate", PER_GATE))}
         self.http: httpx2.AsyncClient | None = None
 
     async def find(self, client_id: str, row: OAuthClient | None) -> OAuthClient | None:
-        """Return the program that a URL names; `row` is what the database has of it.  Raises Unreadable."""
+        """Return the program that a URL names; `row` is what the database has of it.  Raises UnusableDocument."""
         if row is not None and (row.pinned or row.disabled_at is not None):
             return row
         if not self.server.oauth.client_documents:
@@ -141,7 +141,7 @@ class Documents:
         return await self.server.directory.change(change, (OAuthClient, (fresh.client_id,)))
 
     async def read(self, url: str, known: bool = False) -> Known:
-        """Read a document, once for all who wait; raises Unreadable, also for a minute after a failure."""
+        """Read a document, once for all who wait; raises UnusableDocument, also for a minute after a failure."""
         if (failure := self.failed.get(url)) and self.clock() < failure[0]:
             raise failure[1]
         if (task := self.reading.get(url)) is None:
@@ -162,7 +162,7 @@ class Documents:
             text, seconds = await self._fetch(url)
             now = self.server.engine.backend.now()
             known = Known(read_document(url, text, now), now + seconds)
-        except Unreadable as why:
+        except UnusableDocument as why:
             remember(self.failed, url, (self.clock() + FAILED_SECONDS, why))
             log.info("the metadata document %s cannot be used: %s", url, why)
             raise
@@ -181,12 +181,12 @@ class Documents:
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             log.info("cannot fetch %s: %s: %s", url, type(error).__name__, error)
             raise SourceDown("its source cannot be reached") from None
-        if answer.status_code in GONE:
-            raise Unreadable("there is none at its URL")
+        if answer.status_code in TAKEN_BACK:
+            raise UnusableDocument("there is none at its URL")
         if answer.status_code != 200:
             raise SourceDown(f"its source answers {answer.status_code}")
         if not JSON_TYPE.match(answer.headers.get("content-type", "")):
-            raise Unreadable("its source does not call it application/json")
+            raise UnusableDocument("its source does not call it application/json")
         return answer.content, read_lifetime(answer.headers.get("cache-control", ""))
 
     def fetcher(self) -> httpx2.AsyncClient:
@@ -195,7 +195,7 @@ class Documents:
             from asyncgate.parts.process.outgoing import make_client  # a large import, needed only with a URL
 
             outgoing = self.server.settings.security.outgoing
-            self.http = make_client(allow=outgoing.allow, deny=outgoing.deny, timeout_seconds=FETCH_SECONDS,
+            self.http = make_client(allow=outgoing.allow, deny=outgoing.deny, timeout_seconds=DOCUMENT_FETCH_SECONDS,
                                     most_bytes=MOST_DOCUMENT_BYTES)
         return self.http
 
@@ -217,18 +217,18 @@ def read_lifetime(cache_control: str) -> float:
 
 
 def read_document(url: str, text: bytes, now: float) -> OAuthClient:
-    """Return the program that a document describes; raises Unreadable."""
+    """Return the program that a document describes; raises UnusableDocument."""
     said = decode_document(text)
     if said.client_id != url:
-        raise Unreadable("it is the document of another client_id")
+        raise UnusableDocument("it is the document of another client_id")
     if said.client_secret is not None:
-        raise Unreadable("it contains a client_secret, which is public there")
+        raise UnusableDocument("it contains a client_secret, which is public there")
     if why := check_redirects(said.redirect_uris):
-        raise Unreadable(why)
+        raise UnusableDocument(why)
     if said.jwks_uri is not None and find_document_url_flaw(said.jwks_uri):
-        raise Unreadable("its jwks_uri is not an https URL that the gate may read")
+        raise UnusableDocument("its jwks_uri is not an https URL that the gate may read")
     if not (methods := said.methods()):
-        raise Unreadable("it names no way to authenticate at the token endpoint that this gate has: none, or "
+        raise UnusableDocument("it names no way to authenticate at the token endpoint that this gate has: none, or "
                          f"private_key_jwt with {' or '.join(SIGNING_ALGORITHMS)} and its keys")
     name = said.client_name[:MOST_NAME_LENGTH].replace("\0", "") or urlsplit(url).hostname or url
     return OAuthClient(
@@ -238,14 +238,14 @@ def read_document(url: str, text: bytes, now: float) -> OAuthClient:
 
 
 def decode_document(text: bytes) -> ClientDocument:
-    """Decode a document; raises Unreadable."""
+    """Decode a document; raises UnusableDocument."""
     try:
         text.decode()
         said = msgspec.json.decode(text, type=ClientDocument)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
-        raise Unreadable(f"it is no metadata of a client: {wrong}"[:300]) from None
+        raise UnusableDocument(f"it is no metadata of a client: {wrong}"[:300]) from None
     if b"\0" in text:       # no database keeps it
-        raise Unreadable("it contains a NUL character")
+        raise UnusableDocument("it contains a NUL character")
     return said
 
 

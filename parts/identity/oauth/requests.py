@@ -17,7 +17,7 @@ from asyncgate import SCOPES
 from asyncgate.parts.identity.keys_stored import default_scopes
 from asyncgate.parts.identity.oauth.client_admin import decode_names
 from asyncgate.parts.identity.oauth.clients import look_up_client
-from asyncgate.parts.identity.oauth.documents import Unreadable
+from asyncgate.parts.identity.oauth.documents import UnusableDocument
 from asyncgate.parts.identity.oauth.redirects import is_same_redirect
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.wire import Answer, redirect_to
@@ -87,7 +87,7 @@ async def read_client(server: AuthorizationServer, client_id: str) -> OAuthClien
         raise BadRequestPage("the request names no client_id")
     try:
         client = await look_up_client(server, client_id)
-    except Unreadable as why:
+    except UnusableDocument as why:
         raise BadRequestPage(f"the metadata document of this program cannot be used: {why}") from None
     if client is None:
         raise BadRequestPage("no program with this client_id is known here; it may have been removed", "unknown client")

@@ -1,0 +1,176 @@
+"""The token endpoint: codes and refresh tokens against access tokens (RFC 6749, 7009; OAuth 2.1)."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid
+from typing import Any
+
+from starlette.routing import Route
+
+from asyncgate.parts.identity.keys import place_of
+from asyncgate.parts.identity.oauth.clients import authenticate_client
+from asyncgate.parts.identity.oauth.grants import (
+    CODE,
+    REFRESH,
+    Allowed,
+    Denial,
+    Exchange,
+    Renewal,
+    encode_bytes,
+    exchange_code,
+    read_grant_id,
+    refuse_code,
+    refuse_session,
+    renew,
+    write_refresh,
+)
+from asyncgate.parts.identity.oauth.requests import find_resource
+from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS
+from asyncgate.parts.identity.oauth.server import AuthorizationServer, Endpoint
+from asyncgate.parts.identity.oauth.sessions import describe_grant
+from asyncgate.parts.identity.oauth.wire import Answer, OAuthError, Request, answer_json, read_parameters
+from asyncgate.parts.model.stored import Account
+from asyncgate.parts.model.stored_oauth import Grant, OAuthClient, User
+
+TOKEN_PATH, REVOKE_PATH = "/oauth/token", "/oauth/revoke"
+# What must not stand in a URL: proxies write URLs into their logs.
+SECRET_PARAMETERS = frozenset({"code", "code_verifier", "refresh_token", "token", "client_secret", "client_assertion"})
+NO_CACHE = (b"pragma", b"no-cache")         # RFC 6749 5.1; every answer of the gate has cache-control: no-store
+# What the transaction itself has written into the operator's log.
+IN_TRANSACTION = frozenset({"session_begun", "code_replay", "refresh_replay"})
+ADVICE = {
+    "client_credentials": "; a worker uses an issued key: `asyncgate issue-key`",
+    "password": "; people sign in at /oauth/authorize",
+}
+
+
+def routes(server: AuthorizationServer) -> list[Route]:
+    """Return the path of the token endpoint."""
+    return [Route(TOKEN_PATH, Endpoint(server, {"POST": give_token}, open=True))]
+
+
+async def give_token(server: AuthorizationServer, request: Request) -> Answer:
+    """Answer a request for a token."""
+    form = read_form(request)
+    kind = form.get("grant_type", "")
+    if kind == "authorization_code":
+        return await answer_code(server, request, form)
+    if kind == "refresh_token":
+        return await answer_refresh(server, request, form)
+    if not kind:
+        raise OAuthError("invalid_request", "grant_type is missing; it is authorization_code or refresh_token")
+    raise OAuthError("unsupported_grant_type",
+                     "grant_type is authorization_code or refresh_token" + ADVICE.get(kind, ""))
+
+
+def read_form(request: Request) -> dict[str, str]:
+    """Return the parameters that have a value (RFC 6749 3.2); raises OAuthError for a secret in the URL."""
+    if found := SECRET_PARAMETERS & read_parameters(request.scope["query_string"]).keys():
+        raise OAuthError("invalid_request", f"send {min(found)} in the body, not in the URL")
+    return {name: value for name, value in request.form().items() if value}
+
+
+async def answer_code(server: AuthorizationServer, request: Request, form: dict[str, str]) -> Answer:
+    """Exchange a code for the first tokens of a session."""
+    client = await authenticate_client(server, request, form)
+    code, grant_id = form.get("code", ""), read_grant_id(CODE, form.get("code", ""))
+    for name in ("code", "redirect_uri", "code_verifier"):
+        if name not in form:
+            raise OAuthError("invalid_request", f"{name} is missing")
+    if grant_id is None or (grant := await server.directory.find(Grant, grant_id)) is None:
+        raise refuse_code("no such code").error()
+    await require_served(server, grant)
+    first = write_refresh(server.keys.secret("refresh"), grant_id, encode_bytes(secrets.token_bytes(32)))
+    sent = Exchange(code, client.client_id, form["redirect_uri"], form["code_verifier"], read_resource(server, form),
+                    place_of(request.address), first)
+    done = await change_grant(server, grant, lambda work: exchange_code(server, work, sent))
+    return answer_outcome(server, grant, done, "session_begun")
+
+
+async def answer_refresh(server: AuthorizationServer, request: Request, form: dict[str, str]) -> Answer:
+    """Exchange a refresh token for an access token and the next refresh token."""
+    client = await authenticate_client(server, request, form)
+    if "refresh_token" not in form:
+        raise OAuthError("invalid_request", "refresh_token is missing")
+    grant_id = read_grant_id(REFRESH, form["refresh_token"])
+    if grant_id is None or (grant := await server.directory.find(Grant, grant_id)) is None:
+        raise refuse_session("no such session").error()
+    await require_served(server, grant)
+    sent = Renewal(form["refresh_token"], client.client_id, read_scopes(form.get("scope")), read_resource(server, form),
+                   place_of(request.address), encode_bytes(secrets.token_bytes(32)))
+    done = await change_grant(server, grant, lambda work: renew(server, work, sent))
+    return answer_outcome(server, grant, done, "token_refreshed")
+
+
+async def change_grant(server: AuthorizationServer, grant: Grant, run: Any) -> Allowed | Denial:
+    """Let `run` change a session in one transaction, with all rows that its rules look at."""
+    done: Allowed | Denial = await server.directory.change(
+        run, (Grant, (grant.grant_id,)), (User, (grant.user_id,)), (OAuthClient, (grant.client_id,)),
+        *REVOCATION_KEYS)
+    return done
+
+
+def read_resource(server: AuthorizationServer, form: dict[str, str]) -> str | None:
+    """Return the resource that a request names (RFC 8707 2.2)."""
+    if "resource" not in form:
+        return None
+    if (found := find_resource(server.issuer, form["resource"])) is None:
+        raise OAuthError("invalid_target", "the resource is not one of this gate")
+    return found
+
+
+def read_scopes(text: str | None) -> frozenset[str] | None:
+    """Return the scopes that a request names, separated by blanks or commas."""
+    return None if text is None else frozenset(filter(None, re.split("[ ,]+", text)))
+
+
+async def require_served(server: AuthorizationServer, grant: Grant) -> None:
+    """Refuse a session for a resource or a tenant that this gate does not serve any more."""
+    if find_resource(server.issuer, grant.resource) is None:
+        raise refuse_session(f"the resource {grant.resource} is not served any more").error()
+    account = await server.engine.backend.record(grant.tenant, Account)
+    if account is None and grant.tenant != server.settings.default_tenant_id and (
+            grant.tenant not in await server.engine.backend.tenants()):
+        raise refuse_session("the tenant was removed").error()
+    if account is not None and account.suspended_at is not None:
+        raise refuse_session("the tenant is suspended").error()
+    if account is not None and account.tokens_since is not None and grant.created_at < account.tokens_since:
+        raise refuse_session("all credentials of the tenant were rotated since the session began").error()
+
+
+def answer_outcome(server: AuthorizationServer, grant: Grant, done: Allowed | Denial, event: str) -> Answer:
+    """Answer with tokens, or with the refusal; tell the person's tenant of it."""
+    if isinstance(done, Denial):
+        if done.event:
+            tell_tenant(server, grant, done.event, "critical" if done.event.endswith("replay") else "warning")
+        raise done.error()
+    tell_tenant(server, grant, event, "info")
+    if done.moved:
+        tell_tenant(server, grant, "unusual_address", "warning")
+    token, seconds = sign_access_token(server, done)
+    return answer_json({"access_token": token, "token_type": "Bearer", "expires_in": seconds,
+                        "refresh_token": done.refresh_token, "scope": " ".join(sorted(done.scopes))}, NO_CACHE)
+
+
+def tell_tenant(server: AuthorizationServer, grant: Grant, event: str, severity: Any) -> None:
+    """Note in the log of the person's tenant what happened to a session; of a theft also tell its admins."""
+    said = {**describe_grant(grant), "principal_kind": grant.principal_kind, "principal_id": grant.principal_id}
+    if grant.tenant != server.settings.default_tenant_id or event not in IN_TRANSACTION:
+        server.auditor.note(grant.tenant, event, severity, **said)
+    if severity == "critical":
+        server.auditor.notice(grant.tenant, event, session_id=grant.grant_id, client_id=grant.client_id,
+                              principal=str(grant.principal))
+
+
+def sign_access_token(server: AuthorizationServer, allowed: Allowed) -> tuple[str, int]:
+    """Return an access token (RFC 9068), and for how many seconds it is valid."""
+    grant, now = allowed.grant, allowed.grant.last_used_at or 0.0
+    ends_at = min(now + grant.access_seconds, grant.ends_at)
+    # `iat` has fractions of a second, so that a token issued right after a revocation is not taken for an older one.
+    return server.keys.sign({
+        "iss": server.issuer, "aud": ["asyncgate-api", grant.resource], "sub": grant.user_id, "sid": grant.grant_id,
+        "jti": str(uuid.uuid4()), "client_id": grant.client_id, "scope": " ".join(sorted(allowed.scopes)),
+        "tenant_id": grant.tenant, "principal_kind": grant.principal_kind, "principal_id": grant.principal_id,
+        "role": grant.role, "iat": now, "nbf": now, "exp": ends_at}), int(ends_at - now)
