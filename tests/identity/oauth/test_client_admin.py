@@ -218,7 +218,7 @@ async def test_a_metadata_document_is_pinned_and_named_in_a_path(programs: Progr
     assert (made["client_id"], made["client"]["origin"], made["client"]["pinned"]) == (DOCUMENT, "document", True)
     assert (await programs.house.ask("register_client", {**APP, "client_id": DOCUMENT})).code == "invalid_request"
     for path in (DOCUMENT.replace(":", "%3A").replace("/", "%2F"), DOCUMENT.replace(":", "%3a").replace("/", "%2f")):
-        changed = await programs.house.served.post(f"/v1/clients/{path}/change", {"client_name": "Mine"})
+        changed = await programs.house.served.post(f"/v1/clients/{path}", {"client_name": "Mine"})
         assert changed["client"]["client_name"] == "Mine"
     assert (await programs.house.ask("change_client", {
         "client_id": DOCUMENT, "pinned": False, "client_name": "Yours"})).code == "invalid_request"
