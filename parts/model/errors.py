@@ -97,6 +97,7 @@ class TwoCredentials(Unauthenticated): challenge = 'Bearer error="invalid_reques
 class Forbidden(GateError):
     """The credential's role, scopes, capabilities or task types do not allow this."""
     code, status = "forbidden", 403
+    scopes: frozenset[str] = frozenset()        # of which one would do, if that is all that is missing
 
 
 class TenantMismatch(GateError):
