@@ -136,9 +136,11 @@ async def test_whoever_does_not_prove_it_is_refused_alike(token: Token) -> None:
 
 
 async def test_no_client_and_no_readable_header_are_invalid_client_too(token: Token) -> None:
-    for headers, form in [((), {}), (((b"authorization", b"Basic !"),), {}), (((b"authorization", b"Bearer x"),), {}),
-                          (((b"authorization", b"Basic"),), {}), ((basic("", "x"),), {}),
-                          ((basic("a", "b"),), {"client_id": "c"}), (((b"authorization", b"Basic YQ=="),), {})]:
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        ((), {}), (((b"authorization", b"Basic !"),), {}), (((b"authorization", b"Bearer x"),), {}),
+        (((b"authorization", b"Basic"),), {}), ((basic("", "x"),), {}), ((basic("a", "b"),), {"client_id": "c"}),
+        (((b"authorization", b"Basic YQ=="),), {})]
+    for headers, form in cases:
         no = await token.refusal(*headers, **form)
         assert (no.code, no.status, [name for name, _ in no.headers]) == (
             "invalid_client", 401, [b"www-authenticate"] if headers else [])
