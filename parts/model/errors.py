@@ -139,6 +139,11 @@ class ClientNotFound(GateError):
     code, status = "client_not_found", 404
 
 
+class SessionNotFound(GateError):
+    """No such session of a person with a program, among those that the caller may see."""
+    code, status = "session_not_found", 404
+
+
 class BulkNotFound(GateError):
     """No such bulk in this tenant; it exists from the first call of `run_bulk` on."""
     code, status = "bulk_not_found", 404
