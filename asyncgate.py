@@ -885,7 +885,9 @@ class Engine:
         needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
             raise forbid(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
-        raise forbid(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
+        no = forbid(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
+        no.scopes = op.scopes
+        raise no
 
     def check_tenant(self, caller: Caller, tenant_id: str) -> None:
         """Accept a request that names the credential's own tenant, and refuse any other tenant (21.3.1)."""

@@ -55,9 +55,12 @@ from asyncgate.parts.model.wire_admin import (
 )
 from asyncgate.parts.model.wire_oauth import (
     Consents,
+    MadeSignInLink,
     RegisteredClient,
     Sessions,
     SignedOut,
+    UserRecord,
+    Users,
 )
 from asyncgate.parts.model.wire_operating import (
     AllObligations,
@@ -352,6 +355,7 @@ CALLS = {
     "attach_artifacts": CallSpec("attach_artifacts", "POST", "/v1/tasks/{task_id}/artifacts", True, "principal", ()),
     "bootstrap": CallSpec("bootstrap", "GET", "/v1/bootstrap", True, "principal", ()),
     "cancel_task": CallSpec("cancel_task", "POST", "/v1/tasks/{task_id}/cancel", True, "principal", ()),
+    "change_user": CallSpec("change_user", "POST", "/v1/users/{user_id}", False, "", ()),
     "check_terminator": CallSpec("check_terminator", "POST", "/v1/receipts/check-terminator", True, "", ()),
     "complete": CallSpec("complete", "POST", "/v1/tasks/{task_id}/complete", True, "worker", ()),
     "complete_tasks": CallSpec("complete_tasks", "POST", "/v1/tasks/complete-batch", True, "worker", ()),
@@ -375,6 +379,7 @@ CALLS = {
     "get_task_history": CallSpec("get_task_history", "GET", "/v1/tasks/{task_id}/history", True, "principal", ()),
     "health": CallSpec("health", "GET", "/v1/health", True, "", ()),
     "import_receipts": CallSpec("import_receipts", "POST", "/v1/import/receipts", False, "", ()),
+    "invite_user": CallSpec("invite_user", "POST", "/v1/users", False, "", ()),
     "issue_key": CallSpec("issue_key", "POST", "/v1/keys", False, "", ()),
     "lease_next": CallSpec("lease_next", "POST", "/v1/leases/claim", True, "worker", ("claim_id",)),
     "list_archived_receipts": CallSpec("list_archived_receipts", "GET", "/v1/archive/receipts", True, "principal", ()),
@@ -392,13 +397,16 @@ CALLS = {
     "list_sessions": CallSpec("list_sessions", "GET", "/v1/sessions", True, "principal", ()),
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
+    "list_users": CallSpec("list_users", "GET", "/v1/users", True, "principal", ()),
     "list_workers": CallSpec("list_workers", "GET", "/v1/workers", True, "principal", ()),
+    "make_sign_in_link": CallSpec("make_sign_in_link", "POST", "/v1/sign-in-links", False, "", ()),
     "pause_work": CallSpec("pause_work", "POST", "/v1/pauses", True, "", ()),
     "preview_bulk": CallSpec("preview_bulk", "POST", "/v1/bulks/preview", True, "", ()),
     "ready": CallSpec("ready", "GET", "/v1/ready", True, "", ()),
     "register_client": CallSpec("register_client", "POST", "/v1/clients", False, "", ()),
     "release_hold": CallSpec("release_hold", "POST", "/v1/tasks/{task_id}/release", False, "principal", ()),
     "release_lease": CallSpec("release_lease", "POST", "/v1/leases/release", True, "worker", ()),
+    "remove_user": CallSpec("remove_user", "POST", "/v1/users/{user_id}/remove", False, "", ()),
     "renew_lease": CallSpec("renew_lease", "POST", "/v1/leases/renew", True, "worker", ()),
     "report_progress": CallSpec("report_progress", "POST", "/v1/tasks/{task_id}/progress", False, "worker", ()),
     "report_schedule": CallSpec("report_schedule", "POST", "/v1/schedules/report", True, "worker", ()),
@@ -474,6 +482,17 @@ class AsyncOperations:
         For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status.
         """
         return await self.ask("cancel_task", Ok, locals())
+
+    async def change_user(
+        self, user_id: str, *, reason: str | None = None, role: Role | None = None, scopes: Names | None = None,
+        access_days: int | None = None, disabled: bool | None = None, tenant_id: str | None = None,
+    ) -> UserRecord:
+        """Change a person's role, scopes or token life, or disable the person.
+
+        With other rights, and when disabled, all access tokens of the person are refused within five seconds, and its
+        programs have to ask again.
+        """
+        return await self.ask("change_user", UserRecord, locals())
 
     async def check_terminator(
         self, parent_receipt_id: str, *, tenant_id: str | None = None,
@@ -699,6 +718,17 @@ class AsyncOperations:
         """
         return await self.ask("import_receipts", Imported, locals())
 
+    async def invite_user(
+        self, email: str, *, tenant: str | None = None, name: str | None = None, role: Role | None = None,
+        scopes: Names | None = None, access_days: int | None = None, tenant_id: str | None = None,
+    ) -> UserRecord:
+        """Invite a person by e-mail address: who signs in with it, verified by an identity provider, may come in.
+
+        The person acts as the human principal with that address.  A repeated call changes an invitation that nobody has
+        accepted yet.  Nothing is sent to the person.
+        """
+        return await self.ask("invite_user", UserRecord, locals())
+
     async def issue_key(
         self, name: str, principal_id: str, *, tenant: str | None = None, role: Role | None = None,
         scopes: Names | None = None, capabilities: Names | None = None, task_types: Names | None = None,
@@ -890,6 +920,16 @@ class AsyncOperations:
         """
         return await self.ask("list_tenants", Tenants, locals())
 
+    async def list_users(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        email: str | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Users:
+        """List the people who may sign in or are invited, also disabled ones."""
+        return await self.ask("list_users", Users, locals())
+
     async def list_workers(
         self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
@@ -901,6 +941,18 @@ class AsyncOperations:
         In the order of their kinds and ids.  What another process has seen in the last half minute may be missing.
         """
         return await self.ask("list_workers", Workers, locals())
+
+    async def make_sign_in_link(
+        self, principal_id: str, *, tenant: str | None = None, role: Role | None = None, scopes: Names | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None,
+    ) -> MadeSignInLink:
+        """Make a link that signs somebody in once, within ten minutes; only this answer shows it.
+
+        For teams without an identity provider.  The person opens it in the browser where a program has asked for
+        access,
+        or types its code there.  Spec 21.2.1.
+        """
+        return await self.ask("make_sign_in_link", MadeSignInLink, locals())
 
     async def pause_work(
         self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
@@ -963,6 +1015,17 @@ class AsyncOperations:
     ) -> Released:
         """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
         return await self.ask("release_lease", Released, locals())
+
+    async def remove_user(
+        self, user_id: str, *, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """Forget a person or an invitation, with all that the person has allowed; its access tokens are refused.
+
+        Whoever still fits a rule of security.oauth.admit can come in again; to keep a person out, disable it instead.
+        A
+        repeated call is refused: the person is unknown.
+        """
+        return await self.ask("remove_user", Ok, locals())
 
     async def renew_lease(
         self, lease_id: str, *, task_id: str | None = None, fence: int | None = None,
@@ -1212,6 +1275,17 @@ class SyncOperations:
         """
         return self.ask("cancel_task", Ok, locals())
 
+    def change_user(
+        self, user_id: str, *, reason: str | None = None, role: Role | None = None, scopes: Names | None = None,
+        access_days: int | None = None, disabled: bool | None = None, tenant_id: str | None = None,
+    ) -> UserRecord:
+        """Change a person's role, scopes or token life, or disable the person.
+
+        With other rights, and when disabled, all access tokens of the person are refused within five seconds, and its
+        programs have to ask again.
+        """
+        return self.ask("change_user", UserRecord, locals())
+
     def check_terminator(
         self, parent_receipt_id: str, *, tenant_id: str | None = None,
     ) -> Terminator:
@@ -1436,6 +1510,17 @@ class SyncOperations:
         """
         return self.ask("import_receipts", Imported, locals())
 
+    def invite_user(
+        self, email: str, *, tenant: str | None = None, name: str | None = None, role: Role | None = None,
+        scopes: Names | None = None, access_days: int | None = None, tenant_id: str | None = None,
+    ) -> UserRecord:
+        """Invite a person by e-mail address: who signs in with it, verified by an identity provider, may come in.
+
+        The person acts as the human principal with that address.  A repeated call changes an invitation that nobody has
+        accepted yet.  Nothing is sent to the person.
+        """
+        return self.ask("invite_user", UserRecord, locals())
+
     def issue_key(
         self, name: str, principal_id: str, *, tenant: str | None = None, role: Role | None = None,
         scopes: Names | None = None, capabilities: Names | None = None, task_types: Names | None = None,
@@ -1627,6 +1712,16 @@ class SyncOperations:
         """
         return self.ask("list_tenants", Tenants, locals())
 
+    def list_users(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        email: str | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Users:
+        """List the people who may sign in or are invited, also disabled ones."""
+        return self.ask("list_users", Users, locals())
+
     def list_workers(
         self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
@@ -1638,6 +1733,18 @@ class SyncOperations:
         In the order of their kinds and ids.  What another process has seen in the last half minute may be missing.
         """
         return self.ask("list_workers", Workers, locals())
+
+    def make_sign_in_link(
+        self, principal_id: str, *, tenant: str | None = None, role: Role | None = None, scopes: Names | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None,
+    ) -> MadeSignInLink:
+        """Make a link that signs somebody in once, within ten minutes; only this answer shows it.
+
+        For teams without an identity provider.  The person opens it in the browser where a program has asked for
+        access,
+        or types its code there.  Spec 21.2.1.
+        """
+        return self.ask("make_sign_in_link", MadeSignInLink, locals())
 
     def pause_work(
         self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
@@ -1700,6 +1807,17 @@ class SyncOperations:
     ) -> Released:
         """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
         return self.ask("release_lease", Released, locals())
+
+    def remove_user(
+        self, user_id: str, *, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """Forget a person or an invitation, with all that the person has allowed; its access tokens are refused.
+
+        Whoever still fits a rule of security.oauth.admit can come in again; to keep a person out, disable it instead.
+        A
+        repeated call is refused: the person is unknown.
+        """
+        return self.ask("remove_user", Ok, locals())
 
     def renew_lease(
         self, lease_id: str, *, task_id: str | None = None, fence: int | None = None,

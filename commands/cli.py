@@ -60,7 +60,7 @@ SECTIONS = {
     "Get started": ("demo", "dev"),
     "Documentation": ("docs", "skill"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
-    "Use a gate": ("login", "logout", "profiles", "wait", "tail", "top", "bulk"),
+    "Use a gate": ("login", "logout", "profiles", "login-link", "wait", "tail", "top", "bulk"),
     "Do the work": ("worker", "scheduler"),
     "Maintain a gate": ("doctor", "receipts", "archive", "verify", "reconcile", "rebuild", "backup", "restore", "copy",
                         "conformance", "bench", "bench-server"),
@@ -72,6 +72,7 @@ MODULES = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "
            "scheduler": "commands.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
            "restore": "commands.restore",
            "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
+           "login-link": "commands.login_link",
            "wait": "commands.follow", "tail": "commands.tail", "top": "commands.top",
            "bulk": "commands.bulk",
            "docs": "commands.docs", "doctor": "commands.doctor", "skill": "commands.skill"}
@@ -87,7 +88,7 @@ class Clients(calling.CommandGroup):
         """Find a command by its name."""
         if name in MODULES:
             part = import_module(f"asyncgate.{MODULES[name]}")
-            command: click.Command = getattr(part, "list_profiles" if name == "profiles" else name)
+            command: click.Command = getattr(part, "list_profiles" if name == "profiles" else name.replace("-", "_"))
             return command
         return super().get_command(ctx, name.replace("_", "-"))
 

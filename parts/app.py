@@ -24,6 +24,7 @@ from asyncgate.parts.identity.ways import Identity, Keys
 from asyncgate.parts.metrics.counting import Metrics
 from asyncgate.parts.metrics.page import METRICS_PATH, MetricsPage
 from asyncgate.parts.metrics.shown import Sources
+from asyncgate.parts.model.challenges import Challenges
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import StartupError
@@ -59,6 +60,7 @@ class Gate(Front):
             from asyncgate.parts.identity.oauth.server import AuthorizationServer
             self.oauth = AuthorizationServer(settings, self.send)
             assert self.identity.tokens is not None     # the server has a signing key
+            self.challenges = Challenges(self.oauth.issuer)
             self.oauth.accept_own_tokens(self.identity.tokens)
             self.app.router.routes.extend(routes := self.oauth.routes())
             self.open_paths = {route.path for route in routes if getattr(route.app, "open", False)}

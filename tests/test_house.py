@@ -257,6 +257,7 @@ SHARED_NAMES = {
     "log": "a module's logger",
     "main": "what `python -m` runs",
     "OPERATIONS": "the operations that a module adds to the table",
+    "routes": "the paths that a part of the authorization server adds",
     "BACKEND": "the class of a database, found by its module",
     "open_backend": "how a database is opened, found by the scheme of a URL",
     "open_limits": "how counters are opened, found by a setting",

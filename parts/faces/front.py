@@ -19,6 +19,7 @@ from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.faces.serving import Doorkeeper, Meter
 from asyncgate.parts.faces.stream import STREAM, ReceiptStream
+from asyncgate.parts.model.challenges import Challenges
 from asyncgate.parts.model.connection import (
     STRICT_TRANSPORT,
     Headers,
@@ -55,6 +56,7 @@ class Front:
                  lifespan: Callable[[Starlette], Any]) -> None:
         self.settings, self.operations, self.opened = settings, operations, False
         self.meter: Meter | None = None
+        self.challenges: Challenges | None = None       # of a gate with an authorization server
         self.tracing = find_tracing()
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
@@ -137,7 +139,7 @@ class Front:
         """Send one complete answer with the headers of every answer; headers in `more` override them."""
         counted = not self.opened or "asyncgate.limits" in scope or not self.guard.enforced
         if not counted and (no := await self.guard.passing(scope)):
-            status, body, more, type = no.status, encode_json(no.body()), make_refusal_headers(no), JSON_TYPE
+            status, body, more, type = no.status, encode_json(no.body()), self.describe_refusal(scope, no), JSON_TYPE
         if status == HTTPStatus.TOO_MANY_REQUESTS:
             await asyncio.sleep(REFUSAL_PAUSE_SECONDS)
         limits = scope.get("asyncgate.limits", ())
@@ -151,6 +153,10 @@ class Front:
         headers = [*about, *safety, *more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def describe_refusal(self, scope: Scope, no: GateError) -> Headers:
+        """Return the additional HTTP headers of a refusal."""
+        return make_refusal_headers(no, self.challenges.make(scope, no) if self.challenges else None)
 
     def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
         """Return the headers of every answer, except those in `own`, which the answer sets itself."""

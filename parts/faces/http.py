@@ -186,10 +186,10 @@ async def wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-def make_refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:
-    """Return the additional HTTP headers of a refusal."""
-    more = []
-    if isinstance(no, Unauthenticated):
+def make_refusal_headers(no: GateError, challenge: Headers | None = None) -> Headers:
+    """Return the additional HTTP headers of a refusal; a gate with an authorization server has its own `challenge`."""
+    more = list(challenge or ())
+    if isinstance(no, Unauthenticated) and not challenge:
         more.append((b"www-authenticate", no.challenge.encode()))
     if "allow" in no.more:
         more.append((b"allow", ", ".join(no.more["allow"]).encode()))

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from asyncgate.parts.faces.http import (
     drop_null_members,
     fill_principal,
-    make_refusal_headers,
     read_body,
     read_claimed_tenants,
     read_query,
@@ -62,7 +61,7 @@ class Endpoint:
             status, body = (204, b"") if reply is None else (200, encode_json(reply))
         except GateError as no:
             refusal, status, body = no, no.status, encode_json(no.body())
-            more += make_refusal_headers(no)
+            more += self.gate.describe_refusal(scope, no)
             self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
             return None, None       # the client has disconnected

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Set
 from typing import Any, Protocol
 
 from asyncgate import Caller, Engine, Operation
+from asyncgate.parts.model.challenges import Challenges
 from asyncgate.parts.model.connection import Headers, Scope, Send
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Settings
@@ -55,6 +56,7 @@ class Serving(Protocol):
     operations: dict[str, Operation]
     meter: Meter | None         # None: nothing is counted
     tracing: Tracing | None     # None: nobody takes spans
+    challenges: Challenges | None       # None: there is no authorization server
 
     @property
     def guard(self) -> Doorkeeper:
@@ -63,6 +65,9 @@ class Serving(Protocol):
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = ...) -> None:
         """Send a complete answer with the security headers."""
+
+    def describe_refusal(self, scope: Scope, no: GateError) -> Headers:
+        """Return the additional HTTP headers of a refusal."""
 
     def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
         """Return the security headers of an answer, except those in `own`, which it sets itself."""

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from asyncgate import Caller, Engine, Operation, instant, speaker
 from asyncgate.parts.faces.changes import ChangeRecord, Changes, show_change
-from asyncgate.parts.faces.http import make_refusal_headers, run_while_connected
+from asyncgate.parts.faces.http import run_while_connected
 from asyncgate.parts.faces.rest import Endpoint
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
@@ -101,7 +101,8 @@ class ReceiptStream(Endpoint):
         except GateError as no:
             if not begun:
                 self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
-                return await self.gate.send(send, scope, no.status, encode_json(no.body()), make_refusal_headers(no))
+                more = self.gate.describe_refusal(scope, no)
+                return await self.gate.send(send, scope, no.status, encode_json(no.body()), more)
         except Exception as bug:
             body = encode_json(log_fault(scope["path"], bug).body())
             if not begun:

@@ -20,7 +20,7 @@ from asyncgate.parts.identity.ways import Identity
 from asyncgate.parts.model.caller import NOBODY
 from asyncgate.parts.model.connection import Headers, Scope, find_client_address, group_address, read_token
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, Unauthenticated
+from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, TwoCredentials, Unauthenticated
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import STORAGE_QUOTA, apply_stricter_limits, find_allowance, is_exempt, is_throttled
 from asyncgate.parts.model.settings import Tier
@@ -113,6 +113,13 @@ def make_refusal(code: str, why: str) -> InvalidToken:
     no = InvalidToken("this credential is no longer valid")
     no.because = code, why
     return no
+
+
+def refuse_token_in_query(scope: Scope) -> None:
+    """Refuse a token in the URL, which ends up in logs and histories; raises TwoCredentials (RFC 6750 2.3)."""
+    if b"access_token=" in scope.get("query_string", b""):
+        raise TwoCredentials("a token does not belong into a URL; show it as Authorization: Bearer <token>, and get a "
+                             "new one, because logs may have this one now")
 
 
 class KeyStore:
@@ -232,6 +239,7 @@ class Guard(Extension):
         """Return the caller of a valid credential of an active tenant; count and slow down invalid ones."""
         address = self._note_visit(scope, headers)
         try:
+            refuse_token_in_query(scope)
             caller = await self.identity.caller(headers, address)
             await self.accounts.require_active(caller)
         except Unauthenticated as no:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncgate import Caller, forbid
-from asyncgate.parts.faces.http import make_refusal_headers
 from asyncgate.parts.faces.serving import Serving
 from asyncgate.parts.metrics.shown import Shown, Sources
 from asyncgate.parts.model.connection import Receive, Scope, Send
@@ -30,7 +29,7 @@ class MetricsPage:
             await self.gate.send(send, scope, 200, body, type=(b"content-type", type))
         except GateError as no:
             self.gate.guard.refused(scope, no)
-            await self.gate.send(send, scope, no.status, encode_json(no.body()), make_refusal_headers(no))
+            await self.gate.send(send, scope, no.status, encode_json(no.body()), self.gate.describe_refusal(scope, no))
         except Exception as bug:
             await self.gate.send(send, scope, 500, encode_json(log_fault(scope["path"], bug).body()))
 

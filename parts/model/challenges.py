@@ -1,12 +1,13 @@
-"""What a refusal tells a program about where to get an access token (RFC 6750, RFC 9728)."""
+"""What a refusal tells a program about where and for what to get an access token (RFC 6750, RFC 9728)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from asyncgate.parts.model.connection import Scope
-from asyncgate.parts.model.errors import Unauthenticated
+from asyncgate.parts.model.caller import Caller
+from asyncgate.parts.model.connection import Headers, Scope
+from asyncgate.parts.model.errors import Forbidden, GateError, Unauthenticated
 
 RESOURCE_METADATA = "/.well-known/oauth-protected-resource"
 MOUNTS = ("", "/mcp", "/mcp/u")         # of the resources: REST, and MCP twice
@@ -15,21 +16,39 @@ COMMON_SCOPES = ("receipts:ack", "receipts:read", "tasks:lease", "tasks:read", "
 
 
 class Challenges:
-    """Makes the WWW-Authenticate headers of a gate with this public URL."""
+    """Makes the WWW-Authenticate headers of a gate that has an authorization server."""
 
-    def __init__(self, public_url: str) -> None:
-        parts = urlsplit(public_url.rstrip("/"))
+    def __init__(self, issuer: str) -> None:
+        parts = urlsplit(issuer)
         self.metadata = f"{parts.scheme}://{parts.netloc}{RESOURCE_METADATA}{parts.path}"
 
-    def for_missing(self, scope: Scope, no: Unauthenticated) -> bytes:
-        """Return the challenge of a 401; it names an error only if a credential was sent."""
-        return f'{no.challenge}{"," if "=" in no.challenge else ""} {self._about(scope, COMMON_SCOPES)}'.encode()
-
-    def for_scopes(self, scope: Scope, missing: Iterable[str]) -> bytes:
-        """Return the challenge of a 403 to a credential without these scopes."""
-        return f'Bearer error="insufficient_scope", {self._about(scope, missing)}'.encode()
+    def make(self, scope: Scope, no: GateError) -> Headers:
+        """Return the challenge of a refusal, if it has one."""
+        caller: Caller | None = scope.get("asyncgate.caller")
+        if isinstance(no, Unauthenticated):     # it names an error only if a credential was sent
+            error = f"{no.challenge}," if "=" in no.challenge else no.challenge
+            return [(b"www-authenticate", f"{error} {self._about(scope, COMMON_SCOPES)}".encode())]
+        if lacks_scopes(no, caller):
+            assert caller is not None
+            named = self._about(scope, sorted(caller.scopes | find_least_scopes(no)))
+            return [(b"www-authenticate", f'Bearer error="insufficient_scope", {named}'.encode())]
+        return []
 
     def _about(self, scope: Scope, scopes: Iterable[str]) -> str:
         path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
         mount = path if path in MOUNTS else ""
         return f'resource_metadata="{self.metadata}{mount}", scope="{" ".join(scopes)}"'
+
+
+def lacks_scopes(no: GateError, caller: Caller | None) -> bool:
+    """Whether a caller with an access token could go on with another one; an issued key gets no more scopes."""
+    return isinstance(no, Forbidden) and bool(no.scopes) and caller is not None and caller.token is not None
+
+
+def find_least_scopes(no: GateError) -> frozenset[str]:
+    """Return what a refused operation needs, without the rights of an admin where it can be had without them.
+
+    With the scopes that the token has, this is the list of a new one: some programs ask only for what they are told.
+    """
+    wanted = no.scopes if isinstance(no, Forbidden) else frozenset()
+    return wanted.intersection(COMMON_SCOPES) or wanted & {"admin:read"} or wanted

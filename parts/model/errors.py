@@ -97,6 +97,7 @@ class TwoCredentials(Unauthenticated): challenge = 'Bearer error="invalid_reques
 class Forbidden(GateError):
     """The credential's role, scopes, capabilities or task types do not allow this."""
     code, status = "forbidden", 403
+    scopes: frozenset[str] = frozenset()        # of which one would do, if that is all that is missing
 
 
 class TenantMismatch(GateError):
@@ -142,6 +143,11 @@ class ClientNotFound(GateError):
 class SessionNotFound(GateError):
     """No such session of a person with a program, among those that the caller may see."""
     code, status = "session_not_found", 404
+
+
+class UserNotFound(GateError):
+    """No such user among those that the caller administers."""
+    code, status = "user_not_found", 404
 
 
 class BulkNotFound(GateError):

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from asyncgate.parts.model.errors import SessionNotFound, TenantNotFound
-from asyncgate.parts.model.examples import CLIENT, CLIENT_ID, NOW, SESSION, SESSION_ID, USER_ID
+from asyncgate.parts.model.errors import SessionNotFound, TenantNotFound, UserNotFound
+from asyncgate.parts.model.examples import (
+    CLIENT,
+    CLIENT_ID,
+    LATER,
+    NOW,
+    PERSON,
+    SESSION,
+    SESSION_ID,
+    TENANT_ID,
+    USER_ID,
+)
 from asyncgate.parts.model.stored_oauth import ClientAuth
-from asyncgate.parts.model.wire import Ask, Name, PageAsk, Text, says
-from asyncgate.parts.model.wire_admin import Scopes
+from asyncgate.parts.model.wire import Ask, Kind, Name, PageAsk, Role, Text, says
+from asyncgate.parts.model.wire_admin import Scopes, Whose
 
 # Programs.
 
@@ -64,6 +74,119 @@ class RegisteredClient(Struct, omit_defaults=True):
     client_secret: str | None = None
 
 
+# People.
+
+Email = Annotated[str, Meta(min_length=3, max_length=200)]
+UserState = Literal["invited", "active", "disabled"]
+
+
+class ListUsers(PageAsk, kw_only=True):
+    """List people."""
+
+    example = ({"limit": 20}, {"users": [PERSON]})
+    refusals = (TenantNotFound,)
+    tenant: Annotated[Name | None, says("only people of this tenant, by id or name; the operator's default is all")
+                      ] = None
+    email: Annotated[Email | None, says("only people with this e-mail address")] = None
+
+
+class InviteUser(Ask, kw_only=True):
+    """Invite a person."""
+
+    example = ({"email": "ada@example.com", "role": "agent"}, {
+        **{name: PERSON[name] for name in PERSON if name not in ("issuer", "subject", "last_seen_at")},
+        "state": "invited"})
+    refusals = (TenantNotFound,)
+    tenant: Whose = None
+    email: Annotated[Email, says("the e-mail address that an identity provider must have verified")]
+    name: Annotated[Name | None, says("a name for people")] = None
+    role: Annotated[Role, says("the role that the person gets")] = "agent"
+    scopes: Annotated[Scopes | None, says("the scopes that the person may grant; default: those of the role")] = None
+    access_days: Annotated[AccessDays | None, says("life of access tokens; default by the settings")] = None
+
+
+class UserAsk(Ask, kw_only=True):
+    """A request about one person."""
+
+    needed: ClassVar[tuple[str, ...]] = ("user_id",)
+    refusals = (UserNotFound,)
+    user_id: Name = ""
+    reason: Annotated[Text | None, says("why; audited")] = None
+
+
+class ChangeUser(UserAsk, kw_only=True):
+    """Change a person's rights."""
+
+    example = ({"user_id": USER_ID, "disabled": True, "reason": "has left the team"}, {
+        **PERSON, "state": "disabled", "disabled_at": LATER})
+    role: Annotated[Role | None, says("another role; without scopes the person gets those of the role")] = None
+    scopes: Annotated[Scopes | None, says("other scopes")] = None
+    access_days: Annotated[AccessDays | None, says("another life of access tokens")] = None
+    disabled: Annotated[bool | None, says("whether the person may not sign in")] = None
+
+
+class RemoveUser(UserAsk, kw_only=True):
+    """Forget a person."""
+
+    example = ({"user_id": USER_ID}, {"ok": True})
+
+
+class MakeSignInLink(Ask, kw_only=True):
+    """Make a sign-in link."""
+
+    example = ({"principal_id": "ada"}, {
+        "code": "K7QXM-2PZRT-9WEHA-LD4NC", "link": "https://gate.example.com/oauth/link?code=K7QXM-2PZRT-9WEHA-LD4NC",
+        "expires_at": LATER, "tenant": TENANT_ID, "principal_kind": "human", "principal_id": "ada", "role": "agent"})
+    refusals = (TenantNotFound,)
+    tenant: Whose = None
+    principal_kind: Kind = "human"
+    principal_id: Annotated[Name, says("the principal as which the person acts")]
+    role: Annotated[Role, says("the role that the person gets")] = "agent"
+    scopes: Annotated[Scopes | None, says("the scopes that the person may grant; default: those of the role")] = None
+
+
+class UserRecord(Struct, omit_defaults=True):
+    """A person who may sign in, or is invited to."""
+
+    user_id: str
+    state: UserState
+    tenant: str
+    principal_kind: str
+    principal_id: str
+    role: str
+    admitted_by: str                    # who or which rule let the person in
+    created_at: datetime
+    email: str = ""                     # verified; of an invitation, to be verified
+    name: str = ""
+    issuer: str = ""                    # the identity provider; empty: invited, or signs in with links
+    subject: str = ""                   # its name for the person
+    scopes: list[str] | None = None     # that the person may grant; absent: those of the role
+    access_days: int | None = None
+    last_seen_at: datetime | None = None
+    disabled_at: datetime | None = None
+
+
+class Users(Struct):
+    """A page of people."""
+
+    columns = "user_id state email principal_id role tenant last_seen_at"
+    users: list[UserRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class MadeSignInLink(Struct):
+    """A sign-in link; it is shown only now, and only its hash is stored."""
+
+    code: str
+    link: str | None                    # null while the authorization server is off
+    expires_at: datetime
+    tenant: str
+    principal_kind: str
+    principal_id: str
+    role: str
+
+
 # Sessions.
 
 OfUser = Annotated[Name | None, says("for admins")]
@@ -90,7 +213,7 @@ class SignOutEverywhere(Ask, kw_only=True):
     """End all sessions of a person."""
 
     example = ({"reason": "a laptop was stolen"}, {"sessions_ended": 2})
-    refusals = (SessionNotFound,)
+    refusals = (UserNotFound,)
     user_id: OfUser = None
     reason: Text | None = None
 
@@ -108,7 +231,7 @@ class WithdrawConsent(Ask, kw_only=True):
     """Withdraw a consent."""
 
     example = ({"client_id": CLIENT_ID}, {"sessions_ended": 1})
-    refusals = (SessionNotFound,)
+    refusals = (UserNotFound,)
     client_id: ClientId
     user_id: OfUser = None
     reason: Text | None = None

@@ -28,7 +28,6 @@ from msgspec.structs import replace
 from asyncgate.parts.faces.http import (
     drop_null_members,
     fill_principal,
-    make_refusal_headers,
     read_body,
     read_claimed_tenants,
     read_query,
@@ -50,6 +49,7 @@ from asyncgate.parts.faces.mcp.tools import (
     make_result,
     read_sets,
 )
+from asyncgate.parts.model.challenges import lacks_scopes
 from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, read_token
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import (
@@ -252,7 +252,7 @@ class Facade:
             await self._answer(scope, receive, send)
         except GateError as no:
             self._note_refusal(scope, no)
-            await self.gate.send(send, scope, no.status, encode_json(no.body()), make_refusal_headers(no))
+            await self.gate.send(send, scope, no.status, encode_json(no.body()), self.gate.describe_refusal(scope, no))
         except asyncio.CancelledError:
             return      # the client has disconnected
         except Exception as bug:
@@ -312,6 +312,8 @@ class Facade:
         read_sets(visit.query.get("tools"))       # refuse an unknown set at once, for every method
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
             visit.call = self._read(scope, op, "refuse", message, caller)      # as its schema says
+            if self.gate.challenges and visit.call.refusal and lacks_scopes(visit.call.refusal, caller):
+                raise visit.call.refusal        # the program is told by a header what token it needs
             body = message.emptied()
         if len(body) > ENVELOPE_BYTES:
             raise PayloadTooLarge(f"a message may have at most {ENVELOPE_BYTES} bytes besides its call's arguments")
@@ -498,7 +500,7 @@ class Facade:
         # Some workers ignore the body: they stop at 4xx and retry other failures, even with status 200.
         status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
         await self.gate.send(send, scope, status, encode_json({"jsonrpc": "2.0", "id": id, "error": error}),
-                             [*make_refusal_headers(no), *make_warning_headers(scope)])
+                             [*self.gate.describe_refusal(scope, no), *make_warning_headers(scope)])
 
 
 async def parse_message(body: bytes) -> JsonRpcMessage:

@@ -4,8 +4,13 @@
     redirects     which redirect URIs are good, and equal
     clients       which programs may ask: registered, registered by themselves, named by their metadata document
     client_admin  operations on programs
-    sign_in       who the person is: identity providers, sign-in links
+    sign_in       the way of a person: who are you, may you come in, what do you allow
+    parked        a sign-in under way, sealed in a cookie of the browser
+    providers     identity providers: OpenID Connect, GitHub
+    links         sign-in links, where there is no identity provider
     admission     which people may come in, and as whom
+    user_rows     the ids and the scopes of people
+    users         operations on people
     consent       what the person allows
     pages         what the person sees
     tokens        codes and refresh tokens against access tokens, at /oauth/token and /oauth/revoke

@@ -66,9 +66,9 @@ class AuthorizationServer:
 
     def routes(self) -> list[Route]:
         """Return the paths of the authorization server."""
-        from asyncgate.parts.identity.oauth import metadata, tokens  # the parts import this module
+        from asyncgate.parts.identity.oauth import metadata, sign_in, tokens  # the parts import this module
 
-        return [route for part in (metadata, tokens) for route in part.routes(self)]
+        return [route for part in (metadata, sign_in, tokens) for route in part.routes(self)]
 
 
 class Endpoint:

@@ -17,7 +17,7 @@ from asyncgate import Caller, Engine, Operation, Work, forbid
 from asyncgate.parts.identity.admin import audit_change, operates, read_page
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, revoke
-from asyncgate.parts.model.errors import InvalidRequest, SessionNotFound
+from asyncgate.parts.model.errors import InvalidRequest, SessionNotFound, UserNotFound
 from asyncgate.parts.model.stored import export_key
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, User
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
@@ -181,7 +181,7 @@ async def require_people(engine: Engine, caller: Caller, user_id: str | None) ->
     if user_id is None:
         return {id: user for id, user in people.items() if is_about_self(caller, user)}
     if not people:
-        raise SessionNotFound(f"no user {user_id} has a session; list_sessions shows the sessions there are")
+        raise UserNotFound(f"no user {user_id}; list_sessions shows of whom there are sessions")
     require_right_to_end(caller, people[user_id])
     return people
 

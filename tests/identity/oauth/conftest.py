@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from asyncgate.conformance.plugin import database_of
 from asyncgate.parts.model.settings import Jwt, OAuth, SecuritySettings
 from tests.conftest import Serve, Served
+from tests.support.identity_tools import HOME
 
 PUBLIC_URL = "http://localhost"
 
@@ -26,6 +28,24 @@ def write_signing_key(path: Path) -> Path:
     path.write_bytes(text)
     os.chmod(path, 0o600)
     return path
+
+
+def mint(served: Served, **changed: Any) -> str:
+    """Sign a good access token of the gate."""
+    server, now = served.gate.oauth, time.time()
+    assert server is not None
+    claims = {"iss": server.issuer, "aud": ["asyncgate-api", f"{server.issuer}/mcp"], "sub": "user-1",
+              "sid": "session-1", "jti": "token-1", "client_id": "client-1", "scope": "tasks:read tasks:write",
+              "tenant_id": HOME, "principal_kind": "human", "principal_id": "ada", "role": "agent", "iat": now,
+              "nbf": now, "exp": now + 86_400, **changed}
+    return server.keys.sign({name: value for name, value in claims.items() if value is not None})
+
+
+def oauth_settings(key: Path, oauth: dict[str, Any] | None = None, jwt: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the settings of a gate with OAuth on."""
+    security = SecuritySettings(oauth=OAuth(enabled=True, **(oauth or {})),
+                                jwt=Jwt(**{"private_key_path": str(key), **(jwt or {})}))
+    return {"public_url": PUBLIC_URL, "security": security}
 
 
 @pytest.fixture(scope="session")
@@ -45,9 +65,7 @@ def serve_oauth(serve: Serve, signing_key_path: Path) -> Callable[..., Any]:
     """Return what starts a gate with OAuth on; `oauth` and `jwt` are settings of these groups."""
     async def serve_oauth(oauth: dict[str, Any] | None = None, jwt: dict[str, Any] | None = None,
                           **settings: Any) -> Served:
-        security = SecuritySettings(oauth=OAuth(enabled=True, **(oauth or {})),
-                                    jwt=Jwt(**{"private_key_path": str(signing_key_path), **(jwt or {})}))
-        running: Served = await serve(**{"public_url": PUBLIC_URL, "security": security, **settings})
+        running: Served = await serve(**{**oauth_settings(signing_key_path, oauth, jwt), **settings})
         return running
 
     return serve_oauth

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,6 +26,7 @@ from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
 from asyncgate.parts.model.stored_oauth import Revocation, RevocationHead
 from asyncgate.parts.model.wire import Principal
 from tests.conftest import Serve, Served
+from tests.identity.oauth.conftest import mint
 from tests.support.identity_tools import HOME, House
 
 pytestmark = pytest.mark.anyio
@@ -41,17 +41,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def mint(served: Served, **changed: Any) -> str:
-    """Sign a good access token of the gate."""
-    server, now = served.gate.oauth, time.time()
-    assert server is not None
-    claims = {"iss": server.issuer, "aud": ["asyncgate-api", f"{server.issuer}/mcp"], "sub": "user-1",
-              "sid": "session-1", "jti": "token-1", "client_id": "client-1", "scope": "tasks:read tasks:write",
-              "tenant_id": HOME, "principal_kind": "human", "principal_id": "ada", "role": "agent", "iat": now,
-              "nbf": now, "exp": now + DAY, **changed}
-    return server.keys.sign(claims)
 
 
 def watch(served: Served) -> tuple[RevocationSet, Clock]:

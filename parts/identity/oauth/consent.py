@@ -1,0 +1,78 @@
+"""What a person allows: which program may act for whom, with which scopes, and where the answer goes."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import msgspec
+
+from asyncgate import Caller, Work
+from asyncgate.parts.identity.admin import audit_change
+from asyncgate.parts.identity.keys_stored import encode_names
+from asyncgate.parts.identity.oauth.server import AuthorizationServer
+from asyncgate.parts.model.connection import is_loopback
+from asyncgate.parts.model.stored_oauth import Consent, OAuthClient, User
+
+
+def find_place(redirect_uri: str) -> str:
+    """Return where a redirect goes, as a person may judge it: a host, or the scheme of an app with its host.
+
+    The port of a loopback address is another one each time, so it is no part of the place.
+    """
+    parts = urlsplit(redirect_uri)
+    if parts.scheme not in ("http", "https"):
+        return f"{parts.scheme}://{parts.netloc}"
+    return (parts.hostname or "") if is_local(redirect_uri) else parts.netloc.lower()
+
+
+def is_local(redirect_uri: str) -> bool:
+    """Whether a redirect goes to a program on the person's own machine by HTTP."""
+    parts = urlsplit(redirect_uri)
+    return parts.scheme in ("http", "https") and is_loopback(parts.hostname or "")
+
+
+def find_document_host(client: OAuthClient) -> str | None:
+    """Return the host of a program's metadata document."""
+    return urlsplit(client.client_id).netloc.lower() if client.origin == "document" else None
+
+
+def covers(given: Consent | None, redirect_uri: str, scopes: frozenset[str]) -> bool:
+    """Whether a person has already allowed as much, to a program at the same place."""
+    return (given is not None and find_place(given.redirect_uri) == find_place(redirect_uri)
+            and scopes <= list_scopes(given))
+
+
+def list_scopes(given: Consent) -> frozenset[str]:
+    """Return the scopes that a person has allowed."""
+    return msgspec.json.decode(given.scopes, type=frozenset[str])
+
+
+async def is_allowed(server: AuthorizationServer, client: OAuthClient, user: User, redirect_uri: str,
+                     scopes: frozenset[str]) -> bool:
+    """Whether a person need not be asked."""
+    given = await server.directory.find(Consent, user.user_id, client.client_id)
+    return client.trusted or covers(given, redirect_uri, scopes)
+
+
+async def give_consent(server: AuthorizationServer, client: OAuthClient, user: User, redirect_uri: str,
+                       scopes: frozenset[str]) -> None:
+    """Keep what a person allows, with an audit line, in one transaction."""
+    key = (user.user_id, client.client_id)
+
+    def give(work: Work) -> None:
+        before = work.find_record(Consent, *key)
+        same = before is not None and find_place(before.redirect_uri) == find_place(redirect_uri)
+        known = list_scopes(before) if before is not None and same else frozenset()
+        work.keep_record(Consent(*key, encode_names(scopes | known) or "[]", redirect_uri, work.now))
+        by = Caller(user.tenant, user.principal, user.role, frozenset())
+        audit_change(server.engine, work, "consent_given", "info", by, user_id=user.user_id, tenant=user.tenant,
+                     client_id=client.client_id, place=find_place(redirect_uri), scopes=sorted(scopes))
+    await server.directory.change(give, (Consent, key))
+    note_consent(server, user, client, "consent_given")
+
+
+def note_consent(server: AuthorizationServer, user: User, client: OAuthClient, event: str) -> None:
+    """Tell the log of a tenant that is not the operator's."""
+    if user.tenant != server.settings.default_tenant_id:
+        server.auditor.note(user.tenant, event, "info", principal_kind=user.principal_kind,
+                            principal_id=user.principal_id, user_id=user.user_id, client_id=client.client_id)

@@ -1,0 +1,56 @@
+"""The rows of people: their scopes, and their ids, which are derived: two first sign-ins at once make one user."""
+
+from __future__ import annotations
+
+import re
+from uuid import UUID, uuid5
+
+import msgspec
+
+from asyncgate import SCOPES, Caller, forbid
+from asyncgate.parts.identity.keys_stored import default_scopes
+from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model.stored_oauth import SignInLink, User
+
+USERS = UUID("5b0f2d0e-6d0c-4a53-9a5b-0d0c1f7be1a4")        # the namespace of all ids of users
+# ASCII alone: another alphabet's letters look like these, and an address is compared letter for letter.
+EMAIL = re.compile(r"[!-?A-~]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\Z")
+MOST_EMAIL_LENGTH = 200
+
+
+def id_of_person(issuer: str, subject: str) -> str:
+    """Return the id of whom an identity provider names."""
+    return str(uuid5(USERS, f"person\n{issuer}\n{subject}"))
+
+
+def id_of_email(email: str) -> str:
+    """Return the id of the row that says to whom an e-mail address belongs here: an invitation, or who accepted it."""
+    return str(uuid5(USERS, f"email\n{email}"))
+
+
+def id_of_principal(tenant: str, kind: str, id: str) -> str:
+    """Return the id of whom a sign-in link signs in."""
+    return str(uuid5(USERS, f"link\n{tenant}\n{kind}\n{id}"))
+
+
+def read_email(text: object) -> str:
+    """Return an e-mail address in lower case; empty for anything else."""
+    fits = isinstance(text, str) and len(text) <= MOST_EMAIL_LENGTH and EMAIL.match(text)
+    return text.lower() if fits and isinstance(text, str) else ""
+
+
+def scopes_of(row: User | SignInLink) -> frozenset[str]:
+    """Return the scopes that a person may grant: those of the row, else those of its role."""
+    return default_scopes(row.role) if row.scopes is None else msgspec.json.decode(row.scopes, type=frozenset[str])
+
+
+def check_rights(caller: Caller, row: User | SignInLink) -> None:
+    """Refuse to give more rights than one has; raises InvalidRequest for an unknown scope, Forbidden for others."""
+    scopes = scopes_of(row)
+    if row.role == "system":
+        raise InvalidRequest("the role system is the gate's own; a person is an agent, a worker or an admin")
+    if unknown := scopes - SCOPES:
+        raise InvalidRequest(f"no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
+    if beyond := scopes - caller.scopes:
+        raise forbid(caller, f"this credential has no scope {', '.join(sorted(beyond))}, so it cannot give it to "
+                             "somebody; name only scopes that it has")

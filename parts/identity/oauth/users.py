@@ -1,0 +1,224 @@
+"""Administration of the people who may sign in.
+
+The rows stand in the operator's tenant; an admin of another tenant sees and changes those of its own people.  They are
+there while the authorization server is off, too.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from asyncgate import Caller, Engine, Operation, Work, forbid
+from asyncgate.parts.identity.admin import audit_change, operates, read_page, target_tenant, tenant_to_issue_for
+from asyncgate.parts.identity.keys_stored import encode_names
+from asyncgate.parts.identity.oauth.directory import Directory, RecordKey, audit_in_tenant
+from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, revoke
+from asyncgate.parts.identity.oauth.sessions import end_grant
+from asyncgate.parts.identity.oauth.user_rows import check_rights, id_of_email, read_email
+from asyncgate.parts.model.durations import DAY_SECONDS
+from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, UserNotFound
+from asyncgate.parts.model.stored import export_key
+from asyncgate.parts.model.stored_oauth import Consent, Grant, User
+from asyncgate.parts.model.views import to_utc, to_utc_or_none
+from asyncgate.parts.model.wire import Ok
+from asyncgate.parts.model.wire_oauth import ChangeUser, InviteUser, ListUsers, RemoveUser, UserRecord, Users, UserState
+
+LONGEST_TOKEN_SECONDS = 90 * DAY_SECONDS
+
+
+async def list_users(engine: Engine, caller: Caller, ask: ListUsers) -> Users:
+    """List the people who may sign in or are invited, also disabled ones."""
+    whole = ask.tenant is None and operates(engine, caller)
+    tenant = None if whole else await target_tenant(engine, caller, ask.tenant)
+    email = None if ask.email is None else ask.email.lower()
+
+    def wanted(row: User) -> bool:
+        return row.accepted_as is None and tenant in (None, row.tenant) and email in (None, row.email)
+    directory = Directory(engine)
+    rows, *ends = await read_page(engine, caller, ask, ("users", tenant, email),
+                                  lambda after: directory.page(User, after), export_key, wanted)
+    return Users([as_user_record(row) for row in rows], *ends)
+
+
+async def invite_user(engine: Engine, caller: Caller, ask: InviteUser) -> UserRecord:
+    """Invite a person by e-mail address: who signs in with it, verified by an identity provider, may come in.
+
+    The person acts as the human principal with that address.  A repeated call changes an invitation that nobody has
+    accepted yet.  Nothing is sent to the person.
+    """
+    tenant = await tenant_to_issue_for(engine, caller, ask.tenant)
+    if not (email := read_email(ask.email)):
+        raise InvalidRequest(f"{ask.email!r} is not an e-mail address in ASCII, such as ada@example.com")
+    user_id, now = id_of_email(email), engine.backend.now()
+    row = User(user_id, "", "", email, ask.name or "", tenant, "human", email, ask.role, encode_names(ask.scopes),
+               ask.access_days, str(caller.principal), now)
+    check_rights(caller, row)
+    said = {"user_id": user_id, "email": email, "tenant": tenant, "new_role": ask.role}
+
+    def invite(work: Work) -> User:
+        known = work.find_record(User, user_id)
+        if known is not None and known.tenant != tenant:        # the caller learns no more of another tenant
+            raise InvalidTransition(f"{email} cannot be invited here; ask the operator")
+        if known is not None and known.accepted_as is not None:
+            raise InvalidTransition(f"{email} is the user {known.accepted_as}; change_user changes its rights")
+        work.keep_record(row)
+        audit_change(engine, work, "user_invited", "info", caller, **said)
+        return row
+    done = await Directory(engine).change(invite, (User, (user_id,)))
+    await audit_in_tenant(engine, caller, tenant, "user_invited", "info", **said)
+    return as_user_record(done)
+
+
+async def change_user(engine: Engine, caller: Caller, ask: ChangeUser) -> UserRecord:
+    """Change a person's role, scopes or token life, or disable the person.
+
+    With other rights, and when disabled, all access tokens of the person are refused within five seconds, and its
+    programs have to ask again.
+    """
+    old = await require_user(engine, caller, ask.user_id)
+    sessions = await list_sessions_of(engine, old.user_id) if has_less(old, apply_change(old, ask, 0.0)) else []
+
+    def change(work: Work) -> User:
+        before = require_row(work.find_record(User, ask.user_id), old)
+        after = apply_change(before, ask, work.now)
+        if after.disabled_at is None or ask.role is not None or ask.scopes is not None:
+            check_rights(caller, after)
+        work.keep_record(after)
+        if (claim := work.find_record(User, id_of_email(after.email))) and claim.accepted_as == after.user_id:
+            work.keep_record(replace(claim, disabled_at=after.disabled_at))    # the same person by another provider
+        if has_less(before, after):
+            end_access(engine, work, after, sessions, caller, ask.reason)
+        audit_change(engine, work, "user_changed", "warning", caller, **describe_change(before, after, ask.reason))
+        return after
+    done = await Directory(engine).change(change, *keys_of(old), *((Grant, (id,)) for id in sessions))
+    said = describe_change(old, done, ask.reason)
+    await audit_in_tenant(engine, caller, done.tenant, "user_changed", "warning", **said)
+    return as_user_record(done)
+
+
+async def remove_user(engine: Engine, caller: Caller, ask: RemoveUser) -> Ok:
+    """Forget a person or an invitation, with all that the person has allowed; its access tokens are refused.
+
+    Whoever still fits a rule of security.oauth.admit can come in again; to keep a person out, disable it instead.  A
+    repeated call is refused: the person is unknown.
+    """
+    old = await require_user(engine, caller, ask.user_id)
+    given, sessions = await list_consents(engine, old.user_id), await list_sessions_of(engine, old.user_id)
+
+    def remove(work: Work) -> Ok:
+        row = require_row(work.find_record(User, ask.user_id), old)
+        claim = work.find_record(User, id_of_email(row.email))
+        for gone in (row, *([claim] if claim and claim.accepted_as == row.user_id else [])):
+            work.drop_record(User, gone.user_id)
+        for one in given:
+            work.drop_record(Consent, one.user_id, one.client_id)
+        end_access(engine, work, row, sessions, caller, ask.reason)
+        audit_change(engine, work, "user_removed", "warning", caller, **describe_removal(row, ask.reason))
+        return Ok(True)
+    await Directory(engine).change(remove, *keys_of(old), *((Consent, (one.user_id, one.client_id)) for one in given),
+                                   *((Grant, (id,)) for id in sessions))
+    await audit_in_tenant(engine, caller, old.tenant, "user_removed", "warning", **describe_removal(old, ask.reason))
+    return Ok(True)
+
+
+async def require_user(engine: Engine, caller: Caller, user_id: str) -> User:
+    """Return the row of a person whom a caller may change."""
+    if caller.capabilities is not None or caller.task_types is not None:
+        raise forbid(caller, "a key that is limited to capabilities or task types cannot administer people")
+    row = await Directory(engine).find(User, user_id)
+    if row is None or row.accepted_as is not None or (
+            row.tenant != caller.tenant_id and not operates(engine, caller)):
+        raise UserNotFound(f"no user {user_id}; list_users shows all users")
+    return row
+
+
+def require_row(row: User | None, old: User) -> User:
+    """Return a row as it is in the transaction; raises UserNotFound if it went meanwhile."""
+    if row is None or row.accepted_as is not None or row.tenant != old.tenant:
+        raise UserNotFound(f"no user {old.user_id}; list_users shows all users")
+    return row
+
+
+def keys_of(row: User) -> list[RecordKey]:
+    """Return what a change of a person needs loaded."""
+    return [(User, (row.user_id,)), (User, (id_of_email(row.email),)), *REVOCATION_KEYS]
+
+
+def apply_change(row: User, ask: ChangeUser, now: float) -> User:
+    """Return a person with other rights."""
+    if ask.role is not None and ask.role != row.role:
+        row = replace(row, role=ask.role, scopes=None)
+    if ask.scopes is not None:
+        row = replace(row, scopes=encode_names(ask.scopes))
+    if ask.access_days is not None:
+        row = replace(row, access_days=ask.access_days)
+    if ask.disabled is not None and ask.disabled != (row.disabled_at is not None):
+        row = replace(row, disabled_at=now if ask.disabled else None)
+    return row
+
+
+def has_less(before: User, after: User) -> bool:
+    """Whether tokens that a person has allowed before must not be good any more."""
+    return (before.role, before.scopes) != (after.role, after.scopes) or (
+        before.disabled_at is None and after.disabled_at is not None)
+
+
+def end_access(engine: Engine, work: Work, row: User, sessions: list[str], caller: Caller, reason: str | None) -> None:
+    """End the sessions of a person, and refuse all access tokens that it has allowed."""
+    for id in sessions:
+        if (grant := work.find_record(Grant, id)) and grant.user_id == row.user_id:
+            end_grant(engine, work, grant, caller, "user_sessions_ended", "info")
+    if row.last_seen_at is not None:
+        revoke(work, "user", row.user_id, work.now + LONGEST_TOKEN_SECONDS, str(caller.principal), reason)
+
+
+async def list_sessions_of(engine: Engine, user_id: str) -> list[str]:
+    """Return the ids of the sessions of a person that have not ended."""
+    directory, found, after = Directory(engine), list[str](), ""
+    while page := await directory.page(Grant, after):
+        found += [one.grant_id for one in page if one.user_id == user_id and one.ended_at is None]
+        after = export_key(page[-1])
+    return found
+
+
+def describe_change(before: User, after: User, reason: str | None) -> dict[str, object]:
+    """Return what the audit log says of a change."""
+    changed = {name: getattr(after, name) for name in ("role", "scopes", "access_days", "disabled_at")
+               if getattr(after, name) != getattr(before, name)}
+    return {"user_id": after.user_id, "email": after.email, "tenant": after.tenant, "changed": changed,
+            "reason": reason}
+
+
+def describe_removal(row: User, reason: str | None) -> dict[str, object]:
+    """Return what the audit log says of a removal."""
+    return {"user_id": row.user_id, "email": row.email, "tenant": row.tenant, "reason": reason}
+
+
+async def list_consents(engine: Engine, user_id: str) -> list[Consent]:
+    """Return what a person has allowed."""
+    directory, found, after = Directory(engine), list[Consent](), f"{user_id}\0"
+    while page := await directory.page(Consent, after):
+        found += [one for one in page if one.user_id == user_id]
+        if page[-1].user_id != user_id:
+            break
+        after = export_key(page[-1])
+    return found
+
+
+def as_user_record(row: User) -> UserRecord:
+    """Show a person."""
+    state: UserState = "disabled" if row.disabled_at is not None else "active" if row.subject else "invited"
+    return UserRecord(
+        row.user_id, state, row.tenant, row.principal_kind, row.principal_id, row.role, row.admitted_by,
+        to_utc(row.created_at), row.email, row.name, row.issuer, row.subject,
+        None if row.scopes is None else msgspec.json.decode(row.scopes, type=list[str]), row.access_days,
+        to_utc_or_none(row.last_seen_at), to_utc_or_none(row.disabled_at))
+
+
+OPERATIONS = [
+    Operation(list_users, "GET /v1/users", "A", "admin:read", "R"),
+    Operation(invite_user, "POST /v1/users", "A", "admin:write", "W"),
+    Operation(change_user, "POST /v1/users/{user_id}", "A", "admin:write", "W"),
+    Operation(remove_user, "POST /v1/users/{user_id}/remove", "A", "admin:write", "W"),
+]
