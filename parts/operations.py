@@ -45,4 +45,5 @@ OPERATIONS: dict[str, Operation] = table_of(
     *CORE[:AT], EMIT_RECEIPT, REPORT_SCHEDULE, *CORE[AT:], *rerun.OPERATIONS, *explain.OPERATIONS, *lists.OPERATIONS,
     *queues.OPERATIONS, *workers.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS, *admin.OPERATIONS,
     *incidents.OPERATIONS, *client_admin.OPERATIONS, *users.OPERATIONS, *links.OPERATIONS,
-    *sessions.OPERATIONS, *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *service.OPERATIONS, *running.OPERATIONS)
+    *sessions.OPERATIONS, *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *service.OPERATIONS,
+    *running.OPERATIONS)
