@@ -54,6 +54,7 @@ from asyncgate.parts.model.wire_admin import (
     Tier,
 )
 from asyncgate.parts.model.wire_oauth import (
+    Clients,
     Consents,
     MadeSignInLink,
     RegisteredClient,
@@ -355,6 +356,7 @@ CALLS = {
     "attach_artifacts": CallSpec("attach_artifacts", "POST", "/v1/tasks/{task_id}/artifacts", True, "principal", ()),
     "bootstrap": CallSpec("bootstrap", "GET", "/v1/bootstrap", True, "principal", ()),
     "cancel_task": CallSpec("cancel_task", "POST", "/v1/tasks/{task_id}/cancel", True, "principal", ()),
+    "change_client": CallSpec("change_client", "POST", "/v1/clients/{client_id}", False, "", ()),
     "change_user": CallSpec("change_user", "POST", "/v1/users/{user_id}", False, "", ()),
     "check_terminator": CallSpec("check_terminator", "POST", "/v1/receipts/check-terminator", True, "", ()),
     "complete": CallSpec("complete", "POST", "/v1/tasks/{task_id}/complete", True, "worker", ()),
@@ -365,7 +367,7 @@ CALLS = {
     "drain_gate": CallSpec("drain_gate", "POST", "/v1/gate/drain", True, "", ()),
     "drain_work": CallSpec("drain_work", "POST", "/v1/pauses/drain", True, "", ()),
     "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
-    "end_session": CallSpec("end_session", "POST", "/v1/sessions/{session_id}/end", True, "", ()),
+    "end_session": CallSpec("end_session", "POST", "/v1/sessions/end", True, "", ()),
     "examine_gate": CallSpec("examine_gate", "GET", "/v1/examination", True, "", ()),
     "explain_task": CallSpec("explain_task", "GET", "/v1/tasks/{task_id}/explain", True, "principal", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
@@ -384,6 +386,7 @@ CALLS = {
     "lease_next": CallSpec("lease_next", "POST", "/v1/leases/claim", True, "worker", ("claim_id",)),
     "list_archived_receipts": CallSpec("list_archived_receipts", "GET", "/v1/archive/receipts", True, "principal", ()),
     "list_audit": CallSpec("list_audit", "GET", "/v1/audit", True, "principal", ()),
+    "list_clients": CallSpec("list_clients", "GET", "/v1/clients", True, "principal", ()),
     "list_consents": CallSpec("list_consents", "GET", "/v1/consents", True, "principal", ()),
     "list_keys": CallSpec("list_keys", "GET", "/v1/keys", True, "principal", ()),
     "list_leases": CallSpec("list_leases", "GET", "/v1/leases", True, "worker", ()),
@@ -406,6 +409,7 @@ CALLS = {
     "register_client": CallSpec("register_client", "POST", "/v1/clients", False, "", ()),
     "release_hold": CallSpec("release_hold", "POST", "/v1/tasks/{task_id}/release", False, "principal", ()),
     "release_lease": CallSpec("release_lease", "POST", "/v1/leases/release", True, "worker", ()),
+    "remove_client": CallSpec("remove_client", "POST", "/v1/clients/{client_id}/remove", False, "", ()),
     "remove_user": CallSpec("remove_user", "POST", "/v1/users/{user_id}/remove", False, "", ()),
     "renew_lease": CallSpec("renew_lease", "POST", "/v1/leases/renew", True, "worker", ()),
     "report_progress": CallSpec("report_progress", "POST", "/v1/tasks/{task_id}/progress", False, "worker", ()),
@@ -482,6 +486,18 @@ class AsyncOperations:
         For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status.
         """
         return await self.ask("cancel_task", Ok, locals())
+
+    async def change_client(
+        self, client_id: str, *, client_name: str | None = None, redirect_uris: Names | None = None,
+        scopes: Names | None = None, trusted: bool | None = None, pinned: bool | None = None,
+        disabled: bool | None = None, access_days: int | None = None, new_secret: bool | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> RegisteredClient:
+        """Change a program; what is absent stays as it is.
+
+        To disable it ends its sessions and refuses its tokens, within five seconds everywhere; they stay ended.
+        """
+        return await self.ask("change_client", RegisteredClient, locals())
 
     async def change_user(
         self, user_id: str, *, reason: str | None = None, role: Role | None = None, scopes: Names | None = None,
@@ -784,6 +800,15 @@ class AsyncOperations:
         """
         return await self.ask("list_audit", AuditLines, locals())
 
+    async def list_clients(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Clients:
+        """List the programs that may ask people for access: registered ones, and those that somebody signed in with."""
+        return await self.ask("list_clients", Clients, locals())
+
     async def list_consents(
         self, *, limit: int | None = None, cursor: str | None = None, user_id: str | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
@@ -987,9 +1012,9 @@ class AsyncOperations:
         return await self.ask("ready", Readiness, locals())
 
     async def register_client(
-        self, client_name: str, redirect_uris: Names, *, tenant: str | None = None, scopes: Names | None = None,
-        trusted: bool | None = None, access_days: int | None = None, with_secret: bool | None = None,
-        tenant_id: str | None = None,
+        self, client_name: str, redirect_uris: Names, *, tenant: str | None = None, client_id: str | None = None,
+        scopes: Names | None = None, trusted: bool | None = None, access_days: int | None = None,
+        with_secret: bool | None = None, tenant_id: str | None = None,
     ) -> RegisteredClient:
         """Register a program that may ask people for access; a program on a server may get a secret, shown only now.
 
@@ -1015,6 +1040,16 @@ class AsyncOperations:
     ) -> Released:
         """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
         return await self.ask("release_lease", Released, locals())
+
+    async def remove_client(
+        self, client_id: str, *, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """Remove a program; that ends its sessions and refuses its tokens, within five seconds everywhere.
+
+        One that registered itself may register again; one with a metadata document comes back when it asks again, so
+        disable that one instead.
+        """
+        return await self.ask("remove_client", Ok, locals())
 
     async def remove_user(
         self, user_id: str, *, reason: str | None = None, tenant_id: str | None = None,
@@ -1274,6 +1309,18 @@ class SyncOperations:
         For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status.
         """
         return self.ask("cancel_task", Ok, locals())
+
+    def change_client(
+        self, client_id: str, *, client_name: str | None = None, redirect_uris: Names | None = None,
+        scopes: Names | None = None, trusted: bool | None = None, pinned: bool | None = None,
+        disabled: bool | None = None, access_days: int | None = None, new_secret: bool | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> RegisteredClient:
+        """Change a program; what is absent stays as it is.
+
+        To disable it ends its sessions and refuses its tokens, within five seconds everywhere; they stay ended.
+        """
+        return self.ask("change_client", RegisteredClient, locals())
 
     def change_user(
         self, user_id: str, *, reason: str | None = None, role: Role | None = None, scopes: Names | None = None,
@@ -1576,6 +1623,15 @@ class SyncOperations:
         """
         return self.ask("list_audit", AuditLines, locals())
 
+    def list_clients(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Clients:
+        """List the programs that may ask people for access: registered ones, and those that somebody signed in with."""
+        return self.ask("list_clients", Clients, locals())
+
     def list_consents(
         self, *, limit: int | None = None, cursor: str | None = None, user_id: str | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
@@ -1779,9 +1835,9 @@ class SyncOperations:
         return self.ask("ready", Readiness, locals())
 
     def register_client(
-        self, client_name: str, redirect_uris: Names, *, tenant: str | None = None, scopes: Names | None = None,
-        trusted: bool | None = None, access_days: int | None = None, with_secret: bool | None = None,
-        tenant_id: str | None = None,
+        self, client_name: str, redirect_uris: Names, *, tenant: str | None = None, client_id: str | None = None,
+        scopes: Names | None = None, trusted: bool | None = None, access_days: int | None = None,
+        with_secret: bool | None = None, tenant_id: str | None = None,
     ) -> RegisteredClient:
         """Register a program that may ask people for access; a program on a server may get a secret, shown only now.
 
@@ -1807,6 +1863,16 @@ class SyncOperations:
     ) -> Released:
         """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
         return self.ask("release_lease", Released, locals())
+
+    def remove_client(
+        self, client_id: str, *, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """Remove a program; that ends its sessions and refuses its tokens, within five seconds everywhere.
+
+        One that registered itself may register again; one with a metadata document comes back when it asks again, so
+        disable that one instead.
+        """
+        return self.ask("remove_client", Ok, locals())
 
     def remove_user(
         self, user_id: str, *, reason: str | None = None, tenant_id: str | None = None,

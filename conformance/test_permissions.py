@@ -53,6 +53,8 @@ MATRIX: dict[str, tuple[str, str]] = {
     "resume_work": ("admin", "admin:write"), "list_pauses": ("admin", "admin:read"),
     "preview_bulk": ("admin", "admin:read"), "run_bulk": ("admin", "admin:write"),
     "get_bulk": ("admin", "admin:read"),
+    "register_client": ("admin", "admin:write"), "list_clients": ("admin", "admin:read"),
+    "change_client": ("admin", "admin:write"), "remove_client": ("admin", "admin:write"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {
@@ -166,7 +168,7 @@ async def test_a_refusal_names_the_role_that_is_needed(gate: Gate, operation: st
 
 OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits"]
 NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
-          "pause_work", "drain_work", "resume_work", "list_pauses"]
+          "pause_work", "drain_work", "resume_work", "list_pauses", "register_client", "list_clients"]
 
 
 def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from asyncgate.parts.model.errors import SessionNotFound, TenantNotFound, UserNotFound
+from asyncgate.parts.model.errors import ClientNotFound, SessionNotFound, TenantNotFound, UserNotFound
 from asyncgate.parts.model.examples import (
     CLIENT,
     CLIENT_ID,
@@ -28,6 +28,7 @@ from asyncgate.parts.model.wire_admin import Scopes, Whose
 ClientId = Annotated[str, Meta(min_length=1, max_length=500, pattern="^[!-~]+$(?!\\n)")]
 RedirectUris = Annotated[list[Annotated[str, Meta(max_length=2048)]], Meta(min_length=1, max_length=20)]
 AccessDays = Annotated[int, Meta(ge=5, le=90)]      # spec 21.2.1
+AnyDays = Annotated[int, Meta(ge=0, le=90)]
 
 
 class RegisterClient(Ask, kw_only=True):
@@ -37,6 +38,8 @@ class RegisterClient(Ask, kw_only=True):
         "tasks:read", "tasks:write", "receipts:read"]}, {"client_id": CLIENT_ID, "client": CLIENT})
     refusals = (TenantNotFound,)
     tenant: Annotated[Name | None, says("whose people may use it; the operator's default is everybody")] = None
+    client_id: Annotated[ClientId | None, says("the URL of its metadata document, to pin what you say here instead of "
+                                               "reading the document; default: a new UUID")] = None
     client_name: Annotated[Name, says("its name, which people see when they allow it in")]
     redirect_uris: Annotated[RedirectUris, says("where it gets its answer: https, or http on loopback with any port, "
                                                 "or the scheme of an app")]
@@ -44,6 +47,45 @@ class RegisterClient(Ask, kw_only=True):
     trusted: Annotated[bool, says("whether people are not asked for consent")] = False
     access_days: Annotated[AccessDays | None, says("life of its access tokens; default by the settings")] = None
     with_secret: Annotated[bool, says("for a program on a server: make a secret, shown once")] = False
+
+
+class ListClients(PageAsk, kw_only=True):
+    """List programs."""
+
+    example = ({"limit": 20}, {"clients": [CLIENT]})
+    refusals = (TenantNotFound,)
+    tenant: Annotated[Name | None, says("only programs for this tenant; the operator's default is all")] = None
+
+
+class ClientAsk(Ask, kw_only=True):
+    """A request about one program."""
+
+    needed: ClassVar[tuple[str, ...]] = ("client_id",)
+    refusals = (ClientNotFound,)
+    client_id: Annotated[ClientId, says("its id: a UUID, or the URL of its metadata document")] = ""
+
+
+class ChangeClient(ClientAsk, kw_only=True):
+    """Change a program."""
+
+    example = ({"client_id": CLIENT_ID, "disabled": True, "reason": "its maker is gone"},
+               {"client_id": CLIENT_ID, "client": {**CLIENT, "disabled_at": LATER}})
+    client_name: Name | None = None
+    redirect_uris: RedirectUris | None = None
+    scopes: Annotated[Scopes | None, says("the most it may get; an empty list is any")] = None
+    trusted: Annotated[bool | None, says("whether people are not asked for consent")] = None
+    pinned: Annotated[bool | None, says("whether its metadata document is not read again")] = None
+    disabled: Annotated[bool | None, says("whether nobody may use it; that ends its sessions")] = None
+    access_days: Annotated[AnyDays | None, says("life of its access tokens; 0 is that of the settings")] = None
+    new_secret: Annotated[bool, says("make a new secret, shown once; the old one is refused at once")] = False
+    reason: Annotated[Text | None, says("why; audited")] = None
+
+
+class RemoveClient(ClientAsk, kw_only=True):
+    """Remove a program."""
+
+    example = ({"client_id": CLIENT_ID, "reason": "replaced"}, {"ok": True})
+    reason: Annotated[Text | None, says("why; audited")] = None
 
 
 class ClientRecord(Struct, omit_defaults=True):
@@ -67,11 +109,20 @@ class ClientRecord(Struct, omit_defaults=True):
 
 
 class RegisteredClient(Struct, omit_defaults=True):
-    """A registered program; its secret is shown only now and stored nowhere."""
+    """A program; a new secret is shown only now and stored nowhere."""
 
     client_id: str
     client: ClientRecord
     client_secret: str | None = None
+
+
+class Clients(Struct):
+    """A page of programs."""
+
+    columns = "client_id client_name origin auth_method trusted disabled_at last_used_at"
+    clients: list[ClientRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
 
 
 # People.
@@ -202,10 +253,9 @@ class ListSessions(PageAsk, kw_only=True):
 class EndSession(Ask, kw_only=True):
     """End a session."""
 
-    needed: ClassVar[tuple[str, ...]] = ("session_id",)
     example = ({"session_id": SESSION_ID}, {"ok": True})
     refusals = (SessionNotFound,)
-    session_id: Name = ""
+    session_id: Name
     reason: Text | None = None
 
 

@@ -403,7 +403,9 @@ async def keys_of(gate: Gate, mark: str) -> dict[str, str]:
     for _ in range(2):
         await gate.create(payload=mark)
         await root.seal_receipts()
-    return {"tenant": gate.tenant_id, "key_id": made[0].key.key_id,
+    clients = [await root.register_client(client_name=mark, redirect_uris=["https://app.example/cb"]) for _ in range(2)]
+    return {"tenant": gate.tenant_id, "key_id": made[0].key.key_id, "client_id": clients[0].client_id,
+            "clients_cursor": str((await root.list_clients(limit=1)).next_cursor),
             "keys_cursor": str((await root.list_keys(limit=1)).next_cursor),
             "audit_cursor": str((await root.list_audit(limit=1)).next_cursor),
             "seals_cursor": str((await root.list_seals(limit=1)).next_cursor)}
@@ -741,6 +743,12 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "rotate_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
     "rotate_credentials": [{"tenant": "{tenant}"}],
     "revoke_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
+    "register_client": [{"tenant": "{tenant}", "client_name": "an app", "redirect_uris": ["https://app.example/cb"]},
+                        {"client_id": "{client_id}", "client_name": "an app", "redirect_uris": [
+                            "https://app.example/cb"]}],
+    "list_clients": [{"tenant": "{tenant}"}, {"cursor": "{clients_cursor}"}],
+    "change_client": [{"client_id": "{client_id}", "trusted": True}, {"client_id": "{client_id}", "disabled": True}],
+    "remove_client": [{"client_id": "{client_id}"}],
     "list_seals": [{"cursor": "{seals_cursor}"}],
     "export_receipts": [{"after": "{receipt_id}"}],
     "import_receipts": [{"receipts": [{**OFFERED, "receipt_id": "{receipt_id}"}]},

@@ -53,11 +53,12 @@ async def stocked(served: Any) -> dict[str, str]:
     assert offer["task_id"] == held["task_id"]
     room = await served.post("/v1/tenants", {"name": "Acme"})
     issued = await served.post("/v1/keys", {"name": "a key", "principal_id": "reader-1"})
+    program = await served.post("/v1/clients", {"client_name": "App", "redirect_uris": ["https://app.example/cb"]})
     (queue, *_) = (await served.get("/v1/queues"))["queues"]
     found = await served.post("/v1/bulks/preview", {"action": "cancel", "type": "nothing"})
     bulk = await served.post("/v1/bulks", {"confirmation": found["confirmation"]})
     return {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1", "queued": queued["task_id"],
-            "bulk_id": bulk["bulk_id"], "confirmation": found["confirmation"],
+            "client_id": program["client_id"], "bulk_id": bulk["bulk_id"], "confirmation": found["confirmation"],
             "queue_id": queue["queue_id"], "tenant": room["tenant"], "key_id": issued["key"]["key_id"],
             "receipt_id": offer["obligation_receipt_id"], "parent_receipt_id": offer["obligation_receipt_id"]}
 
@@ -79,7 +80,8 @@ def filled(op: Operation, known: dict[str, str]) -> dict[str, Any]:
         "report_schedule": {"schedules": [{"schedule_id": "s"}]},
         **{name: {"worker": "nobody"} for name in ("pause_work", "drain_work", "resume_work")},
         "preview_bulk": {"action": "cancel"}, "run_bulk": {"confirmation": known["confirmation"]},
-        "create_tenant": {"name": "Acme"}, "issue_key": {"name": "a key", "principal_id": "reader-1"}}
+        "create_tenant": {"name": "Acme"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
+        "register_client": {"client_name": "App", "redirect_uris": ["https://app.example/cb"]}}
     return fields | least.get(op.name, {})
 
 

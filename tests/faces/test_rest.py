@@ -27,6 +27,7 @@ TOKEN = "a-token-for-tests"
 TENANT = "00000000-0000-0000-0000-000000000000"
 OTHER = "11111111-1111-4111-8111-111111111111"
 PATIENCE_SECONDS = 30.0
+CLIENT = {"client_name": "App", "redirect_uris": ["https://app.example/cb"]}
 SAFETY = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -113,6 +114,8 @@ class Walk:
             return {"queue_id": (await self.served.get("/v1/queues"))["queues"][0]["queue_id"]}
         if "key_id" in op.takes.needed:
             return {"key_id": await self.issued()}
+        if "client_id" in op.takes.needed:
+            return {"client_id": (await self.served.post("/v1/clients", CLIENT))["client_id"]}
         if op.name in ("preview_bulk", "run_bulk", "get_bulk"):
             return await self.bulk(op)
         return await self.rest(op)
@@ -139,7 +142,7 @@ class Walk:
             "report_schedule": {"schedules": [{"schedule_id": "unknown"}]},
             "create_tenant": {"name": "Acme"}, "suspend_tenant": {"tenant": OTHER},
             "set_limits": {"tenant": OTHER, "tier": "paid"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
-            "import_receipts": {"receipts": []}, **{
+            "register_client": CLIENT, "import_receipts": {"receipts": []}, **{
                 name: {"type": "demo"} for name in ("pause_work", "drain_work", "resume_work")},
             "complete_tasks": {"tasks": [await self.held()] if op.name == "complete_tasks" else []}}
         return known.get(op.name, {})

@@ -180,6 +180,9 @@ async def known(served: Any, op: Operation) -> dict[str, Any]:
         found = await reply(served, "rest", "preview_bulk", action="cancel", type="nothing")
         ids["confirmation"] = found["confirmation"]
         ids["bulk_id"] = (await reply(served, "rest", "run_bulk", confirmation=found["confirmation"]))["bulk_id"]
+    if "client_id" in op.takes.needed:
+        ids["client_id"] = (await reply(served, "rest", "register_client", client_name="x", redirect_uris=[
+            "https://app.example/cb"]))["client_id"]
     if "key_id" in op.takes.needed:
         ids["key_id"] = (await reply(served, "rest", "issue_key", name="x", principal_id="x"))["key"]["key_id"]
     return ids
@@ -451,7 +454,8 @@ async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, 
         for trick in TRICKS:
             told = await code(served, tongue, name, **{**fields, carried: trick})
             assert told in {"invalid_request", "task_not_found", "receipt_not_found", "key_not_found",
-                            "queue_not_found", "bulk_not_found", "tenant_not_found", "lease_invalid_or_expired"}, trick
+                            "queue_not_found", "bulk_not_found", "tenant_not_found", "client_not_found",
+                            "lease_invalid_or_expired"}, trick
 
 
 @pytest.mark.parametrize("path", [

@@ -32,7 +32,8 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "run_archive", "restore_archive", "examine_gate", "drain_gate", "resume_gate", "list_obligations",
                   "list_workers", "list_queues", "get_queue",
                   "pause_work", "drain_work", "resume_work", "list_pauses",
-                  "preview_bulk", "run_bulk", "get_bulk"}
+                  "preview_bulk", "run_bulk", "get_bulk",
+                  "register_client", "list_clients", "change_client", "remove_client"}
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "suspend_tenant": {"tenant": OTHER}, "set_limits": {"tenant": OTHER},
     "issue_key": {"scopes": []}, "rotate_credentials": {"issued_before": "1970-01-02T00:00:00Z"},

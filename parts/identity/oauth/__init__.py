@@ -3,6 +3,8 @@
     requests      what a program asks for at /oauth/authorize, and whether it may ask
     redirects     which redirect URIs are good, and equal
     clients       which programs may ask: registered, registered by themselves, named by their metadata document
+    documents     the metadata documents by which programs are named
+    assertions    what programs sign to prove themselves
     client_admin  operations on programs
     sign_in       the way of a person: who are you, may you come in, what do you allow
     parked        a sign-in under way, sealed in a cookie of the browser

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from asyncgate import Work
+from asyncgate.parts.identity.oauth.assertions import read_subject
 from asyncgate.parts.identity.oauth.client_admin import hash_client_secret
+from asyncgate.parts.identity.oauth.documents import UnusableDocument, list_methods
+from asyncgate.parts.identity.oauth.redirects import find_document_url_flaw
 from asyncgate.parts.identity.oauth.wire import OAuthError, Request, read_parameters
 from asyncgate.parts.model.stored_oauth import OAuthClient
 
@@ -21,19 +26,38 @@ BASIC_CHALLENGE = (b"www-authenticate", b'Basic realm="asyncgate"')
 SECRET_METHODS = frozenset({"client_secret_basic", "client_secret_post"})
 CLIENT_ID = re.compile(r"[!-~]{1,500}\Z")       # visible ASCII, as RFC 6749 A.1 has it, without blanks
 CREDENTIALS = ("client_secret", "client_assertion")
+ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"       # RFC 7523 2.2
 
 
 async def find_client(server: AuthorizationServer, client_id: str) -> OAuthClient | None:
-    """Return a program that may ask; None for an unknown or disabled one."""
-    client = await look_up_client(server, client_id)
+    """Return a program that may ask; None for an unknown or disabled one, or one whose document cannot be read."""
+    try:
+        client = await look_up_client(server, client_id)
+    except UnusableDocument:
+        return None
     return None if client is None or client.disabled_at is not None else client
 
 
 async def look_up_client(server: AuthorizationServer, client_id: str) -> OAuthClient | None:
-    """Return a program, also a disabled one."""
+    """Return a program, also a disabled one; raises UnusableDocument for a metadata document that cannot be used."""
     if not CLIENT_ID.match(client_id):
         return None
-    return await server.directory.find(OAuthClient, client_id)
+    row = await server.directory.find(OAuthClient, client_id)
+    if row.origin != "document" if row else find_document_url_flaw(client_id):
+        return row
+    return await server.documents.find(client_id, row)
+
+
+def note_sign_in(work: Work, client: OAuthClient) -> bool:
+    """Note that somebody has signed in with a program; return whether it may still be used.
+
+    Its key must be loaded: `(OAuthClient, (client.client_id,))`.  Only now a metadata document becomes a row.
+    """
+    row = work.find_record(OAuthClient, client.client_id) or (client if client.origin == "document" else None)
+    if row is None or row.disabled_at is not None:      # it was removed or disabled while somebody signed in
+        return False
+    work.keep_record(replace(row, last_used_at=work.now))
+    return True
 
 
 # Authentication at the token endpoint.
@@ -56,10 +80,16 @@ async def authenticate_client(server: AuthorizationServer, request: Request, for
     Everything that does not fit is the same refusal for the caller; the audit log has the reason.
     """
     shown = read_presented(request, form)
-    client = await look_up_client(server, shown.client_id)
-    if why := find_mismatch(client, shown):
-        raise refuse_client(shown, why)
-    assert client is not None
+    try:
+        client = await look_up_client(server, shown.client_id)
+    except UnusableDocument as why:
+        raise refuse_client(shown, f"its metadata document cannot be used: {why}") from None
+    if client is None:
+        raise refuse_client(shown, "unknown client")
+    if mismatch := find_mismatch(client, shown):
+        raise refuse_client(shown, mismatch)
+    if shown.method == "private_key_jwt" and (flaw := await server.assertions.find_flaw(client, shown.credential)):
+        raise refuse_client(shown, flaw)
     return client
 
 
@@ -75,11 +105,21 @@ def read_presented(request: Request, form: dict[str, str]) -> Presented:
         raise OAuthError("invalid_request", "send one credential of the client, not two (RFC 6749 2.3)")
     if headers:
         return read_basic(headers[0], named)
+    if given == ["client_assertion"]:
+        return read_assertion(form, named)
     if not named:
         raise OAuthError("invalid_client", "the request names no client_id", 401)
     if given == ["client_secret"]:
         return Presented(named, "client_secret_post", form["client_secret"])
     return Presented(named, "none")
+
+
+def read_assertion(form: dict[str, str], named: str) -> Presented:
+    """Read what a program has signed; it need not say its client_id besides (RFC 7521 4.2)."""
+    text = form["client_assertion"]
+    if form.get("client_assertion_type") != ASSERTION_TYPE:
+        raise OAuthError("invalid_client", f"client_assertion_type must be {ASSERTION_TYPE}", 401)
+    return Presented(named or read_subject(text), "private_key_jwt", text)
 
 
 def read_basic(header: bytes, named: str) -> Presented:
@@ -100,10 +140,8 @@ def read_basic(header: bytes, named: str) -> Presented:
     return shown
 
 
-def find_mismatch(client: OAuthClient | None, shown: Presented) -> str | None:
-    """Return why a request is not from the program that it names."""
-    if client is None:
-        return "unknown client"
+def find_mismatch(client: OAuthClient, shown: Presented) -> str | None:
+    """Return why a request is not from the program that it names, as far as its row says."""
     if client.disabled_at is not None:
         return "the client is disabled"
     if not uses_method(client, shown.method):
@@ -115,7 +153,9 @@ def find_mismatch(client: OAuthClient | None, shown: Presented) -> str | None:
 
 def uses_method(client: OAuthClient, method: str) -> bool:
     """Whether a program may prove itself in a way; where a secret is carried is up to the program."""
-    return method == client.auth_method or {method, client.auth_method} <= SECRET_METHODS
+    if client.auth_method in SECRET_METHODS:
+        return method in SECRET_METHODS
+    return method in list_methods(client)
 
 
 def is_its_secret(client: OAuthClient, secret: str) -> bool:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from asyncgate.parts.model.connection import is_loopback
 
-MOST_REDIRECTS, MOST_REDIRECT_LENGTH = 20, 2048
+MOST_REDIRECTS, MOST_REDIRECT_LENGTH, MOST_DOCUMENT_URL_LENGTH = 20, 2048, 500
 # As people write them: browsers take 127.1 and 2130706433 for the same address, other programs do not.
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 LOOPBACK_URI = re.compile(r"(?P<host>http://(?:localhost|127\.0\.0\.1|\[::1\]))(?::(?P<port>[0-9]{1,5}))?"
@@ -65,6 +65,20 @@ def is_same_redirect(asked: str, registered: str) -> bool:
     mine, theirs = LOOPBACK_URI.match(asked), LOOPBACK_URI.match(registered)
     return bool(mine and theirs and (mine["host"], mine["rest"]) == (theirs["host"], theirs["rest"])
                 and int(mine["port"] or 80) < 2**16)
+
+
+def find_document_url_flaw(url: str) -> str | None:
+    """Return why a URL cannot be that of a metadata document (client ID metadata documents, draft, 3)."""
+    if flaw := find_redirect_flaw(url):
+        return flaw
+    parts = urlsplit(url)
+    if parts.scheme != "https" or len(url) > MOST_DOCUMENT_URL_LENGTH:
+        return f"must be an https URL of at most {MOST_DOCUMENT_URL_LENGTH} characters"
+    if parts.path in ("", "/") or {".", ".."} & set(parts.path.split("/")):
+        return "must have a path, and no . or .. in it"
+    if "%2f" in url.lower() or parts.query:
+        return "may have no query and no encoded slash"
+    return None
 
 
 def is_loopback_redirect(uri: str) -> bool:

@@ -17,6 +17,7 @@ from asyncgate import SCOPES
 from asyncgate.parts.identity.keys_stored import default_scopes
 from asyncgate.parts.identity.oauth.client_admin import decode_names
 from asyncgate.parts.identity.oauth.clients import look_up_client
+from asyncgate.parts.identity.oauth.documents import UnusableDocument
 from asyncgate.parts.identity.oauth.redirects import is_same_redirect
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.wire import Answer, redirect_to
@@ -84,7 +85,11 @@ async def read_client(server: AuthorizationServer, client_id: str) -> OAuthClien
     """Return the program that asks."""
     if not client_id:
         raise BadRequestPage("the request names no client_id")
-    if (client := await look_up_client(server, client_id)) is None:
+    try:
+        client = await look_up_client(server, client_id)
+    except UnusableDocument as why:
+        raise BadRequestPage(f"the metadata document of this program cannot be used: {why}") from None
+    if client is None:
         raise BadRequestPage("no program with this client_id is known here; it may have been removed", "unknown client")
     if client.disabled_at is not None:
         raise BadRequestPage("an administrator has disabled this program", f"client {client.client_id} is disabled")

@@ -12,7 +12,9 @@ from starlette.routing import Route
 from asyncgate import Engine
 from asyncgate.parts.identity.audit import Auditor, visit
 from asyncgate.parts.identity.jwt import AccessTokens, Issuer
+from asyncgate.parts.identity.oauth.assertions import Assertions
 from asyncgate.parts.identity.oauth.directory import Directory
+from asyncgate.parts.identity.oauth.documents import Documents
 from asyncgate.parts.identity.oauth.signing import SigningKeys
 from asyncgate.parts.identity.oauth.wire import MOST_FORM_BYTES, Answer, OAuthError, Request, as_oauth_error
 from asyncgate.parts.model.challenges import MOUNTS
@@ -46,6 +48,7 @@ class AuthorizationServer:
     def __init__(self, settings: Settings, send: Sender) -> None:
         self.settings, self.send = settings, send
         self.issuer, self.keys = read_issuer(settings), SigningKeys.load(settings)
+        self.documents, self.assertions = Documents(self), Assertions(self)
         self.secure = self.issuer.startswith("https:")      # whether browsers send its cookies over TLS alone
 
     @property

@@ -53,9 +53,9 @@ async def test_a_person_sees_and_ends_its_own_sessions_and_no_others(program: Pr
     others = claims_of(bob["access_token"])["sid"]
 
     listed = await ask(program, "GET", "/v1/sessions", ada["access_token"])
-    foreign = await ask(program, "POST", f"/v1/sessions/{others}/end", ada["access_token"], {})
+    foreign = await ask(program, "POST", "/v1/sessions/end", ada["access_token"], {"session_id": others})
     [mine] = listed["sessions"]
-    own = await ask(program, "POST", f"/v1/sessions/{mine['session_id']}/end", ada["access_token"], {})
+    own = await ask(program, "POST", "/v1/sessions/end", ada["access_token"], {"session_id": mine["session_id"]})
 
     assert (mine["client_name"], mine["principal_id"]) == ("An app", "ada")
     assert mine["scopes"] == ["tasks:read", "tasks:write"]
@@ -71,7 +71,7 @@ async def test_an_admin_ends_the_sessions_of_its_own_tenant_only(program: Progra
     sessions = [claims_of(one["access_token"])["sid"] for one in (ours, theirs)]
 
     seen = [one["session_id"] for one in (await ask(program, "GET", "/v1/sessions", root))["sessions"]]
-    told = [await ask(program, "POST", f"/v1/sessions/{session}/end", key, {"reason": "she left"})
+    told = [await ask(program, "POST", "/v1/sessions/end", key, {"session_id": session, "reason": "she left"})
             for session in sessions for key in (reader, root)]
     everybody = [one["session_id"] for one in (await program.served.get("/v1/sessions"))["sessions"]]
 

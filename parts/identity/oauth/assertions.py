@@ -1,0 +1,182 @@
+"""private_key_jwt: a program proves itself by what it signs (RFC 7523 2.2, 3; OpenID Connect Core 9)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from collections import OrderedDict
+from hashlib import sha256
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from joserfc import jws
+from joserfc.errors import SecurityWarning
+from joserfc.jwk import ECKey, RSAKey
+from joserfc.util import urlsafe_b64decode
+from msgspec import Meta, Struct
+
+from asyncgate.parts.identity.jwt import FOREIGN, UNFIT, Flaw, JwkSet, decode_strictly, import_key
+from asyncgate.parts.identity.oauth.documents import SIGNING_ALGORITHMS, ClientDocument, decode_document
+from asyncgate.parts.model.stored_oauth import OAuthClient
+
+if TYPE_CHECKING:
+    from asyncgate.parts.identity.oauth.server import AuthorizationServer
+
+log = logging.getLogger("asyncgate")
+
+MOST_ASSERTION_BYTES = 8192
+LONGEST_ASSERTION_SECONDS = 600.0         # how long an assertion may live
+ASSERTION_LEEWAY_SECONDS = 30.0
+KEYS_FRESH_SECONDS = 600.0      # a key set is read again after that,
+KEYS_REFETCH_SECONDS = 60.0     # and for an unknown key after that
+MOST_SETS, MOST_KEYS_IN_SET, MOST_USED = 200, 20, 10_000
+ASSERTION_TYPES = ("", "jwt", "client-authentication+jwt", "application/client-authentication+jwt")
+
+SignatureKey = RSAKey | ECKey
+
+
+class AssertionClaims(Struct, frozen=True):
+    """The claims of an assertion."""
+
+    iss: str
+    sub: str
+    aud: str | list[str]
+    exp: Annotated[float, Meta(ge=0)]
+    iat: Annotated[float, Meta(ge=0)] = 0.0
+    nbf: Annotated[float, Meta(ge=0)] = 0.0
+    jti: Annotated[str, Meta(max_length=500)] = ""
+
+
+class KeySource(Struct):
+    """The keys at one URL, and when they were last asked for."""
+
+    keys: dict[str | None, SignatureKey] = {}
+    asked_at: float = float("-inf")
+    reading: asyncio.Task[None] | None = None
+
+
+class Assertions:
+    """Checks what programs sign."""
+
+    def __init__(self, server: AuthorizationServer) -> None:
+        self.server = server
+        self.sources: OrderedDict[str, KeySource] = OrderedDict()
+        self.used: OrderedDict[tuple[str, str], float] = OrderedDict()      # until when they are remembered
+
+    async def find_flaw(self, client: OAuthClient, text: str) -> str | None:
+        """Return why an assertion does not prove that a request is from a program; None if it does."""
+        try:
+            header = read_header(text)
+            key = await self._find_key(decode_document((client.document or "{}").encode()), header.get("kid"))
+            # Order: from here on without an await, so that of two requests with one assertion one is refused.
+            signed = jws.deserialize_compact(text, key, algorithms=list(SIGNING_ALGORITHMS)).payload
+            return self._find_claim_flaw(client, decode_strictly(signed, AssertionClaims), text)
+        except UNFIT as wrong:
+            return f"its assertion: {wrong if isinstance(wrong, Flaw) else type(wrong).__name__}"
+
+    def _find_claim_flaw(self, client: OAuthClient, said: AssertionClaims, text: str) -> str | None:
+        now, named = self.server.engine.backend.now(), {said.aud} if isinstance(said.aud, str) else {*said.aud}
+        used = client.client_id, said.jti or sha256(text.encode()).hexdigest()
+        wrong = {
+            "iss and sub of the assertion are not the client": {said.iss, said.sub} != {client.client_id},
+            # Every one of them: an assertion that another server takes, too, can be sent on by that one.
+            "aud of the assertion is not this server": not named or bool(named - self._audiences()),
+            "the assertion has expired": said.exp + ASSERTION_LEEWAY_SECONDS <= now,
+            "the assertion lives too long": said.exp > now + LONGEST_ASSERTION_SECONDS + ASSERTION_LEEWAY_SECONDS,
+            "the assertion is not valid yet": max(said.iat, said.nbf) > now + ASSERTION_LEEWAY_SECONDS,
+            "the assertion was used before": self.used.get(used, 0.0) > now,
+        }
+        if why := next((what for what, is_so in wrong.items() if is_so), None):
+            return why
+        self.used[used] = said.exp + ASSERTION_LEEWAY_SECONDS
+        while len(self.used) > MOST_USED:
+            self.used.popitem(last=False)
+        return None
+
+    def _audiences(self) -> set[str]:
+        return {self.server.issuer, f"{self.server.issuer}/oauth/token"}
+
+    async def _find_key(self, document: ClientDocument, kid: Any) -> SignatureKey:
+        if not isinstance(kid, str | None):
+            raise Flaw("kid is not a text")
+        keys = import_keys(document.jwks) if document.jwks is not None else {}
+        if not keys and document.jwks_uri is not None:
+            keys = await self._read_keys(document.jwks_uri, kid)
+        key = keys.get(kid) or (next(iter(keys.values())) if kid is None and len(keys) == 1 else None)
+        if key is None:
+            raise Flaw("the client has no such key")
+        return key
+
+    async def _read_keys(self, url: str, kid: str | None) -> dict[str | None, SignatureKey]:
+        """Return the keys at a URL; they are read again now and then, and for an unknown key once a minute."""
+        source = self.sources.pop(url, None) or KeySource()
+        self.sources[url] = source
+        if len(self.sources) > MOST_SETS:
+            self.sources.popitem(last=False)
+        clock = self.server.documents.clock
+        wait = KEYS_FRESH_SECONDS if kid in source.keys else KEYS_REFETCH_SECONDS
+        if source.reading is None and clock() - source.asked_at >= wait:
+            source.asked_at = clock()
+            source.reading = asyncio.create_task(self._fetch_keys(url, source))
+        if source.reading is not None:
+            await asyncio.shield(source.reading)
+        return source.keys
+
+    async def _fetch_keys(self, url: str, source: KeySource) -> None:
+        import httpx2
+
+        try:
+            answer = (await self.server.documents.fetcher().get(url)).raise_for_status()
+            source.keys = import_keys(msgspec.json.decode(answer.content))
+        except (httpx2.HTTPError, httpx2.InvalidURL, *UNFIT) as error:
+            log.warning("cannot read the keys of a client at %s; the last ones stay: %s", url, type(error).__name__)
+        finally:
+            source.reading = None
+
+
+def read_header(text: str) -> dict[str, Any]:
+    """Return the header of an assertion; raises Flaw for one that could change which key is trusted."""
+    if len(text) > MOST_ASSERTION_BYTES:
+        raise Flaw("it is too long")
+    header = decode_strictly(urlsafe_b64decode(text.partition(".")[0].encode()), dict[str, Any])
+    if header.get("alg") not in SIGNING_ALGORITHMS:
+        raise Flaw(f"alg is not {' or '.join(SIGNING_ALGORITHMS)}")
+    if str(header.get("typ", "")).lower() not in ASSERTION_TYPES:     # for example an access token of the same key
+        raise Flaw("typ is that of another token")
+    if FOREIGN & header.keys():
+        raise Flaw("its header names a key or an extension")
+    return header
+
+
+def read_subject(text: str) -> str:
+    """Return whom an assertion says it is from, which proves nothing yet; empty if it cannot be read."""
+    try:
+        return decode_strictly(urlsafe_b64decode(text.split(".")[1].encode()), AssertionClaims).sub
+    except UNFIT:
+        return ""
+
+
+def import_keys(jwks: Any) -> dict[str | None, SignatureKey]:
+    """Return the signature keys of a key set by their ids; others are ignored."""
+    found: dict[str | None, SignatureKey] = {}
+    for jwk in msgspec.convert(jwks, JwkSet).keys[:MOST_KEYS_IN_SET]:
+        try:
+            if jwk.get("use", "sig") == "sig" and "d" not in jwk:
+                key = import_signature_key(jwk)
+                found[key.kid] = key
+        except UNFIT:
+            continue
+    return found
+
+
+def import_signature_key(jwk: dict[str, Any]) -> SignatureKey:
+    """Return the key of a JWK; raises one of UNFIT for a weak one, or one of another kind."""
+    if jwk.get("kty") == "RSA":
+        return import_key(jwk)
+    if (jwk.get("kty"), jwk.get("crv")) != ("EC", "P-256"):
+        raise Flaw("it is for other algorithms")
+    with warnings.catch_warnings(action="ignore", category=SecurityWarning):
+        key = ECKey.import_key(jwk)
+    key.ensure_kid()
+    return key
