@@ -211,7 +211,7 @@ def find_use_id(caller: Caller) -> str | None:
     """Return the id by which the uses of a credential are counted: of its key, its token, or the token's session."""
     if caller.key_id is not None or caller.token is None:
         return caller.key_id
-    return caller.token.token_id or caller.token.session_id
+    return caller.token.token_id or caller.token.session_id or str(caller.principal)
 
 
 Noted = dict[Line, tuple[float, int]]       # since when, how often

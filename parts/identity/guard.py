@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Extension, Needs, News, Work
-from asyncgate.parts.identity.audit import Auditor, describe_caller, find_use_id, visit
+from asyncgate.parts.identity.audit import Auditor, describe_caller, visit
 from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, limit_error, task_bucket
 from asyncgate.parts.identity.buckets import limit_headers as limit_headers
 from asyncgate.parts.identity.keys import PLACES, IssuedKeys, places_of
@@ -327,7 +327,7 @@ class Guard(Extension):
             self.auditor.check_receipt(caller, reply.parent_receipt_id)
         elif isinstance(reply, LimitsReply) and reply.used is not None:
             await self._add_rates(reply, reply.used)
-        if find_use_id(caller) is not None:
+        if caller.key_id is not None or caller.token is not None:
             self.auditor.count_use(caller, op, ask, reply)
         if caller.role == "admin":
             await oversee(self.auditor, op, caller, ask, reply)
