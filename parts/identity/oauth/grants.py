@@ -292,6 +292,18 @@ def end_family(server: AuthorizationServer, work: Work, grant: Grant) -> Denial:
     return refuse_session("the refresh token was used before", "refresh_replay" if ended else "used_after_sign_out")
 
 
+def end_by_token(server: AuthorizationServer, work: Work, token: str, client_id: str) -> Denial | None:
+    """End the session of a refresh token that its program gives back; any that the session ever had is good for it."""
+    grant = work.find_record(Grant, read_grant_id(REFRESH, token) or "")
+    if grant is None or not (is_text_of(token, grant.refresh_hash) or is_text_of(token, grant.previous_hash)
+                             or is_our_own(server.keys.secret("refresh"), token)):
+        return None
+    if grant.client_id != client_id:
+        return Denial("invalid_grant", "the token is another program's", event="revocation_by_other_client")
+    end_grant(server.engine, work, grant, caller_of_grant(server, grant), "session_ended", "info", "by the program")
+    return None
+
+
 # What stands in the way.
 
 
