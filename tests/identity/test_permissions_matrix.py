@@ -33,6 +33,7 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "list_workers", "list_queues", "get_queue",
                   "pause_work", "drain_work", "resume_work", "list_pauses",
                   "preview_bulk", "run_bulk", "get_bulk",
+                  "revoke_token", "list_signing_keys",
                   "register_client", "list_clients", "change_client", "remove_client"}
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "suspend_tenant": {"tenant": OTHER}, "set_limits": {"tenant": OTHER},
