@@ -183,6 +183,8 @@ async def known(served: Any, op: Operation) -> dict[str, Any]:
     if "client_id" in op.takes.needed:
         ids["client_id"] = (await reply(served, "rest", "register_client", client_name="x", redirect_uris=[
             "https://app.example/cb"]))["client_id"]
+    if "user_id" in op.takes.needed:
+        ids["user_id"] = (await reply(served, "rest", "invite_user", email="x@example.com"))["user_id"]
     if "key_id" in op.takes.needed:
         ids["key_id"] = (await reply(served, "rest", "issue_key", name="x", principal_id="x"))["key"]["key_id"]
     return ids
