@@ -457,6 +457,7 @@ async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, 
             told = await code(served, tongue, name, **{**fields, carried: trick})
             assert told in {"invalid_request", "task_not_found", "receipt_not_found", "key_not_found",
                             "queue_not_found", "bulk_not_found", "tenant_not_found", "client_not_found",
+                            "user_not_found",
                             "lease_invalid_or_expired"}, trick
 
 
