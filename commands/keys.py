@@ -1,13 +1,16 @@
-"""`asyncgate keys issue`: issue the first key of a gate, before any credential for it exists.
+"""`asyncgate keys`: what needs no running gate: its first key, and the keys that sign its access tokens.
 
-The command opens the database itself, so nobody may serve a SQLite file meanwhile; a running gate issues keys with
-`asyncgate issue-key`.
+`keys issue` opens the database itself, so nobody may serve a SQLite file meanwhile; a running gate issues keys with
+`asyncgate issue-key`.  `keys signing` changes files only; running gates notice that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import click
@@ -26,18 +29,19 @@ from asyncgate.commands.calling import (
     exit_with,
 )
 from asyncgate.parts.identity.admin import issue_first_key
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.settings import Configured, Settings
+from asyncgate.parts.model.durations import DAY_SECONDS
+from asyncgate.parts.model.errors import GateError, StartupError
+from asyncgate.parts.model.settings import Configured, Settings, SettingsError
 from asyncgate.parts.model.wire_admin import IssueKey
 from asyncgate.parts.operations import OPERATIONS
-from asyncgate.parts.process.options import add_settings_options
+from asyncgate.parts.process.options import add_settings_loader, add_settings_options
 
 ISSUE = OPERATIONS["issue_key"]
 
 
 @click.group(cls=CommandGroup)
 def keys() -> None:
-    """Issue the first key of a gate, before any credential for it exists."""
+    """Issue the first key of a gate, and look after the keys that sign its access tokens."""
 
 
 async def write_first_key(settings: Settings, said: dict[str, Any]) -> Any:
@@ -85,15 +89,15 @@ def issue_or_exit(configured: Configured, given: dict[str, Any]) -> Any:
 class KeyFile:
     """The file of a key; it is created before the key, so that no key is issued that cannot be saved."""
 
-    def __init__(self, path: str | None) -> None:
-        self.path, self.is_full = path, False
+    def __init__(self, path: str | None, option: str = "--out") -> None:
+        self.path, self.option, self.is_full = path, option, False
 
     def __enter__(self) -> KeyFile:
         if self.path:
             try:
                 self.file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             except FileExistsError:
-                raise exit_with(f"{self.path} exists already; give --out a new file", EXIT_CONFLICT) from None
+                raise exit_with(f"{self.path} exists already; give {self.option} a new file", EXIT_CONFLICT) from None
             except OSError as error:
                 raise exit_with(f"cannot write {self.path}: {error.strerror}", EXIT_WRONG) from None
         return self
@@ -110,6 +114,76 @@ class KeyFile:
             os.close(self.file)
             if not self.is_full:
                 os.remove(self.path)
+
+
+@keys.group(cls=CommandGroup)
+def signing() -> None:
+    """Make, rotate and show the keys that sign access tokens; running gates notice the change."""
+
+
+def name_key_file(run: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the path of the signing key: --file, or else the setting; report what is wrong with the file."""
+    @add_settings_loader
+    @click.option("--file", metavar="FILE", help="The PEM file of the key; default: security.jwt.private_key_path.")
+    @wraps(run)
+    def named(load: Callable[[], Configured], file: str | None, **options: Any) -> None:
+        try:
+            path = file or load().settings.security.jwt.private_key_path
+            if not path:
+                raise exit_with("name the key by --file, or by the setting security.jwt.private_key_path", EXIT_WRONG)
+            run(path, **options)
+        except FileExistsError as taken:
+            raise exit_with(f"{taken.filename} exists already: another rotation is under way, or was interrupted; "
+                            "remove it in that case", EXIT_CONFLICT) from None
+        except (SettingsError, StartupError, OSError) as wrong:
+            raise exit_with(str(wrong), EXIT_WRONG) from None
+    return named
+
+
+SIZES = click.Choice(["2048", "3072", "4096"])
+
+
+@signing.command()
+@name_key_file
+@click.option("--bits", type=SIZES, default="3072", help="Size of the RSA key.")
+@as_json
+def make(path: str, bits: str, as_json: bool) -> None:
+    """Make a signing key in a new file that only you can read; an existing file is never replaced."""
+    from asyncgate.parts.identity.oauth.signing import generate_pem, load_signing_keys
+
+    with KeyFile(path, "--file") as kept:
+        kept.put(generate_pem(int(bits)).rstrip())
+    kid = load_signing_keys(path).current.key.kid
+    click.echo(msgspec.json.encode({"kid": kid, "file": path}) if as_json else kid)
+    click.echo(f"the key is in {path}; set security.jwt.private_key_path to it", err=True)
+
+
+@signing.command()
+@name_key_file
+@click.option("--bits", type=SIZES, default="3072", help="Size of the new RSA key.")
+@click.option("--overlap-days", type=click.IntRange(0, 90), default=90, show_default=True,
+              help="Days that tokens of the old key stay valid; 0 if others may have the old key.")
+@as_json
+def rotate(path: str, bits: str, overlap_days: int, as_json: bool) -> None:
+    """Put a new key in the place of the current one; tokens of the old one stay valid for the overlap."""
+    from asyncgate.parts.identity.oauth.signing import load_signing_keys, rotate_key_file
+
+    old = load_signing_keys(path).current.key.kid
+    kid = rotate_key_file(path, time.time(), overlap_days * DAY_SECONDS, int(bits)).key.kid
+    click.echo(msgspec.json.encode({"kid": kid, "retired": old, "overlap_days": overlap_days}) if as_json else kid)
+    until = f"its tokens stay valid for {overlap_days} more days" if overlap_days else "its tokens are refused now"
+    click.echo(f"the old key was {old}; {until}; running gates notice within five seconds", err=True)
+
+
+@signing.command()
+@name_key_file
+@as_json
+def show(path: str, as_json: bool) -> None:
+    """Print the public keys as a key set (JWKS), as a gate publishes them."""
+    from asyncgate.parts.identity.oauth.signing import load_signing_keys
+
+    text = msgspec.json.encode(load_signing_keys(path).jwks())
+    click.echo(text if as_json else msgspec.json.format(text))
 
 
 issue.params += [cli.make_option(ISSUE, field) for name,

@@ -10,10 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from joserfc import jwt
@@ -21,6 +24,8 @@ from joserfc.jwk import RSAKey
 from msgspec import Struct
 
 from asyncgate.parts.identity.jwt import UNFIT, Flaw, JwkSet, decode_strictly, import_key, public_half, read_key_file
+from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings, mask_credentials
 
@@ -28,6 +33,8 @@ log = logging.getLogger("asyncgate")
 
 KEYS_STALE_SECONDS = 5.0      # the longest time until a gate notices that a file has changed
 MOST_RETIRED = 100
+BITS = 3072             # of a new key
+OVERLAP_DAYS = 90       # for which a retired key verifies: the longest life of an access token (spec 21.2.1)
 
 
 class SigningKey(Struct, frozen=True):
@@ -55,15 +62,8 @@ class SigningKeys:
         path = settings.security.jwt.private_key_path
         if not path:
             raise StartupError("security.oauth.enabled needs security.jwt.private_key_path, the key that signs access "
-                               "tokens: `asyncgate keys signing make --private-key signing.pem` makes one")
-        try:
-            return cls(path)
-        except OSError as error:
-            why = f"cannot be read: {error.strerror}"
-        except UNFIT as error:
-            why = f"is invalid: {error}"
-        raise StartupError(f"security.jwt.private_key_path: {mask_credentials(path)!r} or its list of retired keys "
-                           f"{why}")
+                               "tokens: `asyncgate keys signing make --file signing.pem` makes one")
+        return load_signing_keys(path)
 
     def sign(self, claims: dict[str, Any]) -> str:
         """Return an access token with these claims."""
@@ -93,7 +93,7 @@ class SigningKeys:
     def in_force(self) -> list[SigningKey]:
         """Return the keys that sign or verify now, the current one first."""
         self.freshen()
-        return [one for one in self.known if one.until is None or self.now() < one.until]
+        return [one for one in self.known if is_in_force(one, self.now())]
 
     async def find(self, kid: str | None) -> RSAKey:
         """Return the key that a token names; raises Flaw for an unknown one.
@@ -129,6 +129,17 @@ class SigningKeys:
             return log.error("the signing keys have changed but cannot be used; the last ones stay: %s", error)
         for tell in self.changed:
             tell()
+
+
+def load_signing_keys(path: str) -> SigningKeys:
+    """Load the keys of a file and of the list beside it; raises StartupError for an unsafe one."""
+    try:
+        return SigningKeys(path)
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+    except UNFIT as error:
+        why = f"is invalid: {error}"
+    raise StartupError(f"security.jwt.private_key_path: {mask_credentials(path)!r} or its list of retired keys {why}")
 
 
 def name_retired(path: str) -> str:
@@ -176,3 +187,61 @@ def read_retired_key(jwk: dict[str, Any]) -> SigningKey:
 def describe_key(key: RSAKey) -> dict[str, Any]:
     """Return a public key as a member of a key set."""
     return {**public_half(key).as_dict(private=False), "kid": key.kid, "use": "sig", "alg": "RS256"}
+
+
+# For whoever looks after the files: `asyncgate keys signing`.
+
+
+def generate_pem(bits: int = BITS) -> str:
+    """Return a new private key as the text of its file."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=bits)
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+
+
+def rotate_key_file(path: str, now: float, overlap_seconds: float = OVERLAP_DAYS * DAY_SECONDS,
+                    bits: int = BITS) -> SigningKey:
+    """Put a new key in the place of the current one, which verifies for the overlap; return the new one.
+
+    Order: first the old key is listed as retired, then the new one takes its place, each in one step.  Whatever is
+    interrupted leaves files with which every token that was issued verifies.  Raises OSError and errors of UNFIT.
+    """
+    owner = os.stat(path)
+    with replacing(path, 0o600, owner) as write:       # from its beginning on, so that no other rotation runs meanwhile
+        current, *retired = read_signing_keys(path)
+        kept = [SigningKey(current.public, current.public, current.since, now + overlap_seconds), *retired]
+        with replacing(name_retired(path), 0o644, owner) as list_retired:
+            entries = [describe_retired(one) for one in kept if is_in_force(one, now)]
+            list_retired(encode_json({"keys": entries}))
+        write(generate_pem(bits).encode())
+    return read_signing_keys(path)[0]
+
+
+@contextmanager
+def replacing(path: str, mode: int, owner: os.stat_result) -> Iterator[Callable[[bytes], object]]:
+    """Let a block write a file that then takes the place of another in one step.
+
+    Raises FileExistsError while somebody else does the same.
+    """
+    beside = f"{path}.new"
+    file = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+    try:
+        with os.fdopen(file, "wb") as opened:
+            yield opened.write
+            opened.flush()
+            os.fsync(file)
+            if os.name == "posix" and os.geteuid() == 0:    # the gate runs as another user than root
+                os.fchown(file, owner.st_uid, owner.st_gid)
+        os.replace(beside, path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def is_in_force(key: SigningKey, now: float) -> bool:
+    """Whether a key signs or verifies at a time."""
+    return key.until is None or now < key.until
+
+
+def describe_retired(key: SigningKey) -> dict[str, Any]:
+    """Return a retired key as an entry of its list."""
+    return {**describe_key(key.key), "iat": key.since, "exp": key.until}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from joserfc import jws, jwt
 
+from asyncgate import main
 from asyncgate.parts.identity.jwt import Flaw
 from asyncgate.parts.identity.oauth.signing import KEYS_STALE_SECONDS, SigningKeys, describe_key, name_retired
 from asyncgate.parts.model.errors import StartupError
@@ -162,6 +165,82 @@ def test_unsafe_files_refuse_the_start(path: Path, spoil: Any, why: str) -> None
 
     with pytest.raises(StartupError, match=why):
         load(path)
+
+
+# The command.
+
+
+def command(path: Path, name: str, *more: str) -> Any:
+    return CliRunner().invoke(main, ["keys", "signing", name, "--file", str(path), *more])
+
+
+def test_a_made_key_is_its_owners_alone_and_no_file_is_ever_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "made.pem"
+
+    made, again = (command(path, "make", "--bits", "2048", *more) for more in ((), ("--json",)))
+
+    assert (made.exit_code, again.exit_code) == (0, 5)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert made.stdout.strip() == load(path).current.key.kid
+    assert "exists already" in again.stderr
+
+
+def test_a_rotation_keeps_the_tokens_of_the_old_key_good(path: Path) -> None:
+    running = load(path)
+    old, token = running.current.key.kid, running.sign({"sub": "ada"})
+
+    rotated = command(path, "rotate", "--bits", "2048", "--json")
+    running.look()
+
+    fresh, retired = running.in_force()
+    assert json.loads(rotated.stdout) == {"kid": fresh.key.kid, "retired": old, "overlap_days": 90}
+    assert (retired.key.kid, retired.key.is_private) == (old, False)
+    assert retired.until == pytest.approx(time.time() + 90 * 86_400, abs=3600)
+    assert jwt.decode(token, retired.public).claims == {"sub": "ada"}
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}.retired.json"}
+
+
+def test_a_rotation_without_overlap_ends_the_old_key_at_once(path: Path) -> None:
+    old = load(path).current.key.kid
+
+    assert command(path, "rotate", "--bits", "2048", "--overlap-days", "0").exit_code == 0
+
+    [key] = load(path).public_keys()
+    assert key.kid != old
+
+
+def test_of_two_rotations_at_once_one_is_refused_and_nothing_is_lost(path: Path) -> None:
+    before = load(path).current.key.kid
+    path.with_name(f"{path.name}.new").touch()
+
+    refused = command(path, "rotate", "--bits", "2048")
+
+    assert (refused.exit_code, "another rotation" in refused.stderr) == (5, True)
+    assert [key.kid for key in load(path).public_keys()] == [before]
+
+
+def test_the_command_shows_what_a_gate_publishes(path: Path) -> None:
+    command(path, "rotate", "--bits", "2048")
+
+    assert json.loads(command(path, "show").stdout) == load(path).jwks()
+
+
+@pytest.mark.parametrize("name", ["rotate", "show"])
+def test_the_command_refuses_files_that_a_gate_would_refuse(path: Path, name: str) -> None:
+    path.chmod(0o644)
+
+    refused = command(path, name)
+
+    assert (refused.exit_code, "other users" in refused.stderr) == (2, True)
+
+
+def test_the_command_takes_the_file_of_the_settings(path: Path) -> None:
+    named = CliRunner().invoke(main, ["keys", "signing", "show", "--set", f"security.jwt.private_key_path={path}"])
+    unnamed = CliRunner().invoke(main, ["keys", "signing", "show"])
+
+    assert json.loads(named.stdout) == load(path).jwks()
+    assert (unnamed.exit_code, "--file" in unnamed.stderr) == (2, True)
 
 
 def test_without_a_key_oauth_refuses_the_start() -> None:
