@@ -188,7 +188,11 @@ def oauth_duties(engine: Engine) -> dict[str, Duty]:
     if not engine.settings.security.jwt.has_keys:
         return {}
     from asyncgate.parts.identity.oauth.revocations import RevocationPruner
-    return {"revocations": Duty(3600.0, RevocationPruner(engine).run)}
+    found = {"revocations": Duty(3600.0, RevocationPruner(engine).run)}
+    if engine.settings.security.oauth.enabled:
+        from asyncgate.parts.identity.oauth.registration import ClientPruner
+        found["programs"] = Duty(3600.0, ClientPruner(engine).run)
+    return found
 
 
 def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:

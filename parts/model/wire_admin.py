@@ -152,6 +152,8 @@ class ListAudit(PageAsk, kw_only=True):
     event: Name | None = None
     severity: Severity | None = None
     key_id: Annotated[Name | None, says("only lines about this key or its calls")] = None
+    session_id: Annotated[Name | None, says("only lines about this session or calls with its tokens")] = None
+    token_id: Annotated[Name | None, says("only lines about calls with this access token, its jti")] = None
 
 
 class TenantRecord(Struct, omit_defaults=True):

@@ -5,7 +5,7 @@ Anybody can name a URL, so a document costs a stranger nothing and must cost the
 - A failure is remembered for a minute, and new documents are bounded for each address, each host and the gate.
 - It is kept in memory.  It becomes a row when somebody has signed in with it, so strangers cannot fill a table.
 A row is read again when its document may have changed, seven days later at most.  While its source is down, it stays
-good for thirty days.  A pinned row is never read again.
+good for thirty days; when its document was taken back, for seven.  A pinned row is never read again.
 """
 
 from __future__ import annotations
@@ -122,8 +122,10 @@ class Documents:
     async def _refresh(self, client_id: str, row: OAuthClient | None, now: float) -> OAuthClient:
         try:
             fresh = (await self.read(client_id, known=row is not None)).client
-        except SourceDown:
-            if row is None or now - row.updated_at > STALE_SECONDS:
+        except UnusableDocument as why:
+            # One that was taken back has its week, too: a mistake of an hour at its source must end no sessions.
+            good_for = STALE_SECONDS if isinstance(why, SourceDown) else LONGEST_SECONDS
+            if row is None or now - row.updated_at > good_for:
                 raise
             return row
         return fresh if row is None else await self._store(fresh)

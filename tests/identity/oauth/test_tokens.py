@@ -102,7 +102,7 @@ async def test_a_code_that_is_used_again_ends_the_session(program: Program) -> N
     assert not await program.works(got["access_token"])
     assert refusal(await program.refresh(got["refresh_token"])) == "invalid_grant"
     [line] = await program.audit("code_replay")
-    assert (line["severity"], line["details"]["client_id"]) == ("critical", "app")
+    assert (line["severity"], line["details"]["about_client"]) == ("critical", "app")
 
 
 async def test_of_two_exchanges_of_a_code_at_once_one_succeeds(program: Program) -> None:
