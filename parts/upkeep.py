@@ -191,7 +191,9 @@ def oauth_duties(engine: Engine) -> dict[str, Duty]:
         found["revocations"] = Duty(3600.0, RevocationPruner(engine).run)
     if security.oauth.enabled:
         from asyncgate.parts.identity.oauth.pruning import SessionPruner
+        from asyncgate.parts.identity.oauth.registration import ClientPruner
         found["sessions"] = Duty(3600.0, SessionPruner(engine).run)
+        found["programs"] = Duty(3600.0, ClientPruner(engine).run)
     return found
 
 

@@ -186,7 +186,7 @@ class MakeSignInLink(Ask, kw_only=True):
     """Make a sign-in link."""
 
     example = ({"principal_id": "ada"}, {
-        "code": "K7QXM-2PZRT-9WEHA-LD4NC", "link": "https://gate.example.com/oauth/link?code=K7QXM-2PZRT-9WEHA-LD4NC",
+        "sign_in_code": "K7QXM-2PZRT-9WEHA-LD4NC", "link": "https://gate.example.com/oauth/link?code=K7QXM-2PZRT-9WEHA-LD4NC",
         "expires_at": LATER, "tenant": TENANT_ID, "principal_kind": "human", "principal_id": "ada", "role": "agent"})
     refusals = (TenantNotFound,)
     tenant: Whose = None
@@ -229,7 +229,7 @@ class Users(Struct):
 class MadeSignInLink(Struct):
     """A sign-in link; it is shown only now, and only its hash is stored."""
 
-    code: str
+    sign_in_code: str
     link: str | None                    # null while the authorization server is off
     expires_at: datetime
     tenant: str

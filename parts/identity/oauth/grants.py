@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from asyncgate import SCOPES, Caller, Work
 from asyncgate.parts.identity.admin import audit_change
 from asyncgate.parts.identity.keys_stored import default_scopes, encode_names
+from asyncgate.parts.identity.oauth.clients import note_sign_in
 from asyncgate.parts.identity.oauth.requests import AuthorizationRequest
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.sessions import describe_grant, end_grant
@@ -157,18 +158,20 @@ async def make_grant(server: AuthorizationServer, client: OAuthClient, asked: Au
     grant_id, secret = str(uuid.uuid4()), encode_bytes(secrets.token_bytes(32))
     code, jwt = f"agc_{grant_id}.{secret}", server.settings.security.jwt
 
-    def make(work: Work) -> None:
+    def make(work: Work) -> bool:
+        if not note_sign_in(work, client):      # it was removed or disabled while the person signed in
+            return False
         grant = Grant(
             grant_id, user.user_id, client.client_id, user.tenant, user.principal_kind, user.principal_id, user.role,
             encode_names(allowed) or "[]", asked.resource, asked.redirect_uri, asked.challenge, hash_text(code),
             work.now + CODE_SECONDS, find_access_seconds(server, client, user), work.now,
             work.now + jwt.refresh_token_ttl_days * DAY_SECONDS)
         work.keep_record(grant)
-        if (known := work.find_record(OAuthClient, client.client_id)) is not None:
-            work.keep_record(replace(known, last_used_at=work.now))
         audit_change(server.engine, work, "session_allowed", "info", caller_of_grant(server, grant),
                      **describe_grant(grant), scopes=sorted(allowed))
-    await server.directory.change(make, (Grant, (grant_id,)), (OAuthClient, (client.client_id,)))
+        return True
+    if not await server.directory.change(make, (Grant, (grant_id,)), (OAuthClient, (client.client_id,))):
+        raise OAuthError("access_denied", "this program was removed or disabled a moment ago")
     return code
 
 

@@ -69,9 +69,14 @@ class AuthorizationServer:
 
     def routes(self) -> list[Route]:
         """Return the paths of the authorization server."""
-        from asyncgate.parts.identity.oauth import metadata, sign_in, tokens  # the parts import this module
+        from asyncgate.parts.identity.oauth import (  # the parts import this module
+            metadata,
+            registration,
+            sign_in,
+            tokens,
+        )
 
-        return [route for part in (metadata, sign_in, tokens) for route in part.routes(self)]
+        return [route for part in (metadata, registration, sign_in, tokens) for route in part.routes(self)]
 
 
 class Endpoint:
