@@ -117,6 +117,8 @@ class Walk:
             return {"queue_id": (await self.served.get("/v1/queues"))["queues"][0]["queue_id"]}
         if "key_id" in op.takes.needed:
             return {"key_id": await self.issued()}
+        if "user_id" in op.takes.needed:
+            return {"user_id": (await self.served.post("/v1/users", {"email": "ada@example.com"}))["user_id"]}
         if "client_id" in op.takes.needed:
             return {"client_id": (await self.served.post("/v1/clients", CLIENT))["client_id"]}
         if op.name in ("end_session", "sign_out_everywhere", "withdraw_consent"):
@@ -152,7 +154,8 @@ class Walk:
             "report_schedule": {"schedules": [{"schedule_id": "unknown"}]},
             "create_tenant": {"name": "Acme"}, "suspend_tenant": {"tenant": OTHER},
             "set_limits": {"tenant": OTHER, "tier": "paid"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
-            "register_client": CLIENT, "import_receipts": {"receipts": []}, **{
+            "invite_user": {"email": "bob@example.com"}, "make_sign_in_link": {"principal_id": "ada"},
+            "revoke_token": {"token_id": "t1"}, "register_client": CLIENT, "import_receipts": {"receipts": []}, **{
                 name: {"type": "demo"} for name in ("pause_work", "drain_work", "resume_work")},
             "complete_tasks": {"tasks": [await self.held()] if op.name == "complete_tasks" else []}}
         return known.get(op.name, {})
