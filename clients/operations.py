@@ -55,8 +55,13 @@ from asyncgate.parts.model.wire_admin import (
 )
 from asyncgate.parts.model.wire_oauth import (
     Clients,
+    Consents,
     MadeSignInLink,
     RegisteredClient,
+    RevokedToken,
+    Sessions,
+    SignedOut,
+    SigningKeyRecords,
     UserRecord,
     Users,
 )
@@ -364,6 +369,7 @@ CALLS = {
     "drain_gate": CallSpec("drain_gate", "POST", "/v1/gate/drain", True, "", ()),
     "drain_work": CallSpec("drain_work", "POST", "/v1/pauses/drain", True, "", ()),
     "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
+    "end_session": CallSpec("end_session", "POST", "/v1/sessions/end", True, "", ()),
     "examine_gate": CallSpec("examine_gate", "GET", "/v1/examination", True, "", ()),
     "explain_task": CallSpec("explain_task", "GET", "/v1/tasks/{task_id}/explain", True, "principal", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
@@ -383,6 +389,7 @@ CALLS = {
     "list_archived_receipts": CallSpec("list_archived_receipts", "GET", "/v1/archive/receipts", True, "principal", ()),
     "list_audit": CallSpec("list_audit", "GET", "/v1/audit", True, "principal", ()),
     "list_clients": CallSpec("list_clients", "GET", "/v1/clients", True, "principal", ()),
+    "list_consents": CallSpec("list_consents", "GET", "/v1/consents", True, "principal", ()),
     "list_keys": CallSpec("list_keys", "GET", "/v1/keys", True, "principal", ()),
     "list_leases": CallSpec("list_leases", "GET", "/v1/leases", True, "worker", ()),
     "list_obligations": CallSpec("list_obligations", "GET", "/v1/obligations", True, "principal", ()),
@@ -392,6 +399,8 @@ CALLS = {
     "list_receipts": CallSpec("list_receipts", "GET", "/v1/receipts", True, "principal", ()),
     "list_schedules": CallSpec("list_schedules", "GET", "/v1/schedules", True, "principal", ()),
     "list_seals": CallSpec("list_seals", "GET", "/v1/seals", True, "principal", ()),
+    "list_sessions": CallSpec("list_sessions", "GET", "/v1/sessions", True, "principal", ()),
+    "list_signing_keys": CallSpec("list_signing_keys", "GET", "/v1/signing-keys", True, "", ()),
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
     "list_users": CallSpec("list_users", "GET", "/v1/users", True, "principal", ()),
@@ -413,6 +422,7 @@ CALLS = {
     "resume_gate": CallSpec("resume_gate", "POST", "/v1/gate/resume", True, "", ()),
     "resume_work": CallSpec("resume_work", "POST", "/v1/pauses/resume", True, "", ()),
     "revoke_key": CallSpec("revoke_key", "POST", "/v1/keys/{key_id}/revoke", False, "", ()),
+    "revoke_token": CallSpec("revoke_token", "POST", "/v1/access-tokens/revoke", True, "", ()),
     "rotate_credentials": CallSpec("rotate_credentials", "POST", "/v1/credentials/rotate", False, "", ()),
     "rotate_key": CallSpec("rotate_key", "POST", "/v1/keys/{key_id}/rotate", False, "", ()),
     "run_archive": CallSpec("run_archive", "POST", "/v1/archive/run", False, "", ()),
@@ -420,9 +430,11 @@ CALLS = {
     "run_task": CallSpec("run_task", "POST", "/v1/tasks/run", True, "principal", ("idempotency_key",)),
     "seal_receipts": CallSpec("seal_receipts", "POST", "/v1/seals", False, "", ()),
     "set_limits": CallSpec("set_limits", "POST", "/v1/tenants/{tenant}/limits", False, "", ()),
+    "sign_out_everywhere": CallSpec("sign_out_everywhere", "POST", "/v1/sign-out", True, "", ()),
     "start_task": CallSpec("start_task", "POST", "/v1/tasks/{task_id}/running", True, "worker", ()),
     "suspend_tenant": CallSpec("suspend_tenant", "POST", "/v1/tenants/{tenant}/suspend", False, "", ()),
     "whoami": CallSpec("whoami", "GET", "/v1/whoami", True, "", ()),
+    "withdraw_consent": CallSpec("withdraw_consent", "POST", "/v1/consents/withdraw", True, "", ()),
 }
 
 
@@ -601,6 +613,12 @@ class AsyncOperations:
         """
         return await self.ask("emit_receipt", Ok, locals())
 
+    async def end_session(
+        self, session_id: str, *, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """End a session; its tokens are refused within five seconds."""
+        return await self.ask("end_session", Ok, locals())
+
     async def examine_gate(
         self, *, tenant_id: str | None = None,
     ) -> Examination:
@@ -775,9 +793,10 @@ class AsyncOperations:
     async def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
         event: str | None = None, severity: Severity | None = None, key_id: str | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        session_id: str | None = None, token_id: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
         """List the tenant's audit log, oldest first; its lines never change.
 
@@ -793,6 +812,15 @@ class AsyncOperations:
     ) -> Clients:
         """List the programs that may ask people for access: registered ones, and those that somebody signed in with."""
         return await self.ask("list_clients", Clients, locals())
+
+    async def list_consents(
+        self, *, limit: int | None = None, cursor: str | None = None, user_id: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Consents:
+        """List what you let programs do; an admin sees all of its tenant."""
+        return await self.ask("list_consents", Consents, locals())
 
     async def list_keys(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
@@ -890,6 +918,25 @@ class AsyncOperations:
     ) -> Seals:
         """List the seals over the tenant's receipts, oldest first."""
         return await self.ask("list_seals", Seals, locals())
+
+    async def list_sessions(
+        self, *, limit: int | None = None, cursor: str | None = None, user_id: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Sessions:
+        """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days."""
+        return await self.ask("list_sessions", Sessions, locals())
+
+    async def list_signing_keys(
+        self, *, tenant_id: str | None = None,
+    ) -> SigningKeyRecords:
+        """List the keys that sign access tokens, as the process that answers has them: the current one first.
+
+        Retired keys verify until their time.  Without an authorization server there are none.  `asyncgate keys signing`
+        makes and rotates them.
+        """
+        return await self.ask("list_signing_keys", SigningKeyRecords, locals())
 
     async def list_tasks(
         self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
@@ -1104,14 +1151,26 @@ class AsyncOperations:
         """
         return await self.ask("revoke_key", Ok, locals())
 
+    async def revoke_token(
+        self, *, tenant: str | None = None, token_id: str | None = None, token: str | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> RevokedToken:
+        """Revoke one access token, of the gate or of another issuer, by its id (jti) or its text.
+
+        This process refuses it at once, others within five seconds.  To end a session or all that a person has, see
+        list_sessions and change_user; for all tokens of a tenant call rotate_credentials.  Spec 21.9.1.
+        """
+        return await self.ask("revoke_token", RevokedToken, locals())
+
     async def rotate_credentials(
         self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
         reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
-        """Replace all valid keys of a tenant, and refuse all access tokens that were issued before now.
+        """Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now.
 
-        Only this answer shows the new texts.  The old keys, also your own, stay valid for overlap_seconds, by default
-        0.
+        People have to sign in again: their refresh tokens are refused, too.  Only this answer shows the new texts.  The
+        old
+        keys, also your own, stay valid for overlap_seconds, by default 0.
         While the answer has more, call again with its issued_before.  Spec 21.9.1.
         """
         return await self.ask("rotate_credentials", RotatedCredentials, locals())
@@ -1186,6 +1245,12 @@ class AsyncOperations:
         """
         return await self.ask("set_limits", Limits, locals())
 
+    async def sign_out_everywhere(
+        self, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> SignedOut:
+        """End all your sessions, or as an admin those of a user."""
+        return await self.ask("sign_out_everywhere", SignedOut, locals())
+
     async def start_task(
         self, task_id: str, lease_id: str, *, fence: int | None = None, tenant_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
@@ -1210,6 +1275,12 @@ class AsyncOperations:
         With bound: false it belongs to nobody in particular: each request names its caller (principal_id, worker_id).
         """
         return await self.ask("whoami", You, locals())
+
+    async def withdraw_consent(
+        self, client_id: str, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> SignedOut:
+        """Stop letting a program act for you, and end your sessions with it."""
+        return await self.ask("withdraw_consent", SignedOut, locals())
 
 
 class SyncOperations:
@@ -1387,6 +1458,12 @@ class SyncOperations:
         """
         return self.ask("emit_receipt", Ok, locals())
 
+    def end_session(
+        self, session_id: str, *, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """End a session; its tokens are refused within five seconds."""
+        return self.ask("end_session", Ok, locals())
+
     def examine_gate(
         self, *, tenant_id: str | None = None,
     ) -> Examination:
@@ -1561,9 +1638,10 @@ class SyncOperations:
     def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
         event: str | None = None, severity: Severity | None = None, key_id: str | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        session_id: str | None = None, token_id: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
         """List the tenant's audit log, oldest first; its lines never change.
 
@@ -1579,6 +1657,15 @@ class SyncOperations:
     ) -> Clients:
         """List the programs that may ask people for access: registered ones, and those that somebody signed in with."""
         return self.ask("list_clients", Clients, locals())
+
+    def list_consents(
+        self, *, limit: int | None = None, cursor: str | None = None, user_id: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Consents:
+        """List what you let programs do; an admin sees all of its tenant."""
+        return self.ask("list_consents", Consents, locals())
 
     def list_keys(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
@@ -1676,6 +1763,25 @@ class SyncOperations:
     ) -> Seals:
         """List the seals over the tenant's receipts, oldest first."""
         return self.ask("list_seals", Seals, locals())
+
+    def list_sessions(
+        self, *, limit: int | None = None, cursor: str | None = None, user_id: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Sessions:
+        """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days."""
+        return self.ask("list_sessions", Sessions, locals())
+
+    def list_signing_keys(
+        self, *, tenant_id: str | None = None,
+    ) -> SigningKeyRecords:
+        """List the keys that sign access tokens, as the process that answers has them: the current one first.
+
+        Retired keys verify until their time.  Without an authorization server there are none.  `asyncgate keys signing`
+        makes and rotates them.
+        """
+        return self.ask("list_signing_keys", SigningKeyRecords, locals())
 
     def list_tasks(
         self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
@@ -1890,14 +1996,26 @@ class SyncOperations:
         """
         return self.ask("revoke_key", Ok, locals())
 
+    def revoke_token(
+        self, *, tenant: str | None = None, token_id: str | None = None, token: str | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> RevokedToken:
+        """Revoke one access token, of the gate or of another issuer, by its id (jti) or its text.
+
+        This process refuses it at once, others within five seconds.  To end a session or all that a person has, see
+        list_sessions and change_user; for all tokens of a tenant call rotate_credentials.  Spec 21.9.1.
+        """
+        return self.ask("revoke_token", RevokedToken, locals())
+
     def rotate_credentials(
         self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
         reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
-        """Replace all valid keys of a tenant, and refuse all access tokens that were issued before now.
+        """Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now.
 
-        Only this answer shows the new texts.  The old keys, also your own, stay valid for overlap_seconds, by default
-        0.
+        People have to sign in again: their refresh tokens are refused, too.  Only this answer shows the new texts.  The
+        old
+        keys, also your own, stay valid for overlap_seconds, by default 0.
         While the answer has more, call again with its issued_before.  Spec 21.9.1.
         """
         return self.ask("rotate_credentials", RotatedCredentials, locals())
@@ -1972,6 +2090,12 @@ class SyncOperations:
         """
         return self.ask("set_limits", Limits, locals())
 
+    def sign_out_everywhere(
+        self, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> SignedOut:
+        """End all your sessions, or as an admin those of a user."""
+        return self.ask("sign_out_everywhere", SignedOut, locals())
+
     def start_task(
         self, task_id: str, lease_id: str, *, fence: int | None = None, tenant_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
@@ -1996,3 +2120,9 @@ class SyncOperations:
         With bound: false it belongs to nobody in particular: each request names its caller (principal_id, worker_id).
         """
         return self.ask("whoami", You, locals())
+
+    def withdraw_consent(
+        self, client_id: str, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> SignedOut:
+        """Stop letting a program act for you, and end your sessions with it."""
+        return self.ask("withdraw_consent", SignedOut, locals())

@@ -55,10 +55,14 @@ MATRIX: dict[str, tuple[str, str]] = {
     "get_bulk": ("admin", "admin:read"),
     "register_client": ("admin", "admin:write"), "list_clients": ("admin", "admin:read"),
     "change_client": ("admin", "admin:write"), "remove_client": ("admin", "admin:write"),
+    "list_users": ("admin", "admin:read"), "invite_user": ("admin", "admin:write"),
+    "change_user": ("admin", "admin:write"), "remove_user": ("admin", "admin:write"),
+    "make_sign_in_link": ("admin", "admin:write"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {
-    "run_task": {"wait_seconds": 0}, "issue_key": {"scopes": frozenset()},
+    "run_task": {"wait_seconds": 0}, "issue_key": {"scopes": frozenset()}, "invite_user": {"scopes": frozenset()},
+    "make_sign_in_link": {"scopes": frozenset()},
     "list_archived_receipts": {"task_id": "none"},
     "pause_work": {"worker": "none"}, "drain_work": {"worker": "none"}, "resume_work": {"worker": "none"}}
 # Callers with the role and one of the scopes may call it.
@@ -97,8 +101,11 @@ def test_the_table_says_what_the_matrix_says(operation: str) -> None:
     assert {*OPERATIONS[operation].scope.split()} == {*scopes.split()}
 
 
+OWN_SESSIONS = {"list_sessions", "end_session", "sign_out_everywhere", "list_consents", "withdraw_consent"}
+
+
 def test_no_operation_but_these_is_for_everybody() -> None:
-    assert OPERATIONS.keys() - GUARDED.keys() == {"get_config", "health", "ready", "whoami"}
+    assert OPERATIONS.keys() - GUARDED.keys() == {"get_config", "health", "ready", "whoami", *OWN_SESSIONS}
 
 
 @pytest.mark.parametrize("role", ["agent", "worker", "admin"])
@@ -165,7 +172,8 @@ async def test_a_refusal_names_the_role_that_is_needed(gate: Gate, operation: st
 
 OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits"]
 NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
-          "pause_work", "drain_work", "resume_work", "list_pauses", "register_client", "list_clients"]
+          "pause_work", "drain_work", "resume_work", "list_pauses", "register_client", "list_clients",
+          "list_users", "invite_user", "make_sign_in_link"]
 
 
 def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:

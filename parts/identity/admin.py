@@ -447,17 +447,25 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
 
     def wanted(line: Audit) -> bool:
         return (ask.event in (None, line.event) and ask.severity in (None, line.severity)
-                and (ask.key_id is None or concerns_key(line, ask.key_id)))
-    rows, *ends = await read_page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity, ask.key_id),
+                and (ask.key_id is None or concerns(line, KEYS_OF_LINE, ask.key_id))
+                and (ask.session_id is None or concerns(line, SESSIONS_OF_LINE, ask.session_id))
+                and (ask.token_id is None or concerns(line, TOKENS_OF_LINE, ask.token_id)))
+    mark = ("audit", tenant_id, ask.event, ask.severity, ask.key_id, ask.session_id, ask.token_id)
+    rows, *ends = await read_page(engine, caller, ask, mark,
                              lambda after: engine.backend.page(tenant_id, Rows(Audit, after)),
                              lambda line: line.audit_id, wanted)
     return AuditLines([as_audit_line(tenant_id, line) for line in rows], *ends)
 
 
-def concerns_key(line: Audit, key_id: str) -> bool:
-    """Whether a line is about an action by a key or on a key."""
+# The members of a line that name a key, a session, a token: of who did something, and of what was done to it.
+KEYS_OF_LINE = ("key_id", "issued", "rotated", "rotated_to", "revoked")
+SESSIONS_OF_LINE, TOKENS_OF_LINE = ("session_id", "about_session"), ("token_id", "about_token")
+
+
+def concerns(line: Audit, names: tuple[str, ...], id: str) -> bool:
+    """Whether one of these members of a line is an id."""
     said = msgspec.json.decode(line.body)
-    return key_id in [said.get(name) for name in ("key_id", "issued", "rotated", "rotated_to", "revoked")]
+    return id in [said.get(name) for name in names]
 
 
 def as_audit_line(tenant_id: str, line: Audit) -> AuditLine:

@@ -198,16 +198,27 @@ class Pruner:
 
 
 def describe_caller(caller: Caller) -> dict[str, Any]:
-    """Return a caller's kind, id, role and key id for the log, never its credential."""
+    """Return a caller's kind, id and role for the log, and the ids of its key, or of its token and session.
+
+    Never its credential.
+    """
+    token = caller.token
     return {"principal_kind": caller.principal.kind, "principal_id": caller.principal.id, "role": caller.role,
-            "key_id": caller.key_id}
+            "key_id": caller.key_id, "session_id": token and token.session_id, "token_id": token and token.token_id}
+
+
+def find_use_id(caller: Caller) -> str | None:
+    """Return the id by which the uses of a credential are counted: of its key, its token, or the token's session."""
+    if caller.key_id is not None or caller.token is None:
+        return caller.key_id
+    return caller.token.token_id or caller.token.session_id or str(caller.principal)
 
 
 Noted = dict[Line, tuple[float, int]]       # since when, how often
 
 
 class Uses(Struct):
-    """The uses of a key since they were last written."""
+    """The uses of a key or a token since they were last written."""
 
     caller: Caller
     operations: dict[str, int] = {}
@@ -257,7 +268,7 @@ class Auditor:
         self.bodies: dict[bytes, bytes] = {}    # masked details, by unmasked ones
         self.missed: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
         self.counted: dict[tuple[Any, ...], Counted] = {}
-        self.uses: dict[tuple[str, str], Uses] = {}     # by tenant and key
+        self.uses: dict[tuple[str, str], Uses] = {}     # by tenant, and key or token
         self.strangers = Strangers(engine.backend.now)
         self.noticed: dict[tuple[str, str], float] = {}     # by tenant and kind, when its admins were last told
         self.telling: set[asyncio.Task[None]] = set()
@@ -357,7 +368,7 @@ class Auditor:
 
     def tally(self, caller: Caller, event: str, severity: Severity, **said: Any) -> None:
         """Note the first of equal events; count further ones."""
-        key = (caller.tenant_id, event, caller.key_id, caller.principal, *said.items())
+        key = (caller.tenant_id, event, find_use_id(caller), caller.principal, *said.items())
         if (counted := self.counted.get(key)) is not None:
             counted.uses += 1
         elif len(self.counted) < MOST_COUNTED:
@@ -368,8 +379,8 @@ class Auditor:
             rest.uses += 1
 
     def count_use(self, caller: Caller, op: Operation, ask: Any, reply: Any) -> None:
-        """Count an operation of a key, and remember the tasks that it changed (spec 21.9.1: audit all operations)."""
-        key = caller.tenant_id, caller.key_id or ""
+        """Count an operation of a key or a token, and remember the tasks that it changed (spec 21.9.1)."""
+        key = caller.tenant_id, find_use_id(caller) or ""
         if (uses := self.uses.get(key)) is None:
             if len(self.uses) >= MOST_COUNTED:
                 self._note_uses()
@@ -388,12 +399,13 @@ class Auditor:
             self.note(self.engine.settings.default_tenant_id, "strangers_refused", "warning", times=untold)
 
     def _note_uses(self) -> None:
-        """Note the operations of each key, without the address of the current request, which is unrelated."""
+        """Note the operations of each key and token, without the address of the current request, which is unrelated."""
         uses, self.uses = self.uses, {}
         for one in uses.values():
             said = {**describe_caller(one.caller), "operations": one.operations, "tasks": list(one.tasks) or None,
                     "more_tasks": one.more or None}
-            self.note(one.caller.tenant_id, "key_used", "info", **said)
+            event = "key_used" if one.caller.key_id is not None else "token_used"
+            self.note(one.caller.tenant_id, event, "info", **said)
 
     def notice(self, tenant_id: str, kind: str, **details: Any) -> None:
         """Send the admins of a tenant a notice, at most once an hour for each kind."""

@@ -327,7 +327,7 @@ class Guard(Extension):
             self.auditor.check_receipt(caller, reply.parent_receipt_id)
         elif isinstance(reply, LimitsReply) and reply.used is not None:
             await self._add_rates(reply, reply.used)
-        if caller.key_id is not None:
+        if caller.key_id is not None or caller.token is not None:
             self.auditor.count_use(caller, op, ask, reply)
         if caller.role == "admin":
             await oversee(self.auditor, op, caller, ask, reply)

@@ -140,6 +140,11 @@ class ClientNotFound(GateError):
     code, status = "client_not_found", 404
 
 
+class SessionNotFound(GateError):
+    """No such session of a person with a program, among those that the caller may see."""
+    code, status = "session_not_found", 404
+
+
 class UserNotFound(GateError):
     """No such user among those that the caller administers."""
     code, status = "user_not_found", 404

@@ -56,7 +56,14 @@ CLIENT_ID = "8d1f6f0a-5b7c-4f6e-9a53-2f0c7e4b9d11"
 CLIENT = {"client_id": CLIENT_ID, "origin": "registered", "client_name": "My Agent",
           "redirect_uris": ["https://myapp.com/oauth/callback"], "auth_method": "none", "created_at": NOW,
           "created_by": "human ada", "updated_at": NOW, "scopes": ["receipts:read", "tasks:read", "tasks:write"]}
+JTI = "0198c5a0-7d7e-7c3f-9a51-2f7b0c6d1e42"
+KID = "9TBkpWZTAq6zvY3GXrP8Ad_r1FK9uOEweIdORdMrg8A"
 USER_ID = "c1f8f0c4-6a43-5b55-8d1e-0f0a5f1f2a66"
+SESSION_ID = "5f0c3a1e-9d24-4a6b-8c57-1e2d3c4b5a69"
+SESSION = {"session_id": SESSION_ID, "user_id": USER_ID, "client_id": CLIENT_ID,
+           "tenant": TENANT_ID, "principal_kind": "human", "principal_id": "ada", "role": "agent",
+           "scopes": ["tasks:read", "tasks:write"], "resource": "https://gate.example.com/mcp", "begun_at": NOW,
+           "ends_at": FAR, "client_name": "My Agent", "last_used_at": LATER, "place": "192.0.2.0/24"}
 PERSON = {"user_id": USER_ID, "state": "active", "tenant": TENANT_ID, "principal_kind": "human",
           "principal_id": "ada@example.com", "role": "agent", "admitted_by": "human root", "created_at": NOW,
           "email": "ada@example.com", "name": "Ada Lovelace", "issuer": "https://id.example.com", "subject": "24400320",

@@ -7,8 +7,20 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from asyncgate.parts.model.errors import ClientNotFound, TenantNotFound, UserNotFound
-from asyncgate.parts.model.examples import CLIENT, CLIENT_ID, LATER, PERSON, TENANT_ID, USER_ID
+from asyncgate.parts.model.errors import ClientNotFound, SessionNotFound, TenantNotFound, UserNotFound
+from asyncgate.parts.model.examples import (
+    CLIENT,
+    CLIENT_ID,
+    JTI,
+    KID,
+    LATER,
+    NOW,
+    PERSON,
+    SESSION,
+    SESSION_ID,
+    TENANT_ID,
+    USER_ID,
+)
 from asyncgate.parts.model.stored_oauth import ClientAuth
 from asyncgate.parts.model.wire import Ask, Kind, Name, PageAsk, Role, Text, says
 from asyncgate.parts.model.wire_admin import Scopes, Whose
@@ -19,6 +31,7 @@ ClientId = Annotated[str, Meta(min_length=1, max_length=500, pattern="^[!-~]+$(?
 RedirectUris = Annotated[list[Annotated[str, Meta(max_length=2048)]], Meta(min_length=1, max_length=20)]
 AccessDays = Annotated[int, Meta(ge=5, le=90)]      # spec 21.2.1
 AnyDays = Annotated[int, Meta(ge=0, le=90)]
+TokenText = Annotated[str, Meta(min_length=1, max_length=8192)]
 
 
 class RegisterClient(Ask, kw_only=True):
@@ -176,7 +189,7 @@ class MakeSignInLink(Ask, kw_only=True):
     """Make a sign-in link."""
 
     example = ({"principal_id": "ada"}, {
-        "code": "K7QXM-2PZRT-9WEHA-LD4NC", "link": "https://gate.example.com/oauth/link?code=K7QXM-2PZRT-9WEHA-LD4NC",
+        "sign_in_code": "K7QXM-2PZRT-9WEHA-LD4NC", "link": "https://gate.example.com/oauth/link?code=K7QXM-2PZRT-9WEHA-LD4NC",
         "expires_at": LATER, "tenant": TENANT_ID, "principal_kind": "human", "principal_id": "ada", "role": "agent"})
     refusals = (TenantNotFound,)
     tenant: Whose = None
@@ -219,10 +232,159 @@ class Users(Struct):
 class MadeSignInLink(Struct):
     """A sign-in link; it is shown only now, and only its hash is stored."""
 
-    code: str
+    sign_in_code: str
     link: str | None                    # null while the authorization server is off
     expires_at: datetime
     tenant: str
     principal_kind: str
     principal_id: str
     role: str
+
+
+# Access tokens and the keys that sign them.
+
+
+class RevokeToken(Ask, kw_only=True):
+    """Revoke an access token."""
+
+    example = ({"token_id": JTI, "reason": "found in a log"},
+               {"token_id": JTI, "tenant": TENANT_ID, "expires_at": LATER})
+    refusals = (TenantNotFound,)
+    tenant: Whose = None
+    token_id: Annotated[Name | None, says("its id, the claim jti")] = None
+    token: Annotated[TokenText | None, says("or its text, which says its id and its tenant")] = None
+    reason: Annotated[Text | None, says("why; audited")] = None
+
+
+class RevokedToken(Struct):
+    """A revoked access token."""
+
+    token_id: str
+    tenant: str
+    expires_at: datetime                # until when the gate remembers: by then the token has expired
+
+
+class ListSigningKeys(Ask, kw_only=True):
+    """List the signing keys."""
+
+    example = ({}, {"keys": [{"kid": KID, "since": NOW, "until": None}]})
+
+
+class SigningKeyRecord(Struct):
+    """A key that signs or verifies access tokens of the gate."""
+
+    kid: str
+    since: datetime                     # when it began to sign
+    until: datetime | None              # of a retired one: when it ceases to verify; null: it signs now
+
+
+class SigningKeyRecords(Struct):
+    """The keys that sign or verify now."""
+
+    columns = "kid since until"
+    keys: list[SigningKeyRecord]
+
+
+# Sessions.
+
+OfUser = Annotated[Name | None, says("for admins")]
+
+
+class ListSessions(PageAsk, kw_only=True):
+    """List sessions."""
+
+    example = ({"limit": 20}, {"sessions": [SESSION]})
+    user_id: OfUser = None
+
+
+class EndSession(Ask, kw_only=True):
+    """End a session."""
+
+    example = ({"session_id": SESSION_ID}, {"ok": True})
+    refusals = (SessionNotFound,)
+    session_id: Name
+    reason: Text | None = None
+
+
+class SignOutEverywhere(Ask, kw_only=True):
+    """End all sessions of a person."""
+
+    example = ({"reason": "a laptop was stolen"}, {"sessions_ended": 2})
+    refusals = (UserNotFound,)
+    user_id: OfUser = None
+    reason: Text | None = None
+
+
+class ListConsents(PageAsk, kw_only=True):
+    """List what people let programs do."""
+
+    example = ({"limit": 20}, {"consents": [{
+        "user_id": USER_ID, "client_id": CLIENT_ID, "scopes": ["tasks:read"], "given_at": NOW,
+        "client_name": "My Agent", "redirect_uri": "https://myapp.com/oauth/callback"}]})
+    user_id: OfUser = None
+
+
+class WithdrawConsent(Ask, kw_only=True):
+    """Withdraw a consent."""
+
+    example = ({"client_id": CLIENT_ID}, {"sessions_ended": 1})
+    refusals = (UserNotFound,)
+    client_id: ClientId
+    user_id: OfUser = None
+    reason: Text | None = None
+
+
+class SessionRecord(Struct, omit_defaults=True):
+    """A session of a person with a program."""
+
+    session_id: str                     # the sid of its access tokens
+    user_id: str
+    client_id: str
+    tenant: str
+    principal_kind: str
+    principal_id: str
+    role: str
+    scopes: list[str]
+    resource: str
+    begun_at: datetime
+    ends_at: datetime                   # when the person has to sign in again
+    client_name: str | None = None
+    last_used_at: datetime | None = None    # when it last gave an access token
+    place: str | None = None            # the network of that
+    ended_at: datetime | None = None
+    ended_why: str | None = None
+
+
+class Sessions(Struct):
+    """A page of sessions."""
+
+    columns = "session_id user_id client_name begun_at last_used_at ends_at ended_at ended_why"
+    sessions: list[SessionRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class SignedOut(Struct):
+    """How many sessions were ended."""
+
+    sessions_ended: int
+
+
+class ConsentRecord(Struct, omit_defaults=True):
+    """What a person lets a program do."""
+
+    user_id: str
+    client_id: str
+    scopes: list[str]
+    redirect_uri: str
+    given_at: datetime
+    client_name: str | None = None
+
+
+class Consents(Struct):
+    """A page of consents."""
+
+    columns = "user_id client_id client_name scopes given_at"
+    consents: list[ConsentRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None

@@ -404,7 +404,10 @@ async def keys_of(gate: Gate, mark: str) -> dict[str, str]:
         await gate.create(payload=mark)
         await root.seal_receipts()
     clients = [await root.register_client(client_name=mark, redirect_uris=["https://app.example/cb"]) for _ in range(2)]
+    people = [await root.invite_user(email=f"{uuid.uuid4().hex}@example.com", name=mark) for _ in range(2)]
     return {"tenant": gate.tenant_id, "key_id": made[0].key.key_id, "client_id": clients[0].client_id,
+            "user_id": people[0].user_id, "email": people[0].email,
+            "users_cursor": str((await root.list_users(limit=1)).next_cursor),
             "clients_cursor": str((await root.list_clients(limit=1)).next_cursor),
             "keys_cursor": str((await root.list_keys(limit=1)).next_cursor),
             "audit_cursor": str((await root.list_audit(limit=1)).next_cursor),
@@ -743,12 +746,18 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "rotate_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
     "rotate_credentials": [{"tenant": "{tenant}"}],
     "revoke_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
+    "revoke_token": [{"token_id": "t1", "tenant": "{tenant}"}],
     "register_client": [{"tenant": "{tenant}", "client_name": "an app", "redirect_uris": ["https://app.example/cb"]},
                         {"client_id": "{client_id}", "client_name": "an app", "redirect_uris": [
                             "https://app.example/cb"]}],
     "list_clients": [{"tenant": "{tenant}"}, {"cursor": "{clients_cursor}"}],
     "change_client": [{"client_id": "{client_id}", "trusted": True}, {"client_id": "{client_id}", "disabled": True}],
     "remove_client": [{"client_id": "{client_id}"}],
+    "list_users": [{"tenant": "{tenant}"}, {"cursor": "{users_cursor}"}, {"email": "{email}"}],
+    "invite_user": [{"tenant": "{tenant}", "email": "new@example.com"}],
+    "change_user": [{"user_id": "{user_id}", "role": "worker"}, {"user_id": "{user_id}", "disabled": True}],
+    "remove_user": [{"user_id": "{user_id}"}],
+    "make_sign_in_link": [{"tenant": "{tenant}", "principal_id": "{worker}"}],
     "list_seals": [{"cursor": "{seals_cursor}"}],
     "export_receipts": [{"after": "{receipt_id}"}],
     "import_receipts": [{"receipts": [{**OFFERED, "receipt_id": "{receipt_id}"}]},

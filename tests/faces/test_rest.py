@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -17,6 +18,8 @@ import msgspec
 import pytest
 
 from asyncgate import Operation
+from asyncgate.conformance.oauth_rows import keep_sign_ins
+from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.model.settings import ArchiveSettings
 from asyncgate.parts.model.wire import Complete, CreateTask, ScheduleState
 from asyncgate.parts.operations import OPERATIONS
@@ -114,11 +117,20 @@ class Walk:
             return {"queue_id": (await self.served.get("/v1/queues"))["queues"][0]["queue_id"]}
         if "key_id" in op.takes.needed:
             return {"key_id": await self.issued()}
+        if "user_id" in op.takes.needed:
+            return {"user_id": (await self.served.post("/v1/users", {"email": "ada@example.com"}))["user_id"]}
         if "client_id" in op.takes.needed:
             return {"client_id": (await self.served.post("/v1/clients", CLIENT))["client_id"]}
+        if op.name in ("end_session", "sign_out_everywhere", "withdraw_consent"):
+            return await self.session(op)
         if op.name in ("preview_bulk", "run_bulk", "get_bulk"):
             return await self.bulk(op)
         return await self.rest(op)
+
+    async def session(self, op: Operation) -> dict[str, Any]:
+        await Directory(self.served.engine).change(partial(keep_sign_ins, mark="x"))
+        return {"end_session": {"session_id": "grant"}, "sign_out_everywhere": {"user_id": "user"},
+                "withdraw_consent": {"user_id": "user", "client_id": "client"}}[op.name]
 
     async def bulk(self, op: Operation) -> dict[str, Any]:
         if op.name == "preview_bulk":
@@ -142,7 +154,8 @@ class Walk:
             "report_schedule": {"schedules": [{"schedule_id": "unknown"}]},
             "create_tenant": {"name": "Acme"}, "suspend_tenant": {"tenant": OTHER},
             "set_limits": {"tenant": OTHER, "tier": "paid"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
-            "register_client": CLIENT, "import_receipts": {"receipts": []}, **{
+            "invite_user": {"email": "bob@example.com"}, "make_sign_in_link": {"principal_id": "ada"},
+            "revoke_token": {"token_id": "t1"}, "register_client": CLIENT, "import_receipts": {"receipts": []}, **{
                 name: {"type": "demo"} for name in ("pause_work", "drain_work", "resume_work")},
             "complete_tasks": {"tasks": [await self.held()] if op.name == "complete_tasks" else []}}
         return known.get(op.name, {})

@@ -898,8 +898,7 @@ def test_effective_lists_every_setting_with_its_origin(load: Load) -> None:
 
 IDLE = {
     "database.tasks": "a.db", "database.leases": "a.db", "database.receipts": "memorygate",
-    "bootstrap.use_obligations_endpoint": "true", "security.jwt.access_token_ttl_days": "30",
-    "security.jwt.refresh_token_ttl_days": "90", "security.oauth.providers": '[{"name": "google", "client_id": "a"}]'}
+    "bootstrap.use_obligations_endpoint": "true"}
 ONE_VALUE = {"security.jwt.algorithm", "security.api_keys.hash_algorithm", "leases.requeue_on_expiry_no_increment"}
 
 

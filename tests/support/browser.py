@@ -138,7 +138,7 @@ class Program:
 async def make_code(served: Served, id: str = "ada", **more: Any) -> str:
     """Make a sign-in link; return its code."""
     made = await served.post("/v1/sign-in-links", {"principal_id": id, **more})
-    code: str = made["code"]
+    code: str = made["sign_in_code"]
     return code
 
 

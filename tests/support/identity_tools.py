@@ -138,7 +138,8 @@ class House:
 def rest_call(name: str, fields: Mapping[str, Any]) -> tuple[str, str, Any, list[tuple[str, str]]]:
     """Return the request that asks for an operation over REST."""
     path = OPERATIONS[name].rest[0][1]
-    held = {part: "none" for part in ("task_id", "receipt_id", "key_id", "tenant", "lease_id") if f"{{{part}}}" in path}
+    parts = ("task_id", "receipt_id", "key_id", "tenant", "lease_id", "user_id")
+    held = {part: "none" for part in parts if f"{{{part}}}" in path}
     request = Exchange(HOST, "").request(name, {**held, **fields})
     target = request["url"].removeprefix(HOST)
     query = urlencode(request.get("params", {}))

@@ -5,6 +5,8 @@
     clients       which programs may ask: registered, registered by themselves, named by their metadata document
     documents     the metadata documents by which programs are named
     assertions    what programs sign to prove themselves
+    registration  programs that register themselves, and those that nobody uses any more
+    budgets       how often strangers may make the gate work
     client_admin  operations on programs
     sign_in       the way of a person: who are you, may you come in, what do you allow
     parked        a sign-in under way, sealed in a cookie of the browser
@@ -21,5 +23,5 @@
     metadata      the documents from which programs learn all this
     server        joins them; one instance serves a gate
 
-Nothing here is imported unless security.oauth.enabled is set.
+Unless security.oauth.enabled is set, only what administers its rows is imported, and what refuses revoked tokens.
 """

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from asyncgate import SCOPES, Caller, Work
 from asyncgate.parts.identity.admin import audit_change
 from asyncgate.parts.identity.keys_stored import default_scopes, encode_names
+from asyncgate.parts.identity.oauth.clients import note_sign_in
 from asyncgate.parts.identity.oauth.requests import AuthorizationRequest
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.sessions import describe_grant, end_grant
@@ -157,18 +158,20 @@ async def make_grant(server: AuthorizationServer, client: OAuthClient, asked: Au
     grant_id, secret = str(uuid.uuid4()), encode_bytes(secrets.token_bytes(32))
     code, jwt = f"agc_{grant_id}.{secret}", server.settings.security.jwt
 
-    def make(work: Work) -> None:
+    def make(work: Work) -> bool:
+        if not note_sign_in(work, client):      # it was removed or disabled while the person signed in
+            return False
         grant = Grant(
             grant_id, user.user_id, client.client_id, user.tenant, user.principal_kind, user.principal_id, user.role,
             encode_names(allowed) or "[]", asked.resource, asked.redirect_uri, asked.challenge, hash_text(code),
             work.now + CODE_SECONDS, find_access_seconds(server, client, user), work.now,
             work.now + jwt.refresh_token_ttl_days * DAY_SECONDS)
         work.keep_record(grant)
-        if (known := work.find_record(OAuthClient, client.client_id)) is not None:
-            work.keep_record(replace(known, last_used_at=work.now))
         audit_change(server.engine, work, "session_allowed", "info", caller_of_grant(server, grant),
                      **describe_grant(grant), scopes=sorted(allowed))
-    await server.directory.change(make, (Grant, (grant_id,)), (OAuthClient, (client.client_id,)))
+        return True
+    if not await server.directory.change(make, (Grant, (grant_id,)), (OAuthClient, (client.client_id,))):
+        raise OAuthError("access_denied", "this program was removed or disabled a moment ago")
     return code
 
 
@@ -289,6 +292,18 @@ def end_family(server: AuthorizationServer, work: Work, grant: Grant) -> Denial:
     return refuse_session("the refresh token was used before", "refresh_replay" if ended else "used_after_sign_out")
 
 
+def end_by_token(server: AuthorizationServer, work: Work, token: str, client_id: str) -> Denial | None:
+    """End the session of a refresh token that its program gives back; any that the session ever had is good for it."""
+    grant = work.find_record(Grant, read_grant_id(REFRESH, token) or "")
+    if grant is None or not (is_text_of(token, grant.refresh_hash) or is_text_of(token, grant.previous_hash)
+                             or is_our_own(server.keys.secret("refresh"), token)):
+        return None
+    if grant.client_id != client_id:
+        return Denial("invalid_grant", "the token is another program's", event="revocation_by_other_client")
+    end_grant(server.engine, work, grant, caller_of_grant(server, grant), "session_ended", "info", "by the program")
+    return None
+
+
 # What stands in the way.
 
 
@@ -299,7 +314,7 @@ def find_refusal_of_renewal(work: Work, grant: Grant, sent: Renewal) -> Denial |
     if sent.scopes is not None and not sent.scopes <= decode_scopes(grant.scopes):
         return Denial("invalid_scope", "a refresh may ask for fewer scopes than the person allowed, never for more")
     if not find_scopes(work, grant, sent.scopes):
-        return Denial("invalid_scope", "the person or the program has none of these scopes any more")
+        return Denial("invalid_scope", "the person or the program has none of these scopes any more; ask for others")
     return None
 
 
@@ -316,6 +331,8 @@ def find_barrier(work: Work, grant: Grant, resource: str | None) -> Denial | Non
         return refuse_session("the program was disabled or removed")
     if (user.tenant, user.principal, user.role) != (grant.tenant, grant.principal, grant.role):
         return refuse_session("the person acts as somebody else now")
+    if not find_scopes(work, grant):
+        return refuse_session("the person or the program has none of the scopes any more")
     if resource not in (None, grant.resource):
         return Denial("invalid_target", f"the person allowed access to {grant.resource}, to no other resource")
     return None

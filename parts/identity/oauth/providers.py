@@ -304,7 +304,8 @@ def find_flaw_of_identity(claims: IdToken, issuer: str, client_id: str, nonce: s
 
 def read_person(said: IdentityProvider, issuer: str, claims: dict[str, Any]) -> Person:
     """Return the person of proven claims; an e-mail address counts only if the provider has verified it."""
-    email = read_email(claims.get("email")) if claims.get("email_verified") in (True, "true") else ""
+    verified = claims.get("email_verified") is True or claims.get("email_verified") == "true"
+    email = read_email(claims.get("email")) if verified else ""
     name, groups = claims.get("name") or claims.get("preferred_username"), claims.get(said.groups_claim)
     listed = [groups] if isinstance(groups, str) else groups if isinstance(groups, list) else []
     return Person(said.name, issuer, claims["sub"], email, name[:200] if isinstance(name, str) else "",

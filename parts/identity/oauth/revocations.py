@@ -105,6 +105,10 @@ class RevocationSet(Extension):
             if kind is Revocation and row is not None:
                 self._add(row)
 
+    def has(self, kind: RevocationKind, subject: str | None) -> bool:
+        """Whether something was revoked."""
+        return (kind, subject) in self.known
+
     def find(self, caller: Caller) -> RevocationKind | None:
         """Return what of a caller's token was revoked; None if nothing was."""
         if not self.known or (token := caller.token) is None:

@@ -1,37 +1,249 @@
-"""Sessions of people with programs, as people and admins see and end them (spec 21.9.1).
+"""Sessions of people with programs, and what people let programs do (spec 21.9.1).
 
-The rows are there while the authorization server is off, too, so nothing heavy is imported here.
+A person sees and ends its own sessions; an admin those of its tenant, the operator all.  These operations read and
+change rows.  They are there while the authorization server is off, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Work
-from asyncgate.parts.identity.admin import audit_change
-from asyncgate.parts.identity.oauth.revocations import revoke
-from asyncgate.parts.model.stored_oauth import Grant
+from asyncgate import Caller, Engine, Operation, Work, forbid
+from asyncgate.parts.identity.admin import audit_change, operates, read_page
+from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
+from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, revoke
+from asyncgate.parts.model.errors import InvalidRequest, SessionNotFound, UserNotFound
+from asyncgate.parts.model.stored import export_key
+from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, User
+from asyncgate.parts.model.views import to_utc, to_utc_or_none
+from asyncgate.parts.model.wire import Ok
 from asyncgate.parts.model.wire_admin import Severity
+from asyncgate.parts.model.wire_oauth import (
+    ConsentRecord,
+    Consents,
+    EndSession,
+    ListConsents,
+    ListSessions,
+    SessionRecord,
+    Sessions,
+    SignedOut,
+    SignOutEverywhere,
+    WithdrawConsent,
+)
+
+R = TypeVar("R", bound=Struct)
 
 REVOKED_LONGER_SECONDS = 300.0      # the longest security.jwt.leeway_seconds, for which an expired token may be valid
+MOST_ENDED = 100                    # sessions that one transaction ends
 
 
-def end_grant(engine: Engine, work: Work, grant: Grant, caller: Caller, why: str, severity: Severity) -> bool:
-    """End a session with its tokens, and audit it under the name `why`; return whether it had not ended before.
+# Ending a session.
+
+
+def end_grant(engine: Engine, work: Work, grant: Grant, caller: Caller, event: str, severity: Severity,
+              reason: str | None = None) -> bool:
+    """End a session with its tokens and audit it; return whether it had not ended before.
 
     The batch must have loaded REVOCATION_KEYS.
     """
     if grant.ended_at is not None:
         return False
-    if grant.last_used_at is not None:      # it gave an access token, the last of which is valid until then
-        until = min(grant.last_used_at + grant.access_seconds, grant.ends_at)
-        revoke(work, "session", grant.grant_id, until + REVOKED_LONGER_SECONDS, str(caller.principal), why)
-    work.keep_record(replace(grant, ended_at=work.now, ended_why=why))
-    audit_change(engine, work, why, severity, caller, **describe_grant(grant))
+    work.keep_record(replace(grant, ended_at=work.now, ended_why=event))
+    if grant.last_used_at is not None:      # it gave access tokens
+        revoke(work, "session", grant.grant_id, last_token_ends(grant), str(caller.principal), reason or event)
+    audit_change(engine, work, event, severity, caller, **describe_grant(grant), reason=reason)
     return True
 
 
+def last_token_ends(grant: Grant) -> float:
+    """Return when the last access token of a session has expired, by any clock that the gate allows for."""
+    return min((grant.last_used_at or 0.0) + grant.access_seconds, grant.ends_at) + REVOKED_LONGER_SECONDS
+
+
 def describe_grant(grant: Grant) -> dict[str, str]:
-    """Return what the audit log says of a session."""
-    return {"session_id": grant.grant_id, "client_id": grant.client_id, "user_id": grant.user_id,
+    """Return what the audit log says of a session; its own session is what a caller's line calls session_id."""
+    return {"about_session": grant.grant_id, "about_client": grant.client_id, "about_user": grant.user_id,
             "of_tenant": grant.tenant}
+
+
+async def end_grants(engine: Engine, caller: Caller, grants: list[Grant], event: str, reason: str | None,
+                     also: Callable[[Work], None] = lambda work: None, *keys: Any) -> int:
+    """End sessions with their tokens, a hundred in a transaction; `also` runs in the first one; return how many."""
+    directory, ended = Directory(engine), 0
+    for at in range(0, len(grants) or 1, MOST_ENDED):
+        part, first = grants[at:at + MOST_ENDED], at == 0
+
+        def end(work: Work, part: list[Grant] = part, first: bool = first) -> int:
+            if first:
+                also(work)
+            rows = [row for grant in part if (row := work.find_record(Grant, grant.grant_id))]
+            return sum(end_grant(engine, work, row, caller, event, "warning", reason) for row in rows)
+        ended += await directory.change(end, *((Grant, (grant.grant_id,)) for grant in part), *REVOCATION_KEYS, *keys)
+        for grant in part:
+            await audit_in_tenant(engine, caller, grant.tenant, event, "warning", **describe_grant(grant),
+                                  reason=reason)
+    return ended
+
+
+# Who may.
+
+
+def is_about_self(caller: Caller, row: Grant | User) -> bool:
+    """Whether a row is about the caller itself."""
+    return caller.bound and row.tenant == caller.tenant_id and row.principal.same(caller.principal)
+
+
+def may_see(engine: Engine, caller: Caller, row: Grant | User) -> bool:
+    """Whether a caller may see a person or a session."""
+    reach = row.tenant == caller.tenant_id or operates(engine, caller)
+    return is_about_self(caller, row) or (caller.sees_all and reach)
+
+
+def require_right_to_end(caller: Caller, row: Grant | User) -> None:
+    """Refuse an admin that may only read."""
+    if not is_about_self(caller, row) and not caller.unlimited:
+        raise forbid(caller, "only an admin with the scope admin:write ends the sessions of others")
+
+
+def is_wanted(engine: Engine, caller: Caller, row: Grant | User, user_id: str | None) -> bool:
+    """Whether a caller asks for a row and may see it; without a user, an admin asks for all that it may see."""
+    return user_id in (None, row.user_id) and may_see(engine, caller, row)
+
+
+async def find_people(engine: Engine, caller: Caller, user_id: str | None) -> dict[str, User]:
+    """Return the people whom a caller asks for and may see, by id."""
+    directory, found, after = Directory(engine), dict[str, User](), ""
+    if user_id is not None:
+        user = await directory.find(User, user_id)
+        return {user_id: user} if user is not None and may_see(engine, caller, user) else {}
+    while page := await directory.page(User, after):
+        found |= {user.user_id: user for user in page if may_see(engine, caller, user)}
+        after = export_key(page[-1])
+    return found
+
+
+async def find_own_grants(engine: Engine, wanted: Callable[[Grant], bool]) -> list[Grant]:
+    """Return the sessions that have not ended and that are wanted."""
+    directory, found, after = Directory(engine), list[Grant](), ""
+    while page := await directory.page(Grant, after):
+        found += [grant for grant in page if grant.ended_at is None and wanted(grant)]
+        after = export_key(page[-1])
+    return found
+
+
+# Operations.
+
+
+async def list_sessions(engine: Engine, caller: Caller, ask: ListSessions) -> Sessions:
+    """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days."""
+    directory = Directory(engine)
+    rows, *ends = await read_page(
+        engine, caller, ask, ("sessions", ask.user_id), lambda after: directory.page(Grant, after), export_key,
+        lambda grant: grant.code_used_at is not None and is_wanted(engine, caller, grant, ask.user_id))
+    names = await name_clients(directory, {grant.client_id for grant in rows})
+    return Sessions([as_session_record(grant, names) for grant in rows], *ends)
+
+
+async def end_session(engine: Engine, caller: Caller, ask: EndSession) -> Ok:
+    """End a session; its tokens are refused within five seconds."""
+    grant = await Directory(engine).find(Grant, ask.session_id)
+    if grant is None or not may_see(engine, caller, grant):
+        raise SessionNotFound(f"no session {ask.session_id}; list_sessions shows the sessions there are")
+    require_right_to_end(caller, grant)
+    await end_grants(engine, caller, [grant], "session_ended", ask.reason)
+    return Ok(True)
+
+
+async def sign_out_everywhere(engine: Engine, caller: Caller, ask: SignOutEverywhere) -> SignedOut:
+    """End all your sessions, or as an admin those of a user."""
+    people = await require_people(engine, caller, ask.user_id)
+    grants = await find_own_grants(engine, lambda grant: is_of(grant, people))
+
+    def also(work: Work) -> None:
+        for user_id in {*people, *(grant.user_id for grant in grants)}:
+            until = max((last_token_ends(one) for one in grants if one.user_id == user_id), default=work.now)
+            revoke(work, "user", user_id, until, str(caller.principal), ask.reason)
+        audit_change(engine, work, "signed_out_everywhere", "warning", caller, about_users=sorted(people),
+                     reason=ask.reason)
+    return SignedOut(await end_grants(engine, caller, grants, "signed_out", ask.reason, also))
+
+
+async def require_people(engine: Engine, caller: Caller, user_id: str | None) -> dict[str, User]:
+    """Return the users whom a call is about: one that it names, or all who act as the caller."""
+    if user_id is None and not caller.bound:
+        raise InvalidRequest("this credential is nobody's own, so name the user: user_id")
+    people = await find_people(engine, caller, user_id)
+    if user_id is None:
+        return {id: user for id, user in people.items() if is_about_self(caller, user)}
+    if not people:
+        raise UserNotFound(f"no user {user_id}; list_sessions shows of whom there are sessions")
+    require_right_to_end(caller, people[user_id])
+    return people
+
+
+def is_of(grant: Grant, people: dict[str, User]) -> bool:
+    """Whether a session is one of some users."""
+    return grant.user_id in people
+
+
+async def list_consents(engine: Engine, caller: Caller, ask: ListConsents) -> Consents:
+    """List what you let programs do; an admin sees all of its tenant."""
+    directory, people = Directory(engine), await find_people(engine, caller, ask.user_id)
+    rows, *ends = await read_page(
+        engine, caller, ask, ("consents", ask.user_id), lambda after: directory.page(Consent, after), export_key,
+        lambda consent: consent.user_id in people)
+    names = await name_clients(directory, {consent.client_id for consent in rows})
+    return Consents([as_consent_record(consent, names) for consent in rows], *ends)
+
+
+async def withdraw_consent(engine: Engine, caller: Caller, ask: WithdrawConsent) -> SignedOut:
+    """Stop letting a program act for you, and end your sessions with it."""
+    people = await require_people(engine, caller, ask.user_id)
+    grants = await find_own_grants(engine, lambda one: one.client_id == ask.client_id and is_of(one, people))
+
+    def also(work: Work) -> None:
+        for user_id in people:
+            if work.find_record(Consent, user_id, ask.client_id) is not None:
+                work.drop_record(Consent, user_id, ask.client_id)
+                audit_change(engine, work, "consent_withdrawn", "warning", caller, about_user=user_id,
+                             about_client=ask.client_id, reason=ask.reason)
+    keys = [(Consent, (user_id, ask.client_id)) for user_id in people]
+    return SignedOut(await end_grants(engine, caller, grants, "consent_withdrawn", ask.reason, also, *keys))
+
+
+# How they are shown.
+
+
+async def name_clients(directory: Directory, ids: set[str]) -> dict[str, str]:
+    """Return the names of programs, by their ids."""
+    rows = [await directory.find(OAuthClient, id) for id in sorted(ids)]
+    return {row.client_id: row.name for row in rows if row is not None}
+
+
+def as_session_record(grant: Grant, names: dict[str, str]) -> SessionRecord:
+    """Show a session without its hashes."""
+    return SessionRecord(
+        grant.grant_id, grant.user_id, grant.client_id, grant.tenant, grant.principal_kind, grant.principal_id,
+        grant.role, msgspec.json.decode(grant.scopes, type=list[str]), grant.resource, to_utc(grant.created_at),
+        to_utc(grant.ends_at), names.get(grant.client_id), to_utc_or_none(grant.last_used_at), grant.place or None,
+        to_utc_or_none(grant.ended_at), grant.ended_why)
+
+
+def as_consent_record(consent: Consent, names: dict[str, str]) -> ConsentRecord:
+    """Show what a person lets a program do."""
+    return ConsentRecord(consent.user_id, consent.client_id, msgspec.json.decode(consent.scopes, type=list[str]),
+                         consent.redirect_uri, to_utc(consent.given_at), names.get(consent.client_id))
+
+
+OPERATIONS = [
+    Operation(list_sessions, "GET /v1/sessions", "a A", "", "R"),
+    Operation(end_session, "POST /v1/sessions/end", "a A", "", "W", idempotent=True, destructive=True),
+    Operation(sign_out_everywhere, "POST /v1/sign-out", "a A", "", "W", idempotent=True, destructive=True),
+    Operation(list_consents, "GET /v1/consents", "a A", "", "R"),
+    Operation(withdraw_consent, "POST /v1/consents/withdraw", "a A", "", "W", idempotent=True, destructive=True),
+]

@@ -9,8 +9,12 @@ from typing import Any
 
 from starlette.routing import Route
 
+from asyncgate import Caller, Work
+from asyncgate.parts.identity.admin import audit_change
+from asyncgate.parts.identity.jwt import MOST_TOKEN_BYTES, UNFIT, Claims, decode_strictly, key_id, verify_signature
 from asyncgate.parts.identity.keys import place_of
 from asyncgate.parts.identity.oauth.clients import authenticate_client
+from asyncgate.parts.identity.oauth.directory import audit_in_tenant
 from asyncgate.parts.identity.oauth.grants import (
     CODE,
     REFRESH,
@@ -19,6 +23,7 @@ from asyncgate.parts.identity.oauth.grants import (
     Exchange,
     Renewal,
     encode_bytes,
+    end_by_token,
     exchange_code,
     read_grant_id,
     refuse_code,
@@ -27,9 +32,9 @@ from asyncgate.parts.identity.oauth.grants import (
     write_refresh,
 )
 from asyncgate.parts.identity.oauth.requests import find_resource
-from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS
+from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, RevocationSet, revoke
 from asyncgate.parts.identity.oauth.server import AuthorizationServer, Endpoint
-from asyncgate.parts.identity.oauth.sessions import describe_grant
+from asyncgate.parts.identity.oauth.sessions import REVOKED_LONGER_SECONDS, describe_grant
 from asyncgate.parts.identity.oauth.wire import Answer, OAuthError, Request, answer_json, read_parameters
 from asyncgate.parts.model.stored import Account
 from asyncgate.parts.model.stored_oauth import Grant, OAuthClient, User
@@ -39,7 +44,7 @@ TOKEN_PATH, REVOKE_PATH = "/oauth/token", "/oauth/revoke"
 SECRET_PARAMETERS = frozenset({"code", "code_verifier", "refresh_token", "token", "client_secret", "client_assertion"})
 NO_CACHE = (b"pragma", b"no-cache")         # RFC 6749 5.1; every answer of the gate has cache-control: no-store
 # What the transaction itself has written into the operator's log.
-IN_TRANSACTION = frozenset({"session_begun", "code_replay", "refresh_replay"})
+IN_TRANSACTION = frozenset({"session_begun", "session_ended", "code_replay", "refresh_replay"})
 ADVICE = {
     "client_credentials": "; a worker uses an issued key: `asyncgate issue-key`",
     "password": "; people sign in at /oauth/authorize",
@@ -47,8 +52,9 @@ ADVICE = {
 
 
 def routes(server: AuthorizationServer) -> list[Route]:
-    """Return the path of the token endpoint."""
-    return [Route(TOKEN_PATH, Endpoint(server, {"POST": give_token}, open=True))]
+    """Return the paths of tokens."""
+    return [Route(TOKEN_PATH, Endpoint(server, {"POST": give_token}, open=True)),
+            Route(REVOKE_PATH, Endpoint(server, {"POST": take_back_token}, open=True))]
 
 
 async def give_token(server: AuthorizationServer, request: Request) -> Answer:
@@ -174,3 +180,57 @@ def sign_access_token(server: AuthorizationServer, allowed: Allowed) -> tuple[st
         "jti": str(uuid.uuid4()), "client_id": grant.client_id, "scope": " ".join(sorted(allowed.scopes)),
         "tenant_id": grant.tenant, "principal_kind": grant.principal_kind, "principal_id": grant.principal_id,
         "role": grant.role, "iat": now, "nbf": now, "exp": ends_at}), int(ends_at - now)
+
+
+# Revocation (RFC 7009).
+
+
+async def take_back_token(server: AuthorizationServer, request: Request) -> Answer:
+    """Revoke a token of the program that asks: a refresh token with its session, an access token alone.
+
+    An unknown token is as good as revoked.  The text says what a token is, so token_type_hint is ignored.
+    """
+    form = read_form(request)
+    client = await authenticate_client(server, request, form)
+    if not (token := form.get("token", "")):
+        raise OAuthError("invalid_request", "token is missing")
+    if (grant_id := read_grant_id(REFRESH, token)) is not None:
+        if (grant := await server.directory.find(Grant, grant_id)) is not None:
+            done = await change_grant(server, grant, lambda work: end_by_token(server, work, token, client.client_id))
+            if isinstance(done, Denial):
+                tell_tenant(server, grant, done.event, "warning")
+                raise done.error()
+            tell_tenant(server, grant, "session_ended", "info")
+    elif (claims := await read_own_token(server, token)) is not None:
+        await revoke_access_token(server, claims, client.client_id)
+    return Answer(200, headers=[NO_CACHE])
+
+
+async def read_own_token(server: AuthorizationServer, token: str) -> Claims | None:
+    """Return the claims of an access token that this gate has issued and that has not expired; None for others."""
+    try:
+        if len(token) > MOST_TOKEN_BYTES:
+            return None
+        claims = decode_strictly(verify_signature(token, await server.keys.find(key_id(token))), Claims)
+    except UNFIT:
+        return None
+    return claims if claims.iss == server.issuer and claims.exp > server.engine.backend.now() else None
+
+
+async def revoke_access_token(server: AuthorizationServer, claims: Claims, client_id: str) -> None:
+    """Revoke one access token, once."""
+    if claims.client_id != client_id:
+        raise OAuthError("invalid_grant", "the token is another program's")
+    known, jti = server.engine.find_extension(RevocationSet), claims.jti or ""
+    if known is not None:
+        await known.freshen()
+        if known.has("token", jti) or known.has("session", claims.sid):
+            return      # so that nobody fills the table with one token
+    by = Caller(server.settings.default_tenant_id, claims.principal, claims.role or "agent", frozenset())
+    said = {"about_token": jti, "about_session": claims.sid, "about_client": client_id, "of_tenant": claims.tenant_id}
+
+    def take_back(work: Work) -> None:
+        revoke(work, "token", jti, claims.exp + REVOKED_LONGER_SECONDS, str(by.principal), "by the program")
+        audit_change(server.engine, work, "token_revoked", "info", by, **said)
+    await server.directory.change(take_back, *REVOCATION_KEYS)
+    await audit_in_tenant(server.engine, by, claims.tenant_id, "token_revoked", "info", **said)

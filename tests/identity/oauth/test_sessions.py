@@ -1,0 +1,192 @@
+"""Sessions of people with programs: who sees them, who ends them, and what is on record of them (spec 21.9.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncgate.parts.model.stored_oauth import Consent
+from tests.conftest import Served
+from tests.identity.oauth.granting import REDIRECT, Program, claims_of, program_of, refusal, tokens
+
+pytestmark = pytest.mark.anyio
+
+ROOM = "6f1c2b9e-0000-4000-8000-00000000000a"
+
+
+@pytest.fixture
+async def program(oauth_gate: Served) -> Program:
+    """A program that Ada allows in."""
+    return await program_of(oauth_gate)
+
+
+async def allow(program: Program) -> None:
+    """Write down that the person lets the program in."""
+    oauth = program.served.gate.oauth
+    consent = Consent(program.user.user_id, program.client.client_id, '["tasks:read"]', REDIRECT, 0.0)
+    await oauth.directory.change(lambda work: work.keep_record(consent))   # type: ignore[union-attr]
+
+
+async def another(program: Program, name: str, principal: str, **user: Any) -> Program:
+    """Return another person with another program."""
+    return await program_of(program.served, name, user={"principal_id": principal, **user})
+
+
+async def ask(program: Program, method: str, path: str, token: str, body: Any = None) -> Any:
+    """Ask for an operation with an access token; return the body, or the code of the refusal."""
+    answer = await program.served.call(method, path, body, token=token)
+    return answer.json() if answer.status == 200 else answer.json()["error"]
+
+
+async def room(served: Served, role: str = "admin", **more: Any) -> str:
+    """Make another tenant; return a key of its admin."""
+    await served.post("/v1/tenants", {"tenant": ROOM, "name": "a room"})
+    issued = await served.post("/v1/keys", {"name": "root", "principal_kind": "human", "principal_id": "root",
+                                            "role": role, "tenant": ROOM, **more})
+    return str(issued["api_key"])
+
+
+async def test_a_person_sees_and_ends_its_own_sessions_and_no_others(program: Program) -> None:
+    ada, bob = await program.begin(), await (await another(program, "bobs", "bob")).begin()
+    others = claims_of(bob["access_token"])["sid"]
+
+    listed = await ask(program, "GET", "/v1/sessions", ada["access_token"])
+    foreign = await ask(program, "POST", "/v1/sessions/end", ada["access_token"], {"session_id": others})
+    [mine] = listed["sessions"]
+    own = await ask(program, "POST", "/v1/sessions/end", ada["access_token"], {"session_id": mine["session_id"]})
+
+    assert (mine["client_name"], mine["principal_id"]) == ("An app", "ada")
+    assert mine["scopes"] == ["tasks:read", "tasks:write"]
+    assert (foreign, own) == ("session_not_found", {"ok": True})
+    assert not await program.works(ada["access_token"])
+    assert refusal(await program.refresh(ada["refresh_token"])) == "invalid_grant"
+    assert await program.works(bob["access_token"])
+
+
+async def test_an_admin_ends_the_sessions_of_its_own_tenant_only(program: Program) -> None:
+    root, reader = await room(program.served), await room(program.served, scopes=["admin:read"])
+    ours, theirs = await program.begin(), await (await another(program, "theirs", "eve", tenant=ROOM)).begin()
+    sessions = [claims_of(one["access_token"])["sid"] for one in (ours, theirs)]
+
+    seen = [one["session_id"] for one in (await ask(program, "GET", "/v1/sessions", root))["sessions"]]
+    told = [await ask(program, "POST", "/v1/sessions/end", key, {"session_id": session, "reason": "she left"})
+            for session in sessions for key in (reader, root)]
+    everybody = [one["session_id"] for one in (await program.served.get("/v1/sessions"))["sessions"]]
+
+    assert seen == sessions[1:]
+    assert told == ["session_not_found", "session_not_found", "forbidden", {"ok": True}]
+    assert sorted(everybody) == sorted(sessions)
+    assert await program.works(ours["access_token"])
+    assert not await program.works(theirs["access_token"])
+    lines = (await ask(program, "GET", "/v1/audit?event=session_ended", root))["lines"]
+    assert [(line["reason"], line["details"]["about_session"]) for line in lines] == [("she left", sessions[1])]
+
+
+async def test_signing_out_everywhere_ends_all_sessions_of_a_person_and_a_new_sign_in_is_good(program: Program) -> None:
+    second = await program_of(program.served, "second", user={"user_id": program.user.user_id})
+    first, other = await program.begin(), await second.begin()
+    bob = await (await another(program, "bobs", "bob")).begin()
+
+    done = await ask(program, "POST", "/v1/sign-out", first["access_token"], {})
+    again = await program.begin()
+
+    assert done == {"sessions_ended": 2}
+    assert [await program.works(one["access_token"]) for one in (first, other, bob, again)] == [
+        False, False, True, True]
+
+
+async def test_an_admin_signs_a_user_out_and_a_stranger_does_not(program: Program) -> None:
+    root, got = await room(program.served), await program.begin()
+    user = {"user_id": program.user.user_id}
+
+    foreign = await ask(program, "POST", "/v1/sign-out", root, user)
+    unnamed = await program.served.call("POST", "/v1/sign-out", {})
+    assert await program.works(got["access_token"])
+    done = await program.served.post("/v1/sign-out", user)
+
+    assert (foreign, unnamed.json()["error"], done) == ("user_not_found", "invalid_request", {"sessions_ended": 1})
+    assert not await program.works(got["access_token"])
+
+
+async def test_a_withdrawn_consent_is_gone_and_ends_the_sessions_with_that_program(program: Program) -> None:
+    second = await program_of(program.served, "second", user={"user_id": program.user.user_id})
+    for one in (program, second):
+        await allow(one)
+    first, other = await program.begin(), await second.begin()
+
+    listed = await ask(program, "GET", "/v1/consents", other["access_token"])
+    done = await ask(program, "POST", "/v1/consents/withdraw", other["access_token"], {"client_id": "app"})
+    left = await ask(program, "GET", "/v1/consents", other["access_token"])
+
+    assert sorted(one["client_id"] for one in listed["consents"]) == ["app", "second"]
+    assert (done, [one["client_id"] for one in left["consents"]]) == ({"sessions_ended": 1}, ["second"])
+    assert [await program.works(one["access_token"]) for one in (first, other)] == [False, True]
+
+
+async def test_what_was_done_with_a_token_and_in_a_session_is_on_record(program: Program) -> None:
+    """21.9.1: list all operations made with one token or key."""
+    got = await program.begin()
+    more = tokens(await program.refresh(got["refresh_token"]))
+    task = await program.served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, token=got["access_token"])
+    await program.works(more["access_token"])
+    program.served.gate.guard.auditor.count()
+    await program.audit()
+    claims = claims_of(got["access_token"])
+
+    by_token = (await program.served.get(f"/v1/audit?token_id={claims['jti']}"))["lines"]
+    by_session = (await program.served.get(f"/v1/audit?session_id={claims['sid']}&limit=100"))["lines"]
+
+    [used] = [line["details"] for line in by_token if line["event"] == "token_used"]
+    assert (used["operations"], used["tasks"]) == ({"create_task": 1}, [task.json()["task_id"]])
+    assert {line["event"] for line in by_session} >= {
+        "session_allowed", "session_begun", "token_refreshed", "auth_success", "token_used"}
+    assert len([line for line in by_session if line["event"] == "token_used"]) == 2
+
+
+async def test_a_program_gives_back_its_tokens(program: Program) -> None:
+    """RFC 7009."""
+    got, kept = await program.begin(), await program.begin()
+    other = await program_of(program.served, "other")
+
+    async def revoke(token: str, by: Program = program, **more: Any) -> int:
+        answer = await by.post("/oauth/revoke", {"token": token, "client_id": by.client.client_id, **more})
+        return answer.status
+
+    assert [await revoke(token, by=other) for token in (got["refresh_token"], got["access_token"])] == [400, 400]
+    assert await program.works(got["access_token"])
+    assert [await revoke(token) for token in ("x", got["refresh_token"][:-1] + "!", "agr_", "eyJ.e30.x")] == [200] * 4
+    assert await revoke(got["access_token"], token_type_hint="refresh_token") == 200
+    assert not await program.works(got["access_token"])
+    again = tokens(await program.refresh(got["refresh_token"]))
+    assert await revoke(got["refresh_token"], token_type_hint="access_token") == 200      # also one that is used
+    assert not await program.works(again["access_token"])
+    assert refusal(await program.refresh(again["refresh_token"])) == "invalid_grant"
+    assert await program.works(kept["access_token"])
+    assert refusal(await program.post("/oauth/revoke", {"client_id": "app"})) == "invalid_request"
+
+
+async def test_a_token_that_is_given_back_twice_is_one_revocation(program: Program) -> None:
+    got = await program.begin()
+
+    for _ in range(3):
+        await program.post("/oauth/revoke", {"token": got["access_token"], "client_id": "app"})
+
+    assert len(await program.audit("token_revoked")) == 1
+
+
+async def test_no_secret_of_a_session_is_shown_or_logged(serve_oauth: Callable[..., Any],
+                                                        caplog: pytest.LogCaptureFixture) -> None:
+    program = await program_of(await serve_oauth({"refresh_grace_seconds": 0}))
+    code = await program.code()
+    got = tokens(await program.exchange(code))
+    await program.refresh(got["refresh_token"])
+    await program.refresh(got["refresh_token"])
+    row = await program.grant(got["refresh_token"])
+
+    said = str(await program.audit()) + str(await program.served.get("/v1/sessions")) + caplog.text + repr(row)
+
+    for secret in (code, got["refresh_token"], got["access_token"], row.code_hash, row.refresh_hash, row.seed):
+        assert secret
+        assert secret not in said
