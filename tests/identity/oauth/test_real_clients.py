@@ -45,7 +45,7 @@ class OAuthLive(Live):
     def person(self, name: str = "ada") -> Person:
         """Return a person who has the code of a new sign-in link."""
         link = self.ask("POST", "/v1/sign-in-links", principal_id=name)
-        self.people.append(Person(self.url, link["code"]))
+        self.people.append(Person(self.url, link["sign_in_code"]))
         return self.people[-1]
 
     def register(self, *redirects: str) -> str:
@@ -243,10 +243,12 @@ def test_mcp_remote_signs_a_person_in_for_a_program_that_knows_only_local_server
         assert program.stderr is not None
         for message in messages:
             program.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
-        for line in program.stderr:
-            if found := re.search(r"https?://\S+/oauth/authorize\?\S+", line):
-                person.come_back(found[0])
+        address = ""
+        for line in program.stderr:     # it tells the address before it listens for the answer
+            address = found[0] if (found := re.search(r"https?://\S+/oauth/authorize\?\S+", line)) else address
+            if "Waiting for authorization" in line:
                 break
+        person.come_back(address)
         answers = (json.loads(line) for line in program.stdout)
         who = next(answer for answer in answers if answer.get("id") == 2)
         program.kill()
