@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpx2
 
+from tests.conftest import Answer
+from tests.support.browser import Page
+
 MOST_PAGES = 20
 
 
-class Forms(HTMLParser):
-    """The forms of a page, as {action, fields, buttons}."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[dict[str, Any]] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Take a form, and what is filled in and pressed in it."""
-        said = dict(attributes)
-        if tag == "form":
-            self.found.append({"action": said.get("action") or "", "fields": {}, "buttons": {}})
-        elif tag == "input" and said.get("name"):
-            self.found[-1]["fields"][said["name"]] = said.get("value") or ""
-        elif tag == "button" and said.get("name"):
-            self.found[-1]["buttons"][said["name"], said.get("value")] = True
+def read_page(response: httpx2.Response) -> Page:
+    """Return what stands on a page."""
+    return Page(Answer([
+        {"type": "http.response.start", "status": response.status_code, "headers": response.headers.raw},
+        {"type": "http.response.body", "body": response.content}]))
 
 
 class Person:
@@ -54,14 +43,12 @@ class Person:
     def fill_in(self, page: httpx2.Response) -> httpx2.Response:
         """Send the form of a page."""
         self.seen.append(page.text)
-        forms = Forms(page.text).found
         assert page.status_code == 200, page.text
-        assert forms, page.text
-        form = next((one for one in forms if "code" in one["fields"] or one["buttons"]), forms[0])
+        [form] = read_page(page).forms
         fields = dict(form["fields"])
         if "code" in fields:
-            fields["code"] = fields["code"] or self.code
-        if ("answer", self.answer) in form["buttons"]:
+            fields["code"] = self.code
+        if self.answer in form["buttons"]:
             fields["answer"] = self.answer
         origin = "{0.scheme}://{0.netloc}".format(urlsplit(str(page.url)))
         return self.browser.post(urljoin(str(page.url), form["action"]), data=fields, headers={"origin": origin})

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 import subprocess
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx2
 import pytest
+import trustme
 
 from asyncgate.conformance.postgres_server import free_port
 from tests.conftest import TOKEN, Live, Node
@@ -33,7 +38,8 @@ class OAuthLive(Live):
         port, self.people = free_port(), list[Person]()
         super().__init__(
             f"public_url=http://127.0.0.1:{port}", f"security.jwt.private_key_path={key_path}",
-            "security.oauth.enabled=true", "security.oauth.dynamic_registration=true", port=port, database=database)
+            "security.oauth.enabled=true", "security.oauth.dynamic_registration=true",
+            "security.outgoing.allow=localhost", port=port, database=database)
 
     def ask(self, verb: str, path: str, **fields: Any) -> dict[str, Any]:
         """Call the gate as its operator."""
@@ -210,6 +216,38 @@ def test_the_inspector_signs_a_person_in(node: Node, gate: OAuthLive) -> None:
 
     assert status == 0, said
     assert '"ada"' in said
+
+
+@pytest.fixture
+def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the URL of the Inspector's metadata document, at an HTTPS server that the gate of the test trusts."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    files = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), files) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        url = f"https://localhost:{server.server_port}/client.json"
+        (tmp_path / "client.json").write_text(json.dumps({
+            "client_id": url, "client_name": "Inspector", "redirect_uris": [REDIRECT],
+            "token_endpoint_auth_method": "none"}))
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield url
+        server.shutdown()
+
+
+# The document first: the gate takes over the authority when it starts.
+def test_the_inspector_names_itself_by_its_metadata_document(node: Node, document: str, gate: OAuthLive) -> None:
+    status, said = run_beside(
+        node, person := gate.person(), "mcp-inspector", "--cli", "--server-url", f"{gate.url}/mcp", "--transport",
+        "http", "--client-metadata-url", document, "--method", "tools/call", "--tool-name", "asyncgate.whoami",
+        "--format", "json")
+
+    assert status == 0, said
+    assert '"ada"' in said
+    assert "localhost" in person.seen[-1]
 
 
 def test_the_official_suite_finds_that_the_authorization_server_conforms(
