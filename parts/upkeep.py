@@ -184,13 +184,15 @@ class Upkeep(Duties, Extension):
 
 
 def oauth_duties(engine: Engine) -> dict[str, Duty]:
-    """Return the jobs of a gate that accepts access tokens."""
-    if not engine.settings.security.jwt.has_keys:
-        return {}
-    from asyncgate.parts.identity.oauth.revocations import RevocationPruner
-    found = {"revocations": Duty(3600.0, RevocationPruner(engine).run)}
-    if engine.settings.security.oauth.enabled:
+    """Return the jobs of a gate that accepts access tokens, and of one that issues them."""
+    security, found = engine.settings.security, dict[str, Duty]()
+    if security.jwt.has_keys:
+        from asyncgate.parts.identity.oauth.revocations import RevocationPruner
+        found["revocations"] = Duty(3600.0, RevocationPruner(engine).run)
+    if security.oauth.enabled:
+        from asyncgate.parts.identity.oauth.pruning import SessionPruner
         from asyncgate.parts.identity.oauth.registration import ClientPruner
+        found["sessions"] = Duty(3600.0, SessionPruner(engine).run)
         found["programs"] = Duty(3600.0, ClientPruner(engine).run)
     return found
 

@@ -314,7 +314,7 @@ def find_refusal_of_renewal(work: Work, grant: Grant, sent: Renewal) -> Denial |
     if sent.scopes is not None and not sent.scopes <= decode_scopes(grant.scopes):
         return Denial("invalid_scope", "a refresh may ask for fewer scopes than the person allowed, never for more")
     if not find_scopes(work, grant, sent.scopes):
-        return Denial("invalid_scope", "the person or the program has none of these scopes any more")
+        return Denial("invalid_scope", "the person or the program has none of these scopes any more; ask for others")
     return None
 
 
@@ -331,6 +331,8 @@ def find_barrier(work: Work, grant: Grant, resource: str | None) -> Denial | Non
         return refuse_session("the program was disabled or removed")
     if (user.tenant, user.principal, user.role) != (grant.tenant, grant.principal, grant.role):
         return refuse_session("the person acts as somebody else now")
+    if not find_scopes(work, grant):
+        return refuse_session("the person or the program has none of the scopes any more")
     if resource not in (None, grant.resource):
         return Denial("invalid_target", f"the person allowed access to {grant.resource}, to no other resource")
     return None

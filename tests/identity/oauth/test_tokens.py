@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from asyncgate.parts.identity.oauth.wire import OAuthError
 from asyncgate.parts.model.durations import DAY_SECONDS
 from tests.conftest import Served
-from tests.identity.oauth.conftest import PUBLIC_URL
+from tests.identity.oauth.conftest import PUBLIC_URL, write_signing_key
 from tests.identity.oauth.granting import (
     CHALLENGE,
     FORM,
@@ -179,3 +183,161 @@ async def test_form_and_method_of_a_request(program: Program) -> None:
 
     assert got.status == 405
     assert [refusal(answer) for answer in (json, repeated, in_url)] == ["invalid_request"] * 3
+
+
+BEHIND = ("127.0.0.1",)     # a proxy that says where its clients are
+
+
+async def test_a_used_refresh_token_from_another_network_ends_the_family(serve_oauth: Callable[..., Any]) -> None:
+    program = await program_of(await serve_oauth(trusted_proxies=BEHIND))
+    got = await program.begin()
+    successor = tokens(await program.refresh(got["refresh_token"], "192.0.2.7"))["refresh_token"]
+
+    near = tokens(await program.refresh(got["refresh_token"], "192.0.2.99"))
+    far = refusal(await program.refresh(got["refresh_token"], "198.51.100.7"))
+
+    assert (near["refresh_token"], far) == (successor, "invalid_grant")
+    assert (await program.grant(successor)).ended_why == "refresh_replay"
+    assert len(await program.audit("unusual_address")) == 1
+
+
+async def test_a_used_refresh_token_of_another_program_ends_the_family(program: Program) -> None:
+    other, got = await program_of(program.served, "other"), await program.begin()
+
+    assert refusal(await other.refresh(got["refresh_token"])) == "invalid_grant"      # in force: only refused
+    successor = tokens(await program.refresh(got["refresh_token"]))["refresh_token"]
+    assert refusal(await other.refresh(got["refresh_token"])) == "invalid_grant"
+
+    assert (await program.grant(successor)).ended_why == "refresh_replay"
+
+
+async def test_a_refresh_token_from_long_ago_ends_the_family(program: Program) -> None:
+    """The gate has only the last two hashes: it knows older tokens by their mark."""
+    first = (await program.begin())["refresh_token"]
+    second = tokens(await program.refresh(first))["refresh_token"]
+    third = tokens(await program.refresh(second))["refresh_token"]
+    invented = [first[:41] + "A" * 43 + first[84:], first[:-1] + ("A" if first[-1] != "A" else "Q")]
+
+    assert [refusal(await program.refresh(token)) for token in invented] == ["invalid_grant"] * 2
+    fourth = tokens(await program.refresh(third))["refresh_token"]
+    assert refusal(await program.refresh(first)) == "invalid_grant"
+
+    assert (await program.grant(fourth)).ended_why == "refresh_replay"
+    assert refusal(await program.refresh(fourth)) == "invalid_grant"
+
+
+async def test_after_a_rotation_of_the_signing_key_a_used_token_ends_nothing(
+        serve_oauth: Callable[..., Any], tmp_path: Path) -> None:
+    path = write_signing_key(tmp_path / "own.pem")
+    program = await program_of(await serve_oauth(jwt={"private_key_path": str(path)}))
+    got = await program.begin()
+    successor = tokens(await program.refresh(got["refresh_token"]))["refresh_token"]
+    os.replace(write_signing_key(tmp_path / "next.pem"), path)
+    program.served.gate.oauth.keys.look()       # type: ignore[union-attr]
+
+    assert refusal(await program.refresh(got["refresh_token"])) == "invalid_grant"
+
+    assert tokens(await program.refresh(successor))
+
+
+async def test_a_refresh_may_ask_for_fewer_scopes_and_never_for_more(program: Program) -> None:
+    """B5."""
+    got = await program.begin()
+
+    more = await program.refresh(got["refresh_token"], scope="tasks:read admin:write")
+    fewer = tokens(await program.refresh(got["refresh_token"], scope="tasks:read"))
+    all_again = tokens(await program.refresh(fewer["refresh_token"]))
+
+    assert refusal(more) == "invalid_scope"
+    assert [one["scope"] for one in (fewer, all_again)] == ["tasks:read", "tasks:read tasks:write"]
+    assert claims_of(fewer["access_token"])["scope"] == "tasks:read"
+
+
+ENDS: list[dict[str, Any]] = [
+    {"user": {"disabled_at": 1.0}}, {"user": {"role": "admin"}}, {"user": {"principal_id": "eve"}},
+    {"user": {"tenant": "6f1c2b9e-0000-4000-8000-00000000000a"}}, {"user": {"scopes": '["receipts:read"]'}},
+    {"client": {"disabled_at": 1.0}}, {"client": {"tenant": "6f1c2b9e-0000-4000-8000-00000000000b"}},
+    {"client": {"scopes": '["receipts:read"]'}},
+]
+
+
+@pytest.mark.parametrize("changes", ENDS, ids=str)
+async def test_a_session_gives_nothing_once_person_or_program_may_not(program: Program, changes: Any) -> None:
+    """D4."""
+    code, got = await program.code(), await program.begin()
+    await program.keep(**changes)
+
+    refused = [await program.refresh(got["refresh_token"]), await program.exchange(code)]
+
+    assert all(answer.status in (400, 401) for answer in refused), refused
+    assert {answer.json()["error"] for answer in refused} <= {"invalid_grant", "invalid_client", "invalid_scope"}
+
+
+async def test_a_session_of_a_suspended_or_removed_tenant_gives_nothing(program: Program) -> None:
+    tenant, served = "6f1c2b9e-0000-4000-8000-00000000000a", program.served
+    await served.post("/v1/tenants", {"tenant": tenant, "name": "a room"})
+    theirs = await program_of(served, "theirs", user={"tenant": tenant})
+    nowhere = await program_of(served, "nowhere", user={"tenant": tenant[:-1] + "b"})
+    got, code = await theirs.begin(), await nowhere.code()
+
+    await served.post(f"/v1/tenants/{tenant}/suspend", {})
+    suspended = await theirs.refresh(got["refresh_token"])
+    await served.post(f"/v1/tenants/{tenant}/suspend", {"suspended": False})
+    again = tokens(await theirs.refresh(got["refresh_token"]))
+    await served.post("/v1/credentials/rotate", {"tenant": tenant})
+    rotated = await theirs.refresh(again["refresh_token"])
+
+    assert [refusal(answer) for answer in (suspended, rotated, await nowhere.exchange(code))] == ["invalid_grant"] * 3
+
+
+async def test_a_code_expires_after_a_minute_and_a_session_at_its_end(program: Program) -> None:
+    served, code, got = program.served, await program.code(), await program.begin()
+    by_code, by_token = await program.grant(code), await program.grant(got["refresh_token"])
+    now = served.backend.now()
+    assert 0 < by_code.code_until - by_code.created_at <= 60
+    assert by_token.ends_at - by_token.created_at == 90 * DAY_SECONDS
+
+    def age(work: Any) -> None:
+        work.keep_record(replace(by_code, code_until=now))
+        work.keep_record(replace(by_token, ends_at=now))
+    await served.gate.oauth.directory.change(age)       # type: ignore[union-attr]
+
+    assert refusal(await program.exchange(code)) == "invalid_grant"
+    assert refusal(await program.refresh(got["refresh_token"])) == "invalid_grant"
+
+
+async def test_no_token_outlives_its_session(serve_oauth: Callable[..., Any]) -> None:
+    program = await program_of(await serve_oauth(jwt={"refresh_token_ttl_days": 1}))
+
+    got = await program.begin()
+
+    ends_at = (await program.grant(got["refresh_token"])).ends_at
+    assert claims_of(got["access_token"])["exp"] == ends_at < program.served.backend.now() + DAY_SECONDS
+
+
+@pytest.mark.parametrize(("client", "user", "days"), [(None, None, 30), (7, None, 7), (None, 9, 9), (60, 9, 9)])
+async def test_the_life_of_an_access_token_is_the_programs_or_the_persons(
+        program: Program, client: int | None, user: int | None, days: int) -> None:
+    await program.keep(client={"access_days": client}, user={"access_days": user})
+
+    assert (await program.begin())["expires_in"] == days * DAY_SECONDS
+
+
+async def test_a_refresh_for_a_resource_that_is_not_served_any_more_is_refused(program: Program) -> None:
+    got = await program.begin()
+    row = replace(await program.grant(got["refresh_token"]), resource="http://localhost/elsewhere")
+    await program.served.gate.oauth.directory.change(       # type: ignore[union-attr]
+        lambda work: work.keep_record(row))
+
+    assert refusal(await program.refresh(got["refresh_token"])) == "invalid_grant"
+
+
+async def test_a_program_gets_what_it_asked_for_and_no_more_than_person_and_program_have(program: Program) -> None:
+    await program.keep(client={"scopes": '["tasks:read","tasks:lease"]'},
+                       user={"scopes": '["tasks:read","admin:read"]'})
+
+    got = await program.begin(scopes=frozenset({"tasks:read", "tasks:lease", "admin:read"}))
+
+    assert got["scope"] == "tasks:read"
+    with pytest.raises(OAuthError, match="nothing is left"):
+        await program.code(scopes=frozenset({"tasks:lease"}))
