@@ -470,7 +470,7 @@ SPEC_NAMES = {  # what the spec calls a setting (20.2, 20.12, 20.14, H.6); its n
         *(f"circuit_breaker.{name}" for name in CircuitBreaker.__struct_fields__))},
     "memorygate.emission_timeout_ms": "ledger.timeout_ms",
     "memorygate.failure_mode": "receipt_consistency_mode"}
-ELSEWHERE = ("_FILE", "_COMMAND")       # ends of variables that say where a value is
+VALUE_PLACES = ("_FILE", "_COMMAND")       # ends of variables that say where a value is
 COMMAND_SECONDS = 30.0
 SETTING_UNITS = {"_seconds": 1.0, "_days": 86_400.0, "_ms": 0.001}   # what the end of a name counts
 PLAIN_KINDS = {"boolean": "true or false", "string": "text", "array": "a list of objects"}
@@ -643,7 +643,7 @@ def read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str
     names |= {ENV_PREFIX + alias: name for alias, name in ALIASES.items()}
     names |= {name_variable(alias): name for alias, name in SPEC_NAMES.items()}
     elsewhere = {variable + end: known[name] for variable, name in names.items() if known[name].in_file
-                 for end in ELSEWHERE}
+                 for end in VALUE_PLACES}
     for variable in sorted(environ):
         full = ENV_PREFIX + variable if variable in UNPREFIXED and ENV_PREFIX + variable not in environ else variable
         if full in elsewhere:
@@ -655,7 +655,7 @@ def read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str
 def read_elsewhere(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
     """Read a value, such as a secret, from the file or the command that a variable names."""
     bases = {variable.removesuffix("_FILE").removesuffix("_COMMAND"), setting.environment}
-    others = {one for base in bases for one in (base, *(base + end for end in ELSEWHERE))} - {variable}
+    others = {one for base in bases for one in (base, *(base + end for end in VALUE_PLACES))} - {variable}
     if itself := min((one for one in others if one in environ), default=None):
         both = f"environment {itself}; environment {variable}"
         raise SettingsError(f"{setting.name}: given twice, {name_way(itself)} and {name_way(variable)} ({both})")
@@ -735,7 +735,7 @@ def expand_variables(said: Any, name: str, environ: Mapping[str, str], origin: s
 
 def find_variable(variable: str, name: str, environ: Mapping[str, str], origin: str) -> str:
     """Return the value of an environment variable: its own, or what is in its _FILE, or what its _COMMAND prints."""
-    given = [one for one in (variable, *(variable + end for end in ELSEWHERE)) if one in environ]
+    given = [one for one in (variable, *(variable + end for end in VALUE_PLACES)) if one in environ]
     if not given:
         raise SettingsError(f"{name}: the environment variable {variable!r} is not set ({origin})")
     if len(given) > 1:
