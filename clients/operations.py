@@ -58,8 +58,10 @@ from asyncgate.parts.model.wire_oauth import (
     Consents,
     MadeSignInLink,
     RegisteredClient,
+    RevokedToken,
     Sessions,
     SignedOut,
+    SigningKeyRecords,
     UserRecord,
     Users,
 )
@@ -398,6 +400,7 @@ CALLS = {
     "list_schedules": CallSpec("list_schedules", "GET", "/v1/schedules", True, "principal", ()),
     "list_seals": CallSpec("list_seals", "GET", "/v1/seals", True, "principal", ()),
     "list_sessions": CallSpec("list_sessions", "GET", "/v1/sessions", True, "principal", ()),
+    "list_signing_keys": CallSpec("list_signing_keys", "GET", "/v1/signing-keys", True, "", ()),
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
     "list_users": CallSpec("list_users", "GET", "/v1/users", True, "principal", ()),
@@ -419,6 +422,7 @@ CALLS = {
     "resume_gate": CallSpec("resume_gate", "POST", "/v1/gate/resume", True, "", ()),
     "resume_work": CallSpec("resume_work", "POST", "/v1/pauses/resume", True, "", ()),
     "revoke_key": CallSpec("revoke_key", "POST", "/v1/keys/{key_id}/revoke", False, "", ()),
+    "revoke_token": CallSpec("revoke_token", "POST", "/v1/access-tokens/revoke", True, "", ()),
     "rotate_credentials": CallSpec("rotate_credentials", "POST", "/v1/credentials/rotate", False, "", ()),
     "rotate_key": CallSpec("rotate_key", "POST", "/v1/keys/{key_id}/rotate", False, "", ()),
     "run_archive": CallSpec("run_archive", "POST", "/v1/archive/run", False, "", ()),
@@ -924,6 +928,16 @@ class AsyncOperations:
         """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days."""
         return await self.ask("list_sessions", Sessions, locals())
 
+    async def list_signing_keys(
+        self, *, tenant_id: str | None = None,
+    ) -> SigningKeyRecords:
+        """List the keys that sign access tokens, as the process that answers has them: the current one first.
+
+        Retired keys verify until their time.  Without an authorization server there are none.  `asyncgate keys signing`
+        makes and rotates them.
+        """
+        return await self.ask("list_signing_keys", SigningKeyRecords, locals())
+
     async def list_tasks(
         self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
         type: str | None = None, created_by: str | None = None, created_by_kind: Kind | None = None,
@@ -1137,14 +1151,26 @@ class AsyncOperations:
         """
         return await self.ask("revoke_key", Ok, locals())
 
+    async def revoke_token(
+        self, *, tenant: str | None = None, token_id: str | None = None, token: str | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> RevokedToken:
+        """Revoke one access token, of the gate or of another issuer, by its id (jti) or its text.
+
+        This process refuses it at once, others within five seconds.  To end a session or all that a person has, see
+        list_sessions and change_user; for all tokens of a tenant call rotate_credentials.  Spec 21.9.1.
+        """
+        return await self.ask("revoke_token", RevokedToken, locals())
+
     async def rotate_credentials(
         self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
         reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
-        """Replace all valid keys of a tenant, and refuse all access tokens that were issued before now.
+        """Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now.
 
-        Only this answer shows the new texts.  The old keys, also your own, stay valid for overlap_seconds, by default
-        0.
+        People have to sign in again: their refresh tokens are refused, too.  Only this answer shows the new texts.  The
+        old
+        keys, also your own, stay valid for overlap_seconds, by default 0.
         While the answer has more, call again with its issued_before.  Spec 21.9.1.
         """
         return await self.ask("rotate_credentials", RotatedCredentials, locals())
@@ -1747,6 +1773,16 @@ class SyncOperations:
         """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days."""
         return self.ask("list_sessions", Sessions, locals())
 
+    def list_signing_keys(
+        self, *, tenant_id: str | None = None,
+    ) -> SigningKeyRecords:
+        """List the keys that sign access tokens, as the process that answers has them: the current one first.
+
+        Retired keys verify until their time.  Without an authorization server there are none.  `asyncgate keys signing`
+        makes and rotates them.
+        """
+        return self.ask("list_signing_keys", SigningKeyRecords, locals())
+
     def list_tasks(
         self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
         type: str | None = None, created_by: str | None = None, created_by_kind: Kind | None = None,
@@ -1960,14 +1996,26 @@ class SyncOperations:
         """
         return self.ask("revoke_key", Ok, locals())
 
+    def revoke_token(
+        self, *, tenant: str | None = None, token_id: str | None = None, token: str | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> RevokedToken:
+        """Revoke one access token, of the gate or of another issuer, by its id (jti) or its text.
+
+        This process refuses it at once, others within five seconds.  To end a session or all that a person has, see
+        list_sessions and change_user; for all tokens of a tenant call rotate_credentials.  Spec 21.9.1.
+        """
+        return self.ask("revoke_token", RevokedToken, locals())
+
     def rotate_credentials(
         self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
         reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
-        """Replace all valid keys of a tenant, and refuse all access tokens that were issued before now.
+        """Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now.
 
-        Only this answer shows the new texts.  The old keys, also your own, stay valid for overlap_seconds, by default
-        0.
+        People have to sign in again: their refresh tokens are refused, too.  Only this answer shows the new texts.  The
+        old
+        keys, also your own, stay valid for overlap_seconds, by default 0.
         While the answer has more, call again with its issued_before.  Spec 21.9.1.
         """
         return self.ask("rotate_credentials", RotatedCredentials, locals())

@@ -8,7 +8,7 @@ from asyncgate import CORE_OPERATIONS, Caller, Engine, Operation
 from asyncgate.parts import service
 from asyncgate.parts.examination import running
 from asyncgate.parts.identity import admin, incidents
-from asyncgate.parts.identity.oauth import client_admin, links, sessions, users
+from asyncgate.parts.identity.oauth import client_admin, links, revoking, sessions, users
 from asyncgate.parts.model.wire import WhoAmI, You
 from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, workers
 from asyncgate.parts.receipts import admin as receipts_admin
@@ -45,5 +45,5 @@ OPERATIONS: dict[str, Operation] = table_of(
     *CORE[:AT], EMIT_RECEIPT, REPORT_SCHEDULE, *CORE[AT:], *rerun.OPERATIONS, *explain.OPERATIONS, *lists.OPERATIONS,
     *queues.OPERATIONS, *workers.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS, *admin.OPERATIONS,
     *incidents.OPERATIONS, *client_admin.OPERATIONS, *users.OPERATIONS, *links.OPERATIONS,
-    *sessions.OPERATIONS, *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *service.OPERATIONS,
-    *running.OPERATIONS)
+    *sessions.OPERATIONS, *revoking.OPERATIONS, *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS,
+    *service.OPERATIONS, *running.OPERATIONS)

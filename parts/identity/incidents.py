@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,19 +20,25 @@ from asyncgate.parts.identity.admin import (
 from asyncgate.parts.identity.audit import load_head
 from asyncgate.parts.identity.keys_stored import retire_key
 from asyncgate.parts.identity.notices import list_admins, tell_admins
+from asyncgate.parts.identity.oauth.directory import Directory
+from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS
+from asyncgate.parts.identity.oauth.sessions import end_grant
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Account, Key, export_key
+from asyncgate.parts.model.stored_oauth import Grant
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_admin import IssuedKey, RotateCredentials, RotatedCredentials
 
+SESSIONS_PER_TRANSACTION = 100
 KEYS_PER_CALL = 50        # keys that one call replaces: each needs an Argon2 hash
 
 
 async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredentials) -> RotatedCredentials:
-    """Replace all valid keys of a tenant, and refuse all access tokens that were issued before now.
+    """Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now.
 
-    Only this answer shows the new texts.  The old keys, also your own, stay valid for overlap_seconds, by default 0.
+    People have to sign in again: their refresh tokens are refused, too.  Only this answer shows the new texts.  The old
+    keys, also your own, stay valid for overlap_seconds, by default 0.
     While the answer has more, call again with its issued_before.  Spec 21.9.1.
     """
     tenant_id, now = await tenant_to_issue_for(engine, caller, ask.tenant), engine.backend.now()
@@ -41,6 +48,8 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
         require_own_rights(caller, key)
     fresh = dict(zip([key.key_id for key in old[:KEYS_PER_CALL]],
                      await asyncio.gather(*(make_key(engine.settings) for _ in old[:KEYS_PER_CALL])), strict=True))
+    # Order: a session that goes on could refresh a token after the time from which tokens are good.
+    sessions = await end_sessions_of_tenant(engine, caller, tenant_id, before)
     whom, context = await list_admins(engine, tenant_id), copy_context()
 
     def rotate(work: Work) -> list[IssuedKey]:
@@ -49,9 +58,9 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
         issued = [IssuedKey(text, as_key_record(tenant_id, new)) for key_id, (text, hash, new_id) in fresh.items()
                   if (new := replace_key(work, caller, key_id, new_id, hash, ask.overlap_seconds))]
         audit_change(engine, work, "credentials_rotated", "critical", caller, reason=ask.reason, keys=len(issued),
-                     tokens_since=to_utc(before))
+                     sessions=sessions or None, tokens_since=to_utc(before))
         tell_admins(engine, work, whom, "credentials_rotated", reason=ask.reason, keys=len(issued),
-                    by=str(caller.principal))
+                    sessions=sessions or None, by=str(caller.principal))
         return issued
 
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
@@ -61,7 +70,27 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
     def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> list[IssuedKey]:
         return context.run(rotate, work)
     issued = await engine.write(decide, load, replace(caller, tenant_id=tenant_id), Ask())
-    return RotatedCredentials(issued, to_utc(before), len(old) > KEYS_PER_CALL)
+    return RotatedCredentials(issued, to_utc(before), len(old) > KEYS_PER_CALL, sessions)
+
+
+async def end_sessions_of_tenant(engine: Engine, caller: Caller, tenant_id: str, before: float) -> int:
+    """End the sessions for a tenant that began before a time, with their tokens; return how many."""
+    directory, done, after = Directory(engine), 0, ""
+    while page := await directory.page(Grant, after):
+        after = export_key(page[-1])
+        ids = [row.grant_id for row in page
+               if row.tenant == tenant_id and row.ended_at is None and row.created_at <= before]
+        for at in range(0, len(ids), SESSIONS_PER_TRANSACTION):
+            some = ids[at:at + SESSIONS_PER_TRANSACTION]
+            done += await directory.change(partial(end_sessions_by_id, engine, caller, some),
+                                           *((Grant, (id,)) for id in some), *REVOCATION_KEYS)
+    return done
+
+
+def end_sessions_by_id(engine: Engine, caller: Caller, ids: list[str], work: Work) -> int:
+    """End these sessions, unless somebody ended them meanwhile."""
+    rows = [row for id in ids if (row := work.find_record(Grant, id)) is not None]
+    return sum(end_grant(engine, work, row, caller, "credentials_rotated", "warning") for row in rows)
 
 
 def replace_key(work: Work, caller: Caller, key_id: str, new_id: str, hash: str, overlap: float) -> Key | None:

@@ -56,6 +56,8 @@ CLIENT_ID = "8d1f6f0a-5b7c-4f6e-9a53-2f0c7e4b9d11"
 CLIENT = {"client_id": CLIENT_ID, "origin": "registered", "client_name": "My Agent",
           "redirect_uris": ["https://myapp.com/oauth/callback"], "auth_method": "none", "created_at": NOW,
           "created_by": "human ada", "updated_at": NOW, "scopes": ["receipts:read", "tasks:read", "tasks:write"]}
+JTI = "0198c5a0-7d7e-7c3f-9a51-2f7b0c6d1e42"
+KID = "9TBkpWZTAq6zvY3GXrP8Ad_r1FK9uOEweIdORdMrg8A"
 USER_ID = "c1f8f0c4-6a43-5b55-8d1e-0f0a5f1f2a66"
 SESSION_ID = "5f0c3a1e-9d24-4a6b-8c57-1e2d3c4b5a69"
 SESSION = {"session_id": SESSION_ID, "user_id": USER_ID, "client_id": CLIENT_ID,

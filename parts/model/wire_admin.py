@@ -124,7 +124,7 @@ class RotateCredentials(Ask, kw_only=True):
 
     example = ({"overlap_seconds": 0, "reason": "a laptop was stolen"}, {
         "keys": [{"api_key": "aga_7dRtQ0cLZx2u…", "key": {**KEY, "key_id": "7dRtQ0cLZx2u"}}], "issued_before": NOW,
-        "more": False})
+        "more": False, "sessions": 3})
     refusals = (TenantNotFound,)
     tenant: Whose = None
     overlap_seconds: Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds that the old keys stay valid")] = 0.0
@@ -240,6 +240,7 @@ class RotatedCredentials(Struct):
     keys: list[IssuedKey]
     issued_before: datetime     # keys from before were replaced; access tokens from before are refused
     more: bool                  # whether to call again with this issued_before
+    sessions: int = 0           # of people, which were ended
 
 
 class Keys(Struct):

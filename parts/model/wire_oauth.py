@@ -11,6 +11,8 @@ from asyncgate.parts.model.errors import ClientNotFound, SessionNotFound, Tenant
 from asyncgate.parts.model.examples import (
     CLIENT,
     CLIENT_ID,
+    JTI,
+    KID,
     LATER,
     NOW,
     PERSON,
@@ -29,6 +31,7 @@ ClientId = Annotated[str, Meta(min_length=1, max_length=500, pattern="^[!-~]+$(?
 RedirectUris = Annotated[list[Annotated[str, Meta(max_length=2048)]], Meta(min_length=1, max_length=20)]
 AccessDays = Annotated[int, Meta(ge=5, le=90)]      # spec 21.2.1
 AnyDays = Annotated[int, Meta(ge=0, le=90)]
+TokenText = Annotated[str, Meta(min_length=1, max_length=8192)]
 
 
 class RegisterClient(Ask, kw_only=True):
@@ -236,6 +239,50 @@ class MadeSignInLink(Struct):
     principal_kind: str
     principal_id: str
     role: str
+
+
+# Access tokens and the keys that sign them.
+
+
+class RevokeToken(Ask, kw_only=True):
+    """Revoke an access token."""
+
+    example = ({"token_id": JTI, "reason": "found in a log"},
+               {"token_id": JTI, "tenant": TENANT_ID, "expires_at": LATER})
+    refusals = (TenantNotFound,)
+    tenant: Whose = None
+    token_id: Annotated[Name | None, says("its id, the claim jti")] = None
+    token: Annotated[TokenText | None, says("or its text, which says its id and its tenant")] = None
+    reason: Annotated[Text | None, says("why; audited")] = None
+
+
+class RevokedToken(Struct):
+    """A revoked access token."""
+
+    token_id: str
+    tenant: str
+    expires_at: datetime                # until when the gate remembers: by then the token has expired
+
+
+class ListSigningKeys(Ask, kw_only=True):
+    """List the signing keys."""
+
+    example = ({}, {"keys": [{"kid": KID, "since": NOW, "until": None}]})
+
+
+class SigningKeyRecord(Struct):
+    """A key that signs or verifies access tokens of the gate."""
+
+    kid: str
+    since: datetime                     # when it began to sign
+    until: datetime | None              # of a retired one: when it ceases to verify; null: it signs now
+
+
+class SigningKeyRecords(Struct):
+    """The keys that sign or verify now."""
+
+    columns = "kid since until"
+    keys: list[SigningKeyRecord]
 
 
 # Sessions.

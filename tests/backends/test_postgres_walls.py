@@ -766,6 +766,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "rotate_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
     "rotate_credentials": [{"tenant": "{tenant}"}],
     "revoke_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
+    "revoke_token": [{"token_id": "t1", "tenant": "{tenant}"}],
     "register_client": [{"tenant": "{tenant}", "client_name": "an app", "redirect_uris": ["https://app.example/cb"]},
                         {"client_id": "{client_id}", "client_name": "an app", "redirect_uris": [
                             "https://app.example/cb"]}],

@@ -34,6 +34,7 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "pause_work", "drain_work", "resume_work", "list_pauses",
                   "preview_bulk", "run_bulk", "get_bulk",
                   "register_client", "list_clients", "change_client", "remove_client",
+                  "revoke_token", "list_signing_keys",
                   "list_users", "invite_user", "change_user", "remove_user", "make_sign_in_link"}
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "suspend_tenant": {"tenant": OTHER}, "set_limits": {"tenant": OTHER},

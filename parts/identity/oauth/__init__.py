@@ -23,5 +23,5 @@
     metadata      the documents from which programs learn all this
     server        joins them; one instance serves a gate
 
-Nothing here is imported unless security.oauth.enabled is set.
+Unless security.oauth.enabled is set, only what administers its rows is imported, and what refuses revoked tokens.
 """

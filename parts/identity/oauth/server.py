@@ -15,6 +15,7 @@ from asyncgate.parts.identity.jwt import AccessTokens, Issuer
 from asyncgate.parts.identity.oauth.assertions import Assertions
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.documents import Documents
+from asyncgate.parts.identity.oauth.revoking import PublishedKeys
 from asyncgate.parts.identity.oauth.signing import SigningKeys
 from asyncgate.parts.identity.oauth.wire import MOST_FORM_BYTES, Answer, OAuthError, Request, as_oauth_error
 from asyncgate.parts.model.challenges import MOUNTS
@@ -22,6 +23,8 @@ from asyncgate.parts.model.connection import Receive, Scope, Send, find_client_a
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import GateError, PayloadTooLarge, RequestTimeout, StartupError, log_fault
 from asyncgate.parts.model.settings import OAuth, Settings
+from asyncgate.parts.model.views import to_utc, to_utc_or_none
+from asyncgate.parts.model.wire_oauth import SigningKeyRecord
 
 LONGEST_LIFE_SECONDS = 90 * DAY_SECONDS     # of an access token (spec 21.2.1)
 Handler = Callable[["AuthorizationServer", Request], Awaitable[Answer]]
@@ -63,9 +66,15 @@ class AuthorizationServer:
                             frozenset(), LONGEST_LIFE_SECONDS))
         self.keys.changed.append(tokens.proven.clear)
 
+    def list_keys(self) -> list[SigningKeyRecord]:
+        """Return the keys that sign or verify now, as list_signing_keys shows them."""
+        return [SigningKeyRecord(str(one.key.kid), to_utc(one.since), to_utc_or_none(one.until))
+                for one in self.keys.in_force()]
+
     def open(self, engine: Engine, auditor: Auditor) -> None:
         """Take over the engine of a gate that begins to serve."""
         self.engine, self.auditor, self.directory = engine, auditor, Directory(engine)
+        engine.extend(PublishedKeys(self.list_keys))
 
     def routes(self) -> list[Route]:
         """Return the paths of the authorization server."""

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
 import trustme
@@ -42,6 +43,8 @@ from asyncgate.parts.model.stored_oauth import OAuthClient
 from asyncgate.parts.process.outgoing import make_client
 from tests.conftest import Serve, Served
 from tests.identity.oauth.test_clients import assertion
+from tests.support.browser import FORM, VERIFIER, Browser, Program
+from tests.support.browser import sign_in as sign_in_with
 
 pytestmark = pytest.mark.anyio
 
@@ -408,6 +411,36 @@ async def test_whoever_signs_in_with_a_program_that_was_removed_meanwhile_does_n
 
     assert not await sign_in(server, client)
     assert await find_client(server, made["client_id"]) is None
+
+
+async def test_a_person_allows_a_program_in_that_is_named_by_its_document(
+        serve: Serve, signing_key_path: Path, authority: trustme.CA, source: Source) -> None:
+    gate = await serve(public_url="http://localhost", security=security(signing_key_path))
+    server, url = trust(gate, authority), source.publish(client_name="<b>Bank</b>")
+    program = Program(gate, "http://localhost:4711/cb")
+    program.client_id = url
+    browser = Browser(gate)
+    consent = await sign_in_with(browser, program)
+
+    assert "localhost" in consent.text
+    assert "<b>Bank</b>" in consent.text        # as text: the page has no such element
+    assert await row_of(server, url) is None
+    await browser.submit(consent, "allow")
+    assert browser.address.startswith("http://localhost:4711/cb?")
+    assert await row_of(server, url) is not None
+    form = urlencode({"grant_type": "authorization_code", "code": browser.told["code"], "client_id": url,
+                      "redirect_uri": program.back, "code_verifier": VERIFIER}).encode()
+    answer = await gate.call("POST", "/oauth/token", form, headers=[FORM], token=None)
+    assert answer.status == 200, answer
+    told = answer.json()
+    assert (await gate.call("GET", "/v1/tasks", token=told["access_token"])).status == 200
+    await gate.post(f"/v1/clients/{quote(url, safe='')}", {"disabled": True})
+    refresh = urlencode({"grant_type": "refresh_token", "refresh_token": told["refresh_token"],
+                         "client_id": url}).encode()
+    refused = await gate.call("POST", "/oauth/token", refresh, headers=[FORM], token=None)
+    assert (refused.status, refused.json()["error"]) == (401, "invalid_client")
+    assert (await gate.call("GET", "/v1/tasks", token=told["access_token"])).status == 401
+    assert (await browser.get(program.url())).status == 400
 
 
 # The keys of programs that sign.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
@@ -163,3 +163,55 @@ async def test_a_program_gets_no_scope_beyond_its_own(asking: Asking) -> None:
     assert (await reader.ask(scope="tasks:read tasks:write admin:write")).scopes == {"tasks:read"}
     assert (await reader.ask(scope="openid")).scopes == {"tasks:read", "receipts:read"}
     assert (await reader.refusal(scope="admin:write"))["error"] == ["invalid_scope"]
+
+
+# The same over HTTP: what a browser sees.
+
+
+def target(asking: Asking, **changed: Any) -> str:
+    said = {"response_type": "code", "client_id": asking.client_id, "redirect_uri": BACK, "state": "xyz",
+            "code_challenge": CHALLENGE, "code_challenge_method": "S256", "scope": "tasks:read", **changed}
+    return "/oauth/authorize?" + urlencode({name: value for name, value in said.items() if value is not ...})
+
+
+async def test_a_browser_is_shown_a_page_and_led_nowhere(asking: Asking) -> None:
+    """D1 and D6; a page that redirected would be an open redirector, or hand out a code."""
+    good = target(asking)
+    raw = [good + f"&{name}=x" for name in ("client_id", "redirect_uri", "state", "scope", "code_challenge")]
+    raw += [good.replace("xyz", "x%00"), good.replace("xyz", "%ff"), good.replace("https%3A", "https%253A")]
+    raw += ["/oauth/authorize?unknown=1&unknown=2", "/oauth/authorize"]
+    for url in [*[target(asking, **changed) for changed in NOWHERE], *raw]:
+        answer = await asking.gate.call("GET", url, token=None)
+        assert answer.status == 400, url
+        assert "location" not in answer.headers
+        assert answer.headers["content-type"].startswith("text/html")
+        assert b"evil.example" not in answer.content
+
+
+async def test_a_browser_is_led_back_with_an_error_when_the_program_is_proven(asking: Asking) -> None:
+    """D2 and D10."""
+    for changed, error in REFUSED:
+        answer = await asking.gate.call("GET", target(asking, **changed), token=None)
+        told = parse_qs(urlsplit(answer.headers["location"]).query)
+        assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, BACK)
+        assert (told["error"], told["state"], told["iss"]) == ([error], ["xyz"], [ISSUER]), changed
+
+
+async def test_other_ways_to_ask_for_a_token_are_not_there(asking: Asking) -> None:
+    """D6 and D10: form only, POST only, no secret in the URL, neither password nor client_credentials."""
+    form = [("content-type", "application/x-www-form-urlencoded")]
+    call, path = asking.gate.call, "/oauth/token"
+
+    async def ask(body: bytes, headers: Any = form, url: str = path) -> tuple[int, str]:
+        answer = await call("POST", url, body, headers=headers, token=None)
+        return answer.status, answer.json()["error"]
+    client = f"client_id={asking.client_id}".encode()
+    for kind in (b"password", b"client_credentials", b"implicit", b"urn:ietf:params:oauth:grant-type:device_code"):
+        assert await ask(client + b"&grant_type=" + kind) == (400, "unsupported_grant_type")
+    assert await ask(client + b"&grant_type=authorization_code&code=a&code=b") == (400, "invalid_request")
+    assert await ask(b'{"grant_type":"authorization_code"}', [("content-type", "application/json")]) == (
+        400, "invalid_request")
+    for query in ("client_secret=x", "client_assertion=x"):
+        assert (await ask(client + b"&grant_type=authorization_code&code=a&redirect_uri=b&code_verifier=" + b"c" * 43,
+                          url=f"{path}?{query}")) == (400, "invalid_request")
+    assert (await call("GET", f"{path}?grant_type=authorization_code", token=None)).status == 405
