@@ -158,7 +158,8 @@ def test_every_mark_is_one_that_a_test_keeps() -> None:
 def test_every_yaml_example_loads(block: Block, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(block.text)
 
-    load_settings(str(tmp_path / "config.yaml"), environ={"ASYNCGATE_API_KEY": "secret"})
+    named = re.findall(r"\$\{(\w+)\}", block.text)
+    load_settings(str(tmp_path / "config.yaml"), environ=dict.fromkeys(["ASYNCGATE_API_KEY", *named], "secret"))
 
 
 @each_block("json")

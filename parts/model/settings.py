@@ -26,7 +26,7 @@ IDLE = "Decides nothing: "
 
 
 def says(text: str, *, secret: bool = False) -> Meta:
-    """Describe a setting in one sentence; a secret is never shown, and may come from a file."""
+    """Describe a setting in one sentence; a secret is never shown, and may come from a file or a command."""
     return Meta(description=text, extra={"secret": secret, "in_file": secret} if secret else {})
 
 
@@ -430,7 +430,8 @@ class Configured(Struct, frozen=True):
 class Setting(Struct, frozen=True):
     """One setting, as `asyncgate config` and docs/reference.md show it; `form` is its type.
 
-    The value of one that is `in_file` may be kept in a file, which the environment names as `<environment>_FILE`.
+    The value of one that is `in_file` may be kept in a file, which the environment names as `<environment>_FILE`, or be
+    what a command prints, which it names as `<environment>_COMMAND`.
     One that is `idle` decides nothing: the spec names it, so it stays readable.
     """
 
@@ -469,6 +470,8 @@ SPEC_NAMES = {  # what the spec calls a setting (20.2, 20.12, 20.14, H.6); its n
         *(f"circuit_breaker.{name}" for name in CircuitBreaker.__struct_fields__))},
     "memorygate.emission_timeout_ms": "ledger.timeout_ms",
     "memorygate.failure_mode": "receipt_consistency_mode"}
+VALUE_PLACES = ("_FILE", "_COMMAND")       # ends of variables that say where a value is
+COMMAND_SECONDS = 30.0
 SETTING_UNITS = {"_seconds": 1.0, "_days": 86_400.0, "_ms": 0.001}   # what the end of a name counts
 PLAIN_KINDS = {"boolean": "true or false", "string": "text", "array": "a list of objects"}
 VARIABLE = re.compile(r"\$\{([^}]*)\}")
@@ -639,24 +642,63 @@ def read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str
     names = {setting.environment: name for name, setting in known.items()}
     names |= {ENV_PREFIX + alias: name for alias, name in ALIASES.items()}
     names |= {name_variable(alias): name for alias, name in SPEC_NAMES.items()}
-    files = {f"{variable}_FILE": known[name] for variable, name in names.items() if known[name].in_file}
+    elsewhere = {variable + end: known[name] for variable, name in names.items() if known[name].in_file
+                 for end in VALUE_PLACES}
     for variable in sorted(environ):
         full = ENV_PREFIX + variable if variable in UNPREFIXED and ENV_PREFIX + variable not in environ else variable
-        if full in files:
-            yield files[full].name, read_value_file(files[full], environ, full), f"environment {full}"
+        if full in elsewhere:
+            yield elsewhere[full].name, read_elsewhere(elsewhere[full], environ, full), f"environment {full}"
         elif full.startswith(ENV_PREFIX) and not full.startswith(TEST_PREFIX) and full not in NOT_SETTINGS:
             yield names.get(full, variable), environ[variable], f"environment {variable}"
 
 
-def read_value_file(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
-    """Read a value from a file, such as a secret; the newline that editors append is not part of it."""
-    if itself := next((one for one in (variable.removesuffix("_FILE"), setting.environment) if one in environ), None):
+def read_elsewhere(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
+    """Read a value, such as a secret, from the file or the command that a variable names."""
+    bases = {variable.removesuffix("_FILE").removesuffix("_COMMAND"), setting.environment}
+    others = {one for base in bases for one in (base, *(base + end for end in VALUE_PLACES))} - {variable}
+    if itself := min((one for one in others if one in environ), default=None):
         both = f"environment {itself}; environment {variable}"
-        raise SettingsError(f"{setting.name}: given twice, by itself and in a file ({both})")
-    text = read_text(environ[variable], f"environment {variable}").removesuffix("\n").removesuffix("\r")
-    if not text:
-        raise SettingsError(f"{setting.name}: {environ[variable]!r} is empty (environment {variable})")
+        raise SettingsError(f"{setting.name}: given twice, {name_way(itself)} and {name_way(variable)} ({both})")
+    return read_place(setting.name, environ[variable], variable)
+
+
+def name_way(variable: str) -> str:
+    """Say how a variable gives a value."""
+    ways = {"_FILE": "in a file", "_COMMAND": "by a command"}
+    return next((way for end, way in ways.items() if variable.endswith(end)), "by itself")
+
+
+def read_place(name: str, place: str, variable: str) -> str:
+    """Return what is in a file, or what a command prints; a newline at the end is not part of it."""
+    origin = f"environment {variable}"
+    text = run_command(name, place, origin) if variable.endswith("_COMMAND") else read_text(place, origin)
+    if not (text := text.removesuffix("\n").removesuffix("\r")):
+        raise SettingsError(f"{name}: {mask_credentials(place)!r} is empty ({origin})")
     return text
+
+
+def run_command(name: str, command: str, origin: str) -> str:
+    """Return what a command prints, such as a look into a vault (spec 21.14); no shell reads it.
+
+    Security: neither what it prints nor its arguments, which may hold a token, are in the error.
+    """
+    import shlex
+    import subprocess
+
+    try:
+        words = shlex.split(command)
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              timeout=COMMAND_SECONDS, check=True)
+        return done.stdout.decode()
+    except subprocess.CalledProcessError as error:
+        why = f"exit status {error.returncode}"
+    except subprocess.TimeoutExpired:
+        why = f"no end within {COMMAND_SECONDS:g} seconds"
+    except (OSError, IndexError) as error:
+        why = getattr(error, "strerror", None) or "it is empty"
+    except ValueError:
+        why = "its quotes are not closed, or it prints no UTF-8"
+    raise SettingsError(f"{name}: the command has failed: {why} ({origin})")
 
 
 def read_settings_file(path: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
@@ -688,10 +730,17 @@ def expand_variables(said: Any, name: str, environ: Mapping[str, str], origin: s
         return {key: expand_variables(item, name, environ, origin) for key, item in said.items()}
     if not isinstance(said, str):
         return said
-    for variable in VARIABLE.findall(said):
-        if variable not in environ:
-            raise SettingsError(f"{name}: the environment variable {variable!r} is not set ({origin})")
-    return VARIABLE.sub(lambda match: environ[match[1]], said)
+    return VARIABLE.sub(lambda match: find_variable(match[1], name, environ, origin), said)
+
+
+def find_variable(variable: str, name: str, environ: Mapping[str, str], origin: str) -> str:
+    """Return the value of an environment variable: its own, or what is in its _FILE, or what its _COMMAND prints."""
+    given = [one for one in (variable, *(variable + end for end in VALUE_PLACES)) if one in environ]
+    if not given:
+        raise SettingsError(f"{name}: the environment variable {variable!r} is not set ({origin})")
+    if len(given) > 1:
+        raise SettingsError(f"{name}: given twice ({'; '.join(f'environment {one}' for one in given)}; {origin})")
+    return environ[variable] if given == [variable] else read_place(name, environ[given[0]], given[0])
 
 
 def make_unknown_setting_error(name: str, origin: str) -> SettingsError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
+import sys
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import attrgetter
@@ -825,6 +827,59 @@ def test_an_api_key_file_that_is_missing_stops_the_start(tmp_path: Path, load: L
 
     assert "cannot be read" in message
     assert "environment ASYNCGATE_API_KEY_FILE" in message
+
+
+COMMAND = f"{shlex.quote(sys.executable)} -c 'print(\"open-\" + \"sesame\")'"
+
+
+def test_a_command_may_print_a_secret(load: Load) -> None:
+    configured = load(environ={"ASYNCGATE_API_KEY_COMMAND": COMMAND})
+
+    assert configured.settings.api_key == "open-sesame"
+    assert configured.origins["api_key"] == "environment ASYNCGATE_API_KEY_COMMAND"
+    assert "sesame" not in str(list_values(configured))
+
+
+@pytest.mark.parametrize(("command", "why"), [
+    ("/no/such/program --token hunter2", "No such file"), ("'hunter2", "quotes"), ("", "empty"), ("true", "is empty"),
+    (f"{shlex.quote(sys.executable)} -c 'print(\"hunter2\"); raise SystemExit(3)'", "exit status 3")])
+def test_a_command_that_prints_no_secret_stops_the_start(load: Load, command: str, why: str) -> None:
+    message = refusal(load, environ={"ASYNCGATE_API_KEY_COMMAND": command})
+
+    assert message.startswith("api_key: ")
+    assert why in message
+    assert "hunter2" not in message
+
+
+def test_no_shell_reads_a_command(load: Load, tmp_path: Path) -> None:
+    load(environ={"ASYNCGATE_API_KEY_COMMAND": f"echo a; touch {tmp_path}/made $HOME"})
+
+    assert list(tmp_path.glob("made*")) == []
+
+
+@pytest.mark.parametrize("other", ["ASYNCGATE_API_KEY", "ASYNCGATE_API_KEY_FILE"])
+def test_a_secret_from_a_command_and_from_elsewhere_is_refused(load: Load, other: str) -> None:
+    message = refusal(load, environ={"ASYNCGATE_API_KEY_COMMAND": COMMAND, other: "/dev/null"})
+
+    assert message.startswith("api_key: given twice")
+
+
+def test_only_a_secret_comes_from_a_command(load: Load) -> None:
+    assert "is not a setting" in refusal(load, environ={"ASYNCGATE_PORT_COMMAND": "echo 1"})
+
+
+@pytest.mark.parametrize(("variable", "end"), [("", ""), ("file", "_FILE"), ("command", "_COMMAND")])
+def test_a_variable_of_the_file_has_the_same_three_places(
+        load: Load, tmp_path: Path, variable: str, end: str) -> None:
+    (tmp_path / "secret").write_text("open-sesame\n")
+    (tmp_path / "gate.yaml").write_text("security:\n  oauth:\n    providers:\n      - name: google\n        client_id: "
+                                        "a\n        client_secret: ${GOOGLE}\n")
+    value = {"": "open-sesame", "file": str(tmp_path / "secret"), "command": COMMAND}[variable]
+
+    configured = load_settings(str(tmp_path / "gate.yaml"), {f"GOOGLE{end}": value})
+    assert configured.settings.security.oauth.providers[0].client_secret == "open-sesame"
+    with pytest.raises(SettingsError, match="given twice"):
+        load_settings(str(tmp_path / "gate.yaml"), {f"GOOGLE{end}": value, "GOOGLE" + ("" if end else "_FILE"): "x"})
 
 
 CONFIDENTIAL = {
