@@ -78,7 +78,9 @@ class Claims(Struct, frozen=True):
 
 
 class Revocations(Protocol):
-    """Knows which tokens were revoked before they expired."""
+    """Knows which tokens were revoked before they expired; its `version` differs after each new revocation."""
+
+    version: int
 
     def is_fresh(self) -> bool:
         """Whether `find` may be asked now."""
@@ -92,6 +94,8 @@ class Revocations(Protocol):
 
 class NoRevocations:
     """No token is ever revoked."""
+
+    version = 0
 
     def is_fresh(self) -> bool:
         """Return True."""
@@ -139,6 +143,14 @@ class Flaw(Exception):
 UNFIT = (Flaw, JoseError, ValueError, TypeError, LookupError, RecursionError)
 
 
+class ProvenToken(Struct):
+    """A token that was verified: whose it is, until when, and the revocations among which it was not."""
+
+    caller: Caller
+    until: float
+    version: int = -1
+
+
 class AccessTokens:
     """Accepts access tokens of all trusted issuers.
 
@@ -151,7 +163,7 @@ class AccessTokens:
         self.leeway_seconds, self.now = settings.security.jwt.leeway_seconds, now
         self.revocations: Revocations = NoRevocations()
         self.note_revoked: Callable[[Caller, str], None] = lambda caller, kind: None
-        self.proven: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()      # by digest: tokens are secret
+        self.proven: OrderedDict[bytes, ProvenToken] = OrderedDict()       # by digest: tokens are secret
         self.issuers: dict[str, Issuer] = {}
         for issuer in list_issuers(settings, http, self.proven.clear, clock):
             self.trust(issuer)
@@ -167,8 +179,15 @@ class AccessTokens:
         """Return the caller of a token; None for a text that is not a JWT; raises InvalidToken."""
         if token is None or not token.startswith("eyJ") or "." not in token:     # eyJ is {" in base64
             return None
+        for issuer in self.issuers.values():
+            issuer.keys.freshen()
+        digest, taken = sha256(token.encode()).digest(), self.revocations
+        known = self.proven.get(digest)
+        if known is not None and known.version == taken.version and taken.is_fresh() and self.now() < known.until:
+            self.proven.move_to_end(digest)
+            return known.caller
         try:
-            return await self._caller(token)
+            return await self._check(token, digest)
         except UNFIT as wrong:
             raise make_token_refusal(wrong) from None
 
@@ -179,25 +198,21 @@ class AccessTokens:
         except Flaw as wrong:
             raise make_token_refusal(wrong) from None
 
-    async def _caller(self, token: str) -> Caller:
+    async def _check(self, token: str, digest: bytes) -> Caller:
         if len(token) > MOST_TOKEN_BYTES:
             raise Flaw(f"the token is longer than {MOST_TOKEN_BYTES} characters", "token_too_long")
-        for issuer in self.issuers.values():
-            issuer.keys.freshen()
-        digest = sha256(token.encode()).digest()
-        caller, expires_at = self.proven.get(digest) or await self._prove(token, digest)
-        if self.now() >= expires_at + self.leeway_seconds:
+        proven = self.proven.get(digest) or await self._prove(token, digest)
+        if self.now() >= proven.until:
             self.proven.pop(digest, None)
             raise Flaw("exp has passed", "token_expired")
-        await self._require_unrevoked(caller)
-        if digest in self.proven:
-            self.proven.move_to_end(digest)
-        return caller
+        proven.version = await self._require_unrevoked(proven.caller)
+        return proven.caller
 
-    async def _require_unrevoked(self, caller: Caller) -> None:
-        """Refuse a token that was revoked; raises Flaw, and DatabaseUnavailable if nobody can tell.
+    async def _require_unrevoked(self, caller: Caller) -> int:
+        """Refuse a token that was revoked; return the version of the revocations that it is not among.
 
-        Order: after the proof, so that a text that nobody has signed never costs a look at the database.
+        Raises Flaw, and DatabaseUnavailable if nobody can tell.  Order: after the proof, so that a text that nobody has
+        signed never costs a look at the database.
         """
         if not self.revocations.is_fresh():
             await self.revocations.freshen()
@@ -205,8 +220,9 @@ class AccessTokens:
             self.note_revoked(caller, kind)
             raise Flaw(f"the {kind} of the token was revoked" if kind != "token" else "the token was revoked",
                        "token_revoked")
+        return self.revocations.version
 
-    async def _prove(self, token: str, digest: bytes) -> tuple[Caller, float]:
+    async def _prove(self, token: str, digest: bytes) -> ProvenToken:
         kid = key_id(token)
         issuer = self._find_issuer(token)
         key = await issuer.keys.find(kid)
@@ -214,10 +230,11 @@ class AccessTokens:
         claims = decode_strictly(verify_signature(token, key), Claims)
         if wrong := find_flaw(claims, issuer, self.now(), self.leeway_seconds):
             raise Flaw(*wrong)
-        self.proven[digest] = caller_of_claims(claims, issuer), claims.exp
+        proven = ProvenToken(caller_of_claims(claims, issuer), claims.exp + self.leeway_seconds)
+        self.proven[digest] = proven
         if len(self.proven) > MOST_TOKENS_REMEMBERED:
             self.proven.popitem(last=False)
-        return self.proven[digest]
+        return proven
 
     def _find_issuer(self, token: str) -> Issuer:
         """Return the issuer that a token names, which nothing proves yet; raises Flaw for an unknown one."""

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from starlette.routing import Route
 
 from asyncgate import SCOPES
+from asyncgate.parts.identity.oauth.documents import SIGNING_ALGORITHMS
 from asyncgate.parts.identity.oauth.server import AuthorizationServer, Endpoint
 from asyncgate.parts.identity.oauth.wire import Answer, Request, answer_json
 from asyncgate.parts.model.challenges import COMMON_SCOPES, MOUNTS, RESOURCE_METADATA
@@ -18,7 +19,6 @@ WELL_KNOWN = "/.well-known"
 JWKS_PATH = f"{WELL_KNOWN}/jwks.json"
 SERVER_METADATA = (f"{WELL_KNOWN}/oauth-authorization-server", f"{WELL_KNOWN}/openid-configuration")
 AUTH_METHODS = ["none", "client_secret_basic", "client_secret_post", "private_key_jwt"]
-SIGNING_ALGORITHMS = ["RS256", "ES256"]     # of private_key_jwt
 
 Document = Callable[[AuthorizationServer], dict[str, Any]]
 

@@ -60,7 +60,7 @@ class RevocationSet(Extension):
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self.directory, self.now, self.clock = Directory(engine), engine.backend.now, clock
         self.known: dict[tuple[str, str], Ended] = {}
-        self.last, self.read_at = "", float("-inf")
+        self.last, self.read_at, self.version = "", float("-inf"), 0
         self.reading: asyncio.Task[None] | None = None
 
     def is_fresh(self) -> bool:
@@ -90,6 +90,7 @@ class RevocationSet(Extension):
             self.reading = None
 
     def _add(self, row: Revocation) -> None:
+        self.version += 1
         key = row.kind, row.subject
         old = self.known.get(key, Ended(row.since, row.expires_at))
         self.known[key] = Ended(max(old.since, row.since), max(old.until, row.expires_at))
