@@ -63,6 +63,7 @@ from asyncgate.parts.model.settings import (
     Tier,
 )
 from asyncgate.parts.model.stored import Entry, Key, LedgerMark, Outgoing, Traffic
+from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts import archive
@@ -379,6 +380,9 @@ async def keep_books(gate: Gate, mark: str) -> None:
     def take_out(work: Work) -> None:
         work.drop_record(Outgoing, "sent")
         work.drop_record(Traffic, "2", mark)
+        for kind in (OAuthClient, User, Grant, SignInLink, Revocation):
+            work.drop_record(kind, "gone")
+        work.drop_record(Consent, "gone", "gone")
     for decide in (store, take_out):
         await gate.backend.transact(gate.tenant_id, Needs(), decide)
 
