@@ -6,19 +6,26 @@ A notice is a system.anomaly receipt; list_receipts and bootstrap show it.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
 
 from asyncgate import ANOMALY, Engine, Work
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Key, export_key
+from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from asyncgate import Caller
     from asyncgate.parts.model.wire import Ask
 
 log = logging.getLogger("asyncgate")
+
+R = TypeVar("R", bound=Struct)
 
 MOST_ADMINS = 20        # how many admins of a tenant get a notice; each notice is one receipt
 ADVICE = {
@@ -35,24 +42,37 @@ ADVICE = {
 
 
 async def list_admins(engine: Engine, tenant_id: str) -> list[Principal]:
-    """Return the principals of the tenant's valid admin keys."""
+    """Return the principals of the tenant's valid admin keys, and its admins who have signed in."""
     found: dict[tuple[str, str], Principal] = {}
-    now, after = engine.backend.now(), ""
-    while (page := await engine.backend.page(tenant_id, Rows(Key, after))) and len(found) < MOST_ADMINS:
-        for key in page:
-            if key.role == "admin" and key.revoked_at is None and (key.expires_at is None or key.expires_at > now):
-                found[key.principal_kind, key.principal_id] = Principal(key.principal_kind, key.principal_id)
+    now = engine.backend.now()
+    async for key in read_rows(engine, tenant_id, Key):
+        if key.role == "admin" and key.revoked_at is None and (key.expires_at is None or key.expires_at > now):
+            found[key.principal_kind, key.principal_id] = Principal(key.principal_kind, key.principal_id)
+        if len(found) >= MOST_ADMINS:
+            break
+    async for user in read_rows(engine, engine.settings.default_tenant_id, User):
+        if len(found) >= MOST_ADMINS:
+            break
+        if (user.role, user.tenant, user.disabled_at) == ("admin", tenant_id, None) and user.last_seen_at is not None:
+            found[user.principal_kind, user.principal_id] = user.principal
+    return list(found.values())
+
+
+async def read_rows(engine: Engine, tenant_id: str, kind: type[R]) -> AsyncIterator[R]:
+    """Read all rows of a kind, page by page."""
+    after = ""
+    while page := await engine.backend.page(tenant_id, Rows(kind, after)):
+        for row in page:
+            yield row
         after = export_key(page[-1])
-    return list(found.values())[:MOST_ADMINS]
 
 
 def tell_admins(engine: Engine, work: Work, whom: list[Principal], kind: str, **details: Any) -> None:
     """Write a notice to each admin; each notice is one receipt."""
     said = {name: value for name, value in details.items() if value is not None}
     body = {"kind": kind, "details": said, "recommended_action": ADVICE[kind]}
-    mark = f"{kind} {work.new_id()}"
-    for admin in whom:
-        engine.write_receipt(work, ANOMALY, None, body, to=admin, mark=mark)
+    for admin in whom:      # each with a mark of its own: receipts with equal marks are one receipt
+        engine.write_receipt(work, ANOMALY, None, body, to=admin, mark=f"{kind} {work.new_id()}")
 
 
 async def write_notice(engine: Engine, tenant_id: str, kind: str, **details: Any) -> None:

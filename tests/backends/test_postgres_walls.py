@@ -34,6 +34,7 @@ from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, settings_for_tests, under
 from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
 from asyncgate.parts.model.ids import Ids
@@ -63,7 +64,7 @@ from asyncgate.parts.model.settings import (
     Tier,
 )
 from asyncgate.parts.model.stored import Entry, Key, LedgerMark, Outgoing, Traffic
-from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
+from asyncgate.parts.model.stored_oauth import Consent, Grant
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts import archive
@@ -380,9 +381,6 @@ async def keep_books(gate: Gate, mark: str) -> None:
     def take_out(work: Work) -> None:
         work.drop_record(Outgoing, "sent")
         work.drop_record(Traffic, "2", mark)
-        for kind in (OAuthClient, User, Grant, SignInLink, Revocation):
-            work.drop_record(kind, "gone")
-        work.drop_record(Consent, "gone", "gone")
     for decide in (store, take_out):
         await gate.backend.transact(gate.tenant_id, Needs(), decide)
 
@@ -409,13 +407,31 @@ async def keys_of(gate: Gate, mark: str) -> dict[str, str]:
         await root.seal_receipts()
     clients = [await root.register_client(client_name=mark, redirect_uris=["https://app.example/cb"]) for _ in range(2)]
     people = [await root.invite_user(email=f"{uuid.uuid4().hex}@example.com", name=mark) for _ in range(2)]
+    session_id = await allow_sessions(gate, people[0].user_id, [one.client_id for one in clients])
     return {"tenant": gate.tenant_id, "key_id": made[0].key.key_id, "client_id": clients[0].client_id,
+            "session_id": session_id, "sessions_cursor": str((await root.list_sessions(limit=1)).next_cursor),
+            "consents_cursor": str((await root.list_consents(limit=1)).next_cursor),
             "user_id": people[0].user_id, "email": people[0].email,
             "users_cursor": str((await root.list_users(limit=1)).next_cursor),
             "clients_cursor": str((await root.list_clients(limit=1)).next_cursor),
             "keys_cursor": str((await root.list_keys(limit=1)).next_cursor),
             "audit_cursor": str((await root.list_audit(limit=1)).next_cursor),
             "seals_cursor": str((await root.list_seals(limit=1)).next_cursor)}
+
+
+async def allow_sessions(gate: Gate, user_id: str, clients: list[str]) -> str:
+    """Let a person have a session with each of some programs; return the id of one."""
+    sessions = [str(uuid.uuid4()) for _ in clients]
+
+    def keep(work: Work) -> None:
+        for session_id, client_id in zip(sessions, clients, strict=True):
+            work.keep_record(Grant(
+                session_id, user_id, client_id, gate.tenant_id, "human", "ada", "agent", "[]", "https://gate.example",
+                "https://app.example/cb", "", "", work.now, 3600, work.now, work.now + 3600, work.now,
+                last_used_at=work.now))
+            work.keep_record(Consent(user_id, client_id, "[]", "https://app.example/cb", work.now))
+    await Directory(gate.engine).change(keep)
+    return sessions[0]
 
 
 async def live_more(gate: Gate, mark: str) -> dict[str, str]:
@@ -754,6 +770,11 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "register_client": [{"tenant": "{tenant}", "client_name": "an app", "redirect_uris": ["https://app.example/cb"]},
                         {"client_id": "{client_id}", "client_name": "an app", "redirect_uris": [
                             "https://app.example/cb"]}],
+    "list_sessions": [{"user_id": "{user_id}"}, {"cursor": "{sessions_cursor}"}],
+    "end_session": [{"session_id": "{session_id}"}],
+    "sign_out_everywhere": [{"user_id": "{user_id}"}],
+    "list_consents": [{"user_id": "{user_id}"}, {"cursor": "{consents_cursor}"}],
+    "withdraw_consent": [{"user_id": "{user_id}", "client_id": "{client_id}"}],
     "list_clients": [{"tenant": "{tenant}"}, {"cursor": "{clients_cursor}"}],
     "change_client": [{"client_id": "{client_id}", "trusted": True}, {"client_id": "{client_id}", "disabled": True}],
     "remove_client": [{"client_id": "{client_id}"}],
@@ -770,7 +791,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
                                {"task_id": "{away_task_id}", "cursor": "{away_cursor}"}],
     "restore_archive": [{"task_id": "{away_task_id}"}],
     "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"},
-                   {"key_id": "{key_id}"}],
+                   {"key_id": "{key_id}"}, {"session_id": "{session_id}"}, {"token_id": "{session_id}"}],
 }
 # These are for the operator only, who looks after all tenants.
 OPERATORS = {"create_tenant", "list_tenants", "suspend_tenant", "set_limits", "drain_gate", "resume_gate"}

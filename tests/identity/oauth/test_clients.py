@@ -149,6 +149,8 @@ async def test_no_client_and_no_readable_header_are_invalid_client_too(token: To
 async def test_nobody_sends_two_credentials_or_one_in_the_url(token: Token) -> None:
     made = await token.register(with_secret=True)
     id, secret = made["client_id"], made["client_secret"]
+    other = (await token.register())["client_id"]
+    assert (await token.refusal(basic(id, secret), client_id=other)).code == "invalid_client"
     two = [await token.refusal(basic(id, secret), client_id=id, client_secret=secret),
            await token.refusal(basic(id, secret), basic(id, secret)),
            await token.refusal(basic(id, secret), client_assertion="x", client_assertion_type=ASSERTION_TYPE),
@@ -223,7 +225,7 @@ async def test_nor_does_one_without_a_signature_or_by_another_algorithm(token: T
 
 async def test_an_assertion_is_good_once(token: Token) -> None:
     await token.keep()
-    texts = [assertion(jti="once"), assertion(jti=...)]
+    texts = [assertion(jti="once"), assertion(jti=...), assertion(jti=..., iat=1)]
     for text in texts:
         assert await token.ask(client_assertion=text, client_assertion_type=ASSERTION_TYPE) == URL
         no = await token.refusal(client_assertion=text, client_assertion_type=ASSERTION_TYPE)

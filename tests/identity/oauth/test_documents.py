@@ -36,15 +36,18 @@ from asyncgate.parts.identity.oauth.documents import (
     read_document,
     read_lifetime,
 )
+from asyncgate.parts.identity.oauth.grants import make_grant
+from asyncgate.parts.identity.oauth.requests import AuthorizationRequest
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.wire import OAuthError, Request
 from asyncgate.parts.model.settings import Jwt, OAuth, Outgoing, SecuritySettings
-from asyncgate.parts.model.stored_oauth import OAuthClient
+from asyncgate.parts.model.stored_oauth import Grant, OAuthClient, User
 from asyncgate.parts.process.outgoing import make_client
 from tests.conftest import Serve, Served
 from tests.identity.oauth.test_clients import assertion
 from tests.support.browser import FORM, VERIFIER, Browser, Program
 from tests.support.browser import sign_in as sign_in_with
+from tests.support.identity_tools import HOME
 
 pytestmark = pytest.mark.anyio
 
@@ -411,6 +414,13 @@ async def test_whoever_signs_in_with_a_program_that_was_removed_meanwhile_does_n
 
     assert not await sign_in(server, client)
     assert await find_client(server, made["client_id"]) is None
+    asked = AuthorizationRequest(client.client_id, "http://localhost/cb", None, frozenset({"tasks:read"}),
+                                 "http://localhost/mcp", "c" * 43)
+    person = User("u1", "", "", "", "Ada", HOME, "human", "ada", "agent", None, None, "an admin", 1.0)
+    with pytest.raises(OAuthError) as no:
+        await make_grant(server, client, asked, person, asked.scopes)
+    assert no.value.code == "access_denied"
+    assert await server.directory.page(Grant) == []
 
 
 async def test_a_person_allows_a_program_in_that_is_named_by_its_document(

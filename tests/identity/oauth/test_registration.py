@@ -19,6 +19,7 @@ from asyncgate.parts.identity.oauth.registration import (
     UNUSED_SECONDS,
     ClientPruner,
     forget_clients,
+    is_left,
 )
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.wire import Request
@@ -187,6 +188,7 @@ async def test_what_nobody_uses_is_forgotten_but_nothing_that_an_admin_has_touch
                 "access_days": 5, "origin": "registered"}.items())]]
     await registering.store(*gone, *kept)
 
+    assert [row for row in (*gone, *kept) if is_left(row, registering.now(), UNUSED_SECONDS)] == gone
     assert await ClientPruner(registering.server.engine).run() == len(gone)
     assert await registering.ids() == {row.client_id for row in kept}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -88,11 +89,15 @@ async def test_signing_out_everywhere_ends_all_sessions_of_a_person_and_a_new_si
     second = await program_of(program.served, "second", user={"user_id": program.user.user_id})
     first, other = await program.begin(), await second.begin()
     bob = await (await another(program, "bobs", "bob")).begin()
+    claims = {**claims_of(first["access_token"]), "sid": "no longer kept", "jti": "another"}
+    loose = program.served.gate.oauth.keys.sign(claims)     # type: ignore[union-attr]
+    assert await program.works(loose)
 
     done = await ask(program, "POST", "/v1/sign-out", first["access_token"], {})
     again = await program.begin()
 
     assert done == {"sessions_ended": 2}
+    assert not await program.works(loose)
     assert [await program.works(one["access_token"]) for one in (first, other, bob, again)] == [
         False, False, True, True]
 
@@ -114,6 +119,7 @@ async def test_a_withdrawn_consent_is_gone_and_ends_the_sessions_with_that_progr
     second = await program_of(program.served, "second", user={"user_id": program.user.user_id})
     for one in (program, second):
         await allow(one)
+    await allow(await another(program, "bobs", "bob"))
     first, other = await program.begin(), await second.begin()
 
     listed = await ask(program, "GET", "/v1/consents", other["access_token"])
@@ -156,7 +162,10 @@ async def test_a_program_gives_back_its_tokens(program: Program) -> None:
 
     assert [await revoke(token, by=other) for token in (got["refresh_token"], got["access_token"])] == [400, 400]
     assert await program.works(got["access_token"])
-    assert [await revoke(token) for token in ("x", got["refresh_token"][:-1] + "!", "agr_", "eyJ.e30.x")] == [200] * 4
+    invented = got["refresh_token"][:41] + "A" * 43 + got["refresh_token"][84:]
+    assert [await revoke(token) for token in ("x", invented, "agr_", "eyJ.e30.x", got["access_token"] + "x")
+            ] == [200] * 5
+    assert await program.works(got["access_token"])
     assert await revoke(got["access_token"], token_type_hint="refresh_token") == 200
     assert not await program.works(got["access_token"])
     again = tokens(await program.refresh(got["refresh_token"]))
@@ -190,3 +199,23 @@ async def test_no_secret_of_a_session_is_shown_or_logged(serve_oauth: Callable[.
     for secret in (code, got["refresh_token"], got["access_token"], row.code_hash, row.refresh_hash, row.seed):
         assert secret
         assert secret not in said
+
+
+async def test_the_admins_of_a_tenant_are_told_of_a_stolen_refresh_token(serve_oauth: Callable[..., Any]) -> None:
+    """21.9.1: also admins who sign in and have no key."""
+    served = await serve_oauth({"refresh_grace_seconds": 0})
+    await room(served)
+    theirs = await program_of(served, "theirs", user={"tenant": ROOM})
+    boss = await program_of(served, "boss", user={
+        "tenant": ROOM, "role": "admin", "principal_id": "boss", "last_seen_at": 1.0, "scopes": '["receipts:read"]'})
+    admin = (await boss.begin(scopes=frozenset({"receipts:read"})))["access_token"]
+    got = await theirs.begin()
+
+    for _ in range(2):
+        await theirs.refresh(got["refresh_token"])
+    while served.gate.guard.auditor.telling:
+        await asyncio.gather(*served.gate.guard.auditor.telling)
+
+    inbox = await ask(boss, "GET", "/v1/receipts?to_kind=human&to_id=boss&receipt_type=system.anomaly", admin)
+    [told] = [receipt["body"] for receipt in inbox["receipts"]]
+    assert (told["kind"], told["details"]["principal"]) == ("refresh_replay", "human ada")

@@ -83,6 +83,14 @@ async def test_a_verifier_has_43_to_128_characters(program: Program, length: int
     assert tokens(await program.exchange(code, code_verifier=verifier))
 
 
+@pytest.mark.parametrize("verifier", ["v" * 42, "v" * 129, "v" * 42 + "!", "v" * 43 + "\n", "\u00e4" * 43])
+async def test_a_verifier_that_is_none_is_refused_even_if_it_fits_the_challenge(program: Program,
+                                                                               verifier: str) -> None:
+    code = await program.code(challenge=challenge_of(verifier))
+
+    assert refusal(await program.exchange(code, code_verifier=verifier)) == "invalid_grant"
+
+
 async def test_a_verifier_without_a_challenge_is_refused(program: Program) -> None:
     """D2: a downgrade, in which somebody took the challenge out of the request."""
     assert refusal(await program.exchange(await program.code(challenge=""))) == "invalid_grant"
@@ -341,3 +349,6 @@ async def test_a_program_gets_what_it_asked_for_and_no_more_than_person_and_prog
     assert got["scope"] == "tasks:read"
     with pytest.raises(OAuthError, match="nothing is left"):
         await program.code(scopes=frozenset({"tasks:lease"}))
+    await program.keep(client={"tenant": "6f1c2b9e-0000-4000-8000-00000000000b"})
+    with pytest.raises(OAuthError, match="another tenant"):
+        await program.code()
