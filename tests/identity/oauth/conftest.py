@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from asyncgate.conformance.plugin import database_of
+from asyncgate.parts.identity.oauth.signing import SigningKeys
 from asyncgate.parts.model.settings import Jwt, OAuth, SecuritySettings
 from tests.conftest import Serve, Served
 from tests.support.identity_tools import HOME
@@ -30,15 +31,15 @@ def write_signing_key(path: Path) -> Path:
     return path
 
 
-def mint(served: Served, **changed: Any) -> str:
-    """Sign a good access token of the gate."""
+def mint(served: Served, keys: SigningKeys | None = None, **changed: Any) -> str:
+    """Sign a good access token of the gate, by its keys or by those of another gate."""
     server, now = served.gate.oauth, time.time()
     assert server is not None
     claims = {"iss": server.issuer, "aud": ["asyncgate-api", f"{server.issuer}/mcp"], "sub": "user-1",
               "sid": "session-1", "jti": "token-1", "client_id": "client-1", "scope": "tasks:read tasks:write",
               "tenant_id": HOME, "principal_kind": "human", "principal_id": "ada", "role": "agent", "iat": now,
               "nbf": now, "exp": now + 86_400, **changed}
-    return server.keys.sign({name: value for name, value in claims.items() if value is not None})
+    return (keys or server.keys).sign({name: value for name, value in claims.items() if value is not None})
 
 
 def oauth_settings(key: Path, oauth: dict[str, Any] | None = None, jwt: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from joserfc.jwk import RSAKey
 
 from asyncgate import SCOPES
 from asyncgate.parts.app import Gate
+from asyncgate.parts.identity.oauth.signing import KEYS_STALE_SECONDS, SigningKeys, rotate_key_file
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings, TrustedIssuer
 from tests.conftest import Served
@@ -128,6 +129,26 @@ async def test_an_admins_token_without_scopes_has_what_an_admins_key_without_sco
 
     assert caller is not None
     assert caller.scopes == SCOPES - {"metrics:read"}
+
+
+async def test_a_running_gate_follows_a_rotation_of_its_keys_without_a_restart(
+        serve_oauth: Callable[..., Any], tmp_path: Path) -> None:
+    path = str(write_signing_key(tmp_path / "signing.pem"))
+    gate = await serve_oauth(jwt={"private_key_path": path})
+    old = mint(gate)
+
+    async def ask(token: str) -> int:
+        return int((await gate.call("GET", "/v1/tasks", token=token)).status)
+    assert await ask(old) == 200
+    rotate_key_file(path, time.time(), bits=2048)
+    fresh = mint(gate, SigningKeys(path))       # by another gate, which begins with the new key
+    assert [await ask(fresh), await ask(old)] == [200, 200]
+
+    rotate_key_file(path, time.time(), overlap_seconds=0.0, bits=2048)
+    keys = gate.gate.oauth.keys
+    keys.clock = lambda: keys.looked_at + KEYS_STALE_SECONDS
+
+    assert [await ask(fresh), await ask(old)] == [401, 200]     # the first one keeps its overlap
 
 
 class Others:

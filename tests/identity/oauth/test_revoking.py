@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 from asyncgate.parts.identity.oauth.directory import Directory
+from asyncgate.parts.identity.oauth.signing import SigningKeys
+from asyncgate.parts.model.settings import Jwt, SecuritySettings, TrustedIssuer
 from asyncgate.parts.model.stored_oauth import Grant
 from tests.conftest import Served
 from tests.identity.oauth.conftest import mint, write_signing_key
@@ -65,6 +69,23 @@ async def test_the_operator_revokes_a_token_of_any_tenant_by_its_text(house: Hou
 
     assert (await house.good("revoke_token", {"token": token}))["tenant"] == OTHER
     assert await status(oauth_gate, token) == 401
+
+
+async def test_a_token_of_another_issuer_is_revoked_also_while_oauth_is_off(
+        serve: Any, tmp_path: Path) -> None:
+    issuer = SigningKeys(str(write_signing_key(tmp_path / "issuer.pem")))
+    (tmp_path / "issuer.json").write_text(json.dumps(issuer.jwks()))
+    trusted = TrustedIssuer(issuer="https://issuer.example", jwks=str(tmp_path / "issuer.json"))
+    served = await serve(security=SecuritySettings(jwt=Jwt(issuers=(trusted,))))
+    now = time.time()
+    claims = {"iss": trusted.issuer, "aud": "asyncgate-api", "sub": "ada", "tenant_id": HOME, "iat": now,
+              "principal_kind": "agent", "exp": now + 3600}
+    one, other = (issuer.sign({**claims, "jti": jti}) for jti in ("one", "other"))
+    assert [await status(served, token) for token in (one, other)] == [200, 200]
+
+    await House(served).good("revoke_token", {"token": one})
+
+    assert [await status(served, token) for token in (one, other)] == [401, 200]
 
 
 @pytest.mark.parametrize(("said", "why"), [
