@@ -54,7 +54,7 @@ async def revoke_token(engine: Engine, caller: Caller, ask: RevokeToken) -> Revo
         token_id, named = said.jti, said.tenant_id
     tenant, until = await target_tenant(engine, caller, named), engine.backend.now() + LONGEST_VALID_SECONDS
     assert token_id is not None
-    about = {"token_id": token_id, "tenant": tenant, "reason": ask.reason}
+    about = {"about_token": token_id, "of_tenant": tenant, "reason": ask.reason}
 
     def take_back(work: Work) -> None:
         revoke(work, "token", name_token(tenant, token_id), until, str(caller.principal), ask.reason)

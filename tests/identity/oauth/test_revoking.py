@@ -46,7 +46,7 @@ async def test_an_admin_revokes_one_token_of_its_tenant(
     assert [await status(oauth_gate, one) for one in (token, other)] == [401, 200]
     for tenant in (HOME, OTHER):
         [line] = await house.audit(tenant, "token_revoked")
-        assert (line["reason"], line["details"]["token_id"]) == ("found in a log", "one")
+        assert (line["reason"], line["details"]["about_token"]) == ("found in a log", "one")
         assert token not in str(line)
     inbox = await house.good("list_receipts", {"to_kind": "human", "to_id": "root"}, token=root)
     assert "token_revoked" in {receipt["body"]["kind"] for receipt in inbox["receipts"]}
