@@ -63,7 +63,7 @@ OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "issue_key": {"scopes": frozenset()}, "invite_user": {"scopes": frozenset()},
     "make_sign_in_link": {"scopes": frozenset()},
-    "list_archived_receipts": {"task_id": "none"},
+    "list_archived_receipts": {"task_id": "none"}, "revoke_token": {"token_id": "none"},
     "pause_work": {"worker": "none"}, "drain_work": {"worker": "none"}, "resume_work": {"worker": "none"}}
 # Callers with the role and one of the scopes may call it.
 GUARDED = {name: op for name, op in OPERATIONS.items() if op.scope}
@@ -173,7 +173,7 @@ async def test_a_refusal_names_the_role_that_is_needed(gate: Gate, operation: st
 OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits"]
 NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
           "pause_work", "drain_work", "resume_work", "list_pauses", "register_client", "list_clients",
-          "list_users", "invite_user", "make_sign_in_link"]
+          "list_users", "invite_user", "make_sign_in_link", "revoke_token"]
 
 
 def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:

@@ -60,8 +60,9 @@ def test_a_reply_says_what_the_gate_says(name: str) -> None:
 # Which calls are repeated, and when.
 
 LOST, UNSENT = Unreachable("lost"), Unreachable("nobody there", sent=False)
-NOT_KNOWN_AGAIN = {"change_client", "create_tenant", "import_receipts", "issue_key", "register_client",
-                   "release_hold", "remove_client", "report_progress", "restore_archive", "revoke_key",
+NOT_KNOWN_AGAIN = {"change_client", "change_user", "create_tenant", "import_receipts", "invite_user", "issue_key",
+                   "make_sign_in_link", "register_client", "release_hold", "remove_client", "remove_user",
+                   "report_progress", "restore_archive", "revoke_key",
                    "rotate_credentials", "rotate_key", "run_archive", "seal_receipts",
                    "set_limits", "suspend_tenant"}
 
