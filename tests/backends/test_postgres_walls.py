@@ -64,7 +64,7 @@ from asyncgate.parts.model.settings import (
     Tier,
 )
 from asyncgate.parts.model.stored import Entry, Key, LedgerMark, Outgoing, Traffic
-from asyncgate.parts.model.stored_oauth import Consent, Grant
+from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts import archive
@@ -381,6 +381,11 @@ async def keep_books(gate: Gate, mark: str) -> None:
     def take_out(work: Work) -> None:
         work.drop_record(Outgoing, "sent")
         work.drop_record(Traffic, "2", mark)
+        if mark == OURS:        # the neighbour keeps its own, which the same names would find
+            for kind, name in ((OAuthClient, "client"), (User, "user"), (Grant, "grant"), (SignInLink, "link"),
+                               (Revocation, "00000001")):
+                work.drop_record(kind, name)
+            work.drop_record(Consent, "user", "client")
     for decide in (store, take_out):
         await gate.backend.transact(gate.tenant_id, Needs(), decide)
 
