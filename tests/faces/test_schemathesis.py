@@ -64,7 +64,7 @@ def described(mode: GenerationMode, document: Any = DOCUMENT) -> Any:
     schema = schemathesis.openapi.from_dict(document)
     schema.config.generation.update(modes=[mode], deterministic=True, allow_x00=mode is GenerationMode.NEGATIVE)
     refusing = schema.config.checks.negative_data_rejection
-    refusing.expected_statuses = [*refusing.expected_statuses, "431"]
+    refusing.expected_statuses = [*refusing.expected_statuses, "413", "431"]     # also for its size
     return schema
 
 
