@@ -135,6 +135,7 @@ def make_provider(url: str, person: Person, kept: Kept) -> Any:
     """Return the SDK's own way to authenticate, with a person in place of its browser."""
     from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
     from mcp.shared.auth import OAuthClientMetadata
+    from pydantic import AnyUrl
 
     came_to: list[str] = []
 
@@ -145,7 +146,7 @@ def make_provider(url: str, person: Person, kept: Kept) -> Any:
         found = httpx2.URL(came_to[-1]).params
         return AuthorizationCodeResult(code=found["code"], state=found["state"], iss=found["iss"])
 
-    metadata = OAuthClientMetadata(client_name="a test", redirect_uris=[REDIRECT], token_endpoint_auth_method="none")
+    metadata = OAuthClientMetadata(client_name="a test", redirect_uris=[AnyUrl(REDIRECT)], token_endpoint_auth_method="none")
     return OAuthClientProvider(url, metadata, kept, open_browser, wait_for_browser)
 
 
@@ -268,8 +269,9 @@ def test_the_official_suite_finds_that_the_authorization_server_conforms(
 def test_mcp_remote_signs_a_person_in_for_a_program_that_knows_only_local_servers(
         node: Node, gate: OAuthLive, tmp_path: Path) -> None:
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "a-test", "version": "1"}}
-    messages = [{"id": 1, "method": "initialize", "params": hello}, {"method": "notifications/initialized"},
-                {"id": 2, "method": "tools/call", "params": {"name": "asyncgate.whoami", "arguments": {}}}]
+    messages: list[dict[str, Any]] = [
+        {"id": 1, "method": "initialize", "params": hello}, {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "asyncgate.whoami", "arguments": {}}}]
     person, path = gate.person(), str(node.folder / "node_modules/.bin/mcp-remote")
     environment = {**node.environment, "MCP_REMOTE_CONFIG_DIR": str(tmp_path)}
 
