@@ -21,13 +21,13 @@ from asyncgate.parts.identity.oauth.documents import UnusableDocument
 from asyncgate.parts.identity.oauth.redirects import is_same_redirect
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.wire import Answer, redirect_to
+from asyncgate.parts.model.challenges import MOUNTS
 from asyncgate.parts.model.stored_oauth import OAuthClient
 
 CHALLENGE = re.compile(r"[A-Za-z0-9._~-]{43,128}\Z")        # RFC 7636 4.2
 # State is optional: the challenge, which is not, protects a program from a code that it did not ask for (RFC 9700
 # 2.1), and the official TypeScript client sends none unless its user makes one.  It is echoed as it came.
 MOST_STATE_LENGTH = 1024        # what is kept while somebody signs in has to fit a cookie
-MOUNTS = ("", "/mcp", "/mcp/u")
 OWN_ERRORS = {"request": "request_not_supported", "request_uri": "request_uri_not_supported"}   # OpenID Connect 3.1.2.6
 
 

@@ -146,7 +146,8 @@ def make_provider(url: str, person: Person, kept: Kept) -> Any:
         found = httpx2.URL(came_to[-1]).params
         return AuthorizationCodeResult(code=found["code"], state=found["state"], iss=found["iss"])
 
-    metadata = OAuthClientMetadata(client_name="a test", redirect_uris=[AnyUrl(REDIRECT)], token_endpoint_auth_method="none")
+    metadata = OAuthClientMetadata(client_name="a test", redirect_uris=[AnyUrl(REDIRECT)],
+                                   token_endpoint_auth_method="none")
     return OAuthClientProvider(url, metadata, kept, open_browser, wait_for_browser)
 
 
