@@ -181,6 +181,7 @@ class IdentityProvider(Group, frozen=True):
     title: Annotated[str, says("What the button says; empty is the name")] = ""
     scopes: Annotated[Texts, says("What the gate asks the provider for")] = ("openid", "email", "profile")
     groups_claim: Annotated[str, says("Claim of the ID token that lists a person's groups")] = "groups"
+    enterprise_managed: Annotated[bool, says("Whether its identity assertions (ID-JAG) let people in")] = False
 
 class AdmissionRule(Group, frozen=True):
     """Who may sign in, and as whom; the first rule that fits decides."""

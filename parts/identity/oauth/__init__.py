@@ -18,6 +18,7 @@
     consent       what the person allows
     pages         what the person sees
     tokens        codes and refresh tokens against access tokens, at /oauth/token and /oauth/revoke
+    enterprise    what a company's identity provider says about a person, against an access token
     signing       the keys that sign access tokens
     revocations   which access tokens are refused although they have not expired
     metadata      the documents from which programs learn all this

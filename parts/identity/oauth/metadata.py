@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from asyncgate import SCOPES
 from asyncgate.parts.identity.oauth.documents import SIGNING_ALGORITHMS
+from asyncgate.parts.identity.oauth.enterprise import ID_JAG_PROFILE, JWT_BEARER, is_vouching_on
 from asyncgate.parts.identity.oauth.server import AuthorizationServer, Endpoint
 from asyncgate.parts.identity.oauth.wire import Answer, Request, answer_json
 from asyncgate.parts.model.challenges import COMMON_SCOPES, MOUNTS, RESOURCE_METADATA
@@ -63,7 +64,7 @@ def describe_resource(server: AuthorizationServer, mount: str) -> dict[str, Any]
 
 def describe_server(server: AuthorizationServer) -> dict[str, Any]:
     """Return the metadata of the authorization server (RFC 8414), with the members that OpenID Discovery demands."""
-    issuer, oauth = server.issuer, server.oauth
+    issuer, oauth, vouching = server.issuer, server.oauth, is_vouching_on(server)
     return {
         "issuer": issuer,
         "authorization_endpoint": f"{issuer}/oauth/authorize",
@@ -74,7 +75,8 @@ def describe_server(server: AuthorizationServer) -> dict[str, Any]:
         "scopes_supported": sorted(SCOPES),
         "response_types_supported": ["code"],
         "response_modes_supported": ["query"],
-        "grant_types_supported": ["authorization_code", "refresh_token"],
+        "grant_types_supported": ["authorization_code", "refresh_token", *([JWT_BEARER] if vouching else [])],
+        **({"authorization_grant_profiles_supported": [ID_JAG_PROFILE]} if vouching else {}),
         "code_challenge_methods_supported": ["S256"],
         "token_endpoint_auth_methods_supported": AUTH_METHODS,
         "token_endpoint_auth_signing_alg_values_supported": SIGNING_ALGORITHMS,

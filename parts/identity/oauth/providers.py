@@ -207,7 +207,7 @@ class OpenId(Caller):
 
     def take(self, found: Discovery) -> None:
         """Use a discovery document, if it is the one of the issuer that the URL belongs to."""
-        if found.issuer.rstrip("/") != self.url.removesuffix(DISCOVERY).rstrip("/"):
+        if not self.is_issuer(found.issuer):
             self.refuse(f"the discovery document of {self.url} is of the issuer {found.issuer[:MOST_ERROR_LENGTH]}")
         for endpoint in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):
             if urlsplit(endpoint).scheme not in ("https", "http") or not endpoint.isascii():
@@ -250,14 +250,22 @@ class OpenId(Caller):
             form |= {"client_id": self.said.client_id, **({"client_secret": secret} if secret else {})}
         return await self.call("POST", found.token_endpoint, Tokens, data=form, headers=headers)
 
-    async def prove_token(self, found: Discovery, token: str, nonce: str) -> dict[str, Any]:
-        """Return the claims of an ID token after every check; raises SignInRefused."""
+    def is_issuer(self, issuer: Any) -> bool:
+        """Whether an issuer is this provider, as far as its discovery URL tells."""
+        return isinstance(issuer, str) and issuer.rstrip("/") == self.url.removesuffix(DISCOVERY).rstrip("/")
+
+    async def verify(self, token: str, kind: str = "jwt") -> bytes:
+        """Return the content of a token of a kind that the provider has signed; raises one of UNFIT."""
         assert self.ring is not None
         self.ring.freshen()
+        return verify_signature(token, await self.ring.find(name_key(token, kind)))
+
+    async def prove_token(self, found: Discovery, token: str, nonce: str) -> dict[str, Any]:
+        """Return the claims of an ID token after every check; raises SignInRefused."""
         try:
             if len(token) > 2 * MOST_TOKEN_BYTES:
                 raise Flaw("the ID token is too long")
-            content = verify_signature(token, await self.ring.find(name_key(token)))
+            content = await self.verify(token)
             claims = decode_strictly(content, IdToken)
             if flaw := find_flaw_of_identity(claims, found.issuer, self.said.client_id, nonce, self.now()):
                 raise Flaw(flaw)
@@ -273,15 +281,15 @@ class OpenId(Caller):
         return more
 
 
-def name_key(token: str) -> str | None:
-    """Return the id of the key that an ID token names; raises Flaw for an unsafe header (RFC 8725)."""
+def name_key(token: str, kind: str = "jwt") -> str | None:
+    """Return the id of the key that a token of a kind names; raises Flaw for an unsafe header (RFC 8725)."""
     header = decode_strictly(urlsafe_b64decode(token.partition(".")[0].encode()), dict[str, Any])
     if header.get("alg") != "RS256":
         raise Flaw("alg is not RS256")
     if FOREIGN & header.keys():
         raise Flaw("the header contains or names a key")
-    if str(header.get("typ", "JWT")).lower() not in ("jwt", "application/jwt"):     # for example an access token
-        raise Flaw("typ is not JWT")
+    if str(header.get("typ", "jwt")).lower().removeprefix("application/") != kind:      # for example an access token
+        raise Flaw(f"typ is not {kind}")
     kid = header.get("kid")
     if not isinstance(kid, str | None):
         raise Flaw("kid is not a text")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from starlette.routing import Route
@@ -25,6 +25,9 @@ from asyncgate.parts.model.errors import GateError, PayloadTooLarge, RequestTime
 from asyncgate.parts.model.settings import OAuth, Settings
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire_oauth import SigningKeyRecord
+
+if TYPE_CHECKING:
+    from asyncgate.parts.identity.oauth.providers import Provider
 
 LONGEST_LIFE_SECONDS = 90 * DAY_SECONDS     # of an access token (spec 21.2.1)
 Handler = Callable[["AuthorizationServer", Request], Awaitable[Answer]]
@@ -52,6 +55,7 @@ class AuthorizationServer:
         self.settings, self.send = settings, send
         self.issuer, self.keys = read_issuer(settings), SigningKeys.load(settings)
         self.documents, self.assertions = Documents(self), Assertions(self)
+        self.providers: dict[str, Provider] = {}
         self.secure = self.issuer.startswith("https:")      # whether browsers send its cookies over TLS alone
 
     @property
@@ -80,11 +84,13 @@ class AuthorizationServer:
         """Return the paths of the authorization server."""
         from asyncgate.parts.identity.oauth import (  # the parts import this module
             metadata,
+            providers,
             registration,
             sign_in,
             tokens,
         )
 
+        self.providers = providers.make_providers(self.settings, self.issuer)
         return [route for part in (metadata, registration, sign_in, tokens) for route in part.routes(self)]
 
 

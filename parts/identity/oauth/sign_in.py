@@ -35,7 +35,7 @@ from asyncgate.parts.identity.oauth.consent import (
 from asyncgate.parts.identity.oauth.grants import make_grant
 from asyncgate.parts.identity.oauth.links import use_link
 from asyncgate.parts.identity.oauth.parked import Parked, begin_parked, drop_parked, find_newest, find_parked, park
-from asyncgate.parts.identity.oauth.providers import DeniedUpstream, make_providers
+from asyncgate.parts.identity.oauth.providers import DeniedUpstream
 from asyncgate.parts.identity.oauth.requests import BadRequestPage, RefusedRequest, read_request, redirect_back
 from asyncgate.parts.identity.oauth.server import AuthorizationServer, Endpoint, Handler
 from asyncgate.parts.identity.oauth.wire import Answer, OAuthError, Request, redirect_to
@@ -62,7 +62,7 @@ class SignIn:
     def __init__(self, server: AuthorizationServer) -> None:
         check_rules(server.settings)
         self.server, self.base = server, urlsplit(server.issuer).path
-        self.providers = make_providers(server.settings, server.issuer)
+        self.providers = server.providers
 
     def routes(self) -> list[Route]:
         """Return the paths."""

@@ -15,6 +15,7 @@ from asyncgate.parts.identity.jwt import MOST_TOKEN_BYTES, UNFIT, Claims, decode
 from asyncgate.parts.identity.keys import place_of
 from asyncgate.parts.identity.oauth.clients import authenticate_client
 from asyncgate.parts.identity.oauth.directory import audit_in_tenant
+from asyncgate.parts.identity.oauth.enterprise import JWT_BEARER, begin_vouched_session, is_vouching_on
 from asyncgate.parts.identity.oauth.grants import (
     CODE,
     REFRESH,
@@ -65,6 +66,8 @@ async def give_token(server: AuthorizationServer, request: Request) -> Answer:
         return await answer_code(server, request, form)
     if kind == "refresh_token":
         return await answer_refresh(server, request, form)
+    if kind == JWT_BEARER and is_vouching_on(server):
+        return await answer_assertion(server, request, form)
     if not kind:
         raise OAuthError("invalid_request", "grant_type is missing; it is authorization_code or refresh_token")
     raise OAuthError("unsupported_grant_type",
@@ -108,6 +111,16 @@ async def answer_refresh(server: AuthorizationServer, request: Request, form: di
                    place_of(request.address), encode_bytes(secrets.token_bytes(32)))
     done = await change_grant(server, grant, lambda work: renew(server, work, sent))
     return answer_outcome(server, grant, done, "token_refreshed")
+
+
+async def answer_assertion(server: AuthorizationServer, request: Request, form: dict[str, str]) -> Answer:
+    """Exchange what an identity provider says about a person for an access token."""
+    client = await authenticate_client(server, request, form)
+    if "assertion" not in form:
+        raise OAuthError("invalid_request", "assertion is missing")
+    allowed = await begin_vouched_session(server, client, form["assertion"], read_scopes(form.get("scope")),
+                                          read_resource(server, form), place_of(request.address))
+    return answer_outcome(server, allowed.grant, allowed, "session_begun")
 
 
 async def change_grant(server: AuthorizationServer, grant: Grant, run: Any) -> Allowed | Denial:
@@ -156,8 +169,9 @@ def answer_outcome(server: AuthorizationServer, grant: Grant, done: Allowed | De
     if done.moved:
         tell_tenant(server, grant, "unusual_address", "warning")
     token, seconds = sign_access_token(server, done)
-    return answer_json({"access_token": token, "token_type": "Bearer", "expires_in": seconds,
-                        "refresh_token": done.refresh_token, "scope": " ".join(sorted(done.scopes))}, NO_CACHE)
+    refresh = {"refresh_token": done.refresh_token} if done.refresh_token else {}
+    return answer_json({"access_token": token, "token_type": "Bearer", "expires_in": seconds, **refresh,
+                        "scope": " ".join(sorted(done.scopes))}, NO_CACHE)
 
 
 def tell_tenant(server: AuthorizationServer, grant: Grant, event: str, severity: Any) -> None:
