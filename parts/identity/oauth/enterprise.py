@@ -56,8 +56,8 @@ class IdentityAssertion(Struct, frozen=True):
     iat: Annotated[float, Meta(ge=0)]
     resource: str | None = None
     scope: str | None = None
-    cnf: msgspec.Raw | None = None                      # these two would bind or limit the token in ways
-    authorization_details: msgspec.Raw | None = None    # that this gate does not enforce
+    cnf: Any = None                         # these two would bind or limit the token in ways that this gate
+    authorization_details: Any = None       # does not enforce
 
 
 class Vouched(Struct, frozen=True):

@@ -17,6 +17,7 @@ from asyncgate.parts.model.settings import AdmissionRule, IdentityProvider, Jwt,
 from tests.conftest import Served
 from tests.identity.oauth.conftest import PUBLIC_URL
 from tests.support.browser import FORM
+from tests.support.identity_tools import OTHER
 from tests.support.provider_stand_in import GOOD, StandIn, make_key, run_stand_in
 
 pytestmark = pytest.mark.anyio
@@ -174,6 +175,21 @@ async def test_it_is_off_unless_the_provider_is_marked(open_office: Open) -> Non
 
     assert await office.refusal(office.vouch()) == (400, "unsupported_grant_type")
     assert JWT_BEARER not in described["grant_types_supported"]
+
+
+async def test_only_a_provider_that_is_marked_is_believed(open_office: Open, company: StandIn) -> None:
+    office = await open_office(providers=(
+        IdentityProvider(name="id", client_id="gate", discovery_url=company.url),
+        IdentityProvider(name="boss", client_id="gate", discovery_url="https://boss.example.com",
+                         enterprise_managed=True)))
+
+    assert await office.refusal(office.vouch()) == (400, "invalid_grant")
+
+
+async def test_nobody_comes_into_a_tenant_that_is_not_there(open_office: Open) -> None:
+    office = await open_office(admit=(AdmissionRule(email_domain="example.com", tenant=OTHER),))
+
+    assert await office.refusal(office.vouch()) == (400, "invalid_grant")
 
 
 async def test_programs_learn_that_it_is_on(office: Office) -> None:
