@@ -1152,7 +1152,7 @@ class AsyncOperations:
         return await self.ask("revoke_key", Ok, locals())
 
     async def revoke_token(
-        self, *, tenant: str | None = None, token_id: str | None = None, token: str | None = None,
+        self, *, tenant: str | None = None, token_id: str | None = None, access_token: str | None = None,
         reason: str | None = None, tenant_id: str | None = None,
     ) -> RevokedToken:
         """Revoke one access token, of the gate or of another issuer, by its id (jti) or its text.
@@ -1997,7 +1997,7 @@ class SyncOperations:
         return self.ask("revoke_key", Ok, locals())
 
     def revoke_token(
-        self, *, tenant: str | None = None, token_id: str | None = None, token: str | None = None,
+        self, *, tenant: str | None = None, token_id: str | None = None, access_token: str | None = None,
         reason: str | None = None, tenant_id: str | None = None,
     ) -> RevokedToken:
         """Revoke one access token, of the gate or of another issuer, by its id (jti) or its text.

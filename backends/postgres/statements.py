@@ -306,12 +306,10 @@ def insert(table: str, names: Iterable[str], key: str | None = None, changed: It
 
 
 def delete_by_key(kind: type[Struct]) -> str:
-    """Return a DELETE of rows that are found one by one by their keys, and locked unless they never change."""
-    table, key = RECORDS[kind], " AND ".join(f"{name} = r.{name}" for name in export_order(kind))
-    lock = "" if kind in APPEND_ONLY else " FOR UPDATE"
-    return (f"DELETE FROM asyncgate.{table} WHERE tenant_id = :tenant AND ctid = ANY (ARRAY(SELECT o.ctid "
-            f"FROM {{rows}}, LATERAL (SELECT ctid FROM asyncgate.{table} WHERE tenant_id = :tenant AND {key} "
-            f"LIMIT 1{lock}) AS o))")
+    """Return a DELETE of rows that are found by their keys."""
+    table, (first, *others) = RECORDS[kind], export_order(kind)
+    both = f" AND ({first}, {', '.join(others)}) IN (SELECT r.* FROM {{rows}})" if others else ""
+    return f"DELETE FROM asyncgate.{table} WHERE tenant_id = :tenant AND {first} = ANY (:dropped_{table}_{first}){both}"
 
 
 NOTHING = " ON CONFLICT DO NOTHING"
@@ -354,8 +352,12 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id", DELIVERY)),
     **{f"kept_{table}": (typed(kind), insert(table, typed(kind)) if kind in APPEND_ONLY else insert(
            table, typed(kind), ", ".join(export_order(kind)), typed(kind))) for kind, table in RECORDS.items()},
+    "dropped_outbox": ({"receipt_id": "text[]"}, "DELETE FROM asyncgate.outbox WHERE tenant_id = :tenant "
+                       "AND ctid = ANY (ARRAY(SELECT o.ctid FROM {rows}, LATERAL ("
+                       "SELECT ctid FROM asyncgate.outbox WHERE tenant_id = :tenant "
+                       "AND receipt_id = r.receipt_id LIMIT 1 FOR UPDATE) AS o))"),
     **{f"dropped_{RECORDS[kind]}": (dict.fromkeys(export_order(kind), "text[]"), delete_by_key(kind))
-       for kind in (Outgoing, OAuthClient, User, Consent, Grant, SignInLink, Revocation)},
+       for kind in (OAuthClient, User, Consent, Grant, SignInLink, Revocation)},
     # What is dropped of any minute is all that there is of it.
     "dropped_traffic": ({"minute": "text[]", "process": "text[]"}, "DELETE FROM asyncgate.traffic "
                         "WHERE tenant_id = :tenant AND minute = ANY (:dropped_traffic_minute) "

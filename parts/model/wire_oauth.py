@@ -252,7 +252,7 @@ class RevokeToken(Ask, kw_only=True):
     refusals = (TenantNotFound,)
     tenant: Whose = None
     token_id: Annotated[Name | None, says("its id, the claim jti")] = None
-    token: Annotated[TokenText | None, says("or its text, which says its id and its tenant")] = None
+    access_token: Annotated[TokenText | None, says("or its text, which says its id and its tenant")] = None
     reason: Annotated[Text | None, says("why; audited")] = None
 
 

@@ -386,7 +386,11 @@ async def keep_books(gate: Gate, mark: str) -> None:
                                (Revocation, "00000001")):
                 work.drop_record(kind, name)
             work.drop_record(Consent, "user", "client")
-    for decide in (store, take_out):
+
+    def put_back(work: Work) -> None:
+        if mark == OURS:
+            keep_sign_ins(work, mark)
+    for decide in (store, take_out, put_back):
         await gate.backend.transact(gate.tenant_id, Needs(), decide)
 
 

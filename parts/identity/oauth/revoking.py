@@ -47,10 +47,10 @@ async def revoke_token(engine: Engine, caller: Caller, ask: RevokeToken) -> Revo
     if caller.capabilities is not None or caller.task_types is not None:
         raise forbid(caller, "a key that is limited to capabilities or task types cannot revoke tokens")
     token_id, named = ask.token_id, ask.tenant
-    if (token_id is None) == (ask.token is None):
-        raise InvalidRequest("send either token_id or token")
-    if ask.token is not None:
-        said = read_token_text(ask.token)
+    if (token_id is None) == (ask.access_token is None):
+        raise InvalidRequest("send either token_id or access_token")
+    if ask.access_token is not None:
+        said = read_token_text(ask.access_token)
         token_id, named = said.jti, said.tenant_id
     tenant, until = await target_tenant(engine, caller, named), engine.backend.now() + LONGEST_VALID_SECONDS
     assert token_id is not None
@@ -76,7 +76,7 @@ def read_token_text(token: str) -> SaidByToken:
         payload = token.split(".")[1]
         said = msgspec.json.decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=SaidByToken)
     except (ValueError, IndexError):
-        raise InvalidRequest("token is not the text of an access token (a JWT)") from None
+        raise InvalidRequest("access_token is not the text of an access token (a JWT)") from None
     if not said.jti or not said.tenant_id:
         raise InvalidRequest("the token has no id (jti) by which it could be revoked; rotate_credentials refuses all "
                              "tokens of its tenant that were issued before")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -82,8 +83,9 @@ def assertion(key: Any = KEY, alg: str = "RS256", header: dict[str, Any] | None 
     now = int(time.time())
     said = {"iss": URL, "sub": URL, "aud": ISSUER, "iat": now, "exp": now + 60, "jti": "1", **claims}
     heads = {"alg": alg, "kid": key.kid, **(header or {})}
-    return jwt.encode({k: v for k, v in heads.items() if v is not ...}, {k: v for k, v in said.items() if v is not ...},
-                      key, algorithms=[alg])
+    times = {k: int(now + v.total_seconds()) for k, v in said.items() if isinstance(v, timedelta)}      # from now
+    return jwt.encode({k: v for k, v in heads.items() if v is not ...},
+                      {k: v for k, v in (said | times).items() if v is not ...}, key, algorithms=[alg])
 
 
 @pytest.fixture
@@ -186,8 +188,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("iss and sub", {"iss": "https://other.example/c"}), ("iss and sub", {"sub": "https://other.example/c"}),
     ("aud", {"aud": "https://other.example"}), ("aud", {"aud": [ISSUER, "https://other.example"]}),
     ("aud", {"aud": []}),
-    ("aud", {"aud": f"{ISSUER}/mcp"}), ("expired", {"exp": 1}), ("too long", {"exp": int(time.time()) + 3600}),
-    ("not valid yet", {"nbf": int(time.time()) + 300}), ("not valid yet", {"iat": int(time.time()) + 300}),
+    ("aud", {"aud": f"{ISSUER}/mcp"}), ("expired", {"exp": 1}), ("too long", {"exp": timedelta(hours=1)}),
+    ("not valid yet", {"nbf": timedelta(minutes=5)}), ("not valid yet", {"iat": timedelta(minutes=5)}),
     ("ValidationError", {"exp": ...}), ("ValidationError", {"exp": "soon"}), ("ValidationError", {"jti": 5}),
     ("ValidationError", {"aud": ...}), ("typ", {"header": {"typ": "at+jwt"}}), ("header", {"header": {"jwk": {}}}),
     ("header", {"header": {"jku": "https://evil.example"}}), ("no such key", {"header": {"kid": "k9"}}),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
+from asyncgate import Engine
+from asyncgate.backends import open_backend
+from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.pruning import KEPT_SECONDS, SessionPruner
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored_oauth import Consent, Grant, SignInLink
 from tests.conftest import Served
 from tests.identity.oauth.granting import REDIRECT, RESOURCE
@@ -12,9 +18,20 @@ from tests.identity.oauth.granting import REDIRECT, RESOURCE
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_ended_days_ago_goes_and_all_else_stays(oauth_gate: Served) -> None:
-    oauth, tenant, now = oauth_gate.gate.oauth, oauth_gate.tenant_id, oauth_gate.backend.now()
-    assert oauth is not None
+@pytest.fixture
+async def engine(url: str) -> AsyncIterator[Engine]:
+    """Return an engine without upkeep, which would delete too."""
+    backend = await open_backend(url, serving=True)
+    yield Engine(backend, Settings())
+    await backend.close()
+
+
+async def test_upkeep_of_a_gate_with_oauth_looks_for_them(oauth_gate: Served) -> None:
+    assert "sessions" in oauth_gate.gate.upkeep.duties
+
+
+async def test_what_ended_days_ago_goes_and_all_else_stays(engine: Engine) -> None:
+    directory, tenant, now = Directory(engine), engine.settings.default_tenant_id, engine.backend.now()
     old, new, later = now - KEPT_SECONDS - 1, now - KEPT_SECONDS + 600, now + 600
 
     def grant(id: str, client: str, *, code_until: float = old, used: float | None = old, ends: float = later,
@@ -34,13 +51,12 @@ async def test_what_ended_days_ago_goes_and_all_else_stays(oauth_gate: Served) -
     def keep(work: object) -> None:
         for row in rows:
             work.keep_record(row)       # type: ignore[attr-defined]
-    await oauth.directory.change(keep)
+    await directory.change(keep)
 
-    done = await SessionPruner(oauth_gate.engine).run()
+    done = await SessionPruner(engine).run()
 
-    left = [row for kind in (Grant, SignInLink, Consent) for row in await oauth.directory.page(kind)]
+    left = [row for kind in (Grant, SignInLink, Consent) for row in await directory.page(kind)]
     assert sorted(map(repr, left)) == sorted(map(repr, rows[6:]))
     assert {one.grant_id for one in left if isinstance(one, Grant)} == {
         "just unused", "just over", "just ended", "running"}
     assert done == 6
-    assert "sessions" in oauth_gate.gate.upkeep.duties

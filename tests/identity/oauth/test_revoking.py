@@ -38,7 +38,7 @@ async def test_an_admin_revokes_one_token_of_its_tenant(
         house: House, oauth_gate: Served, facade: str, by: str) -> None:
     root = await house.admin_of(OTHER)
     token, other = (mint(oauth_gate, tenant_id=OTHER, jti=jti) for jti in ("one", "two"))
-    named = {"token_id": "one"} if by == "token_id" else {"token": token}
+    named = {"token_id": "one"} if by == "token_id" else {"access_token": token}
 
     done = await house.good("revoke_token", {**named, "reason": "found in a log"}, token=root, facade=facade)
 
@@ -55,7 +55,7 @@ async def test_an_admin_revokes_one_token_of_its_tenant(
 async def test_an_admin_revokes_no_token_of_another_tenant(house: House, oauth_gate: Served) -> None:
     root, token = await house.admin_of(OTHER), mint(oauth_gate)
 
-    by_text = await house.ask("revoke_token", {"token": token}, token=root)
+    by_text = await house.ask("revoke_token", {"access_token": token}, token=root)
     by_name = await house.ask("revoke_token", {"token_id": "token-1", "tenant": HOME}, token=root)
     await house.good("revoke_token", {"token_id": "token-1"}, token=root)     # the id, in its own tenant
 
@@ -67,7 +67,7 @@ async def test_the_operator_revokes_a_token_of_any_tenant_by_its_text(house: Hou
     await house.admin_of(OTHER)
     token = mint(oauth_gate, tenant_id=OTHER)
 
-    assert (await house.good("revoke_token", {"token": token}))["tenant"] == OTHER
+    assert (await house.good("revoke_token", {"access_token": token}))["tenant"] == OTHER
     assert await status(oauth_gate, token) == 401
 
 
@@ -83,14 +83,15 @@ async def test_a_token_of_another_issuer_is_revoked_also_while_oauth_is_off(
     one, other = (issuer.sign({**claims, "jti": jti}) for jti in ("one", "other"))
     assert [await status(served, token) for token in (one, other)] == [200, 200]
 
-    await House(served).good("revoke_token", {"token": one})
+    await House(served).good("revoke_token", {"access_token": one})
 
     assert [await status(served, token) for token in (one, other)] == [401, 200]
 
 
 @pytest.mark.parametrize(("said", "why"), [
-    ({}, "either"), ({"token_id": "one", "token": "x"}, "either"), ({"token": "aga_x"}, "revoke_key"),
-    ({"token": "no token"}, "JWT"), ({"token": "eyJ.e30.x"}, "jti"), ({"token": "eyJ.W10.x"}, "JWT")])
+    ({}, "either"), ({"token_id": "one", "access_token": "x"}, "either"), ({"access_token": "aga_x"}, "revoke_key"),
+    ({"access_token": "no token"}, "JWT"), ({"access_token": "eyJ.e30.x"}, "jti"),
+    ({"access_token": "eyJ.W10.x"}, "JWT")])
 async def test_a_revocation_names_one_token(house: House, said: dict[str, str], why: str) -> None:
     refused = await house.ask("revoke_token", said)
 
