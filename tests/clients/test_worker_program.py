@@ -327,7 +327,7 @@ def site() -> Iterator[Any]:
     """A site on loopback."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
         server.asked = []   # type: ignore[attr-defined]
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
 

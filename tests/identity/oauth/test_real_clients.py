@@ -235,7 +235,7 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         (tmp_path / "client.json").write_text(json.dumps({
             "client_id": url, "client_name": "Inspector", "redirect_uris": [REDIRECT],
             "token_endpoint_auth_method": "none"}))
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield url
         server.shutdown()
 
