@@ -558,7 +558,7 @@ def test_f12_every_pattern_reads_a_hostile_text_to_its_end(text: str) -> None:
 
 
 def test_a_gate_over_tls_ends_in_order(start: Any, certified: str, trusting: ssl.SSLContext) -> None:
-    live = start(f"security.tls.certificate_path={certified}")
+    live = start(f"security.tls.certificate_path={certified}", "shutdown_seconds=2")
 
     with Line(live, trusting) as poll, Line(live, trusting) as other:
         poll.say("POST", "/v1/leases/claim", claim("w1"))
