@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import urljoin, urlsplit
 
 import httpx2
@@ -20,10 +21,10 @@ def read_page(response: httpx2.Response) -> Page:
 
 
 class Person:
-    """One person at one browser, who signs in with the code of a sign-in link and allows everything."""
+    """One person at one browser, who signs in with codes of sign-in links and allows everything."""
 
-    def __init__(self, issuer: str, code: str, answer: str = "allow") -> None:
-        self.issuer, self.code, self.answer = issuer, code, answer
+    def __init__(self, issuer: str, ask_code: Callable[[], str], answer: str = "allow") -> None:
+        self.issuer, self.ask_code, self.answer = issuer, ask_code, answer
         self.browser = httpx2.Client(trust_env=False, timeout=30)
         self.seen: list[str] = []               # the pages, as text
 
@@ -47,7 +48,7 @@ class Person:
         [form] = read_page(page).forms
         fields = dict(form["fields"])
         if "code" in fields:
-            fields["code"] = self.code
+            fields["code"] = self.ask_code()
         if self.answer in form["buttons"]:
             fields["answer"] = self.answer
         origin = "{0.scheme}://{0.netloc}".format(urlsplit(str(page.url)))

@@ -48,10 +48,11 @@ class OAuthLive(Live):
         assert response.is_success, response.text
         return dict(response.json())
 
-    def person(self, name: str = "ada") -> Person:
-        """Return a person who has the code of a new sign-in link."""
-        link = self.ask("POST", "/v1/sign-in-links", principal_id=name)
-        self.people.append(Person(self.url, link["sign_in_code"]))
+    def person(self, role: str = "agent") -> Person:
+        """Return a person who has a new sign-in link each time."""
+        def ask_code() -> str:
+            return str(self.ask("POST", "/v1/sign-in-links", principal_id="ada", role=role)["sign_in_code"])
+        self.people.append(Person(self.url, ask_code))
         return self.people[-1]
 
     def register(self, *redirects: str) -> str:
@@ -171,6 +172,21 @@ async def test_the_sdk_for_python_signs_a_person_in_and_refreshes(gate: OAuthLiv
     assert (first["principal_kind"], first["principal_id"]) == ("human", "ada")
     assert again == first
     assert kept.tokens.access_token != token
+
+
+async def test_the_sdk_for_python_asks_again_for_a_scope_that_a_call_needs(gate: OAuthLive) -> None:
+    """The lists of tools hide what a token may not call, so this is a program that knows the tool already."""
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
+    person, url = gate.person("admin"), f"{gate.url}/mcp"
+    provider = make_provider(url, person, Kept())
+    async with (httpx2.AsyncClient(auth=provider, trust_env=False, timeout=30) as http,
+                Client(streamable_http_client(url, http_client=http)) as client):
+        found = await client.call_tool("asyncgate.list_keys", {})
+
+    assert found.structured_content == {"keys": [], "next_cursor": None, "cursor": None}
+    assert len([page for page in person.seen if "It may:" in page]) == 2
 
 
 def test_authlib_exchanges_refreshes_and_revokes(gate: OAuthLive) -> None:
