@@ -18,8 +18,7 @@ from asyncgate.parts.identity.admin import audit_change, operates, read_page, ta
 from asyncgate.parts.identity.keys_stored import default_scopes, encode_names
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.oauth.redirects import check_redirects, find_document_url_flaw
-from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, revoke
-from asyncgate.parts.model.durations import DAY_SECONDS
+from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
 from asyncgate.parts.model.errors import ClientNotFound, InvalidRequest
 from asyncgate.parts.model.stored_oauth import Grant, OAuthClient
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
@@ -101,7 +100,7 @@ async def change_client(engine: Engine, caller: Caller, ask: ChangeClient) -> Re
             audit_change(engine, work, "client_changed", "warning", caller, about_client=old.client_id,
                          reason=ask.reason, changed=list_changes(old, new))
         if old.disabled_at is None and new.disabled_at is not None:
-            revoke_client(engine, work, old.client_id, caller, ask.reason)
+            revoke_client(work, old.client_id, caller, ask.reason)
         return new
     directory = Directory(engine)
     after = await directory.change(change, (OAuthClient, (before.client_id,)), *REVOCATION_KEYS)
@@ -124,7 +123,7 @@ async def remove_client(engine: Engine, caller: Caller, ask: RemoveClient) -> Ok
 
     def remove(work: Work) -> None:
         work.drop_record(OAuthClient, client.client_id)
-        revoke_client(engine, work, client.client_id, caller, ask.reason)
+        revoke_client(work, client.client_id, caller, ask.reason)
         audit_change(engine, work, "client_removed", "warning", caller, about_client=client.client_id,
                      client_name=client.name, reason=ask.reason)
     # Order: while its row is there, the call can be repeated; without it no refresh token of it is good.
@@ -202,10 +201,9 @@ def list_changes(old: OAuthClient, new: OAuthClient) -> list[str]:
     return [name for name in OAuthClient.__struct_fields__ if getattr(old, name) != getattr(new, name)]
 
 
-def revoke_client(engine: Engine, work: Work, client_id: str, caller: Caller, reason: str | None) -> None:
+def revoke_client(work: Work, client_id: str, caller: Caller, reason: str | None) -> None:
     """Refuse all access tokens of a program that were issued before now."""
-    longest = engine.settings.security.jwt.max_lifetime_days * DAY_SECONDS
-    revoke(work, "client", client_id, work.now + longest, str(caller.principal), reason)
+    revoke(work, "client", client_id, work.now + LONGEST_VALID_SECONDS, str(caller.principal), reason)
 
 
 async def end_sessions(engine: Engine, client_id: str, caller: Caller) -> None:

@@ -14,9 +14,11 @@ from msgspec import Struct
 
 from asyncgate import Caller, Engine, Extension, Work
 from asyncgate.parts.identity.oauth.directory import Directory, RecordKey
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import Revocation, RevocationHead, RevocationKind
 
 REVOCATIONS_SECONDS = 5.0       # how old the set in memory may be
+LONGEST_VALID_SECONDS = 90 * DAY_SECONDS + 300.0    # an access token lives 90 days at most, and the longest leeway
 MOST_DROPPED = 500              # expired rows that upkeep deletes in one transaction
 REVOCATION_KEYS: tuple[RecordKey, ...] = ((RevocationHead, ()),)     # what `revoke` needs loaded
 # A revocation by its id ends every token with that id; the others end those that were issued before it.

@@ -16,8 +16,7 @@ from asyncgate.parts.identity.admin import audit_change, target_tenant
 from asyncgate.parts.identity.keys_stored import KEY_PREFIX
 from asyncgate.parts.identity.notices import write_notice
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
-from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, name_token, revoke
-from asyncgate.parts.model.durations import DAY_SECONDS
+from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, name_token, revoke
 from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire_oauth import (
@@ -27,8 +26,6 @@ from asyncgate.parts.model.wire_oauth import (
     SigningKeyRecord,
     SigningKeyRecords,
 )
-
-LONGEST_VALID_SECONDS = 90 * DAY_SECONDS + 300      # an access token lives 90 days at most, and the leeway
 
 
 class SaidByToken(Struct):

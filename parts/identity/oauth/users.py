@@ -13,18 +13,15 @@ from asyncgate import Caller, Engine, Operation, Work, forbid
 from asyncgate.parts.identity.admin import audit_change, operates, read_page, target_tenant, tenant_to_issue_for
 from asyncgate.parts.identity.keys_stored import encode_names
 from asyncgate.parts.identity.oauth.directory import Directory, RecordKey, audit_in_tenant
-from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, revoke
+from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
 from asyncgate.parts.identity.oauth.sessions import end_grant
 from asyncgate.parts.identity.oauth.user_rows import check_rights, id_of_email, read_email
-from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, UserNotFound
 from asyncgate.parts.model.stored import export_key
 from asyncgate.parts.model.stored_oauth import Consent, Grant, User
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Ok
 from asyncgate.parts.model.wire_oauth import ChangeUser, InviteUser, ListUsers, RemoveUser, UserRecord, Users, UserState
-
-LONGEST_TOKEN_SECONDS = 90 * DAY_SECONDS
 
 
 async def list_users(engine: Engine, caller: Caller, ask: ListUsers) -> Users:
@@ -170,7 +167,7 @@ def end_access(engine: Engine, work: Work, row: User, sessions: list[str], calle
         if (grant := work.find_record(Grant, id)) and grant.user_id == row.user_id:
             end_grant(engine, work, grant, caller, "user_sessions_ended", "info")
     if row.last_seen_at is not None:
-        revoke(work, "user", row.user_id, work.now + LONGEST_TOKEN_SECONDS, str(caller.principal), reason)
+        revoke(work, "user", row.user_id, work.now + LONGEST_VALID_SECONDS, str(caller.principal), reason)
 
 
 async def list_sessions_of(engine: Engine, user_id: str) -> list[str]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from asyncgate.conformance.plugin import database_of
 from asyncgate.parts.identity.oauth.client_admin import SESSIONS_AT_ONCE, hash_client_secret
 from asyncgate.parts.identity.oauth.directory import Directory
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import Grant, OAuthClient, Revocation
 from tests.support.identity_tools import FACADES, HOME, OTHER, THIRD, House
 
@@ -200,6 +201,13 @@ async def test_sessions_and_tokens_end_with_their_program_and_stay_ended(program
     assert grants["other"].ended_at is None
     row = await programs.row(gone)
     assert (row is not None and row.disabled_at is None) if how == "disable" else row is None
+
+
+async def test_a_program_stays_refused_for_as_long_as_any_token_of_it_may_be_valid(programs: Programs) -> None:
+    await programs.change((await programs.register())["client_id"], disabled=True)
+
+    [row] = await programs.directory.page(Revocation)
+    assert row.expires_at - row.revoked_at >= 90 * DAY_SECONDS + 300      # the longest life, and the longest leeway
 
 
 async def test_what_an_interrupted_call_has_left_ends_before_the_program_is_let_in_again(programs: Programs) -> None:
