@@ -22,7 +22,7 @@ from asyncgate.parts.identity.keys_stored import retire_key
 from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS
-from asyncgate.parts.identity.oauth.sessions import end_grant
+from asyncgate.parts.identity.oauth.sessions import end_grant, find_grants
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Account, Key, export_key
 from asyncgate.parts.model.stored_oauth import Grant
@@ -75,15 +75,12 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
 
 async def end_sessions_of_tenant(engine: Engine, caller: Caller, tenant_id: str, before: float) -> int:
     """End the sessions for a tenant that began before a time, with their tokens; return how many."""
-    directory, done, after = Directory(engine), 0, ""
-    while page := await directory.page(Grant, after):
-        after = export_key(page[-1])
-        ids = [row.grant_id for row in page
-               if row.tenant == tenant_id and row.ended_at is None and row.created_at <= before]
-        for at in range(0, len(ids), SESSIONS_PER_TRANSACTION):
-            some = ids[at:at + SESSIONS_PER_TRANSACTION]
-            done += await directory.change(partial(end_sessions_by_id, engine, caller, some),
-                                           *((Grant, (id,)) for id in some), *REVOCATION_KEYS)
+    grants = await find_grants(engine, lambda grant: grant.tenant == tenant_id and grant.created_at <= before)
+    ids, done = [grant.grant_id for grant in grants], 0
+    for at in range(0, len(ids), SESSIONS_PER_TRANSACTION):
+        some = ids[at:at + SESSIONS_PER_TRANSACTION]
+        done += await Directory(engine).change(partial(end_sessions_by_id, engine, caller, some),
+                                               *((Grant, (id,)) for id in some), *REVOCATION_KEYS)
     return done
 
 

@@ -19,6 +19,7 @@ from asyncgate.parts.identity.keys_stored import default_scopes, encode_names
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.oauth.redirects import check_redirects, find_document_url_flaw
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
+from asyncgate.parts.identity.oauth.sessions import find_grants
 from asyncgate.parts.model.errors import ClientNotFound, InvalidRequest
 from asyncgate.parts.model.stored_oauth import Grant, OAuthClient
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
@@ -208,18 +209,15 @@ def revoke_client(work: Work, client_id: str, caller: Caller, reason: str | None
 
 async def end_sessions(engine: Engine, client_id: str, caller: Caller) -> None:
     """End the sessions of a program, in small transactions."""
-    directory, after = Directory(engine), ""
-    while page := await directory.page(Grant, after):
-        after = page[-1].grant_id
-        going = [grant.grant_id for grant in page if grant.client_id == client_id and grant.ended_at is None]
-        for at in range(0, len(going), SESSIONS_AT_ONCE):
-            ids = going[at:at + SESSIONS_AT_ONCE]
+    going = [grant.grant_id for grant in await find_grants(engine, lambda grant: grant.client_id == client_id)]
+    for at in range(0, len(going), SESSIONS_AT_ONCE):
+        ids = going[at:at + SESSIONS_AT_ONCE]
 
-            def end(work: Work, ids: list[str] = ids) -> None:
-                for grant in filter(None, (work.find_record(Grant, id) for id in ids)):
-                    if grant.ended_at is None:
-                        work.keep_record(replace(grant, ended_at=work.now, ended_why=f"client: {caller.principal}"))
-            await directory.change(end, *((Grant, (id,)) for id in ids))
+        def end(work: Work, ids: list[str] = ids) -> None:
+            for grant in filter(None, (work.find_record(Grant, id) for id in ids)):
+                if grant.ended_at is None:
+                    work.keep_record(replace(grant, ended_at=work.now, ended_why=f"client: {caller.principal}"))
+        await Directory(engine).change(end, *((Grant, (id,)) for id in ids))
 
 
 def require_right_to_trust(caller: Caller, client: OAuthClient) -> None:

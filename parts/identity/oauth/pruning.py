@@ -5,7 +5,7 @@ Each row stays for some days after its end, so that people and admins can see wh
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TypeVar
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from msgspec import Struct
 from asyncgate import Engine, Work
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.stored import export_key, key_of
+from asyncgate.parts.model.stored import key_of
 from asyncgate.parts.model.stored_oauth import Consent, Grant, SignInLink
 
 R = TypeVar("R", bound=Struct)
@@ -47,20 +47,13 @@ class SessionPruner:
         done = await self._prune(SignInLink, lambda row, now: end_of_link(row) + KEPT_SECONDS <= now)
         done += await self._prune(Grant, lambda row, now: end_of_grant(row) + KEPT_SECONDS <= now)
         # Order: after the sessions.  A consent lasts as long as a session of it is kept, and some days to begin with.
-        kept = {(row.user_id, row.client_id) async for row in self._read(Grant)}
+        kept = {(row.user_id, row.client_id) async for row in self.directory.read(Grant)}
         return done + await self._prune(Consent, lambda row, now: (
             row.given_at + KEPT_SECONDS <= now and (row.user_id, row.client_id) not in kept))
 
-    async def _read(self, kind: type[R]) -> AsyncIterator[R]:
-        after = ""
-        while page := await self.directory.page(kind, after):
-            for row in page:
-                yield row
-            after = export_key(page[-1])
-
     async def _prune(self, kind: type[R], is_old: Callable[[R, float], bool]) -> int:
         now, done = self.engine.backend.now(), 0
-        old = [key_of(row) async for row in self._read(kind) if is_old(row, now)]
+        old = [key_of(row) async for row in self.directory.read(kind) if is_old(row, now)]
         for at in range(0, len(old), MOST_PRUNED):
             keys = old[at:at + MOST_PRUNED]
 

@@ -158,11 +158,7 @@ async def list_unused(engine: Engine, seconds: float) -> list[str]:
 
 async def list_own(engine: Engine) -> list[OAuthClient]:
     """Return the programs that came by themselves, and that no administrator has said anything of."""
-    directory, found, after = Directory(engine), list[OAuthClient](), ""
-    while page := await directory.page(OAuthClient, after):
-        after = page[-1].client_id
-        found += filter(is_own_registration, page)
-    return found
+    return [client async for client in Directory(engine).read(OAuthClient) if is_own_registration(client)]
 
 
 def is_own_registration(client: OAuthClient) -> bool:

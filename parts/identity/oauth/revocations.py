@@ -133,13 +133,10 @@ async def drop_expired(engine: Engine) -> int:
 
     The number of the last one stays in the head, so that no number is given twice.
     """
-    directory = Directory(engine)
-    done, after = 0, ""
-    while page := await directory.page(Revocation, after):
-        after, now = page[-1].revocation_id, engine.backend.now()
-        old = [row.revocation_id for row in page if row.expires_at <= now]
-        for at in range(0, len(old), MOST_DROPPED):
-            done += await drop_rows(directory, old[at:at + MOST_DROPPED])
+    directory, now, done = Directory(engine), engine.backend.now(), 0
+    old = [row.revocation_id async for row in directory.read(Revocation) if row.expires_at <= now]
+    for at in range(0, len(old), MOST_DROPPED):
+        done += await drop_rows(directory, old[at:at + MOST_DROPPED])
     return done
 
 

@@ -117,23 +117,16 @@ def is_wanted(engine: Engine, caller: Caller, row: Grant | User, user_id: str | 
 
 async def find_people(engine: Engine, caller: Caller, user_id: str | None) -> dict[str, User]:
     """Return the people whom a caller asks for and may see, by id."""
-    directory, found, after = Directory(engine), dict[str, User](), ""
+    directory = Directory(engine)
     if user_id is not None:
         user = await directory.find(User, user_id)
         return {user_id: user} if user is not None and may_see(engine, caller, user) else {}
-    while page := await directory.page(User, after):
-        found |= {user.user_id: user for user in page if may_see(engine, caller, user)}
-        after = export_key(page[-1])
-    return found
+    return {user.user_id: user async for user in directory.read(User) if may_see(engine, caller, user)}
 
 
-async def find_own_grants(engine: Engine, wanted: Callable[[Grant], bool]) -> list[Grant]:
+async def find_grants(engine: Engine, wanted: Callable[[Grant], bool]) -> list[Grant]:
     """Return the sessions that have not ended and that are wanted."""
-    directory, found, after = Directory(engine), list[Grant](), ""
-    while page := await directory.page(Grant, after):
-        found += [grant for grant in page if grant.ended_at is None and wanted(grant)]
-        after = export_key(page[-1])
-    return found
+    return [grant async for grant in Directory(engine).read(Grant) if grant.ended_at is None and wanted(grant)]
 
 
 # Operations.
@@ -162,7 +155,7 @@ async def end_session(engine: Engine, caller: Caller, ask: EndSession) -> Ok:
 async def sign_out_everywhere(engine: Engine, caller: Caller, ask: SignOutEverywhere) -> SignedOut:
     """End all your sessions, or as an admin those of a user."""
     people = await require_people(engine, caller, ask.user_id)
-    grants = await find_own_grants(engine, lambda grant: is_of(grant, people))
+    grants = await find_grants(engine, lambda grant: is_of(grant, people))
 
     def also(work: Work) -> None:
         for user_id in {*people, *(grant.user_id for grant in grants)}:
@@ -204,7 +197,7 @@ async def list_consents(engine: Engine, caller: Caller, ask: ListConsents) -> Co
 async def withdraw_consent(engine: Engine, caller: Caller, ask: WithdrawConsent) -> SignedOut:
     """Stop letting a program act for you, and end your sessions with it."""
     people = await require_people(engine, caller, ask.user_id)
-    grants = await find_own_grants(engine, lambda one: one.client_id == ask.client_id and is_of(one, people))
+    grants = await find_grants(engine, lambda one: one.client_id == ask.client_id and is_of(one, people))
 
     def also(work: Work) -> None:
         for user_id in people:

@@ -14,7 +14,7 @@ from asyncgate.parts.identity.admin import audit_change, operates, read_page, ta
 from asyncgate.parts.identity.keys_stored import encode_names
 from asyncgate.parts.identity.oauth.directory import Directory, RecordKey, audit_in_tenant
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
-from asyncgate.parts.identity.oauth.sessions import end_grant
+from asyncgate.parts.identity.oauth.sessions import end_grant, find_grants
 from asyncgate.parts.identity.oauth.user_rows import check_rights, id_of_email, read_email
 from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, UserNotFound
 from asyncgate.parts.model.stored import export_key
@@ -172,11 +172,7 @@ def end_access(engine: Engine, work: Work, row: User, sessions: list[str], calle
 
 async def list_sessions_of(engine: Engine, user_id: str) -> list[str]:
     """Return the ids of the sessions of a person that have not ended."""
-    directory, found, after = Directory(engine), list[str](), ""
-    while page := await directory.page(Grant, after):
-        found += [one.grant_id for one in page if one.user_id == user_id and one.ended_at is None]
-        after = export_key(page[-1])
-    return found
+    return [grant.grant_id for grant in await find_grants(engine, lambda grant: grant.user_id == user_id)]
 
 
 def describe_change(before: User, after: User, reason: str | None) -> dict[str, object]:
@@ -194,12 +190,11 @@ def describe_removal(row: User, reason: str | None) -> dict[str, object]:
 
 async def list_consents(engine: Engine, user_id: str) -> list[Consent]:
     """Return what a person has allowed."""
-    directory, found, after = Directory(engine), list[Consent](), f"{user_id}\0"
-    while page := await directory.page(Consent, after):
-        found += [one for one in page if one.user_id == user_id]
-        if page[-1].user_id != user_id:
+    found = list[Consent]()
+    async for one in Directory(engine).read(Consent, f"{user_id}\0"):
+        if one.user_id != user_id:
             break
-        after = export_key(page[-1])
+        found.append(one)
     return found
 
 
