@@ -26,7 +26,8 @@ async def program(oauth_gate: Served) -> Program:
 async def allow(program: Program) -> None:
     """Write down that the person lets the program in."""
     oauth = program.served.gate.oauth
-    consent = Consent(program.user.user_id, program.client.client_id, '["tasks:read"]', REDIRECT, 0.0)
+    consent = Consent(program.user.user_id, program.client.client_id, '["tasks:read"]', REDIRECT,
+                      program.served.backend.now())
     await oauth.directory.change(lambda work: work.keep_record(consent))   # type: ignore[union-attr]
 
 
