@@ -73,6 +73,11 @@ def encode_names(names: Iterable[str] | None) -> str | None:
     return None if names is None else msgspec.json.encode(sorted(names)).decode()
 
 
+def decode_names(text: str) -> frozenset[str]:
+    """Decode what `encode_names` has encoded."""
+    return msgspec.json.decode(text, type=frozenset[str])
+
+
 def default_role(kind: Kind) -> Role:
     """Return the role of a credential that names none, by the kind of its principal."""
     return "worker" if kind == "worker" else "agent"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller, Engine, Operation, Work, forbid
 from asyncgate.parts.identity.admin import audit_change, operates, read_page, target_tenant
-from asyncgate.parts.identity.keys_stored import default_scopes, encode_names
+from asyncgate.parts.identity.keys_stored import decode_names, default_scopes, encode_names
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.oauth.redirects import check_redirects, find_document_url_flaw
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
@@ -240,11 +240,6 @@ async def tenant_of_client(engine: Engine, caller: Caller, named: str | None) ->
 def hash_client_secret(secret: str) -> str:
     """Return what is stored of a secret; a fast hash is right for 256 random bits."""
     return sha256(secret.encode()).hexdigest()
-
-
-def decode_names(text: str) -> frozenset[str]:
-    """Read a stored list of names."""
-    return msgspec.json.decode(text, type=frozenset[str])
 
 
 def encode_list(names: list[str]) -> str:

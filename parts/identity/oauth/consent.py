@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-import msgspec
-
 from asyncgate import Caller, Work
 from asyncgate.parts.identity.admin import audit_change
-from asyncgate.parts.identity.keys_stored import encode_names
+from asyncgate.parts.identity.keys_stored import decode_names, encode_names
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.stored_oauth import Consent, OAuthClient, User
@@ -39,12 +37,7 @@ def find_document_host(client: OAuthClient) -> str | None:
 def covers(given: Consent | None, redirect_uri: str, scopes: frozenset[str]) -> bool:
     """Whether a person has already allowed as much, to a program at the same place."""
     return (given is not None and find_place(given.redirect_uri) == find_place(redirect_uri)
-            and scopes <= list_scopes(given))
-
-
-def list_scopes(given: Consent) -> frozenset[str]:
-    """Return the scopes that a person has allowed."""
-    return msgspec.json.decode(given.scopes, type=frozenset[str])
+            and scopes <= decode_names(given.scopes))
 
 
 async def is_allowed(server: AuthorizationServer, client: OAuthClient, user: User, redirect_uri: str,
@@ -62,7 +55,7 @@ async def give_consent(server: AuthorizationServer, client: OAuthClient, user: U
     def give(work: Work) -> None:
         before = work.find_record(Consent, *key)
         same = before is not None and find_place(before.redirect_uri) == find_place(redirect_uri)
-        known = list_scopes(before) if before is not None and same else frozenset()
+        known = decode_names(before.scopes) if before is not None and same else frozenset()
         work.keep_record(Consent(*key, encode_names(scopes | known) or "[]", redirect_uri, work.now))
         by = Caller(user.tenant, user.principal, user.role, frozenset())
         audit_change(server.engine, work, "consent_given", "info", by, user_id=user.user_id, tenant=user.tenant,

@@ -21,12 +21,7 @@ from asyncgate.parts.identity.jwt import MOST_TOKEN_BYTES, UNFIT, Flaw, decode_s
 from asyncgate.parts.identity.keys_stored import encode_names
 from asyncgate.parts.identity.oauth.admission import Person, SignInRefused, admit, check_tenant
 from asyncgate.parts.identity.oauth.clients import note_sign_in
-from asyncgate.parts.identity.oauth.grants import (
-    Allowed,
-    caller_of_grant,
-    find_access_seconds,
-    limit_scopes,
-)
+from asyncgate.parts.identity.oauth.grants import Allowed, caller_of_grant, find_access_seconds, limit_scopes
 from asyncgate.parts.identity.oauth.providers import LEEWAY_SECONDS, OpenId, Subject, read_person
 from asyncgate.parts.identity.oauth.requests import find_resource
 from asyncgate.parts.identity.oauth.sessions import describe_grant
@@ -93,7 +88,7 @@ async def begin_vouched_session(server: AuthorizationServer, client: OAuthClient
         await check_tenant(server, user, client)
     except SignInRefused as no:
         raise refuse_assertion(no.because) from None
-    scopes = limit_scopes(user, client) & read_vouched_scopes(vouched.claims, asked, limit_scopes(user, client))
+    scopes = choose_vouched_scopes(vouched.claims, asked, limit_scopes(user, client))
     if not scopes:
         raise OAuthError("invalid_scope", "the person or the program may have none of these scopes")
     return await keep_session(server, client, user, vouched.claims, scopes, resource, place)
@@ -173,8 +168,8 @@ def read_vouched_resource(server: AuthorizationServer, claims: IdentityAssertion
     return named or server.issuer + "/mcp"
 
 
-def read_vouched_scopes(claims: IdentityAssertion, asked: frozenset[str] | None,
-                        most: frozenset[str]) -> frozenset[str]:
+def choose_vouched_scopes(claims: IdentityAssertion, asked: frozenset[str] | None,
+                          most: frozenset[str]) -> frozenset[str]:
     """Return the scopes that assertion and program agree on; one that names none sets no limit."""
-    vouched = most if claims.scope is None else frozenset(claims.scope.split())
-    return vouched if asked is None else vouched & asked
+    scopes = most if claims.scope is None else most & frozenset(claims.scope.split())
+    return scopes if asked is None else scopes & asked

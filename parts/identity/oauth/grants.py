@@ -20,17 +20,17 @@ import uuid
 from hashlib import sha256
 from hmac import compare_digest, digest
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller, Work
 from asyncgate.parts.identity.admin import audit_change
-from asyncgate.parts.identity.keys_stored import default_scopes, encode_names
+from asyncgate.parts.identity.keys_stored import decode_names, encode_names
 from asyncgate.parts.identity.oauth.clients import note_sign_in
 from asyncgate.parts.identity.oauth.requests import AuthorizationRequest
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.sessions import describe_grant, end_grant
+from asyncgate.parts.identity.oauth.user_rows import scopes_of
 from asyncgate.parts.identity.oauth.wire import OAuthError
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import Grant, OAuthClient, User
@@ -177,13 +177,8 @@ async def make_grant(server: AuthorizationServer, client: OAuthClient, asked: Au
 
 def limit_scopes(user: User, client: OAuthClient) -> frozenset[str]:
     """Return the most that a program may get of a person's rights."""
-    own = default_scopes(user.role) if user.scopes is None else decode_scopes(user.scopes)
-    return own & SCOPES if client.scopes is None else own & decode_scopes(client.scopes) & SCOPES
-
-
-def decode_scopes(text: str) -> frozenset[str]:
-    """Read the scopes of a row."""
-    return msgspec.json.decode(text, type=frozenset[str])
+    own = scopes_of(user) & SCOPES
+    return own if client.scopes is None else own & decode_names(client.scopes)
 
 
 def find_access_seconds(server: AuthorizationServer, client: OAuthClient, user: User) -> int:
@@ -311,7 +306,7 @@ def find_refusal_of_renewal(work: Work, grant: Grant, sent: Renewal) -> Denial |
     """Return why a session gives no new token although its refresh token is good; None if it does."""
     if no := find_barrier(work, grant, sent.resource):
         return no
-    if sent.scopes is not None and not sent.scopes <= decode_scopes(grant.scopes):
+    if sent.scopes is not None and not sent.scopes <= decode_names(grant.scopes):
         return Denial("invalid_scope", "a refresh may ask for fewer scopes than the person allowed, never for more")
     if not find_scopes(work, grant, sent.scopes):
         return Denial("invalid_scope", "the person or the program has none of these scopes any more; ask for others")
@@ -343,7 +338,7 @@ def find_scopes(work: Work, grant: Grant, asked: frozenset[str] | None = None) -
     user, client = work.find_record(User, grant.user_id), work.find_record(OAuthClient, grant.client_id)
     if user is None or client is None:
         return frozenset()
-    still = decode_scopes(grant.scopes) & limit_scopes(user, client)
+    still = decode_names(grant.scopes) & limit_scopes(user, client)
     return still if asked is None else still & asked
 
 

@@ -9,8 +9,6 @@ import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from asyncgate.parts.model.connection import is_loopback
-
 MOST_REDIRECTS, MOST_REDIRECT_LENGTH, MOST_DOCUMENT_URL_LENGTH = 20, 2048, 500
 # As people write them: browsers take 127.1 and 2130706433 for the same address, other programs do not.
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -79,11 +77,6 @@ def find_document_url_flaw(url: str) -> str | None:
     if "%2f" in url.lower() or parts.query:
         return "may have no query and no encoded slash"
     return None
-
-
-def is_loopback_redirect(uri: str) -> bool:
-    """Whether a redirect URI leads to a program on the person's own machine."""
-    return is_loopback(urlsplit(uri).hostname or "") and uri.startswith("http://")
 
 
 def check_redirects(uris: Sequence[str]) -> str | None:

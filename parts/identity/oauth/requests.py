@@ -14,8 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import SCOPES
-from asyncgate.parts.identity.keys_stored import default_scopes
-from asyncgate.parts.identity.oauth.client_admin import decode_names
+from asyncgate.parts.identity.keys_stored import decode_names, default_scopes
 from asyncgate.parts.identity.oauth.clients import look_up_client
 from asyncgate.parts.identity.oauth.documents import UnusableDocument
 from asyncgate.parts.identity.oauth.redirects import is_same_redirect

@@ -84,14 +84,12 @@ def read_form(request: Request) -> dict[str, str]:
 async def answer_code(server: AuthorizationServer, request: Request, form: dict[str, str]) -> Answer:
     """Exchange a code for the first tokens of a session."""
     client = await authenticate_client(server, request, form)
-    code, grant_id = form.get("code", ""), read_grant_id(CODE, form.get("code", ""))
     for name in ("code", "redirect_uri", "code_verifier"):
         if name not in form:
             raise OAuthError("invalid_request", f"{name} is missing")
-    if grant_id is None or (grant := await server.directory.find(Grant, grant_id)) is None:
-        raise refuse_code("no such code").error()
-    await require_served(server, grant)
-    first = write_refresh(server.keys.secret("refresh"), grant_id, encode_bytes(secrets.token_bytes(32)))
+    code = form["code"]
+    grant = await require_grant(server, read_grant_id(CODE, code), refuse_code("no such code"))
+    first = write_refresh(server.keys.secret("refresh"), grant.grant_id, encode_bytes(secrets.token_bytes(32)))
     sent = Exchange(code, client.client_id, form["redirect_uri"], form["code_verifier"], read_resource(server, form),
                     place_of(request.address), first)
     done = await change_grant(server, grant, lambda work: exchange_code(server, work, sent))
@@ -103,10 +101,8 @@ async def answer_refresh(server: AuthorizationServer, request: Request, form: di
     client = await authenticate_client(server, request, form)
     if "refresh_token" not in form:
         raise OAuthError("invalid_request", "refresh_token is missing")
-    grant_id = read_grant_id(REFRESH, form["refresh_token"])
-    if grant_id is None or (grant := await server.directory.find(Grant, grant_id)) is None:
-        raise refuse_session("no such session").error()
-    await require_served(server, grant)
+    grant = await require_grant(server, read_grant_id(REFRESH, form["refresh_token"]),
+                                refuse_session("no such session"))
     sent = Renewal(form["refresh_token"], client.client_id, read_scopes(form.get("scope")), read_resource(server, form),
                    place_of(request.address), encode_bytes(secrets.token_bytes(32)))
     done = await change_grant(server, grant, lambda work: renew(server, work, sent))
@@ -143,6 +139,14 @@ def read_resource(server: AuthorizationServer, form: dict[str, str]) -> str | No
 def read_scopes(text: str | None) -> frozenset[str] | None:
     """Return the scopes that a request names, separated by blanks or commas."""
     return None if text is None else frozenset(filter(None, re.split("[ ,]+", text)))
+
+
+async def require_grant(server: AuthorizationServer, grant_id: str | None, unknown: Denial) -> Grant:
+    """Return a session that this gate serves; raises OAuthError, for an unknown one the denial that is given."""
+    if grant_id is None or (grant := await server.directory.find(Grant, grant_id)) is None:
+        raise unknown.error()
+    await require_served(server, grant)
+    return grant
 
 
 async def require_served(server: AuthorizationServer, grant: Grant) -> None:

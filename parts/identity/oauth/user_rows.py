@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from uuid import UUID, uuid5
 
-import msgspec
-
 from asyncgate import SCOPES, Caller, forbid
-from asyncgate.parts.identity.keys_stored import default_scopes
+from asyncgate.parts.identity.keys_stored import decode_names, default_scopes
 from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.stored_oauth import SignInLink, User
 
@@ -42,7 +40,7 @@ def read_email(text: object) -> str:
 
 def scopes_of(row: User | SignInLink) -> frozenset[str]:
     """Return the scopes that a person may grant: those of the row, else those of its role."""
-    return default_scopes(row.role) if row.scopes is None else msgspec.json.decode(row.scopes, type=frozenset[str])
+    return default_scopes(row.role) if row.scopes is None else decode_names(row.scopes)
 
 
 def check_rights(caller: Caller, row: User | SignInLink) -> None:
