@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from asyncgate import Engine, Operation, __version__
-from asyncgate.parts.faces import openapi
+from asyncgate.parts.faces import console, openapi
 from asyncgate.parts.faces.http import find_shortcut, is_named, is_own_page, keep_slashes, make_refusal_headers
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
@@ -38,6 +38,7 @@ from asyncgate.parts.process.spans import find_tracing
 # take the time of the others.  The answer waits, not the connection: behind a proxy others share that.
 REFUSAL_PAUSE_SECONDS = 0.05
 JSON_TYPE = (b"content-type", b"application/json")
+EMPTY = (204, 304)      # answers without a body
 SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; "
           b"frame-ancestors 'none'"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store")]
 STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
@@ -112,7 +113,8 @@ class Front:
         every = (*self.operations.values(), *LEASE_PROTOCOL, *([STREAM] if "list_receipts" in self.operations else ()))
         described = openapi.make_routes(every, __version__, self.send)
         polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
-        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
+        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described,
+                *console.make_routes(self)]
 
     @cached_property
     def _served_names(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
@@ -143,13 +145,13 @@ class Front:
         if status == HTTPStatus.TOO_MANY_REQUESTS:
             await asyncio.sleep(REFUSAL_PAUSE_SECONDS)
         limits = scope.get("asyncgate.limits", ())
-        if not more and type is JSON_TYPE and status != 204 and (whole := find_shortcut(scope)) is not None:
+        if not more and type is JSON_TYPE and status not in EMPTY and (whole := find_shortcut(scope)) is not None:
             lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
             lines += b"".join([b"%b: %b\r\n" % header for header in limits]) if limits else b""
             if whole.answer(status, lines, body):
                 return
         safety = self.safety(scope, {name for name, _ in more})
-        about = [type, (b"content-length", b"%d" % len(body))] if status != 204 else []     # a 204 has no body
+        about = [type, (b"content-length", b"%d" % len(body))] if status not in EMPTY else []
         headers = [*about, *safety, *more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
@@ -166,12 +168,13 @@ class Front:
 
     async def _answer_lost(self, request: Any, error: HTTPException) -> Any:
         if (request.method, request.scope["path"]) == ("GET", "/") and "text/html" in request.headers.get("accept", ""):
-            return self._redirect_to_docs
+            return self._redirect_home
         return self._make_answer(NotFound("nothing is at this path; /openapi.json lists all paths"))
 
-    async def _redirect_to_docs(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Redirect a browser to the docs page; the address is relative, because a proxy may add a path prefix."""
-        await self.send(send, scope, 302, b"", [(b"location", b"docs")])
+    async def _redirect_home(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Redirect a browser to the first page; the address is relative, because a proxy may add a path prefix."""
+        home = b"console/" if self.settings.console.enabled else b"docs"
+        await self.send(send, scope, 302, b"", [(b"location", home)])
 
     async def _answer_fault(self, request: Any, error: Exception) -> Any:
         return self._make_answer(log_fault(request.url.path, error))
