@@ -456,7 +456,7 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
     log = ChainedPages(engine, tenant_id)
     rows, *ends = await read_page(engine, caller, ask, mark, lambda after: log.read(after or begin),
                                   lambda line: line.audit_id, wanted)
-    return AuditLines([as_audit_line(tenant_id, line) for line in rows], *ends, log.broken)
+    return AuditLines([as_audit_line(tenant_id, line) for line in rows], *ends, broken=log.broken)
 
 
 class ChainedPages:
