@@ -454,9 +454,9 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
     mark = ("audit", tenant_id, ask.event, ask.severity, ask.key_id, ask.session_id, ask.token_id, ask.last)
     begin = await find_last_lines(engine, tenant_id, ask.last)
     log = ChainedPages(engine, tenant_id)
-    rows, *ends = await read_page(engine, caller, ask, mark, lambda after: log.read(after or begin),
-                                  lambda line: line.audit_id, wanted)
-    return AuditLines([as_audit_line(tenant_id, line) for line in rows], *ends, broken=log.broken)
+    rows, following, cursor = await read_page(engine, caller, ask, mark, lambda after: log.read(after or begin),
+                                              lambda line: line.audit_id, wanted)
+    return AuditLines([as_audit_line(tenant_id, line) for line in rows], following, cursor, log.broken)
 
 
 class ChainedPages:
