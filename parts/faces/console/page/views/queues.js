@@ -72,10 +72,7 @@ function isStuck(queue, pauses) {
 
 function listColumns(pauses) {
   return [
-    {name: "type", title: "Type", grow: true, show: (queue) => queue.lane ? h("span", {class: "lane"}, "requires ", nameCapabilities(queue.capabilities))
-      : say(queue.type)},
-    {name: "capabilities", title: "Requires", grow: true, show: (queue) => queue.lanes ? h("span", {class: "quiet"}, `${queue.lanes} lanes`)
-      : queue.lane ? null : nameCapabilities(queue.capabilities)},
+    {name: "type", title: "Type", grow: true, show: (queue) => nameQueue(queue)},
     {name: "claimable", title: "Waiting", number: true, show: (queue) => queue.claimable},
     {name: "chart", title: "Lately", wide: true, value: () => null, show: (queue) => drawWaiting(queue)},
     {name: "oldest_wait_seconds", title: "Oldest waits", number: true, show: (queue) => sayWait(queue)},
@@ -86,6 +83,13 @@ function listColumns(pauses) {
     {name: "ended", title: "Ended in 1 h", number: true, wide: true, value: (queue) => queue.last_hour.ended, show: (queue) => queue.last_hour.ended},
     {name: "failed", title: "Failed in 1 h", number: true, wide: true, value: (queue) => queue.last_hour.failed,
       show: (queue) => queue.last_hour.failed}];
+}
+
+/** Name a queue in the list: a lane among others of its type by what it requires. */
+function nameQueue(queue) {
+  if (queue.lane) return h("span", {class: "lane"}, "requires ", nameCapabilities(queue.capabilities));
+  const needs = queue.lanes ? `${queue.lanes} lanes` : queue.capabilities.length > 0 && ["requires ", nameCapabilities(queue.capabilities)];
+  return [say(queue.type), needs && h("span", {class: "quiet"}, " ", needs)];
 }
 
 function sayWait({oldest_wait_seconds: wait}) {
@@ -116,7 +120,7 @@ function showQueues({rows, more, pauses}, page) {
     h("div", {class: "head"}, h("h1", null, "Queues"),
       searchField(page, {hint: "type:ocr needs:gpu is:stuck", says: `type: or needs: with its name, is: ${Object.keys(STANDINGS).join(", ")}; a bare word is in the type`, problems}),
       h("div", {class: "actions"}, page.may("pause_work") && h("button", {onclick: () => askPause(page)}, "Pause …"),
-        exportMenu("queues", columns.filter((one) => one.name !== "chart"), queues), copyMenu("list_queues", {limit: 200}))),
+        exportMenu("queues", [{name: "queue_id"}, {name: "capabilities"}, ...columns.filter((one) => one.name !== "chart")], queues), copyMenu("list_queues", {limit: 200}))),
     warnOfStuck(queues.filter((queue) => isStuck(queue, pauses))),
     h("div", {class: "tiles"}, tile(sum("claimable"), "waiting", {href: link(["tasks"], {q: "status:queued"})}),
       tile(sum("leased"), "leased", {href: link(["tasks"], {q: "status:leased"})}), tile(sum("delayed"), "delayed"),
