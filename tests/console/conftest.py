@@ -16,7 +16,7 @@ from tests.support.chromium import AXE, Chromium, Screen, find_program, read_axe
 from tests.support.elsewhere import Elsewhere, serve_elsewhere
 from tests.support.filled_gate import Filled, fill_gate
 
-OPEN: tuple[str, ...] = ()
+OPEN = ("console.enabled=true", "allow_insecure_dev=true")
 
 
 @pytest.hookimpl(tryfirst=True)
