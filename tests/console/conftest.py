@@ -13,10 +13,11 @@ import pytest
 from asyncgate.conformance.ledgers import Drain
 from tests.conftest import Live, Node, tools_of_npm
 from tests.support.chromium import AXE, Chromium, Screen, find_program, read_axe
+from tests.support.console import Console
 from tests.support.elsewhere import Elsewhere, serve_elsewhere
 from tests.support.filled_gate import Filled, fill_gate
 
-OPEN: tuple[str, ...] = ()
+OPEN = ("console.enabled=true", "allow_insecure_dev=true")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -58,6 +59,23 @@ def show(chromium: Chromium, axe: Callable[[], str]) -> Iterator[Show]:
 
     yield show
     for one in shown:
+        chromium.run(one.close)
+
+
+OpenConsole = Callable[..., Console]
+
+
+@pytest.fixture
+def open_console(chromium: Chromium, axe: Callable[[], str]) -> Iterator[OpenConsole]:
+    """Return what opens the console of a gate in a window of its own."""
+    opened: list[Console] = []
+
+    def open_console(gate: Filled, **more: Any) -> Console:
+        opened.append(chromium.run(Console, chromium, axe, gate.url, **more))
+        return opened[-1]
+
+    yield open_console
+    for one in opened:
         chromium.run(one.close)
 
 

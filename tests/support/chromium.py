@@ -9,6 +9,8 @@ import functools
 import json
 import os
 import shutil
+import threading
+from base64 import b64decode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,9 +25,11 @@ PROGRAM_GIVEN = "ASYNCGATE_TEST_CHROMIUM"       # the path of another Chromium
 PICTURES_GIVEN = "ASYNCGATE_TEST_PICTURES"      # the folder that screenshots are written to
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 AXE = "axe-core@4.14.1"
+REBOUND = "rebound.example"     # its name leads to this machine, as that of an attacker does from the second answer on
 # Nothing but what a test opens is asked for on the network, and a container needs no second sandbox.
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync", "--force-color-profile=srgb", "--hide-scrollbars")
+             "--disable-component-update", "--disable-sync", "--force-color-profile=srgb", "--hide-scrollbars",
+             f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1")
 # Runs before every script of a page, and notes what no event of the browser tells.
 WITNESS = """
 (() => {
@@ -83,14 +87,17 @@ def find_program() -> str:
 class Chromium:
     """One browser, in a thread of its own; it starts when it is needed first."""
 
-    def __init__(self, *arguments: str) -> None:
-        self.arguments = arguments
-        self.thread = ThreadPoolExecutor(1, "chromium")
+    NAME = "chromium"
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1, self.NAME)
         self.playwright: Any = None
         self.started: Browser | None = None
 
     def run(self, do: Callable[..., Returned], *arguments: Any, **named: Any) -> Returned:
-        """Run something in the browser's thread."""
+        """Run something in the browser's thread; that may be this one."""
+        if threading.current_thread().name.startswith(self.NAME):
+            return do(*arguments, **named)
         return self.thread.submit(do, *arguments, **named).result()
 
     def browser(self) -> Browser:
@@ -101,7 +108,7 @@ class Chromium:
             program = find_program()
             self.playwright = sync_playwright().start()
             self.started = self.playwright.chromium.launch(
-                executable_path=program, args=[*ARGUMENTS, *self.arguments], chromium_sandbox=False)
+                executable_path=program, args=list(ARGUMENTS), chromium_sandbox=False)
         return self.started
 
     def close(self) -> None:
@@ -146,7 +153,7 @@ class Watch:
 
 def body_of(response: Response) -> str:
     """Return the text of an answer; a stream has none, and a redirect neither."""
-    if response.header_value("content-type") == "text/event-stream" or 300 <= response.status < 400:
+    if (response.header_value("content-type") or "").startswith("text/event-stream") or 300 <= response.status < 400:
         return ""
     return response.body().decode(errors="replace")
 
@@ -176,7 +183,17 @@ class Screen:
         page.on("requestfailed", lambda one: self.watch.failed.append(f"{one.method} {one.url}: {one.failure}"))
         self.cdp.send("Network.enable")
         self.cdp.on("Network.loadingFinished", self._count)
-        self.cdp.on("Network.eventSourceMessageReceived", lambda said: self.watch.streamed.append(said["data"]))
+        self.cdp.on("Network.responseReceived", self._follow)
+        self.cdp.on("Network.dataReceived", lambda said: self._hear(said.get("data", "")))
+
+    def _follow(self, said: dict[str, Any]) -> None:
+        """Listen to a stream: it has no body that ends."""
+        if said["response"]["mimeType"] == "text/event-stream":
+            self._hear(self.cdp.send("Network.streamResourceContent", {"requestId": said["requestId"]})["bufferedData"])
+
+    def _hear(self, encoded: str) -> None:
+        if encoded:
+            self.watch.streamed.append(b64decode(encoded).decode(errors="replace"))
 
     def _count(self, said: dict[str, Any]) -> None:
         self.watch.bytes += int(said["encodedDataLength"])
@@ -199,6 +216,10 @@ class Screen:
             self.page.set_viewport_size({"width": width, "height": 900})
         if scheme is not None:
             self.page.emulate_media(color_scheme=scheme)
+
+    def settle(self) -> None:
+        """Wait until the page is drawn as it will be: two frames, for what a first one asks."""
+        self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def picture(self, name: str) -> None:
         """Write a screenshot of the whole page, if somebody wants pictures."""
