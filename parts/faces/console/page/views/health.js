@@ -14,7 +14,8 @@ const seen = new Map();         // the last answer of each process behind this a
 export async function load(page) {
   const [health, ready, examination, numbers] = await Promise.all([
     page.call("health"), page.call("ready").catch((problem) => ({ready: false, problem})),
-    page.may("examine_gate") ? page.call("examine_gate").catch((problem) => ({problem})) : null, readNumbers()]);
+    page.may("examine_gate") ? page.call("examine_gate").catch((problem) => ({problem})) : null,
+    page.local.wantsNumbers && readNumbers()]);
   seen.set(health.instance_id, {health, at: page.now()});
   return {health, ready, examination, numbers};
 }
@@ -59,8 +60,8 @@ export function show({health, ready, examination, numbers}, page) {
       [...seen.values()].map(({health: one, at}) => h("div", {key: one.instance_id}, facts([
         ["Process", h("span", {class: "code"}, one.instance_id)], ["Version", one.version], ["Up", sayLength(one.uptime)],
         ["Answered", when(new Date(at).toISOString(), page.now())]])))),
-    numbers ? section("Numbers", {}, showNumbers(numbers, page))
-      : section("Numbers", {}, h("p", {class: "quiet"}, "The gate shows its numbers at /metrics if the setting metrics.enabled is on "
+    section("Numbers", {}, numbers ? showNumbers(numbers, page) : numbers !== null ? askForNumbers(page)
+      : h("p", {class: "quiet"}, "The gate shows its numbers at /metrics if the setting metrics.enabled is on "
         + "and the credential has the scope metrics:read."))];
 }
 
@@ -73,6 +74,14 @@ function showFindings({problem, findings = []}) {
   return [
     h("ul", {class: "findings"}, sorted.filter((one) => one.severity !== "ok").map(row)),
     h("details", null, h("summary", null, `${good.length} checks found nothing wrong`), h("ul", {class: "findings"}, good.map(row)))];
+}
+
+/** Offer the numbers: many gates have none, and a request for what is not there is an error in the browser's log. */
+function askForNumbers(page) {
+  return h("button", {onclick: () => {
+    page.local.wantsNumbers = true;
+    page.refresh();
+  }}, "Read what the gate counts");
 }
 
 function showNumbers(numbers, page) {
