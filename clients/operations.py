@@ -334,6 +334,7 @@ class AuditLines(Struct, kw_only=True):
     lines: list[AuditLine]
     next_cursor: str | None = None
     cursor: str | None = None
+    broken: str | None = None
 
 
 class Obligations(Struct, kw_only=True):
@@ -793,10 +794,10 @@ class AsyncOperations:
     async def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
         event: str | None = None, severity: Severity | None = None, key_id: str | None = None,
-        session_id: str | None = None, token_id: str | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        session_id: str | None = None, token_id: str | None = None, last: int | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
         """List the tenant's audit log, oldest first; its lines never change.
 
@@ -911,7 +912,7 @@ class AsyncOperations:
         return await self.ask("list_schedules", Schedules, locals())
 
     async def list_seals(
-        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None, last: int | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
@@ -1638,10 +1639,10 @@ class SyncOperations:
     def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
         event: str | None = None, severity: Severity | None = None, key_id: str | None = None,
-        session_id: str | None = None, token_id: str | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        session_id: str | None = None, token_id: str | None = None, last: int | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
         """List the tenant's audit log, oldest first; its lines never change.
 
@@ -1756,7 +1757,7 @@ class SyncOperations:
         return self.ask("list_schedules", Schedules, locals())
 
     def list_seals(
-        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None, last: int | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,

@@ -27,7 +27,7 @@ const THEME = "asyncgate-theme";
 
 const shell = document.getElementById("shell");
 const keys = new Keys();
-const state = {about: {}, page: null, live: "off", gone: false, menu: false};
+const state = {page: null, live: "off", gone: false, menu: false};
 const live = new Live(hearEvents, (is) => {
   const healed = is === "live" && state.live === "lost";
   state.live = is;
@@ -284,18 +284,18 @@ async function begin() {
   } catch {
     session.actor = null;
   }
-  state.about = await callPage("about");
-  await finishSignIn(state.about);
+  const askToSignIn = async (problem) => showSignIn(shell, await callPage("about"), session.half ? problem.message : "");
+  await finishSignIn();
   try {
     session.you = await call("whoami");
   } catch (problem) {
     if (problem.status !== 401) throw problem;
-    return showSignIn(shell, state.about, session.half ? problem.message : "");
+    return askToSignIn(problem);
   }
   session.onLost = (problem) => {
     live.stop();
     state.page?.leave();
-    showSignIn(shell, state.about, problem.message);
+    askToSignIn(problem);
   };
   bindKeys();
   onMove(open);

@@ -68,15 +68,15 @@ async function beginOAuth(oauth) {
 }
 
 /** Finish a sign-in whose code is in the address; the code does not stay there. */
-export async function finishSignIn(about) {
+export async function finishSignIn() {
   const said = new URLSearchParams(location.search);
-  const way = JSON.parse(sessionStorage.getItem(WAY) ?? "null");
   if (!said.has("code") && !said.has("error")) return;
+  const way = JSON.parse(sessionStorage.getItem(WAY) ?? "null");
   sessionStorage.removeItem(WAY);
   history.replaceState(null, "", location.pathname + (way?.hash ?? ""));
   if (!way || way.state !== said.get("state")) return note("This sign-in was not begun here. Sign in again.", "bad");
   if (said.has("error")) return note(said.get("error_description") ?? "Nobody signed in.", "bad");
-  const oauth = about.sign_in.oauth;
+  const {oauth} = (await callPage("about")).sign_in;
   const response = await fetch(oauth.token, {method: "POST", body: new URLSearchParams({
     grant_type: "authorization_code", code: said.get("code"), redirect_uri: oauth.redirect_uri, client_id: oauth.client_id,
     code_verifier: way.verifier, resource: oauth.resource})});

@@ -43,7 +43,7 @@ export function table(page, {name, caption, columns, rows, key, open, selected, 
           for (const row of rows) all ? selected.delete(key(row)) : selected.add(key(row));
           page.redraw();
         }})),
-      columns.map((column) => h("th", {scope: "col", class: classOf(column)}, column.title)))),
+      columns.map((column) => h("th", {scope: "col", class: classOf(column)}, column.title || h("span", {class: "off-screen"}, "Actions"))))),
     h("tbody", null, gap(from, "before"),
       rows.slice(from, to).map((row, at) => h("tr", {key: key(row), "data-row": "", "aria-rowindex": from + at + 2, class: mark?.(row)},
         selected && h("td", {class: "pick"}, h("input", {type: "checkbox", "aria-label": `Select ${key(row)}`,

@@ -19,6 +19,17 @@ const LONGEST_EDITED = 100000;  // letters of a payload that a field can hold we
 const ENDED = ["succeeded", "failed", "canceled"];
 const TONES = {ended: "", claimable: "good", leased: "busy", delay: "busy", backoff: "busy", jitter: "busy", behind: "busy", workers_busy: "busy"};
 
+await addSheet("task.css");
+
+/** Add the sheet of this view, which no other view waits for. */
+function addSheet(name) {
+  const sheet = document.createElement("link");
+  return new Promise((resolve) => {
+    Object.assign(sheet, {rel: "stylesheet", href: new URL(name, import.meta.url).href, onload: resolve, onerror: resolve});
+    document.head.append(sheet);
+  });
+}
+
 /** Read what the view shows. */
 export async function load(page) {
   const [task_id] = page.parts;
