@@ -3,6 +3,9 @@
 // A filter is text that people copy to each other.  Each view names the words that it knows; an unknown word is an error
 // that names those it may be, and nothing is left out in silence.
 
+import {h} from "./dom.js";
+import {readLength} from "./time.js";
+
 const WORD = /([a-z_]+):(?:"((?:[^"\\]|\\.)*)"|(\S*))|"((?:[^"\\]|\\.)*)"|(\S+)/gi;
 
 /** Read a filter into `{values, problems}`; `words` maps each word to `(text) => request fields`, which may throw. */
@@ -41,4 +44,53 @@ export function writeWord(word, value) {
 export function withWord(text, word, value) {
   const rest = [...text.matchAll(WORD)].filter(([, name]) => name?.toLowerCase() !== word).map(([whole]) => whole);
   return [...rest, ...(value === null ? [] : [writeWord(word, value)])].join(" ");
+}
+
+const KINDS = ["agent", "worker", "service", "system", "human", "asyncgate"];
+
+/** Read a principal: `ada`, or `human:ada` with its kind. */
+export function readWho(text) {
+  const [kind, ...rest] = text.split(":");
+  return rest.length && KINDS.includes(kind) ? {kind, id: rest.join(":")} : {id: text};
+}
+
+/** Read `>1h` or `<2d` into `{over, seconds}`. */
+export function readAge(text) {
+  const seconds = readLength(text.slice(1));
+  if (!"<>".includes(text[0]) || seconds === null) throw new Error("say >1h for what is older, or <30min for what is newer");
+  return {over: text[0] === ">", seconds};
+}
+
+/** Read `>2026-11-01` or `<2026-11-01T08:00` into `{after, moment}`; UTC, unless it names a zone. */
+export function readMoment(text) {
+  const said = text.slice(1);
+  const moment = new Date(/T/.test(said) && !/(Z|[+-]\d\d:?\d\d)$/i.test(said) ? `${said}Z` : said);
+  if (!"<>".includes(text[0]) || Number.isNaN(moment.getTime())) throw new Error("say >2026-11-01 or <2026-11-01T08:00 (UTC)");
+  return {after: text[0] === ">", moment: moment.toISOString()};
+}
+
+const TYPING_MS = 250;
+
+/** Show the filter of a view, which is in the address as `q`, and what is wrong with it. */
+export function filterBox(page, {label, hint, problems = []}) {
+  const local = page.local;
+  const type = (event) => {
+    local.typed = event.target.value;
+    clearTimeout(local.typing);
+    local.typing = setTimeout(() => {
+      const q = local.typed;
+      local.typed = undefined;
+      page.go({q}, {replace: true});
+    }, TYPING_MS);
+  };
+  return h("div", {class: "filter-box", role: "search"}, h("div", {class: "filter"}, h("input", {type: "search", "aria-label": label,
+    placeholder: hint, value: local.typed ?? page.params.q ?? "", oninput: type, spellcheck: "false", autocomplete: "off", autocapitalize: "off",
+    "aria-describedby": "filter-problems"})),
+    h("div", {id: "filter-problems", class: "problem", "aria-live": "polite"}, problems.map((one) => h("p", null, one))));
+}
+
+/** Show buttons that each put something into the filter: [[words, filter text, whether it is so now]]. */
+export function filterChips(page, label, choices) {
+  return h("div", {class: "chips", role: "group", "aria-label": label}, choices.map(([words, q, is]) => h("button", {
+    class: "chip", key: q, "aria-pressed": String(Boolean(is)), onclick: () => page.go({q})}, words)));
 }
