@@ -275,7 +275,7 @@ function showContract({task, history}, page) {
   return section("Terms", {}, h("div", {class: "columns"},
     facts([
       ["Needs", h("span", null, (task.requirements.capabilities ?? []).map((one) => [badge(one, "plain"), " "]), !task.requirements.capabilities?.length && "any worker")],
-      ["Priority", task.priority], ["Failed attempts", `${task.attempt} of ${task.max_attempts}`],
+      ["Priority", task.priority], ["Failed attempts", `${task.attempt + (task.status === "failed")} of ${task.max_attempts}`],
       ["Lost leases", task.max_expiries ? `${task.expiries} of ${task.max_expiries} before a hold` : `${task.expiries}, never held for them`],
       ["Back-off", `${sayLength(task.retry_backoff_seconds)}, then twice as long each time`],
       ["Lease length", timeouts?.lease_ttl_seconds && sayLength(timeouts.lease_ttl_seconds)], ["Deadline", time(timeouts?.deadline)],

@@ -26,7 +26,7 @@ export function showChain({task, receipts, strangers}, page) {
   const open = placed.nodes.filter((node) => node.kind === "owed").length;
   const chosen = receipts.find((one) => one.receipt_id === page.params.receipt);
   return [
-    h("p", {class: "quiet"}, `${receipts.length} receipts, `, open ? h("strong", {class: "warns"}, `${open} open obligation${open > 1 ? "s" : ""}`)
+    h("p", {class: "quiet"}, `${receipts.length} receipt${receipts.length > 1 ? "s" : ""}, `, open ? h("strong", {class: "warns"}, `${open} open obligation${open > 1 ? "s" : ""}`)
       : "nothing open", ". A line leads to what answers a receipt; a thick one discharges an obligation, a dashed one ties receipts of one lease."),
     h("div", {class: "chain-and-receipt"},
       h("div", {class: `chain ${narrow.matches ? "outline" : "across"}`, role: "group", "aria-label": "Receipt chain"},
