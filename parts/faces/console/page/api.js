@@ -122,9 +122,17 @@ export function describeCall(operation, ask = {}) {
   return {method, path, query: query && `?${query}`, body: null};
 }
 
-/** Add in whose name something is done, where the credential is nobody's own. */
-export function inName(ask = {}) {
-  if (session.you?.bound || !session.actor) return ask;
+// The operations that are done in somebody's name; the others take none, and note the credential.
+const IN_NAME = new Set(["ack_receipt", "attach_artifacts", "cancel_task", "release_hold", "rerun_task"]);
+
+/** Whether an operation must be told in whose name it is done: the credential is nobody's own. */
+export function needsName(operation) {
+  return IN_NAME.has(operation) && !session.you?.bound;
+}
+
+/** Add in whose name something is done, where it is needed. */
+export function inName(operation, ask = {}) {
+  if (!needsName(operation) || !session.actor) return ask;
   return {principal_kind: session.actor.kind, principal_id: session.actor.id, ...ask};
 }
 
@@ -146,6 +154,18 @@ export async function call(operation, ask = {}, {signal} = {}) {
   const {method, path, query, body} = describeCall(operation, ask);
   return await answerOf(await send(path + query, {
     method, signal, ...(body && {body: writeJson(body), headers: {"content-type": "application/json"}})}));
+}
+
+/** Read the pages of a list, up to `most` rows: `{rows, more}`. */
+export async function callAll(page, operation, name, ask = {}, most = 1000) {
+  const rows = [];
+  let cursor = null;
+  do {
+    const reply = await page.call(operation, {limit: 200, ...ask, cursor});
+    rows.push(...reply[name]);
+    cursor = reply.next_cursor;
+  } while (cursor && rows.length < most);
+  return {rows, more: Boolean(cursor)};
 }
 
 /** Call one of the page's own paths, such as sign-in. */

@@ -1,6 +1,6 @@
 // The console: who you are, where you are, and the view that belongs there.
 
-import {call, callPage, inName, session} from "./api.js";
+import {call, callPage, inName, needsName, session} from "./api.js";
 import {askForm, note, openDialog} from "./dialogs.js";
 import {h, render} from "./dom.js";
 import {Keys} from "./keys.js";
@@ -63,8 +63,8 @@ class Page {
 
   /** Call an operation that changes something, in the name of whoever acts; then look again. */
   async act(operation, ask) {
-    if (!session.you.bound && !session.actor) await chooseActor();
-    const reply = await call(operation, inName(ask));
+    if (needsName(operation) && !session.actor) await chooseActor();
+    const reply = await call(operation, inName(operation, ask));
     this.refresh();
     return reply;
   }

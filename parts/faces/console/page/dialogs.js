@@ -30,7 +30,7 @@ export function openDialog(title, show, {wide = false} = {}) {
 
 /** Ask for fields and do something with them.
  *
- * `fields`: [{name, label, value, hint, required, type, options, rows}]; `run(values)` may throw, and its error is shown.
+ * `fields`: [{name, label, value, hint, required, type, options, rows, when(values)}]; `run(values)` may throw, and its error is shown.
  */
 export function askForm(title, {says, fields = [], button = title, danger = false, run}) {
   const values = Object.fromEntries(fields.map((field) => [field.name, field.value ?? ""]));
@@ -51,7 +51,7 @@ export function askForm(title, {says, fields = [], button = title, danger = fals
     };
     return h("form", {onsubmit: submit, class: "stack"},
       says && (typeof says === "string" ? h("p", null, says) : says),
-      fields.map((field) => showField(field, values, draw)),
+      fields.filter((field) => field.when?.(values) ?? true).map((field) => showField(field, values, draw)),
       state.problem && h("p", {class: "problem", role: "alert"}, state.problem),
       h("div", {class: "actions end"},
         h("button", {type: "button", onclick: () => close()}, "Back"),

@@ -61,3 +61,25 @@ export function sparkline(values, label) {
   return h("svg", {class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label},
     h("polyline", {points, fill: "none"}));
 }
+
+/** Show a chart of `[[time in ms, number], …]`, with its axis in words; `usual` is a number to compare with. */
+export function chart(samples, label, {key, usual = null} = {}) {
+  const numbers = samples.map(([, number]) => number);
+  const most = Math.max(1, ...numbers, Math.ceil(usual ?? 0));
+  const [from, to] = [samples[0][0], samples.at(-1)[0]];
+  const x = (time) => to === from ? 100 : 100 * (time - from) / (to - from);
+  const y = (number) => 47 - 44 * number / most;
+  const points = [...(samples.length < 2 ? [`0,${y(numbers[0])}`] : []), ...samples.map(([time, number]) => `${x(time).toFixed(1)},${y(number).toFixed(1)}`)];
+  return h("figure", {class: "chart", key}, h("figcaption", null, label, h("strong", null, numbers.at(-1))),
+    h("svg", {viewBox: "0 0 100 50", preserveAspectRatio: "none", role: "img", "aria-label": `${label}: now ${numbers.at(-1)}, at most ${Math.max(...numbers)}, at least ${Math.min(...numbers)}`},
+      usual === null ? null : h("line", {x1: 0, x2: 100, y1: y(usual), y2: y(usual)}), h("polyline", {points: points.join(" "), fill: "none"})),
+    h("p", {class: "quiet"}, `0 to ${most}${usual === null ? "" : `; mean of the hour ${usual < 10 ? usual.toFixed(1) : Math.round(usual)}`}`));
+}
+
+/** Show the text filter of a view; it is the parameter `q` of the address. */
+export function searchField(page, {hint, says, problems = []}) {
+  return h("form", {class: "filter", role: "search", onsubmit: (event) => event.preventDefault()},
+    h("input", {type: "search", "aria-label": "Filter", placeholder: hint, title: says, value: page.params.q ?? "", spellcheck: "false", autocomplete: "off",
+      "aria-describedby": problems.length ? "filter-problem" : null, oninput: (event) => page.go({q: event.target.value}, {replace: true})}),
+    problems.length > 0 && h("p", {class: "problem", id: "filter-problem", role: "alert"}, problems.join(". ")));
+}
