@@ -1,12 +1,12 @@
 // Inbox: what is owed to whom, oldest first, why the oldest waits, what waits for me, and what needs a look.
 
-import {inName, session} from "../api.js";
-import {stopType} from "../bulk.js";
+import {session} from "../api.js";
+import {keepTypes, stopType, typeChips} from "../bulk.js";
 import {askForm, note, openDialog} from "../dialogs.js";
 import {h} from "../dom.js";
-import {filterBox, filterChips, readAge, readFilter, readWho, withWord} from "../filter.js";
+import {readAge, readFilter, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
-import {badge, say, section, taskLink, tile, who} from "../parts.js";
+import {badge, filterChips, say, searchField, section, taskLink, tile, who} from "../parts.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
 import {exportMenu, table} from "../table.js";
@@ -15,7 +15,8 @@ import {look} from "./inbox_look.js";
 
 const PAGE = 200;
 const PAGES_FOR_TYPE = 5;
-const EXPLAINED = 3;
+const EXPLAINED = 4;
+const LOOKED_THROUGH = 100;
 const ABOUT_MS = 120000;     // that what is known of a task is good if nothing happens
 const CALM_MS = 3000;
 const FEW_TASKS = 5;        // are asked for one by one
@@ -49,12 +50,14 @@ export async function load(page) {
   const {values, problems} = readFilter(q, wordsFor());
   if (!problems.length && values.to && !values.to.kind) Object.assign(values, {to: await findKind(page, values.to.id)});
   const key = JSON.stringify(values);
-  if (!problems.length && local.key !== key) Object.assign(local, {key, values, pages: new Pages(reader(page, values), (row) => row.receipt_id)});
   if (!problems.length) {
-    await local.pages.look({}, local["table owed"]);
-    if (values.type) await readType(page, values.type);
+    const same = local.key === key;
+    const pages = same ? local.pages : new Pages(reader(page, values), (row) => row.receipt_id);
+    await pages.look({}, same ? local["table owed"] : {});
+    if (values.type) await readType(page, pages, values.type);
+    Object.assign(local, {key, values, pages});     // what was shown stays until the new rows are there
+    if (!values.to && values.olderThan === undefined) countPeople(local);
   }
-  if (local.pages && !values.to && !values.type && !problems.length) countPeople(local);
   return {values: local.values ?? {}, problems};
 }
 
@@ -88,13 +91,12 @@ function callOf(to) {
 
 async function readOwn(page, cursor) {
   if (!me()) return {rows: [], next: null};
-  const {open_obligations: rows, cursor: next} = await page.call("list_open_obligations", inName({limit: PAGE, since_receipt_id: cursor}));
+  const {open_obligations: rows, cursor: next} = await page.call("list_open_obligations", {...callOf(me()), limit: PAGE, since_receipt_id: cursor});
   return {rows, next: rows.length === PAGE ? next : null};
 }
 
 // Obligations do not say the type of their task, but the tasks of a type in the same time do.
-async function readType(page, type) {
-  const {pages} = page.local;
+async function readType(page, pages, type) {
   for (let at = 1; at < PAGES_FOR_TYPE && !pages.done; at++) await pages.more();
   const rows = pages.rows.filter((row) => row.task_id);
   if (!rows.length) return;
@@ -121,10 +123,6 @@ export function concerns(event, page) {
   if (event.type === "worker.seen" || event.type === "progress") return false;
   page.local.heard = performance.now();
   return true;
-}
-
-export function moved(page) {
-  page.local.typed = undefined;
 }
 
 // What is read in the background.
@@ -191,6 +189,10 @@ async function readSpan(page, missing, ids) {
   for (const task of tasks) if (missing.delete(task.task_id)) keepTask(page, task.task_id, task);
 }
 
+function readQueues(page) {
+  return page.may("list_queues") ? known(page, "queues", () => page.call("list_queues", {limit: 200}), CALM_MS, 30000).value : null;
+}
+
 function why(page, id) {
   return known(page, `why ${id}`, () => page.call("explain_task", {task_id: id}), 5000, 120000);
 }
@@ -201,15 +203,16 @@ function why(page, id) {
 export function show({values, problems}, page) {
   const local = page.local;
   const rows = rowsOf(local, values);
+  const looked = look(page, {values, me: me(), known, about, act, deeds: taskDeeds, queues: readQueues(page)?.queues});
   const q = page.params.q ?? "";
   return [
     h("div", {class: "head", key: "head"}, h("h1", null, "Inbox"), h("div", {class: "actions"},
       exportMenu("owed", columnsOf(page), rows), copyMenu(...callShown(page, values)))),
     showTiles(page, rows),
-    h("div", {class: "stack", key: "filter"}, filterBox(page, {label: "Filter of what is owed", hint: "to:ada type:ocr age:>1h", problems}),
-      showPeople(page, q, values)),
+    h("div", {class: "stack", key: "filter"}, searchField(page, {hint: "to:ada type:ocr age:>1h", problems}),
+      showPeople(page, q, values), typeChips(page, q, values.type, keepTypes(local, readQueues(page)?.queues))),
     values.type && stopType(page, values.type, page.may("list_pauses") ? known(page, "pauses", () => page.call("list_pauses")).value?.pauses : []),
-    h("div", {class: "columns", key: "why"}, showOldest(page, rows), look(page, {values, me: me(), known, about, act, deeds: taskDeeds})),
+    h("div", {class: "columns", key: "why"}, showOldest(page, rows), looked),
     showOwed(page, rows, values)];
 }
 
@@ -219,7 +222,7 @@ function rowsOf({pages, about: found}, {type}) {
 }
 
 function callShown(page, {to}) {
-  return page.may("list_obligations") ? ["list_obligations", {...callOf(to), limit: PAGE}] : ["list_open_obligations", inName({limit: PAGE})];
+  return page.may("list_obligations") ? ["list_obligations", {...callOf(to), limit: PAGE}] : ["list_open_obligations", {...callOf(me()), limit: PAGE}];
 }
 
 function showTiles(page, rows) {
@@ -228,7 +231,7 @@ function showTiles(page, rows) {
   const age = rows.length ? secondsSince(rows[0].created_at, page.now()) : null;
   const owed = mine && page.may("list_obligations")
     && known(page, "mine", () => page.call("list_obligations", {...callOf(mine), limit: PAGE})).value;
-  const held = page.may("list_queues") && known(page, "queues", () => page.call("list_queues", {limit: 200}), 3000, 30000).value;
+  const held = readQueues(page);
   const count = held && held.queues.reduce((sum, one) => sum + one.held, 0);
   return h("div", {class: "tiles", key: "tiles"},
     tile(`${rows.length}${pages && !pages.done ? "+" : ""}`, page.params.q ? "owed, as filtered" : "owed in all"),
@@ -250,20 +253,33 @@ function showPeople(page, q, {to}) {
     [say(name), count !== "" && h("span", {class: "quiet"}, ` ${count}${whole ? "" : "+"}`)], withWord(q, "to", name), name === named])]);
 }
 
-function showOldest(page, rows) {
-  const oldest = rows.filter((row) => row.task_id).slice(0, EXPLAINED);
-  if (!oldest.length || !page.may("explain_task")) return null;
-  return section("Why the oldest waits", {}, h("ol", {class: "cases"}, oldest.map((row) => {
-    const {value, problem} = why(page, row.task_id);
-    return h("li", {key: row.receipt_id}, h("p", {class: "case-head"}, h("strong", null, taskLink(row.task_id, say(nameTask(page, row)))),
-      h("span", {class: "quiet"}, ["owed to ", who(row.to), " for ", sayLength(secondsSince(row.created_at, page.now()))])),
-    h("p", {class: problem ? "problem" : ""}, value ? say(value.summary) : problem ? problem.message : "…"),
-    value && h("div", {class: "actions"}, nextCall(page, row, value), deeds(page, row)));
-  })));
+// One case for all that wait alike: of the same type, in the same state.
+function listCases(page, rows) {
+  const cases = new Map();
+  for (const row of rows.slice(0, LOOKED_THROUGH)) {
+    const {type, status, held} = row.task_id ? about(page, row.task_id) : {};
+    if (!status) continue;
+    const key = `${type} ${status} ${held}`;
+    const one = cases.get(key);
+    if (one) one.more += 1;
+    else cases.set(key, {key, row, type, status, held, more: 0});
+  }
+  return [...cases.values()].slice(0, EXPLAINED);
 }
 
-function nextCall(page, row, {next}) {
-  return next && !page.may(next.operation) ? h("span", {class: "quiet"}, say(next.why)) : null;
+function showOldest(page, rows) {
+  const cases = page.may("explain_task") ? listCases(page, rows) : [];
+  if (!cases.length) return null;
+  return section("Why the oldest waits", {}, h("ol", {class: "cases"}, cases.map(({key, row, type, status, held, more}) => {
+    const {value, problem} = why(page, row.task_id);
+    return h("li", {key}, h("p", {class: "case-head"}, badge(held ? "on hold" : status, held ? "held" : status),
+      h("strong", null, taskLink(row.task_id, say(nameTask(page, row)))),
+      h("span", {class: "quiet"}, who(row.to), " for ", sayLength(secondsSince(row.created_at, page.now())))),
+    h("p", {class: problem ? "problem" : ""}, value ? say(value.summary) : problem ? problem.message : "…"),
+    h("div", {class: "actions"}, taskDeeds(page, row.task_id, nameTask(page, row)),
+      more > 0 && h("a", {href: link(["tasks"], {q: [withWord("", "type", type), `status:${status}`, held && "held:yes"].filter(Boolean).join(" ")})},
+        `and ${more} more of `, say(type))));
+  })));
 }
 
 function nameTask(page, row) {

@@ -1,7 +1,7 @@
 // What needs a look: queues that nobody can take, pauses, tasks on hold, anomalies, escalations and lost leases.  One entry
 // tells all of one task, and goes when its receipts are acknowledged or the task is over.
 
-import {inName, session} from "../api.js";
+import {session} from "../api.js";
 import {note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {withWord} from "../filter.js";
@@ -30,9 +30,9 @@ const seen = new Set();     // what was acknowledged here, until the gate says s
 
 // What is read.
 
-async function readReceipts(page) {
+async function readReceipts(page, whose) {
   const local = page.local.receipts ??= {found: new Map(), ends: {}, since: await findYesterday(page)};
-  await Promise.all([...Object.keys(RECEIPTS), ...(session.you.role === "admin" ? [ACKNOWLEDGED] : [])].map((type) => readNew(page, local, type)));
+  await Promise.all([...Object.keys(RECEIPTS), ...(session.you.role === "admin" ? [ACKNOWLEDGED] : [])].map((type) => readNew(page, local, type, whose)));
   return [...local.found.values()];
 }
 
@@ -43,10 +43,10 @@ async function findYesterday(page) {
   return tasks[0]?.obligation_receipt_id;
 }
 
-async function readNew(page, local, type) {
+async function readNew(page, local, type, whose) {
   for (let at = 0; at < PAGES_AT_ONCE; at++) {
     const ask = {receipt_type: type, limit: 200, since_receipt_id: local.ends[type] ?? local.since};
-    const {receipts, cursor, next_cursor: next} = await page.call("list_receipts", session.you.role === "admin" ? ask : inName(ask));
+    const {receipts, cursor, next_cursor: next} = await page.call("list_receipts", {...ask, ...whose});
     for (const one of receipts) type === ACKNOWLEDGED ? seen.add(one.body?.receipt_id ?? one.parents[0]) : local.found.set(one.receipt_id, one);
     local.ends[type] = cursor ?? local.ends[type];
     if (!next) return;
@@ -54,10 +54,10 @@ async function readNew(page, local, type) {
 }
 
 /** Collect what needs a look, the gravest first. */
-function collect(page, {values, me, known, about}) {
-  const queues = page.may("list_queues") ? known(page, "queues", () => page.call("list_queues", {limit: 200}), 3000, 30000).value?.queues : null;
+function collect(page, {values, me, known, about, queues}) {
   const pauses = page.may("list_pauses") ? known(page, "pauses", () => page.call("list_pauses")).value?.pauses : null;
-  const receipts = page.may("list_receipts") ? known(page, "receipts", () => readReceipts(page), 3000, 120000) : {};
+  const whose = session.you.role === "admin" || !me ? {} : {principal_kind: me.kind, principal_id: me.id};
+  const receipts = page.may("list_receipts") ? known(page, "receipts", () => readReceipts(page, whose), 3000, 120000) : {};
   const mayHold = page.may("list_tasks") && (!page.may("list_queues") || queues?.some((one) => one.held));
   const held = mayHold ? known(page, "held", () => page.call("list_tasks", {held: true, limit: 50}), 3000, 60000).value?.tasks : null;
   const byTask = new Map();
