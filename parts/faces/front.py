@@ -44,6 +44,24 @@ SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", 
 STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
 
 
+# What a browser says of a request that a page of another site, or of another name of this site, has made; a page needs
+# no Origin for a GET, an image for example.
+OTHER_SITES = (b"cross-site", b"same-site")
+# Where people come by links, and programs through a browser; everything else is for pages of the gate alone.
+PAGES = frozenset({"", ".well-known", "console", "docs", "oauth", "openapi.json"})
+
+
+def find_path(scope: Scope) -> str:
+    """Return the path below the prefix that a proxy has added."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is for a browser itself, not for a program."""
+    return path.removeprefix("/").partition("/")[0] in PAGES
+
+
 class Front:
     """An ASGI application in front of an engine and its guard: REST, MCP and their documentation.
 
@@ -87,7 +105,7 @@ class Front:
 
     def _endpoint(self, scope: Scope) -> Endpoint | None:
         """Find an operation by its path; Starlette's router would cost as much as reading the request."""
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = find_path(scope)
         scope["path_params"] = {}
         if endpoint := self.endpoints.get(path):
             return endpoint
@@ -125,15 +143,27 @@ class Front:
     def _check_site(self, scope: Scope) -> GateError | None:
         hosts, origins, own = self._served_names
         headers: Headers = scope["headers"]
-        host = next((value for name, value in headers if name == b"host"), None)
+        host, asked_by, pages = None, b"", list[bytes]()
+        for name, value in headers:
+            if name == b"host":
+                host = value if host is None else host
+            elif name == b"origin":
+                pages.append(value)
+            elif name == b"sec-fetch-site":
+                asked_by = value
         if hosts and host is not None and not is_named(host, hosts):
             return Misdirected("this gate does not serve that Host; to allow it, add it to the setting allowed_hosts")
-        if self.open_paths and scope["path"].removeprefix(scope.get("root_path", "")) in self.open_paths:
+        if not pages and not asked_by:      # no browser
             return None
-        for name, value in headers if origins or own else ():
-            if name == b"origin" and not (is_named(value, origins) or is_own_page(value, host or b"", own)):
-                return Forbidden("pages of that Origin may not call this gate; to allow it, add it to the setting "
-                                 "allowed_origins")
+        if self.open_paths and find_path(scope) in self.open_paths:
+            return None
+        allowed = all(is_named(page, origins) or is_own_page(page, host or b"", own) for page in pages)
+        if (origins or own) and not allowed:
+            return Forbidden("pages of that Origin may not call this gate; to allow it, add it to the setting "
+                             "allowed_origins")
+        if asked_by in OTHER_SITES and not (pages and allowed) and not is_page(find_path(scope)):
+            return Forbidden("pages of other sites may not call this gate, nor lead a browser to its operations; to "
+                             "allow the calls of an Origin, add it to the setting allowed_origins")
         return None
 
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),

@@ -486,7 +486,8 @@ async def find_last_lines(engine: Engine, tenant_id: str, last: int | None) -> s
 
 # The members of a line that name a key, a session, a token: of who did something, and of what was done to it.
 KEYS_OF_LINE = ("key_id", "issued", "rotated", "rotated_to", "revoked")
-SESSIONS_OF_LINE, TOKENS_OF_LINE = ("session_id", "about_session"), ("token_id", "about_token")
+SESSIONS_OF_LINE = ("session_id", "about_session", "console_session", "console_began")
+TOKENS_OF_LINE = ("token_id", "about_token")
 
 
 def concerns(line: Audit, names: tuple[str, ...], id: str) -> bool:

@@ -319,6 +319,7 @@ class ConsoleSettings(Group, frozen=True):
     """The console: the page for people that the gate serves at /console."""
 
     enabled: Annotated[bool, says("Whether the gate serves the console; `asyncgate dev` does by default")] = False
+    session_seconds: Annotated[int, span(60, 2_592_000), says("Seconds until a person has to sign in again")] = 43_200
 
 class EscalationTarget(Group, frozen=True):
     """The principal to whom tasks of a class are escalated."""

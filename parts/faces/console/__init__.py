@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import Route
 
+from asyncgate.parts.faces.console.calls import describe_console, make_calls
 from asyncgate.parts.model.connection import Headers, Receive, Scope, Send
+from asyncgate.parts.model.console import CONSOLE
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, MethodNotAllowed, NotFound
 
 if TYPE_CHECKING:
     from asyncgate.parts.faces.serving import Serving
 
-CONSOLE = "/console"
 FIRST_FILE = "index.html"
 MEDIA = {".css": b"text/css; charset=utf-8", ".html": b"text/html; charset=utf-8",
          ".js": b"text/javascript; charset=utf-8", ".png": b"image/png", ".svg": b"image/svg+xml"}
@@ -38,7 +39,9 @@ def make_routes(gate: Serving) -> list[Route]:
     if not gate.settings.console.enabled:
         return [Route(path, Off(gate)) for path in (CONSOLE, f"{CONSOLE}/{{name:path}}")]
     pages = Files(gate, files("asyncgate.parts.faces.console").joinpath("page"))
-    return [Route(CONSOLE, Redirect(gate)), Route(f"{CONSOLE}/{{name:path}}", pages)]
+    calls = [Route(path, call) for path, call in make_calls(gate).items()]
+    return [Route(CONSOLE, Redirect(gate)), Route(f"{CONSOLE}/about", About(gate)), *calls,
+            Route(f"{CONSOLE}/{{name:path}}", pages)]
 
 
 class Files:
@@ -82,6 +85,21 @@ class Redirect:
         except GateError as no:
             return await send_refusal(self.gate, send, scope, no)
         await self.gate.send(send, scope, 302, b"", [(b"location", b"console/")])
+
+
+class About:
+    """What the page has to know before anybody has signed in."""
+
+    def __init__(self, gate: Serving) -> None:
+        self.gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer GET and HEAD; no credential is needed."""
+        try:
+            require_read(scope)
+        except GateError as no:
+            return await send_refusal(self.gate, send, scope, no)
+        await self.gate.send(send, scope, 200, encode_json(describe_console(self.gate)))
 
 
 class Off:
