@@ -75,3 +75,17 @@ export function chart(samples, label, {key, usual = null} = {}) {
       usual === null ? null : h("line", {x1: 0, x2: 100, y1: y(usual), y2: y(usual)}), h("polyline", {points: points.join(" "), fill: "none"})),
     h("p", {class: "quiet"}, `0 to ${most}${usual === null ? "" : `; mean of the hour ${usual < 10 ? usual.toFixed(1) : Math.round(usual)}`}`));
 }
+
+/** Show the text filter of a view; it is the parameter `q` of the address. */
+export function searchField(page, {hint, says, problems = []}) {
+  return h("form", {class: "filter", role: "search", onsubmit: (event) => event.preventDefault()},
+    h("input", {type: "search", "aria-label": "Filter", placeholder: hint, title: says, value: page.params.q ?? "", spellcheck: "false", autocomplete: "off",
+      "aria-describedby": problems.length ? "filter-problem" : null, oninput: (event) => page.go({q: event.target.value}, {replace: true})}),
+    problems.length > 0 && h("p", {class: "problem", id: "filter-problem", role: "alert"}, problems.join(". ")));
+}
+
+/** Show buttons that each put something into the filter: `[[words, filter, whether it is so now], …]`. */
+export function filterChips(page, label, choices) {
+  return h("div", {class: "chips", role: "group", "aria-label": label}, choices.map(([words, q, is]) => h("button", {
+    class: "chip", key: q, "aria-pressed": String(Boolean(is)), onclick: () => page.go({q})}, words)));
+}

@@ -2,9 +2,9 @@
 
 import {callAll, session} from "../api.js";
 import {h} from "../dom.js";
-import {filterBox, readFilter, writeWord} from "../filter.js";
+import {readFilter, writeWord} from "../filter.js";
 import {addSample, groupLanes, splitWorkers, stopsQueue, toneOf} from "../fit.js";
-import {badge, chart, say, section, sparkline, tile} from "../parts.js";
+import {badge, chart, say, searchField, section, sparkline, tile} from "../parts.js";
 import {askPause, pauseButtons, showPauses} from "../pausing.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
@@ -120,7 +120,7 @@ function showQueues({rows, more, pauses}, page) {
     h("div", {class: "head"}, h("h1", null, "Queues"),
       h("div", {class: "actions"}, page.may("pause_work") && h("button", {onclick: () => askPause(page)}, "Pause …"),
         exportMenu("queues", [{name: "queue_id"}, {name: "capabilities"}, ...columns.filter((one) => one.name !== "chart")], queues), copyMenu("list_queues", {limit: 200}))),
-    filterBox(page, {label: "Filter of queues", hint: "type:ocr needs:gpu is:stuck", problems}),
+    searchField(page, {hint: "type:ocr needs:gpu is:stuck", problems}),
     warnOfStuck(queues.filter((queue) => isStuck(queue, pauses))),
     h("div", {class: "tiles"}, tile(sum("claimable"), "waiting", {href: link(["tasks"], {q: "status:queued"})}),
       tile(sum("leased"), "leased", {href: link(["tasks"], {q: "status:leased"})}), tile(sum("delayed"), "delayed"),

@@ -2,8 +2,8 @@
 
 import {callAll} from "../api.js";
 import {h} from "../dom.js";
-import {filterBox, readFilter, readWho, writeWord} from "../filter.js";
-import {badge, facts, say, section, tile, who} from "../parts.js";
+import {readFilter, readWho, writeWord} from "../filter.js";
+import {badge, facts, say, searchField, section, tile, who} from "../parts.js";
 import {countMissed, findRuns, findTicks, orderSchedules, sayEvery, stateOfSchedule} from "../plan.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
@@ -84,7 +84,7 @@ function showAll({rows, more}, page) {
   return [
     h("div", {class: "head"}, h("h1", null, "Schedules"),
       h("div", {class: "actions"}, exportMenu("schedules", shown, schedules), copyMenu("list_schedules", {limit: 200}))),
-    filterBox(page, {label: "Filter of schedules", hint: "owner:ada is:late", problems}),
+    searchField(page, {hint: "owner:ada is:late", problems}),
     h("div", {class: "tiles"}, STATES.filter((state) => count(state) || ["late", "planned"].includes(state)).map((state) => tile(count(state), state, {
       href: link(["schedules"], {q: `is:${state}`}), tone: state === "late" && count(state) ? "danger" : ""}))),
     schedules.length > 0 && showCalendar(schedules, page),

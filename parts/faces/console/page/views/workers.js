@@ -2,9 +2,9 @@
 
 import {callAll} from "../api.js";
 import {h} from "../dom.js";
-import {filterBox, readFilter} from "../filter.js";
+import {readFilter} from "../filter.js";
 import {findLack, stateOf, toneOf} from "../fit.js";
-import {badge, facts, say, section, tile} from "../parts.js";
+import {badge, facts, say, searchField, section, tile} from "../parts.js";
 import {pauseButtons, showPauses} from "../pausing.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
@@ -121,7 +121,7 @@ function showWorkers({rows, more, pauses, attempts}, page) {
   return [
     h("div", {class: "head"}, h("h1", null, "Workers"),
       h("div", {class: "actions"}, exportMenu("workers", shown, workers), copyMenu("list_workers", {limit: 200}))),
-    filterBox(page, {label: "Filter of workers", hint: "type:ocr can:gpu is:silent", problems}),
+    searchField(page, {hint: "type:ocr can:gpu is:silent", problems}),
     h("div", {class: "tiles"}, STATES.map((state) => tile(count(state), state, {href: link(["workers"], {q: `is:${state}`}),
       tone: state === "paused" && count(state) ? "warning" : ""}))),
     showPauses(pauses.filter((one) => one.worker || one.whole_tenant), page),
