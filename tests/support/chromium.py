@@ -270,12 +270,17 @@ class Screen:
         """Return what has the focus: the name of its element, its role, and what a screen reader calls it."""
         return str(self.page.evaluate(FOCUSED)[0])
 
+    def begin_walk(self) -> None:
+        """Put the focus before everything else on the page, as after a load."""
+        self.page.evaluate("""() => { window.__walked = new Set(); const body = document.body; body.tabIndex = -1;
+            body.focus(); body.removeAttribute("tabindex"); }""")
+
     def walk(self, limit: int = 400) -> list[str]:
         """Go through the page with Tab until it begins anew; return what had the focus, in order.
 
         What does not show that it has the focus is marked as unseen.
         """
-        self.page.evaluate("() => { document.activeElement.blur(); window.__walked = new Set(); }")
+        self.begin_walk()
         walked: list[str] = []
         while len(walked) < limit:
             self.press("Tab")

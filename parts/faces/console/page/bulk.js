@@ -3,7 +3,9 @@
 
 import {askForm, note, openDialog} from "./dialogs.js";
 import {h} from "./dom.js";
-import {badge, say, taskLink, who} from "./parts.js";
+import {withWord} from "./filter.js";
+import {badge, filterChips, say, taskLink, who} from "./parts.js";
+import {pauseButtons, targetOf} from "./pausing.js";
 import {when} from "./time.js";
 
 const UNENDED = "asyncgate-bulk";
@@ -135,26 +137,30 @@ export function showUnended(page) {
     }}, "Leave it so")));
 }
 
+const MOST_TYPES = 8;
+
+/** Return the types with the most unended tasks, as `[[type, count], …]`; those of one type alone change nothing. */
+export function keepTypes(local, queues, type) {
+  if (queues && !type) {
+    const counts = new Map();
+    for (const one of queues) counts.set(one.type, (counts.get(one.type) ?? 0) + one.claimable + one.leased + one.delayed + one.held);
+    local.types = [...counts].filter(([, count]) => count).sort(([, one], [, other]) => other - one).slice(0, MOST_TYPES);
+  }
+  return local.types ?? [];
+}
+
+/** Show buttons that put a type into the filter. */
+export function typeChips(page, q, type, types) {
+  return types.length > 1 && filterChips(page, "Type", [["all types", withWord(q, "type", null), !type], ...types.map(([name, count]) => [
+    [say(name), " ", h("span", {class: "quiet"}, count)], withWord(q, "type", name), type === name])]);
+}
+
 /** Offer to stop a type at once: no new leases, or all of it canceled. */
 export function stopType(page, type, pauses = []) {
   const paused = pauses.find((one) => one.whole_tenant || (one.type === type && !one.capabilities));
-  const target = paused?.whole_tenant ? {whole_tenant: true} : {type};
-  const offers = [
-    paused ? page.may("resume_work") && h("button", {onclick: () => page.act("resume_work", target).then(() => note("Resumed"), fail)},
-      paused.whole_tenant ? "Resume everything" : "Resume this type")
-      : page.may("pause_work") && h("button", {onclick: () => pauseType(page, type)}, "Pause this type …"),
-    mayBulk(page) && h("button", {class: "danger", onclick: () => askBulk(page, "cancel", {type})}, "Cancel all …")].filter(Boolean);
-  if (!offers.length) return null;
-  return h("div", {class: "head stop-type"}, h("p", null, "Type ", h("strong", null, say(type)), " ", paused && [badge("paused"),
-    paused.reason && [": ", say(paused.reason)]]), h("div", {class: "actions"}, offers));
-}
-
-function fail(problem) {
-  note(problem.message, "bad");
-}
-
-function pauseType(page, type) {
-  return askForm(`Pause ${type}`, {says: "Workers get no new leases of it. Leases that they have go on.",
-    fields: [{name: "reason", label: "Why", hint: "Workers are told, and it is audited"}], button: "Pause",
-    run: ({reason}) => page.act("pause_work", {type, reason: reason.trim() || undefined})});
+  const offers = [pauseButtons(page, paused ? targetOf(paused) : {type}, pauses),
+    mayBulk(page) && h("button", {class: "danger", onclick: () => askBulk(page, "cancel", {type})}, "Cancel all …")];
+  if (!page.may("pause_work") && !mayBulk(page) && !paused) return null;
+  return h("div", {class: "head stop-type", key: "stop"}, h("p", null, "Type ", h("strong", null, say(type)), " ",
+    paused && [badge("paused"), paused.reason && [": ", say(paused.reason)]]), h("div", {class: "actions"}, offers));
 }

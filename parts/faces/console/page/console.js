@@ -259,6 +259,21 @@ function applyTheme(theme) {
   localStorage.setItem(THEME, theme);
 }
 
+/** Show a refusal that nothing else shows, such as that of a button without a dialog. */
+function tellRefusal(event) {
+  if (!("status" in Object(event.reason))) return;
+  event.preventDefault();
+  if (event.reason.status !== 401) note(event.reason.message, "bad");
+}
+
+/** Lead past the navigation: an address of #main would be taken for a place. */
+function bindSkip() {
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    document.getElementById("main")?.focus();
+  });
+}
+
 function bindKeys() {
   for (const {letter, name, title, needs} of VIEWS) {
     if (letter && needs.some((one) => session.may(one))) keys.on(`g ${letter}`, `Go to ${title}`, () => go([name], {}));
@@ -298,6 +313,8 @@ async function begin() {
     askToSignIn(problem);
   };
   bindKeys();
+  bindSkip();
+  addEventListener("unhandledrejection", tellRefusal);
   onMove(open);
   live.start();
   lookNowAndThen();

@@ -2,6 +2,9 @@
 
 import {h, render} from "./dom.js";
 
+// What has the focus in an open dialog: not the cross that closes it.
+const FIRST = ".dialog-body :is(input, select, textarea), .dialog-body button";
+
 /** Open a dialog; `show(close)` describes its content; return what it was closed with. */
 export function openDialog(title, show, {wide = false} = {}) {
   return new Promise((resolve) => {
@@ -25,6 +28,7 @@ export function openDialog(title, show, {wide = false} = {}) {
     draw();
     document.body.append(dialog);
     dialog.showModal();
+    dialog.querySelector(FIRST)?.focus();
   });
 }
 

@@ -3,7 +3,6 @@
 // A filter is text that people copy to each other.  Each view names the words that it knows; an unknown word is an error
 // that names those it may be, and nothing is left out in silence.
 
-import {h} from "./dom.js";
 import {readLength} from "./time.js";
 
 const WORD = /([a-z_]+):(?:"((?:[^"\\]|\\.)*)"|(\S*))|"((?:[^"\\]|\\.)*)"|(\S+)/gi;
@@ -67,30 +66,4 @@ export function readMoment(text) {
   const moment = new Date(/T/.test(said) && !/(Z|[+-]\d\d:?\d\d)$/i.test(said) ? `${said}Z` : said);
   if (!"<>".includes(text[0]) || Number.isNaN(moment.getTime())) throw new Error("say >2026-11-01 or <2026-11-01T08:00 (UTC)");
   return {after: text[0] === ">", moment: moment.toISOString()};
-}
-
-const TYPING_MS = 250;
-
-/** Show the filter of a view, which is in the address as `q`, and what is wrong with it. */
-export function filterBox(page, {label, hint, problems = []}) {
-  const local = page.local;
-  const type = (event) => {
-    local.typed = event.target.value;
-    clearTimeout(local.typing);
-    local.typing = setTimeout(() => {
-      const q = local.typed;
-      local.typed = undefined;
-      page.go({q}, {replace: true});
-    }, TYPING_MS);
-  };
-  return h("div", {class: "filter-box", role: "search"}, h("div", {class: "filter"}, h("input", {type: "search", "aria-label": label,
-    placeholder: hint, value: local.typed ?? page.params.q ?? "", oninput: type, spellcheck: "false", autocomplete: "off", autocapitalize: "off",
-    "aria-describedby": "filter-problems"})),
-    h("div", {id: "filter-problems", class: "problem", "aria-live": "polite"}, problems.map((one) => h("p", null, one))));
-}
-
-/** Show buttons that each put something into the filter: [[words, filter text, whether it is so now]]. */
-export function filterChips(page, label, choices) {
-  return h("div", {class: "chips", role: "group", "aria-label": label}, choices.map(([words, q, is]) => h("button", {
-    class: "chip", key: q, "aria-pressed": String(Boolean(is)), onclick: () => page.go({q})}, words)));
 }

@@ -83,3 +83,9 @@ export function searchField(page, {hint, says, problems = []}) {
       "aria-describedby": problems.length ? "filter-problem" : null, oninput: (event) => page.go({q: event.target.value}, {replace: true})}),
     problems.length > 0 && h("p", {class: "problem", id: "filter-problem", role: "alert"}, problems.join(". ")));
 }
+
+/** Show buttons that each put something into the filter: `[[words, filter, whether it is so now], …]`. */
+export function filterChips(page, label, choices) {
+  return h("div", {class: "chips", role: "group", "aria-label": label}, choices.map(([words, q, is]) => h("button", {
+    class: "chip", key: q, "aria-pressed": String(Boolean(is)), onclick: () => page.go({q})}, words)));
+}

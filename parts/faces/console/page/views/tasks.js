@@ -1,11 +1,11 @@
 // Tasks: live counts, a text filter, a list as long as it may be, and what is done to one task, to some, or to all of them.
 
-import {bulkItems, mayBulk, showUnended, stopType} from "../bulk.js";
+import {bulkItems, keepTypes, mayBulk, showUnended, stopType, typeChips} from "../bulk.js";
 import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
-import {filterBox, filterChips, readAge, readFilter, readMoment, readWho, withWord} from "../filter.js";
+import {readAge, readFilter, readMoment, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
-import {badge, say, shortId, tile, who} from "../parts.js";
+import {badge, filterChips, say, searchField, shortId, tile, who} from "../parts.js";
 import {link} from "../route.js";
 import {copyMenu, menu} from "../share.js";
 import {exportMenu, table} from "../table.js";
@@ -50,12 +50,14 @@ export async function load(page) {
   const q = page.params.q ?? "";
   const {values, problems} = readFilter(q, wordsAt(page.now()));
   const local = page.local;
-  if (!problems.length && local.q !== q) Object.assign(local, {q, pages: new Pages(reader(page), (row) => row.task_id, true), picked: new Set()});
+  const same = problems.length || local.q === q;
+  const pages = same ? local.pages : new Pages(reader(page), (row) => row.task_id, true);
   const [queues, pauses] = await Promise.all([
     page.may("list_queues") ? page.call("list_queues", {limit: 200, type: values.type}) : null,
     values.type && page.may("list_pauses") ? page.call("list_pauses") : null,
-    local.pages && !problems.length && local.pages.look(values, page.local["table tasks"])]);
-  return {values, problems, queues, pauses: pauses?.pauses ?? [], pages: local.pages, types: keepTypes(local, queues, values)};
+    !problems.length && pages.look(values, same ? local["table tasks"] : {})]);
+  if (!same) Object.assign(local, {q, pages, picked: new Set()});     // what was shown stays until the new rows are there
+  return {values, problems, queues, pauses: pauses?.pauses ?? [], pages, types: keepTypes(local, queues?.queues, values.type)};
 }
 
 function reader(page) {
@@ -70,23 +72,8 @@ function slim({payload, progress, requirements, result, ...rest}) {
   return {...rest, result: result && {outcome: result.outcome, completed_at: result.completed_at}};
 }
 
-function keepTypes(local, queues, {type}) {
-  if (queues && !type) {
-    const counts = new Map();
-    for (const one of queues.queues) {
-      counts.set(one.type, (counts.get(one.type) ?? 0) + one.claimable + one.leased + one.delayed + one.held);
-    }
-    local.types = [...counts].filter(([, count]) => count).sort(([, one], [, other]) => other - one).slice(0, 8);
-  }
-  return local.types ?? [];
-}
-
 export function concerns(event) {
   return event.type !== "worker.seen" && event.type !== "progress";
-}
-
-export function moved(page) {
-  page.local.typed = undefined;
 }
 
 const columns = [
@@ -110,9 +97,9 @@ export function show({values, problems, queues, pauses, pages, types}, page) {
       mayBulk(page) && !problems.length && allMenu(page, values),
       exportMenu("tasks", [...columns, ...more], rows), copyMenu("list_tasks", {...values, limit: PAGE}))),
     queues && showCounts(queues, values),
-    h("div", {class: "stack", key: "filter"}, filterBox(page, {label: "Filter of tasks", problems,
+    h("div", {class: "stack", key: "filter"}, searchField(page, {problems,
       hint: "type:ocr status:queued owner:ada age:>1h held:yes id:01ab summary:\"…\" created:>2026-11-01"}),
-    showChips(page, q, values), types.length > 1 && !values.type_prefix && showTypes(page, q, values, types)),
+    showChips(page, q, values), !values.type_prefix && typeChips(page, q, values.type, types)),
     showUnended(page),
     values.type && stopType(page, values.type, pauses),
     showPicked(page, rows),
@@ -135,11 +122,6 @@ function showChips(page, q, {status, held}) {
   return filterChips(page, "Status", [["all", plain, !status && held === undefined],
     ...[...LIVE, ...ENDED].map((one) => [one, withWord(plain, "status", one), status === one]),
     ["on hold", withWord(plain, "held", "yes"), held === true]]);
-}
-
-function showTypes(page, q, {type}, types) {
-  return filterChips(page, "Type", [["all types", withWord(q, "type", null), !type],
-    ...types.map(([name, count]) => [[say(name), " ", h("span", {class: "quiet"}, count)], withWord(q, "type", name), type === name])]);
 }
 
 function allMenu(page, values) {
