@@ -301,6 +301,10 @@ async function begin() {
   }
   const askToSignIn = async (problem) => showSignIn(shell, await callPage("about"), session.half ? problem.message : "");
   await finishSignIn();
+  if (!session.half) {        // a call that cannot succeed would be a line in the audit log
+    const about = await callPage("about");
+    if (!about.open) return showSignIn(shell, about);
+  }
   try {
     session.you = await call("whoami");
   } catch (problem) {
