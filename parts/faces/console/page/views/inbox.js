@@ -325,7 +325,8 @@ function explain(page, row) {
     return h("div", {class: "stack"}, h("p", null, h("strong", null, say(nameTask(page, row)))),
       problem ? h("p", {class: "problem"}, problem.message) : h("p", {role: "status"}, value ? say(value.summary) : "…"),
       value?.also.map((one) => h("p", {class: "quiet"}, "Also: ", say(one.summary))),
-      h("div", {class: "actions end"}, deeds(page, row), taskLink(row.task_id, "Open the task")));
+      h("div", {class: "actions end"}, deeds(page, row),
+        h("a", {class: "button", href: link(["task", row.task_id]), onclick: () => close()}, "Open the task")));
   });
 }
 
