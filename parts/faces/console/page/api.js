@@ -10,6 +10,7 @@ export const OPERATIONS = {
   ack_receipt: "POST /v1/receipts/{receipt_id}/ack",
   attach_artifacts: "POST /v1/tasks/{task_id}/artifacts",
   cancel_task: "POST /v1/tasks/{task_id}/cancel",
+  create_task: "POST /v1/tasks",
   drain_work: "POST /v1/pauses/drain",
   end_session: "POST /v1/sessions/end",
   examine_gate: "GET /v1/examination",

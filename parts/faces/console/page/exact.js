@@ -43,10 +43,10 @@ const MOST_SHOWN = 200;         // members of one object or list; a button shows
 
 /** Show JSON as a tree whose parts fold. */
 export function jsonTree(value, {name, depth = 0, open = OPEN_DEPTH} = {}) {
-  const label = name === undefined ? null : h("span", {class: "json-name"}, `${name}: `);
+  const label = name === undefined ? null : h("span", {class: "json-name"}, h("bdi", null, name), ": ");
   if (value instanceof Exact || value === null || typeof value !== "object") {
     const kind = value instanceof Exact ? "number" : value === null ? "null" : typeof value;
-    return h("div", {class: "json-line"}, label, h("span", {class: `json-${kind}`}, writeJson(value)));
+    return h("div", {class: "json-line"}, label, h("bdi", {class: `json-${kind}`}, writeJson(value)));
   }
   const list = Array.isArray(value);
   const members = list ? value.map((one, at) => [at, one]) : Object.entries(value);
