@@ -29,9 +29,10 @@ function me() {
   return bound ? {kind, id} : session.actor;
 }
 
-function wordsFor() {
+// Who sees only what is owed to one, has nobody to choose.
+function wordsFor(page) {
   return {
-    to: (text) => ({to: text === "me" ? me() ?? {id: "me"} : readWho(text)}),
+    ...(page.may("list_obligations") && {to: (text) => ({to: text === "me" ? me() ?? {id: "me"} : readWho(text)})}),
     type: (text) => ({type: text}),
     age: (text) => {
       const {over, seconds} = readAge(text);
@@ -47,7 +48,7 @@ const nameOf = ({kind, id}) => `${kind}:${id}`;
 export async function load(page) {
   const local = page.local;
   const q = page.params.q ?? "";
-  const {values, problems} = readFilter(q, wordsFor());
+  const {values, problems} = readFilter(q, wordsFor(page));
   if (!problems.length && values.to && !values.to.kind) Object.assign(values, {to: await findKind(page, values.to.id)});
   const key = JSON.stringify(values);
   if (!problems.length) {
@@ -209,7 +210,7 @@ export function show({values, problems}, page) {
     h("div", {class: "head", key: "head"}, h("h1", null, "Inbox"), h("div", {class: "actions"},
       exportMenu("owed", columnsOf(page), rows), copyMenu(...callShown(page, values)))),
     showTiles(page, rows),
-    h("div", {class: "stack", key: "filter"}, searchField(page, {hint: "to:ada type:ocr age:>1h", problems}),
+    h("div", {class: "stack", key: "filter"}, searchField(page, {hint: `${page.may("list_obligations") ? "to:ada " : ""}type:ocr age:>1h`, problems}),
       showPeople(page, q, values), typeChips(page, q, values.type, keepTypes(local, readQueues(page)?.queues))),
     values.type && stopType(page, values.type, page.may("list_pauses") ? known(page, "pauses", () => page.call("list_pauses")).value?.pauses : []),
     h("div", {class: "columns", key: "why"}, showOldest(page, rows), looked),
@@ -236,7 +237,7 @@ function showTiles(page, rows) {
   return h("div", {class: "tiles", key: "tiles"},
     tile(`${rows.length}${pages && !pages.done ? "+" : ""}`, page.params.q ? "owed, as filtered" : "owed in all"),
     tile(age === null ? "–" : sayLength(age), "the oldest", {tone: age > 3600 ? "warning" : ""}),
-    mine && tile(owed ? `${owed.obligations.length}${owed.next_cursor ? "+" : ""}` : rows.length, `owed to ${mine.id}`,
+    owed && tile(`${owed.obligations.length}${owed.next_cursor ? "+" : ""}`, `owed to ${mine.id}`,
       {href: link(["inbox"], {q: withWord("", "to", nameOf(mine))})}),
     held && tile(count, "on hold", {href: link(["tasks"], {q: "held:yes"}), tone: count ? "warning" : ""}),
     look.tile(page));
