@@ -234,7 +234,7 @@ function termsOf(task) {
 // The explanation.
 
 function showExplanation({task, explanation, receipts}, page) {
-  const tone = explanation.cause === "ended" && task.status === "succeeded" ? "good" : explanation.cause === "ended" ? "plain" : TONES[explanation.cause] ?? "warning";
+  const tone = explanation.cause === "ended" && task.status === "succeeded" ? "good" : explanation.cause === "ended" ? "calm" : TONES[explanation.cause] ?? "warning";
   return h("section", {class: `banner why ${tone}`, "aria-label": "Why"},
     showCause(explanation, {task, receipts, main: true}, page),
     explanation.also.length > 0 && h("div", {class: "also"}, h("h3", null, "Also"),
