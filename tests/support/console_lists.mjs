@@ -5,6 +5,7 @@ globalThis.document = { baseURI: "http://gate/console/" };
 const from = (name) => import(`file://${process.argv[2]}/${name}.js`);
 const { Pages } = await from("pages");
 const { readAge, readFilter, readMoment, readWho, withWord } = await from("filter");
+const { listSpans } = await from("views/inbox");
 const { wordsAt } = await from("views/tasks");
 
 const PAGE = 20;
@@ -131,6 +132,13 @@ const rules = {
       const written = withWord(withWord("type:old status:queued", "type", value), "status", null);
       assert.deepEqual(readFilter(written, wordsAt(NOW)), { values: { type: value }, problems: [] });
     }
+  },
+
+  "tasks that were made together are read together, and a few by themselves"() {
+    const made = (second, number) => `01a20a4${second}-0000-7000-8000-${String(number).padStart(12, "0")}`;
+    const many = Array.from({ length: 8 }, (_, at) => made(1, at));
+    const others = Array.from({ length: 7 }, (_, at) => made(9, at));
+    assert.deepEqual(listSpans([...many, made(5, 0), ...others]), [many, others]);
   },
 
   "names, ages and moments are read as people write them"() {
