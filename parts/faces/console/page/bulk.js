@@ -4,7 +4,7 @@
 import {askForm, note, openDialog} from "./dialogs.js";
 import {h} from "./dom.js";
 import {withWord} from "./filter.js";
-import {badge, filterChips, say, taskLink, who} from "./parts.js";
+import {badge, filterChips, say, shortId, who} from "./parts.js";
 import {pauseButtons, targetOf} from "./pausing.js";
 import {when} from "./time.js";
 
@@ -63,7 +63,7 @@ function confirmBulk(page, preview, {title, danger}) {
     carryOut(page, state, draw);
   }},
   h("p", null, h("strong", null, count), ` will be ${wordOf(preview.action)}. The newest of them:`),
-  h("ul", {class: "sample"}, preview.sample.map((task) => h("li", {key: task.task_id}, taskLink(task.task_id), " ", say(task.type), " ",
+  h("ul", {class: "sample"}, preview.sample.map((task) => h("li", {key: task.task_id}, shortId(task.task_id), " ", say(task.type), " ",
     badge(task.held ? "on hold" : task.status, task.held ? "held" : task.status), " ", who(task.created_by), " ", when(task.created_at, page.now())))),
   h("div", {class: "field"}, h("label", {for: "bulk-words"}, "Type ", h("code", null, words), " to go on"),
     h("input", {id: "bulk-words", value: state.typed, autocomplete: "off", spellcheck: "false", oninput: (event) => {

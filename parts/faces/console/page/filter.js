@@ -13,7 +13,7 @@ export function readFilter(text, words) {
   const problems = [];
   for (const [whole, name, quoted, plain, loose, bare] of text.matchAll(WORD)) {
     const word = name?.toLowerCase() ?? "";
-    const said = unquote(quoted ?? loose ?? plain ?? bare ?? "");
+    const said = unquote(quoted ?? loose) ?? plain ?? bare ?? "";
     if (!(word in words)) {
       const known = Object.keys(words).filter(Boolean).map((one) => `${one}:`).join(" ");
       problems.push(`${whole} is unknown here; these are known: ${known}`);
@@ -30,7 +30,7 @@ export function readFilter(text, words) {
 }
 
 function unquote(text) {
-  return text.replace(/\\(.)/g, "$1");
+  return text?.replace(/\\(.)/g, "$1");
 }
 
 /** Write one word of a filter, quoted where it must be. */

@@ -18,8 +18,10 @@ const PAGES_FOR_TYPE = 5;
 const EXPLAINED = 4;
 const LOOKED_THROUGH = 100;
 const ABOUT_MS = 120000;     // that what is known of a task is good if nothing happens
-const CALM_MS = 3000;
+const CALM_MS = 4000;
 const FEW_TASKS = 5;        // are asked for one by one
+const NEIGHBOUR_MS = 10000;
+const PAGES_OF_SPAN = 3;
 const LIVE = ["queued", "leased", "running"];
 const KINDS = ["agent", "human", "service", "worker", "system"];
 
@@ -29,9 +31,10 @@ function me() {
   return bound ? {kind, id} : session.actor;
 }
 
-function wordsFor() {
+// Who sees only what is owed to one, has nobody to choose.
+function wordsFor(page) {
   return {
-    to: (text) => ({to: text === "me" ? me() ?? {id: "me"} : readWho(text)}),
+    ...(page.may("list_obligations") && {to: (text) => ({to: text === "me" ? me() ?? {id: "me"} : readWho(text)})}),
     type: (text) => ({type: text}),
     age: (text) => {
       const {over, seconds} = readAge(text);
@@ -47,7 +50,7 @@ const nameOf = ({kind, id}) => `${kind}:${id}`;
 export async function load(page) {
   const local = page.local;
   const q = page.params.q ?? "";
-  const {values, problems} = readFilter(q, wordsFor());
+  const {values, problems} = readFilter(q, wordsFor(page));
   if (!problems.length && values.to && !values.to.kind) Object.assign(values, {to: await findKind(page, values.to.id)});
   const key = JSON.stringify(values);
   if (!problems.length) {
@@ -103,14 +106,10 @@ async function readType(page, pages, type) {
   let cursor;
   for (let at = 0; at < PAGES_FOR_TYPE; at++) {
     const {tasks, next_cursor: next} = await page.call("list_tasks", {type, limit: PAGE, cursor, created_after: rows[0].created_at,
-      created_before: justAfter(rows.at(-1).created_at)});
+      created_before: new Date(Date.parse(rows.at(-1).created_at) + 2).toISOString()});
     for (const task of tasks) keepTask(page, task.task_id, task);
     if (!(cursor = next)) return;
   }
-}
-
-function justAfter(moment) {
-  return new Date(Date.parse(moment) + 2).toISOString();
 }
 
 function countPeople(local) {
@@ -162,8 +161,10 @@ function about(page, id) {
   return one?.task ?? {};
 }
 
+// Payloads and results would be too much to keep.
 function keepTask(page, id, task) {
-  (page.local.about ??= new Map()).set(id, {task, at: performance.now()});
+  const {type, status, held, task_summary, obligation_open, problem} = task ?? {};
+  (page.local.about ??= new Map()).set(id, {task: task && {type, status, held, task_summary, obligation_open, problem}, at: performance.now()});
 }
 
 async function readWanted(page) {
@@ -172,7 +173,7 @@ async function readWanted(page) {
   for (const id of ids) keepTask(page, id, page.local.about.get(id)?.task);     // asked for once
   const missing = new Set(ids);
   try {
-    if (ids.length > FEW_TASKS && page.may("list_tasks")) await readSpan(page, missing, ids);
+    if (page.may("list_tasks")) for (const span of listSpans(ids)) await readSpan(page, missing, span);
     await Promise.all([...missing].map((id) => page.call("get_task", {task_id: id})
       .then((task) => keepTask(page, id, task), (problem) => keepTask(page, id, {problem}))));
   } catch (problem) {
@@ -181,12 +182,31 @@ async function readWanted(page) {
   page.redraw();
 }
 
-// The tasks of neighbouring obligations are neighbours, too; their ids tell the time.
-async function readSpan(page, missing, ids) {
-  const time = (id) => new Date(parseInt(id.slice(0, 8) + id.slice(9, 13), 16)).toISOString();
-  const {tasks} = await page.call("list_tasks", {created_after: time(ids[0]), created_before: justAfter(time(ids.at(-1))),
-    limit: Math.min(PAGE, 2 * ids.length)});
-  for (const task of tasks) if (missing.delete(task.task_id)) keepTask(page, task.task_id, task);
+// The ids of tasks tell when they were made.
+const timeOf = (id) => parseInt(id.slice(0, 8) + id.slice(9, 13), 16);
+
+/** Return the ids of neighbouring tasks together, where there are enough of them to read a list. */
+export function listSpans(ids) {
+  const spans = [];
+  for (const id of ids) {
+    const span = spans.at(-1);
+    if (span && timeOf(id) - timeOf(span.at(-1)) < NEIGHBOUR_MS) span.push(id);
+    else spans.push([id]);
+  }
+  return spans.filter((span) => span.length > FEW_TASKS);
+}
+
+async function readSpan(page, missing, span) {
+  const ask = {created_after: new Date(timeOf(span[0])).toISOString(), created_before: new Date(timeOf(span.at(-1)) + 2).toISOString()};
+  let cursor;
+  for (let at = 0; at < PAGES_OF_SPAN && span.some((id) => missing.has(id)); at++) {
+    const {tasks, next_cursor: next} = await page.call("list_tasks", {...ask, limit: PAGE, cursor});
+    for (const task of tasks) {
+      missing.delete(task.task_id);
+      keepTask(page, task.task_id, task);
+    }
+    if (!(cursor = next)) return;
+  }
 }
 
 function readQueues(page) {
@@ -209,7 +229,7 @@ export function show({values, problems}, page) {
     h("div", {class: "head", key: "head"}, h("h1", null, "Inbox"), h("div", {class: "actions"},
       exportMenu("owed", columnsOf(page), rows), copyMenu(...callShown(page, values)))),
     showTiles(page, rows),
-    h("div", {class: "stack", key: "filter"}, searchField(page, {hint: "to:ada type:ocr age:>1h", problems}),
+    h("div", {class: "stack", key: "filter"}, searchField(page, {hint: `${page.may("list_obligations") ? "to:ada " : ""}type:ocr age:>1h`, problems}),
       showPeople(page, q, values), typeChips(page, q, values.type, keepTypes(local, readQueues(page)?.queues))),
     values.type && stopType(page, values.type, page.may("list_pauses") ? known(page, "pauses", () => page.call("list_pauses")).value?.pauses : []),
     h("div", {class: "columns", key: "why"}, showOldest(page, rows), looked),
@@ -236,7 +256,7 @@ function showTiles(page, rows) {
   return h("div", {class: "tiles", key: "tiles"},
     tile(`${rows.length}${pages && !pages.done ? "+" : ""}`, page.params.q ? "owed, as filtered" : "owed in all"),
     tile(age === null ? "–" : sayLength(age), "the oldest", {tone: age > 3600 ? "warning" : ""}),
-    mine && tile(owed ? `${owed.obligations.length}${owed.next_cursor ? "+" : ""}` : rows.length, `owed to ${mine.id}`,
+    owed && tile(`${owed.obligations.length}${owed.next_cursor ? "+" : ""}`, `owed to ${mine.id}`,
       {href: link(["inbox"], {q: withWord("", "to", nameOf(mine))})}),
     held && tile(count, "on hold", {href: link(["tasks"], {q: "held:yes"}), tone: count ? "warning" : ""}),
     look.tile(page));
@@ -325,7 +345,8 @@ function explain(page, row) {
     return h("div", {class: "stack"}, h("p", null, h("strong", null, say(nameTask(page, row)))),
       problem ? h("p", {class: "problem"}, problem.message) : h("p", {role: "status"}, value ? say(value.summary) : "…"),
       value?.also.map((one) => h("p", {class: "quiet"}, "Also: ", say(one.summary))),
-      h("div", {class: "actions end"}, deeds(page, row), taskLink(row.task_id, "Open the task")));
+      h("div", {class: "actions end"}, deeds(page, row),
+        h("a", {class: "button", href: link(["task", row.task_id]), onclick: () => close()}, "Open the task")));
   });
 }
 

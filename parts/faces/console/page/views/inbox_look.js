@@ -20,13 +20,17 @@ const TONES = {anomaly: "danger", escalation: "danger", "lost lease": "late"};
 const ANOMALIES = {
   success_without_locatability: () => "It succeeded without saying where its result is.",
   deadline_passed: () => "Its deadline has passed.",
-  lease_expired_often: ({expiries}) => `Its lease was lost ${expiries} times.`,
-  lease_renewed_often: ({renewals}) => `Its lease was renewed ${renewals} times.`,
+  lease_expired_often: ({expiries}) => `Its lease was lost ${times(expiries)}.`,
+  lease_renewed_often: ({renewals}) => `Its lease was renewed ${times(renewals)}.`,
   attempts_spent_but_queued: () => "Its attempts are spent, and still it waits.",
-  task_held: ({expiries, held, workers}) => held === "lease_expiries" ? `It is on hold: its lease was lost ${expiries} times, by ${(workers ?? []).join(", ")}.`
-    : `It is on hold: ${held}.`,
+  task_held: ({expiries, held, workers}) => held === "lease_expiries" ? `It was put on hold: its lease was lost ${times(expiries)}, by ${(workers ?? []).join(", ")}.`
+    : `It was put on hold: ${held}.`,
 };
 const seen = new Set();     // what was acknowledged here, until the gate says so
+
+function times(number) {
+  return number === 1 ? "once" : `${number} times`;
+}
 
 // What is read.
 
@@ -98,7 +102,7 @@ function showPause(one) {
 }
 
 function sayHold({held, expiries}) {
-  return held === "lease_expiries" ? `Its lease was lost ${expiries} ${expiries === 1 ? "time" : "times"}: nobody gets it until it is released.` : `It is on hold: ${held}.`;
+  return held === "lease_expiries" ? `Its lease was lost ${times(expiries)}: nobody gets it until it is released.` : `It is on hold: ${held}.`;
 }
 
 function tell({receipt_type: type, body, to}) {

@@ -14,6 +14,7 @@ import {when} from "../time.js";
 const PAGE = 200;
 const LIVE = ["queued", "leased", "running"];
 const ENDED = ["succeeded", "failed", "canceled"];
+const WORDS = "type: status: owner: age: held: id: created:";
 const NOT_IN_BULK = {type_prefix: "type:…*", summary_prefix: "summary:"};
 
 /** The words of the filter; each gives fields of list_tasks. */
@@ -41,7 +42,10 @@ export function wordsAt(now) {
       const said = readMoment(text);
       return {[said.after ? "created_after" : "created_before"]: said.moment};
     },
-    "": (text) => /^[0-9a-f-]{4,36}$/i.test(text) ? {id_prefix: text.toLowerCase()} : {summary_prefix: text},
+    "": (text) => {
+      if (!/^[0-9a-f-]{4,36}$/i.test(text)) throw new Error(`say summary:${text} for how a summary begins, or ${WORDS} with a value`);
+      return {id_prefix: text.toLowerCase()};
+    },
   };
 }
 
@@ -98,12 +102,12 @@ export function show({values, problems, queues, pauses, pages, types}, page) {
       exportMenu("tasks", [...columns, ...more], rows), copyMenu("list_tasks", {...values, limit: PAGE}))),
     queues && showCounts(queues, values),
     h("div", {class: "stack", key: "filter"}, searchField(page, {problems,
+      says: `${WORDS} summary:, or an id`,
       hint: "type:ocr status:queued owner:ada age:>1h held:yes id:01ab summary:\"…\" created:>2026-11-01"}),
     showChips(page, q, values), !values.type_prefix && typeChips(page, q, values.type, types)),
     showUnended(page),
-    values.type && stopType(page, values.type, pauses),
-    showPicked(page, rows),
-    pages && showRows(page, pages, q)];
+    problems.length ? h("p", {class: "empty", key: "rows"}, "Mend the filter to see tasks.") : [
+      values.type && stopType(page, values.type, pauses), showPicked(page, rows), showRows(page, pages, q)]];
 }
 
 function showCounts({queues, next_cursor: next}, {type}) {
