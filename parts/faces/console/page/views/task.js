@@ -17,7 +17,7 @@ const MOST_EVENTS = 5000;       // of a history, that are read
 const MOST_STRANGERS = 12;      // receipts of other tasks, that are looked up
 const LONGEST_EDITED = 100000;  // letters of a payload that a field can hold well
 const ENDED = ["succeeded", "failed", "canceled"];
-const TONES = {ended: "", claimable: "good", leased: "busy", delay: "busy", backoff: "busy", jitter: "busy", behind: "busy", workers_busy: "busy"};
+const TONES = {claimable: "good", leased: "busy", delay: "busy", backoff: "busy", jitter: "busy", behind: "busy", workers_busy: "busy"};
 
 await addSheet("task.css");
 
@@ -207,7 +207,7 @@ async function runAgain(task, page) {
   const answer = await askForm("Run again", {
     says: "A new task with the same terms begins; this one stays as it is.", button: "Run again",
     fields: edits ? [{name: "payload", label: "Payload (JSON)", value: text, rows: 10,
-      hint: "With another payload it is a task of its own: its receipts do not name this one"}] : [],
+      hint: "With another payload it is a new task of yours; its receipts do not name this one"}] : [],
     run: ({payload = text}) => payload.trim() === text.trim() ? page.act("rerun_task", {task_id: task.task_id})
       : page.act("create_task", {...termsOf(task), payload: readPayload(payload)})});
   if (!answer) return;
@@ -234,7 +234,8 @@ function termsOf(task) {
 // The explanation.
 
 function showExplanation({task, explanation, receipts}, page) {
-  const tone = explanation.cause === "ended" && task.status === "succeeded" ? "good" : explanation.cause === "ended" ? "plain" : TONES[explanation.cause] ?? "warning";
+  const done = explanation.cause === "ended";
+  const tone = done ? task.status === "succeeded" ? "good" : "" : TONES[explanation.cause] ?? "warning";
   return h("section", {class: `banner why ${tone}`, "aria-label": "Why"},
     showCause(explanation, {task, receipts, main: true}, page),
     explanation.also.length > 0 && h("div", {class: "also"}, h("h3", null, "Also"),
@@ -297,14 +298,21 @@ function showContract({task, history}, page) {
 
 // What goes in and comes out.
 
-function showContents({task}, page) {
+function showContents({task, receipts}, page) {
   const {result} = task;
   return [h("div", {class: "columns contents"},
-    result && (result.outcome === "succeeded" ? showJson("Result", result.result, task, page, showArtifacts(result.artifacts))
-      : showJson(result.outcome === "failed" ? "Error" : "Cancellation", result.error, task, page,
+    result?.outcome === "canceled" && showCancellation(receipts),
+    result && result.outcome !== "canceled" && (result.outcome === "succeeded" ? showJson("Result", result.result, task, page, showArtifacts(result.artifacts))
+      : showJson("Error", result.error, task, page,
         result.error !== null && h("p", {class: "error"}, say(sayError(result.error))))),
     showJson("Payload", task.payload, task, page, task.payload_pointer && h("p", null, "It lies at ", showPlace(task.payload_pointer))),
     task.progress !== null && showJson("Progress", task.progress, task, page, h("p", {class: "quiet"}, "reported ", when(task.progress_at, page.now()))))];
+}
+
+function showCancellation(receipts) {
+  const body = receipts.findLast((one) => one.receipt_type === "task.canceled")?.body;
+  return body && section("Cancellation", {}, facts([["By", body.canceled_by && who(body.canceled_by)],
+    ["Why", body.reason ? say(body.reason) : "no reason was given"]]));
 }
 
 function showJson(name, value, task, page, above) {

@@ -5,6 +5,7 @@ import {note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {jsonTree, writeJson} from "../exact.js";
 import {facts, say, shortId, who} from "../parts.js";
+import {link} from "../route.js";
 import {copy, copyMenu} from "../share.js";
 import {sayWhen, when} from "../time.js";
 import {ACROSS, makeGraph, OUTLINE, placeGraph} from "./task_layout.js";
@@ -20,9 +21,9 @@ export function speaksFor(principal) {
 }
 
 /** Show the chain of a task's receipts; the address says which one is looked at. */
-export function showChain({task, receipts, strangers}, page) {
+export function showChain({task, receipts, strangers, history}, page) {
   if (!receipts.length) return h("p", {class: "empty"}, "Its receipts are in the archive, or this credential may not see them.");
-  const placed = place(task, receipts, page);
+  const placed = place(task, receipts, history.events.flatMap((event) => event.payload?.rerun_as ?? []), page);
   const open = placed.nodes.filter((node) => node.kind === "owed").length;
   const chosen = receipts.find((one) => one.receipt_id === page.params.receipt);
   return [
@@ -36,13 +37,13 @@ export function showChain({task, receipts, strangers}, page) {
       page.local.fold && showFold(page.local.fold, receipts, page))];
 }
 
-function place(task, receipts, page) {
+function place(task, receipts, reruns, page) {
   const known = page.local.placed;
   const across = !narrow.matches;
-  const mark = `${receipts.length} ${task.obligation_open} ${across}`;
+  const mark = `${receipts.length} ${reruns.length} ${task.obligation_open} ${across}`;
   if (known?.mark === mark) return known.placed;
   const isOpen = (receipt) => receipt.receipt_id === task.obligation_receipt_id ? task.obligation_open : null;
-  const placed = placeGraph(makeGraph(receipts, isOpen), across);
+  const placed = placeGraph(makeGraph(receipts, isOpen, reruns), across);
   page.local.placed = {mark, placed};
   return placed;
 }
@@ -70,8 +71,10 @@ function elbow(from, to) {
 function showNode(node, shown, page) {
   const at = {left: `${node.x}px`, top: `${node.y}px`};
   if (node.kind === "stub") return showStub(node, shown, at);
-  if (node.kind === "owed") return h("a", {key: node.id, class: "node owed", style: at, href: `#/inbox?q=task:${shown.task.task_id}`},
+  if (node.kind === "owed") return h("a", {key: node.id, class: "node owed", style: at, href: link(["inbox"])},
     h("strong", null, "still open"), h("span", null, "owed to ", say(node.receipt.to.id)));
+  if (node.kind === "rerun") return h("a", {key: node.id, class: "node stub", style: at, href: link(["task", node.task])},
+    h("strong", null, "run again"), h("span", null, "as task ", node.task.slice(-8)));
   if (node.kind === "fold") return h("button", {key: node.id, class: "node fold", style: at, onclick: () => {
     page.local.fold = page.local.fold?.id === node.id ? null : node;
     page.redraw();
@@ -92,12 +95,8 @@ function showStub(node, {strangers}, at) {
   const other = strangers[node.id];
   if (!other?.task_id) return h("div", {key: node.id, class: "node stub", style: at}, h("strong", null, other?.receipt_type ?? "elsewhere"),
     h("span", null, other ? "of no task" : `receipt ${node.id.slice(-8)}`));
-  return h("a", {key: node.id, class: "node stub", style: at, href: taskAddress(other), title: node.id},
+  return h("a", {key: node.id, class: "node stub", style: at, href: link(["task", other.task_id], {receipt: node.id}), title: node.id},
     h("strong", null, other.receipt_type), h("span", null, "of task ", other.task_id.slice(-8)));
-}
-
-function taskAddress({task_id: task, receipt_id: receipt}) {
-  return `#/task/${encodeURIComponent(task)}?receipt=${encodeURIComponent(receipt)}`;
 }
 
 function toneOf({receipt_type: type}) {

@@ -10,10 +10,11 @@ const KEPT_LAST = 2;    // of more alike, the first and the last ones are drawn,
 
 /** Make the graph of receipts: `{nodes, edges}`; `isOpen(receipt)` tells what a receipt opened and nothing discharged.
  *
- * Nodes: {id, kind: receipt | stub | fold | owed, type, receipt, members, open, discharged}.  Edges: {from, to, kind:
+ * `reruns` are tasks that run this one again: their receipts answer the one that ended it.
+ * Nodes: {id, kind: receipt | stub | fold | owed | rerun, type, receipt, members, open, discharged}.  Edges: {from, to, kind:
  * answers | discharges | lease | owes}.  Receipts that no parent ties to their lease are tied to its task.accepted.
  */
-export function makeGraph(receipts, isOpen = () => null) {
+export function makeGraph(receipts, isOpen = () => null, reruns = []) {
   const known = new Map(receipts.map((one) => [one.receipt_id, one]));
   const leases = new Map(receipts.filter((one) => one.receipt_type === "task.accepted").map((one) => [one.lease_id, one.receipt_id]));
   const nodes = receipts.map((one) => ({id: one.receipt_id, kind: "receipt", type: one.receipt_type, receipt: one}));
@@ -22,6 +23,11 @@ export function makeGraph(receipts, isOpen = () => null) {
     for (const parent of one.parents) edges.push({from: parent, to: one.receipt_id, kind: kindOf(known.get(parent), one)});
     const lease = leases.get(one.lease_id);
     if (lease && lease !== one.receipt_id && !one.parents.includes(lease)) edges.push({from: lease, to: one.receipt_id, kind: "lease"});
+  }
+  const end = receipts.findLast((one) => edges.some((edge) => edge.to === one.receipt_id && edge.kind === "discharges"));
+  for (const id of reruns) {
+    nodes.push({id: `rerun ${id}`, kind: "rerun", type: "rerun", receipt: null, task: id});
+    if (end) edges.push({from: end.receipt_id, to: `rerun ${id}`, kind: "answers"});
   }
   const strangers = new Set(edges.map((edge) => edge.from).filter((id) => !known.has(id)));
   for (const id of [...strangers].sort()) nodes.push({id, kind: "stub", type: "", receipt: null});
@@ -124,7 +130,7 @@ export function placeGraph({nodes, edges}, across) {
 }
 
 function byMoment(a, b) {       // ids begin with their time
-  const [one, other] = [a, b].map((id) => id.replace(/^(fold|owed) /, ""));
+  const [one, other] = [a, b].map((id) => id.replace(/^(fold|owed|rerun) /, ""));
   return one < other ? -1 : one > other ? 1 : a < b ? -1 : a > b ? 1 : 0;
 }
 

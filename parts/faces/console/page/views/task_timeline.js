@@ -2,7 +2,7 @@
 
 import {h} from "../dom.js";
 import {writeJson} from "../exact.js";
-import {badge, say, shortId, who} from "../parts.js";
+import {badge, say, shortId, taskLink, who} from "../parts.js";
 import {sayClock, sayLength, when} from "../time.js";
 import {makeScale, momentsOf} from "./task_story.js";
 
@@ -22,15 +22,23 @@ export function showTimeline(story, task, page) {
   const hidden = story.attempts.length - lanes.length;
   return [
     drawTimeline(story, lanes, task, now),
-    h("ul", {class: "legend", "aria-hidden": "true"}, [["wait", "waits"], ["rest", "back-off or delay"], ["hold", "on hold"],
-      ["granted", "leased"], ["going", "running"], ["left", "lease left"]]
-      .map(([kind, text]) => h("li", null, h("i", {class: `key ${kind}`}), text))),
+    h("ul", {class: "legend", "aria-hidden": "true"}, listKeys(story)
+      .map(([kind, text]) => h("li", {key: kind}, h("i", {class: `key ${kind}`}), text))),
     hidden > 0 && h("p", {class: "quiet"}, `${hidden} attempts in the middle are not drawn. `,
       h("button", {class: "chip", onclick: () => {
         page.local.everyLane = true;
         page.redraw();
       }}, `Show all ${story.attempts.length}`)),
     h("ol", {class: "story"}, listStory(story, lanes, task, now))];
+}
+
+function listKeys({attempts, waits}) {
+  const some = (list, fits) => list.some(fits);
+  return [["wait", "waits", true], ["rest", "back-off or delay", some(waits, (one) => one.resting)],
+    ["hold", "on hold", some(waits, (one) => one.holds.length)],
+    ["granted", "leased, not started", some(attempts, (one) => one.started || !one.until)],
+    ["going", "running", some(attempts, (one) => one.started && !one.until)],
+    ["left", "what is left of the lease", some(attempts, (one) => one.expires)]].filter(([, , shown]) => shown);
 }
 
 function chooseLanes(story, page) {
@@ -102,10 +110,10 @@ function drawLane(attempt, wait, scale, top, now) {
   return h("g", {key: attempt.lease},
     wait && wait.from !== wait.until && drawWait(wait, scale, top, wait.until),
     attempt.expires && bar(to, scale.at(attempt.expires), top, "left", `the lease ends ${sayClock(attempt.expires, now)}`),
-    bar(from, begun, top, "granted", "leased, not started"),
-    attempt.started && bar(begun, to, top, attempt.ending, label),
+    (attempt.started || !attempt.until) && bar(from, begun, top, "granted", "leased, not started"),
+    (attempt.started || attempt.until) && bar(attempt.started ? begun : from, to, top, attempt.ending, label),
     attempt.beat && line(scale.at(attempt.beat), scale.at(attempt.beat), top + BAR.top - 3, top + BAR.top + BAR.height + 3, "beat"),
-    attempt.until && h("text", {x: percent(to), y: top + BAR.top + 10, dx: to > 0.97 ? -12 : 4, class: `sign ${attempt.ending}`},
+    attempt.until && h("text", {x: percent(to), y: top + BAR.top + 10, dx: to > 0.97 ? -12 : 4, class: `sign ${to > 0.97 ? "inside" : attempt.ending}`},
       SIGNS[attempt.ending] ?? "•"),
     h("text", {x: percent(place), y: top + 14, class: "lane", "text-anchor": right ? "end" : "start"}, label));
 }
@@ -188,5 +196,6 @@ function listNote({key, at, type, receipt, payload}, now) {
 
 function sayDetail(body, payload) {
   const said = body?.kind ?? body?.escalation_reason ?? body?.reason ?? payload?.held ?? null;
+  if (payload?.rerun_as) return [": as task ", taskLink(payload.rerun_as)];
   return said && [": ", say(said)];
 }
