@@ -1249,7 +1249,7 @@ class AsyncOperations:
     async def sign_out_everywhere(
         self, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> SignedOut:
-        """End all your sessions, also those of the console that your credential began, or as an admin those of a user."""
+        """End all your sessions, in the console too, or as an admin those of a user."""
         return await self.ask("sign_out_everywhere", SignedOut, locals())
 
     async def start_task(
@@ -2094,7 +2094,7 @@ class SyncOperations:
     def sign_out_everywhere(
         self, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> SignedOut:
-        """End all your sessions, also those of the console that your credential began, or as an admin those of a user."""
+        """End all your sessions, in the console too, or as an admin those of a user."""
         return self.ask("sign_out_everywhere", SignedOut, locals())
 
     def start_task(

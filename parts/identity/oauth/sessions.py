@@ -153,7 +153,7 @@ async def end_session(engine: Engine, caller: Caller, ask: EndSession) -> Ok:
 
 
 async def sign_out_everywhere(engine: Engine, caller: Caller, ask: SignOutEverywhere) -> SignedOut:
-    """End all your sessions, also those of the console that your credential began, or as an admin those of a user."""
+    """End all your sessions, in the console too, or as an admin those of a user."""
     people = await require_people(engine, caller, ask.user_id)
     grants = await find_grants(engine, lambda grant: is_of(grant, people))
 

@@ -65,8 +65,8 @@ const MOST_SAMPLES = 120;       // ten minutes
 
 /** Add what was seen to samples, `[{at, …}]`, one for each five seconds; the newest of them is always the latest look. */
 export function addSample(samples, sample) {
-  const before = samples.at(-2);
-  if (before && sample.at - before.at < SAMPLE_MS) samples.pop();
+  const [before, last] = samples.slice(-2);
+  if (last && last.at - before.at < SAMPLE_MS) samples.pop();
   samples.push(sample);
   if (samples.length > MOST_SAMPLES) samples.shift();
   return samples;

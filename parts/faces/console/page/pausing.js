@@ -30,7 +30,7 @@ function showPause(pause, page) {
   return h("li", {class: "head", key: JSON.stringify(target)},
     h("p", {class: "spring"}, badge("paused"), " ", h("strong", null, nameTarget(target)), ", since ", when(pause.since, page.now()),
       pause.until && [", ends ", when(pause.until, page.now())], ", by ", who(pause.paused_by), pause.reason && [": ", say(pause.reason)],
-      pause.leases_left > 0 && h("span", {class: "quiet"}, ` ${count(pause.leases_left, "lease")} left`)),
+      pause.leases_left > 0 && h("span", {class: "quiet"}, `; ${count(pause.leases_left, "lease")} left`)),
     h("div", {class: "actions"},
       page.may("drain_work") && pause.leases_left > 0 && h("button", {onclick: () => watchDrain(page, target)}, "Drain"),
       page.may("resume_work") && h("button", {onclick: () => resume(page, target)}, "Resume")));
@@ -60,7 +60,8 @@ const WHOLE = "everything in this tenant";
 export async function askPause(page, target = null, {drain = false} = {}) {
   const verb = drain ? "Drain" : "Pause";
   const answer = await askForm(target ? [`${verb} `, nameTarget(target)] : `${verb} work`, {
-    says: `Workers get no new leases of it. Leases that they have go on${drain ? ", and the page waits until none is left" : ""}.`,
+    says: `${target?.worker ? "It gets no new leases. Those that it has" : "Workers get no new leases of it. Those that they have"} go on`
+      + `${drain ? ", and the page waits until none is left" : ""}.`,
     fields: [
       ...(target ? [] : [
         {name: "what", label: "What", value: "a task type", options: ["a task type", "a worker", WHOLE]},

@@ -118,9 +118,9 @@ function showQueues({rows, more, pauses}, page) {
   const began = Math.min(...queues.map((queue) => samplesOf(queue)[0].at));
   return [
     h("div", {class: "head"}, h("h1", null, "Queues"),
-      searchField(page, {hint: "type:ocr needs:gpu is:stuck", says: `type: or needs: with its name, is: ${Object.keys(STANDINGS).join(", ")}; a bare word is in the type`, problems}),
       h("div", {class: "actions"}, page.may("pause_work") && h("button", {onclick: () => askPause(page)}, "Pause …"),
         exportMenu("queues", [{name: "queue_id"}, {name: "capabilities"}, ...columns.filter((one) => one.name !== "chart")], queues), copyMenu("list_queues", {limit: 200}))),
+    searchField(page, {hint: "type:ocr needs:gpu is:stuck", problems}),
     warnOfStuck(queues.filter((queue) => isStuck(queue, pauses))),
     h("div", {class: "tiles"}, tile(sum("claimable"), "waiting", {href: link(["tasks"], {q: "status:queued"})}),
       tile(sum("leased"), "leased", {href: link(["tasks"], {q: "status:leased"})}), tile(sum("delayed"), "delayed"),

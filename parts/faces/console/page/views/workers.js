@@ -120,8 +120,8 @@ function showWorkers({rows, more, pauses, attempts}, page) {
   const shown = columns(page);
   return [
     h("div", {class: "head"}, h("h1", null, "Workers"),
-      searchField(page, {hint: "type:ocr can:gpu is:silent", says: `type: that it accepts, can: a capability, is: ${STATES.join(", ")}; a bare word is in the id`, problems}),
       h("div", {class: "actions"}, exportMenu("workers", shown, workers), copyMenu("list_workers", {limit: 200}))),
+    searchField(page, {hint: "type:ocr can:gpu is:silent", problems}),
     h("div", {class: "tiles"}, STATES.map((state) => tile(count(state), state, {href: link(["workers"], {q: `is:${state}`}),
       tone: state === "paused" && count(state) ? "warning" : ""}))),
     showPauses(pauses.filter((one) => one.worker || one.whole_tenant), page),
@@ -139,11 +139,12 @@ function showAttempts({found, more, problem}, page, {alone = false} = {}) {
     more && h("p", {class: "quiet"}, "There are newer ones than the page has read."),
     table(page, {name: "attempts", caption: h("span", {class: "off-screen"}, "Last attempts, newest first"), rows, key: ({id}) => id,
       columns: [
-        {name: "task", title: "Task", show: ({task, task_id: id}) => task ? say(task.type) : id.slice(-8)},
+        {name: "task", title: "Task", grow: true, show: ({task, task_id: id}) => task
+          ? [say(task.type), task.task_summary && h("span", {class: "quiet"}, " ", say(task.task_summary))] : id.slice(-8)},
         ...(alone ? [] : [{name: "by", title: "Worker", show: ({by}) => h("a", {href: link(["workers", by.kind, by.id])}, showWorker(by))}]),
         {name: "fence", title: "Attempt", number: true, show: ({fence}) => fence},
         {name: "at", title: "Leased", show: ({at}) => when(at, page.now())},
-        {name: "status", title: "The task is now", grow: true, show: ({task, fence}) => task
+        {name: "status", title: "The task is now", show: ({task, fence}) => task
           ? [badge(task.held ? "on hold" : task.status, task.held ? "held" : task.status), task.fence > fence && h("span", {class: "quiet"}, " by a later attempt")] : "–"}],
       open: ({task_id: id}) => link(["task", id]), empty: "No lease was granted lately."}));
 }
