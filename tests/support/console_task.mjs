@@ -18,7 +18,8 @@ function receipt(type, parents = [], more = {}) {
 function attempts(duty, count) {
   return Array.from({ length: count }, (_, at) => {
     const accepted = receipt("task.accepted", [duty], { lease_id: `lease ${at}`, body: { fence: at + 1 } });
-    return [accepted, receipt("task.failed", [accepted.receipt_id], { lease_id: `lease ${at}`, body: { requeued: true, attempt: at } })];
+    return [accepted, receipt("task.failed", [accepted.receipt_id],
+      { lease_id: `lease ${at}`, body: { requeued: true, attempt: at } })];
   }).flat();
 }
 
@@ -38,7 +39,8 @@ const rules = {
     const accepted = receipt("task.accepted", [duty.receipt_id], { lease_id: "a" });
     const completed = receipt("task.completed", [], { lease_id: "a" });
     const graph = makeGraph([duty, accepted, completed], (one) => one === duty ? true : null);
-    assert.ok(graph.edges.some((edge) => edge.from === accepted.receipt_id && edge.to === completed.receipt_id && edge.kind === "lease"));
+    assert.ok(graph.edges.some((edge) => edge.from === accepted.receipt_id && edge.to === completed.receipt_id
+      && edge.kind === "lease"));
     assert.equal(graph.nodes.filter((node) => node.kind === "owed").length, 1);
   },
 
@@ -52,7 +54,8 @@ const rules = {
     const receipts = [duty, ...attempts(duty.receipt_id, 400)];
     const { nodes } = makeGraph(receipts);
     assert.ok(nodes.length < 20, `${nodes.length} nodes`);
-    const shown = nodes.flatMap((node) => node.kind === "fold" ? node.members : node.kind === "receipt" ? [node.id] : []);
+    const shown = nodes.flatMap((node) => node.kind === "fold" ? node.members : node.kind === "receipt" ? [node.id]
+      : []);
     assert.deepEqual(shown.sort(), receipts.map((one) => one.receipt_id).sort());
   },
 
@@ -67,8 +70,10 @@ const rules = {
       const at = new Map(placed.nodes.map((node) => [node.id, node]));
       for (const { from, to } of placed.edges) assert.ok(at.get(from).layer < at.get(to).layer, `${from} ${to}`);
       const turned = placeGraph(makeGraph([...receipts].reverse()), across);
-      assert.deepEqual(new Map(turned.nodes.map((node) => [node.id, [node.x, node.y]])).get(duty.receipt_id), [at.get(duty.receipt_id).x, at.get(duty.receipt_id).y]);
-      assert.deepEqual(turned.nodes.map((node) => `${node.id} ${node.x} ${node.y}`), placed.nodes.map((node) => `${node.id} ${node.x} ${node.y}`));
+      assert.deepEqual(new Map(turned.nodes.map((node) => [node.id, [node.x, node.y]])).get(duty.receipt_id),
+        [at.get(duty.receipt_id).x, at.get(duty.receipt_id).y]);
+      assert.deepEqual(turned.nodes.map((node) => `${node.id} ${node.x} ${node.y}`),
+        placed.nodes.map((node) => `${node.id} ${node.x} ${node.y}`));
     }
   },
 
@@ -82,14 +87,19 @@ const rules = {
   "the story has an attempt for each lease, how it ended, and the waits between"() {
     const duty = receipt("task.assigned");
     const moment = (seconds) => new Date(start + seconds * SECOND).toISOString();
-    const event = (seconds, one, payload) => ({ event_id: String(made), created_at: moment(seconds), event_type: one.receipt_type ?? one,
+    const event = (seconds, one, payload) =>
+      ({ event_id: String(made), created_at: moment(seconds), event_type: one.receipt_type ?? one,
       ...(one.receipt_type ? { receipt: one } : { payload }) });
     const [accepted, failed] = attempts(duty.receipt_id, 1);
     const again = receipt("task.accepted", [duty.receipt_id], { lease_id: "again", body: { fence: 2 } });
-    const given = receipt("lease.expired", [again.receipt_id], { lease_id: "again", body: { reason: "released", requeued: true } });
-    const story = tellStory({ created_at: moment(0), updated_at: moment(30), next_eligible_at: null, retry_backoff_seconds: 5, result: null,
-      leased_to: null }, [event(0, duty), event(1, accepted), event(2, "task.started", { fence: 1 }), event(4, failed), event(20, again), event(30, given)]);
-    assert.deepEqual(story.attempts.map((one) => [one.ending, one.until - one.from]), [["failed", 3 * SECOND], ["released", 10 * SECOND]]);
+    const given = receipt("lease.expired", [again.receipt_id],
+      { lease_id: "again", body: { reason: "released", requeued: true } });
+    const story = tellStory({ created_at: moment(0), updated_at: moment(30), next_eligible_at: null,
+      retry_backoff_seconds: 5, result: null,
+      leased_to: null }, [event(0, duty), event(1, accepted), event(2, "task.started", { fence: 1 }), event(4, failed),
+        event(20, again), event(30, given)]);
+    assert.deepEqual(story.attempts.map((one) => [one.ending, one.until - one.from]),
+      [["failed", 3 * SECOND], ["released", 10 * SECOND]]);
     assert.equal(story.attempts[0].started, start + 2 * SECOND);
     assert.deepEqual(story.waits.map((one) => [one.after, one.until && one.until - one.from]),
       [["creation", SECOND], ["failed", 16 * SECOND], ["released", null]]);

@@ -124,7 +124,7 @@ export function describeCall(operation, ask = {}) {
 }
 
 // The operations that are done in somebody's name; the others take none, and note the credential.
-const IN_NAME = new Set(["ack_receipt", "attach_artifacts", "cancel_task", "release_hold", "rerun_task"]);
+const IN_NAME = new Set(["ack_receipt", "attach_artifacts", "cancel_task", "create_task", "release_hold", "rerun_task"]);
 
 /** Whether an operation must be told in whose name it is done: the credential is nobody's own. */
 export function needsName(operation) {

@@ -76,18 +76,30 @@ export function copyMenu(operation, ask, label = "Copy as") {
   return menu(label, [item("curl", asCurl), item("command", asCommand), item("Python", asPython)]);
 }
 
-/** Show a button with a menu; it opens and closes as a disclosure does. */
+/** Show a button with a menu; it opens and closes as a disclosure does, and arrows go through its items. */
 export function menu(label, items) {
+  const chooses = items.some((one) => one.attributes?.role === "menuitem");      // or it only tells something
   return h("details", {class: "menu", onfocusout: (event) => {
     if (!event.currentTarget.contains(event.relatedTarget)) event.currentTarget.open = false;
   }, onkeydown: (event) => {
+    const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
+    if (step) goThrough(event, step);
     if (event.key !== "Escape") return;
     event.stopPropagation();
     event.currentTarget.open = false;
     event.currentTarget.querySelector("summary").focus();
   }, onclick: (event) => {
     if (event.target.closest("button, a")) event.currentTarget.open = false;
-  }}, h("summary", {class: "button"}, label), h("div", {class: "menu-items"}, items));
+  }}, h("summary", {class: "button"}, label),
+  h("div", {class: "menu-items", ...(chooses && {role: "menu", "aria-label": label})}, items));
+}
+
+function goThrough(event, step) {
+  const items = [...event.currentTarget.querySelectorAll("[role=menuitem]")];
+  const at = items.indexOf(document.activeElement);
+  event.preventDefault();
+  event.currentTarget.open = true;
+  items[(at < 0 ? step < 0 ? items.length - 1 : 0 : at + step + items.length) % items.length]?.focus();
 }
 
 /** Save text as a file. */

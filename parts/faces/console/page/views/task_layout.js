@@ -10,18 +10,28 @@ const KEPT_LAST = 2;    // of more alike, the first and the last ones are drawn,
 
 /** Make the graph of receipts: `{nodes, edges}`; `isOpen(receipt)` tells what a receipt opened and nothing discharged.
  *
- * Nodes: {id, kind: receipt | stub | fold | owed, type, receipt, members, open, discharged}.  Edges: {from, to, kind:
- * answers | discharges | lease | owes}.  Receipts that no parent ties to their lease are tied to its task.accepted.
+ * `reruns` are tasks that run this one again: their receipts answer the one that ended it.
+ * Nodes: {id, kind: receipt | stub | fold | owed | rerun, type, receipt, members, open, discharged}.
+ * Edges: {from, to, kind: answers | discharges | lease | owes}.  A receipt that does not answer the task.accepted of its
+ * lease is tied to it.
  */
-export function makeGraph(receipts, isOpen = () => null) {
+export function makeGraph(receipts, isOpen = () => null, reruns = []) {
   const known = new Map(receipts.map((one) => [one.receipt_id, one]));
-  const leases = new Map(receipts.filter((one) => one.receipt_type === "task.accepted").map((one) => [one.lease_id, one.receipt_id]));
+  const accepted = receipts.filter((one) => one.receipt_type === "task.accepted");
+  const leases = new Map(accepted.map((one) => [one.lease_id, one.receipt_id]));
   const nodes = receipts.map((one) => ({id: one.receipt_id, kind: "receipt", type: one.receipt_type, receipt: one}));
   const edges = [];
   for (const one of receipts) {
-    for (const parent of one.parents) edges.push({from: parent, to: one.receipt_id, kind: kindOf(known.get(parent), one)});
+    for (const from of one.parents) edges.push({from, to: one.receipt_id, kind: kindOf(known.get(from), one)});
     const lease = leases.get(one.lease_id);
-    if (lease && lease !== one.receipt_id && !one.parents.includes(lease)) edges.push({from: lease, to: one.receipt_id, kind: "lease"});
+    const tied = !lease || lease === one.receipt_id || one.parents.includes(lease);
+    if (!tied) edges.push({from: lease, to: one.receipt_id, kind: "lease"});
+  }
+  const ends = new Set(edges.filter((edge) => edge.kind === "discharges").map((edge) => edge.to));
+  const end = receipts.findLast((one) => ends.has(one.receipt_id));
+  for (const id of reruns) {
+    nodes.push({id: `rerun ${id}`, kind: "rerun", type: "rerun", receipt: null, task: id});
+    if (end) edges.push({from: end.receipt_id, to: `rerun ${id}`, kind: "answers"});
   }
   const strangers = new Set(edges.map((edge) => edge.from).filter((id) => !known.has(id)));
   for (const id of [...strangers].sort()) nodes.push({id, kind: "stub", type: "", receipt: null});
@@ -54,7 +64,8 @@ function foldAlike({nodes, edges}) {
     }
     return shapes.get(id);
   };
-  const alike = groupBy(nodes, (node) => `${(before.get(node.id) ?? []).map((edge) => edge.from).sort().join()} ${shapeOf(node.id)}`);
+  const alike = groupBy(nodes,
+    (node) => `${(before.get(node.id) ?? []).map((edge) => edge.from).sort().join()} ${shapeOf(node.id)}`);
   const standIn = new Map();
   const folds = [];
   const fold = (ids) => {
@@ -88,7 +99,7 @@ function groupBy(list, key) {
 export const ACROSS = {width: 172, height: 48, gapAcross: 36, gapDown: 12};
 export const OUTLINE = {height: 48, gapDown: 8, indent: 18};
 
-/** Place a graph: each node gets x, y and layer.  `across` goes from left to right; otherwise it is an indented list. */
+/** Place a graph: each node gets x, y and layer, from left to right if `across`, or else as an indented list. */
 export function placeGraph({nodes, edges}, across) {
   const byId = new Map(nodes.map((node) => [node.id, {...node}]));
   const before = groupBy(edges.filter((edge) => byId.has(edge.from) && byId.has(edge.to)), (edge) => edge.to);
@@ -96,7 +107,8 @@ export function placeGraph({nodes, edges}, across) {
   const children = new Map();
   const roots = [];
   for (const id of [...byId.keys()].sort(byMoment)) {
-    const parents = (before.get(id) ?? []).map((edge) => edge.from).sort((a, b) => layers.get(b) - layers.get(a) || byMoment(a, b));
+    const parents = (before.get(id) ?? []).map((edge) => edge.from)
+      .sort((a, b) => layers.get(b) - layers.get(a) || byMoment(a, b));
     if (!parents.length) roots.push(id);
     else children.has(parents[0]) ? children.get(parents[0]).push(id) : children.set(parents[0], [id]);
   }
@@ -113,18 +125,19 @@ export function placeGraph({nodes, edges}, across) {
     if (across && !below.length) row += 1;
     node.row = first;
   };
-  for (const root of [...roots, ...byId.keys()]) if (!order.includes(byId.get(root))) walk(root);    // a circle has no root
+  for (const id of [...roots, ...byId.keys()]) if (!order.includes(byId.get(id))) walk(id);    // a circle has no root
   for (const node of order) Object.assign(node, across
     ? {x: node.layer * (ACROSS.width + ACROSS.gapAcross), y: node.row * (ACROSS.height + ACROSS.gapDown)}
     : {x: node.layer * OUTLINE.indent, y: node.row * (OUTLINE.height + OUTLINE.gapDown)});
   const deepest = Math.max(0, ...order.map((node) => node.layer));
-  return {nodes: order, edges: edges.filter((edge) => byId.has(edge.from) && byId.has(edge.to)), rows: row, layers: deepest + 1,
+  return {nodes: order, edges: edges.filter((edge) => byId.has(edge.from) && byId.has(edge.to)), rows: row,
+    layers: deepest + 1,
     width: across ? (deepest + 1) * (ACROSS.width + ACROSS.gapAcross) - ACROSS.gapAcross : null,
     height: row * (across ? ACROSS.height + ACROSS.gapDown : OUTLINE.height + OUTLINE.gapDown)};
 }
 
 function byMoment(a, b) {       // ids begin with their time
-  const [one, other] = [a, b].map((id) => id.replace(/^(fold|owed) /, ""));
+  const [one, other] = [a, b].map((id) => id.replace(/^(fold|owed|rerun) /, ""));
   return one < other ? -1 : one > other ? 1 : a < b ? -1 : a > b ? 1 : 0;
 }
 

@@ -2,7 +2,8 @@
 //
 // Nothing here draws or asks the gate; times are milliseconds.
 
-const ENDS = {"task.completed": "completed", "task.failed": "failed", "task.canceled": "canceled", "lease.expired": "expired"};
+const ENDS = {"task.completed": "completed", "task.failed": "failed", "task.canceled": "canceled",
+  "lease.expired": "expired"};
 const LONGEST_BACKOFF_MS = 15 * 60 * 1000;
 const TOLD_ELSEWHERE = new Set(["task.assigned", "task.accepted", "task.started", "task.result_ready"]);
 
@@ -33,9 +34,9 @@ function tellEvent(story, {event_type: type, receipt, payload, event_id: key}, a
 }
 
 function beginAttempt(story, receipt, at) {
-  return {number: story.attempts.length + 1, lease: receipt.lease_id, fence: receipt.body?.fence ?? null, worker: receipt.from,
-    receipt: receipt.receipt_id, from: at, started: null, until: null, ending: "going", error: null, retried: false, spent: 0,
-    expires: null, beat: null, renewals: null, marks: []};
+  return {number: story.attempts.length + 1, lease: receipt.lease_id, fence: receipt.body?.fence ?? null,
+    worker: receipt.from, from: at, started: null, until: null, ending: "going", end: null, error: null, spent: 0,
+    expires: null, beat: null, renewals: null};
 }
 
 function endAttempt(attempt, type, receipt, at) {
@@ -43,7 +44,6 @@ function endAttempt(attempt, type, receipt, at) {
   attempt.until = at;
   attempt.ending = type === "lease.expired" && body.reason === "released" ? "released" : ENDS[type];
   attempt.error = body.error ?? null;
-  attempt.retried = Boolean(body.requeued);
   attempt.spent = (body.attempt ?? 0) + 1;
   attempt.end = receipt.receipt_id;
 }
@@ -57,7 +57,8 @@ function closeLast(story, task, {beat = null, renewals = null}) {
     return;
   }
   last.expires = task.lease_expires_at ? Date.parse(task.lease_expires_at) : null;
-  last.beat = Math.max(beat ? Date.parse(beat) : 0, task.progress_at ? Date.parse(task.progress_at) : 0, last.started ?? last.from);
+  last.beat = Math.max(beat ? Date.parse(beat) : 0, task.progress_at ? Date.parse(task.progress_at) : 0,
+    last.started ?? last.from);
   last.renewals = renewals;
 }
 
@@ -92,7 +93,7 @@ export function momentsOf(story, now, more = []) {
   for (const wait of story.waits) found.push(wait.resting);
   for (const hold of story.holds) found.push(hold.from, hold.until);
   if (!story.end) found.push(now);
-  return [...new Set(found.filter((one) => one !== null && one !== undefined && !Number.isNaN(one)))].sort((a, b) => a - b);
+  return [...new Set(found.filter((one) => Number.isFinite(one)))].sort((a, b) => a - b);
 }
 
 const MOST_OF_WIDTH = 0.25;     // that a stretch in which nothing happens may take, among many
@@ -114,7 +115,8 @@ export function makeScale(moments) {
     const inside = (moment - moments[next - 1]) / (moments[next] - moments[next - 1]);
     return (places[next - 1] + inside * (places[next] - places[next - 1])) / last;
   };
-  const breaks = gaps.map((gap, index) => ({from: moments[index], until: moments[index + 1], gap})).filter(({gap}) => gap > 2 * most);
+  const breaks = gaps.map((gap, index) => ({from: moments[index], until: moments[index + 1], gap}))
+    .filter(({gap}) => gap > 2 * most);
   return {at, breaks};
 }
 

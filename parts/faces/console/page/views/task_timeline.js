@@ -2,7 +2,7 @@
 
 import {h} from "../dom.js";
 import {writeJson} from "../exact.js";
-import {badge, say, shortId, who} from "../parts.js";
+import {badge, say, shortId, taskLink, who} from "../parts.js";
 import {sayClock, sayLength, when} from "../time.js";
 import {makeScale, momentsOf} from "./task_story.js";
 
@@ -22,15 +22,23 @@ export function showTimeline(story, task, page) {
   const hidden = story.attempts.length - lanes.length;
   return [
     drawTimeline(story, lanes, task, now),
-    h("ul", {class: "legend", "aria-hidden": "true"}, [["wait", "waits"], ["rest", "back-off or delay"], ["hold", "on hold"],
-      ["granted", "leased"], ["going", "running"], ["left", "lease left"]]
-      .map(([kind, text]) => h("li", null, h("i", {class: `key ${kind}`}), text))),
+    h("ul", {class: "legend", "aria-hidden": "true"}, listKeys(story)
+      .map(([kind, text]) => h("li", {key: kind}, h("i", {class: `key ${kind}`}), text))),
     hidden > 0 && h("p", {class: "quiet"}, `${hidden} attempts in the middle are not drawn. `,
       h("button", {class: "chip", onclick: () => {
         page.local.everyLane = true;
         page.redraw();
       }}, `Show all ${story.attempts.length}`)),
     h("ol", {class: "story"}, listStory(story, lanes, task, now))];
+}
+
+function listKeys({attempts, waits}) {
+  const some = (list, fits) => list.some(fits);
+  return [["wait", "waits", true], ["rest", "back-off or delay", some(waits, (one) => one.resting)],
+    ["hold", "on hold", some(waits, (one) => one.holds.length)],
+    ["granted", "leased, not started", some(attempts, (one) => one.started || !one.until)],
+    ["going", "running", some(attempts, (one) => one.started && !one.until)],
+    ["left", "what is left of the lease", some(attempts, (one) => one.expires)]].filter(([, , shown]) => shown);
 }
 
 function chooseLanes(story, page) {
@@ -51,7 +59,8 @@ function drawTimeline(story, lanes, task, now) {
     h("text", {x: "100%", y: 11, class: "axis", "text-anchor": "end"}, sayClock(last, now)),
     scale.breaks.map(({from, until, gap}) => drawBreak((scale.at(from) + scale.at(until)) / 2, height, gap)),
     !story.end && line(scale.at(now), scale.at(now), 16, height, "now"),
-    lanes.map((attempt, row) => drawLane(attempt, shown.waits.find((wait) => wait.until === attempt.from), scale, 18 + row * LANE, now)),
+    lanes.map((attempt, row) => drawLane(attempt, shown.waits.find((wait) => wait.until === attempt.from), scale,
+      18 + row * LANE, now)),
     waiting && drawLastWait(waiting, scale, 18 + lanes.length * LANE, now));
 }
 
@@ -61,8 +70,8 @@ function isDrawn(wait, story, lanes) {
 
 function sayDrawing(story, now) {
   const ends = story.attempts.map((one) => `${one.number} ${one.ending}`).slice(-LAST_LANES).join(", ");
-  return `Timeline over ${sayLength(((story.end ?? now) - story.begin) / 1000)}: ${story.attempts.length} attempts${ends ? ` (${ends})` : ""}`
-    + ". The list below says the same.";
+  return `Timeline over ${sayLength(((story.end ?? now) - story.begin) / 1000)}: ${story.attempts.length} attempts`
+    + `${ends ? ` (${ends})` : ""}. The list below says the same.`;
 }
 
 function percent(share) {
@@ -74,14 +83,16 @@ function line(from, to, top, bottom, kind) {
 }
 
 function bar(from, to, top, kind, title) {
-  return h("rect", {x: percent(from), width: percent(Math.max(0.003, to - from)), y: top + BAR.top, height: BAR.height, rx: 2, class: kind},
+  return h("rect", {x: percent(from), width: percent(Math.max(0.003, to - from)), y: top + BAR.top, height: BAR.height,
+    rx: 2, class: kind},
     title && h("title", null, title));
 }
 
 function drawBreak(place, height, gap) {
   const fits = !narrow.matches && place > 0.1 && place < 0.88;
   return [line(place, place, 18, height, "break"),
-    fits && h("text", {x: percent(place), y: 11, class: "axis", "text-anchor": "middle"}, `⋯ ${sayLength(gap / 1000)} ⋯`)];
+    fits && h("text", {x: percent(place), y: 11, class: "axis", "text-anchor": "middle"},
+      `⋯ ${sayLength(gap / 1000)} ⋯`)];
 }
 
 function drawWait(wait, scale, top, until) {
@@ -101,11 +112,14 @@ function drawLane(attempt, wait, scale, top, now) {
   const place = narrow.matches ? 0 : right ? Math.max(to, from) : from;
   return h("g", {key: attempt.lease},
     wait && wait.from !== wait.until && drawWait(wait, scale, top, wait.until),
-    attempt.expires && bar(to, scale.at(attempt.expires), top, "left", `the lease ends ${sayClock(attempt.expires, now)}`),
-    bar(from, begun, top, "granted", "leased, not started"),
-    attempt.started && bar(begun, to, top, attempt.ending, label),
-    attempt.beat && line(scale.at(attempt.beat), scale.at(attempt.beat), top + BAR.top - 3, top + BAR.top + BAR.height + 3, "beat"),
-    attempt.until && h("text", {x: percent(to), y: top + BAR.top + 10, dx: to > 0.97 ? -12 : 4, class: `sign ${attempt.ending}`},
+    attempt.expires && bar(to, scale.at(attempt.expires), top, "left",
+      `the lease ends ${sayClock(attempt.expires, now)}`),
+    (attempt.started || !attempt.until) && bar(from, begun, top, "granted", "leased, not started"),
+    (attempt.started || attempt.until) && bar(attempt.started ? begun : from, to, top, attempt.ending, label),
+    attempt.beat && line(scale.at(attempt.beat), scale.at(attempt.beat), top + BAR.top - 3,
+      top + BAR.top + BAR.height + 3, "beat"),
+    attempt.until && h("text", {x: percent(to), y: top + BAR.top + 10, dx: to > 0.97 ? -12 : 4,
+      class: `sign ${to > 0.97 ? "inside" : attempt.ending}`},
       SIGNS[attempt.ending] ?? "•"),
     h("text", {x: percent(place), y: top + 14, class: "lane", "text-anchor": right ? "end" : "start"}, label));
 }
@@ -115,19 +129,27 @@ function drawLastWait(wait, scale, top, now) {
   const held = wait.holds.some((hold) => !hold.until);
   const right = scale.at(wait.from) > 0.55 && !narrow.matches;
   return h("g", {key: "waiting"}, drawWait(wait, scale, top, until), h("text", {
-    x: percent(narrow.matches ? 0 : right ? 1 : scale.at(wait.from)), y: top + 14, class: "lane", "text-anchor": right ? "end" : "start"},
-  wait.until !== null ? "ended while it waited" : held ? "on hold" : wait.resting > now ? "not before its time" : "waits"));
+    x: percent(narrow.matches ? 0 : right ? 1 : scale.at(wait.from)), y: top + 14, class: "lane",
+    "text-anchor": right ? "end" : "start",
+  }, wait.until !== null ? "ended while it waited" : held ? "on hold"
+    : wait.resting > now ? "not before its time" : "waits"));
+}
+
+function sayState({ending, started}) {
+  return ending !== "going" ? ending : started ? "running" : "leased";
 }
 
 function sayEnd(attempt, now) {
   const length = sayLength(((attempt.until ?? now) - attempt.from) / 1000);
-  return attempt.until ? `${attempt.ending} after ${length}` : `${attempt.started ? "running" : "leased"} for ${length}`;
+  return attempt.until ? `${attempt.ending} after ${length}`
+    : `${attempt.started ? "running" : "leased"} for ${length}`;
 }
 
 // The list.
 
 function listStory(story, lanes, task, now) {
-  const items = [h("li", {key: "begin"}, h("p", null, h("strong", null, "Created"), " ", when(task.created_at, now), " by ", who(task.created_by)))];
+  const items = [h("li", {key: "begin"}, h("p", null, h("strong", null, "Created"), " ", when(task.created_at, now),
+    " by ", who(task.created_by)))];
   let told = 0;
   for (const attempt of lanes) {
     if (attempt.number > told + 1) items.push(h("li", {key: `left ${told}`, class: "quiet"},
@@ -139,19 +161,24 @@ function listStory(story, lanes, task, now) {
   }
   const last = story.waits.find((one) => one.until === null) ?? (story.attempts.length ? null : story.waits[0]);
   if (last) items.push(listWait(last, now));
-  for (const note of story.notes.filter((one) => one.attempt === null)) items.push(h("li", {key: note.key}, listNote(note, now)));
-  if (story.end) items.push(h("li", {key: "end"}, h("p", null, h("strong", null, "Ended"), " ", badge(task.status), " ", when(task.result.completed_at, now),
+  const others = story.notes.filter((one) => one.attempt === null);
+  items.push(others.map((one) => h("li", {key: one.key}, listNote(one, now))));
+  if (story.end) items.push(h("li", {key: "end"}, h("p", null, h("strong", null, "Ended"), " ", badge(task.status),
+    " ", when(task.result.completed_at, now),
     `, ${sayLength((story.end - story.begin) / 1000)} after its creation`)));
   return items;
 }
 
 function listWait(wait, now) {
   const length = sayLength(((wait.until ?? now) - wait.from) / 1000);
-  const after = {creation: "", failed: " after a failure", expired: " after a lost lease", released: " after the lease was given back"}[wait.after] ?? "";
+  const after = {creation: "", failed: " after a failure", expired: " after a lost lease",
+    released: " after the lease was given back"}[wait.after] ?? "";
   const rest = wait.resting && (wait.resting > now ? `; it is offered in ${sayLength((wait.resting - now) / 1000)}`
     : wait.after === "failed" ? `, the first ${sayLength((wait.resting - wait.from) / 1000)} of it as back-off` : "");
-  return h("li", {key: `wait ${wait.from}`, class: "wait"}, h("p", null, wait.until === null ? "Has waited " : "Waited ", length, after, rest,
-    wait.holds.map((hold) => [", on hold for ", sayLength(((hold.until ?? wait.until ?? now) - hold.from) / 1000), " (", say(hold.held), ")"])));
+  return h("li", {key: `wait ${wait.from}`, class: "wait"},
+    h("p", null, wait.until === null ? "Has waited " : "Waited ", length, after, rest,
+    wait.holds.map((hold) => [", on hold for ", sayLength(((hold.until ?? wait.until ?? now) - hold.from) / 1000),
+      " (", say(hold.held), ")"])));
 }
 
 function listAttempt(attempt, story, now) {
@@ -167,7 +194,8 @@ function listAttempt(attempt, story, now) {
     attempt.fence !== null && `fence ${attempt.fence}`,
     ["lease ", shortId(attempt.lease)]].filter(Boolean);
   return h("li", {key: attempt.lease, class: attempt.ending},
-    h("p", null, h("strong", null, `Attempt ${attempt.number}`), " ", badge(attempt.ending === "going" ? attempt.started ? "running" : "leased" : attempt.ending, TONES[attempt.ending]), " ", who(worker),
+    h("p", null, h("strong", null, `Attempt ${attempt.number}`), " ",
+      badge(sayState(attempt), TONES[attempt.ending]), " ", who(worker),
       worker.instance_id && h("span", {class: "quiet"}, " at ", say(worker.instance_id))),
     h("p", {class: "quiet dotted"}, parts.map((part) => h("span", null, part))),
     error !== null && h("p", {class: "error"}, say(sayError(error))),
@@ -183,10 +211,12 @@ export function sayError(error) {
 
 function listNote({key, at, type, receipt, payload}, now) {
   const to = receipt && receipt.to.kind !== "asyncgate" && [" to ", who(receipt.to)];
-  return h("p", {key, class: "quiet"}, h("span", {class: "code"}, type), to, " ", when(new Date(at).toISOString(), now), sayDetail(receipt?.body, payload));
+  return h("p", {key, class: "quiet"}, h("span", {class: "code"}, type), to, " ",
+    when(new Date(at).toISOString(), now), sayDetail(receipt?.body, payload));
 }
 
 function sayDetail(body, payload) {
   const said = body?.kind ?? body?.escalation_reason ?? body?.reason ?? payload?.held ?? null;
+  if (payload?.rerun_as) return [": as task ", taskLink(payload.rerun_as)];
   return said && [": ", say(said)];
 }
