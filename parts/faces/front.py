@@ -44,6 +44,7 @@ SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", 
 STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
 
 
+SITE_HEADERS = frozenset({b"host", b"origin", b"sec-fetch-site"})
 # What a browser says of a request that a page of another site, or of another name of this site, has made; a page needs
 # no Origin for a GET, an image for example.
 OTHER_SITES = (b"cross-site", b"same-site")
@@ -145,11 +146,13 @@ class Front:
         headers: Headers = scope["headers"]
         host, asked_by, pages = None, b"", list[bytes]()
         for name, value in headers:
+            if name not in SITE_HEADERS:
+                continue
             if name == b"host":
                 host = value if host is None else host
             elif name == b"origin":
                 pages.append(value)
-            elif name == b"sec-fetch-site":
+            else:
                 asked_by = value
         if hosts and host is not None and not is_named(host, hosts):
             return Misdirected("this gate does not serve that Host; to allow it, add it to the setting allowed_hosts")

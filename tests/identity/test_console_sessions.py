@@ -13,7 +13,7 @@ from asyncgate.conformance.plugin import database_of
 from asyncgate.parts.identity.console import MOST_SESSIONS
 from asyncgate.parts.identity.oauth.revocations import REVOCATIONS_SECONDS
 from asyncgate.parts.model.settings import ConsoleSettings
-from tests.conftest import TOKEN, Answer
+from tests.conftest import PATIENCE_SECONDS, TOKEN, Answer
 from tests.support.console_page import SAME, Browser, ConsolePage
 from tests.support.identity_tools import HOME, OTHER, House, mcp_call, security
 
@@ -272,7 +272,12 @@ async def test_a_stream_takes_a_session_and_ends_with_it(start: Any) -> None:
         with stream:
             return bytes(stream.read())      # to its end
 
-    assert b"receipt" not in await asyncio.to_thread(follow)
+    following = asyncio.create_task(asyncio.to_thread(follow))
+    done, _ = await asyncio.wait({following}, timeout=PATIENCE_SECONDS)
+    if not done:
+        live.kill()
+    assert done, "the stream goes on"
+    assert b"receipt" not in following.result()
 
 
 # Ending.
