@@ -9,7 +9,8 @@ const FEW_ROWS = 60;            // that are drawn at once, without a window
 
 /** Describe a table.
  *
- * `columns`: [{name, title, show(row), value(row), wide, number}]; `wide` columns are left out on narrow screens.
+ * `columns`: [{name, title, show(row), value(row), wide, number}]; `wide` columns are left out on narrow screens,
+ * those that are "most" wide on all but wide ones.
  * `rows`: the data; `key(row)`: its identity; `open(row)`: the address that a row leads to.
  * `selected`: a Set of keys, if rows can be selected; `more()`: called near the end; `empty`: what to say without rows.
  */
@@ -57,7 +58,7 @@ export function table(page, {name, caption, columns, rows, key, open, selected, 
 }
 
 function classOf(column) {
-  return [column.wide && "wide-only", column.number && "number", column.grow && "grow"].filter(Boolean).join(" ") || null;
+  return [column.wide && (column.wide === "most" ? "widest-only" : "wide-only"), column.number && "number", column.grow && "grow"].filter(Boolean).join(" ") || null;
 }
 
 function moveByKey(event) {

@@ -83,7 +83,7 @@ const columns = [
   {name: "created_by", title: "Owner", value: (task) => `${task.created_by.kind}:${task.created_by.id}`, show: (task) => who(task.created_by)},
   {name: "leased_to", title: "Worker", wide: true, value: (task) => task.leased_to?.id, show: (task) => task.leased_to ? who(task.leased_to) : "–"},
   {name: "attempt", title: "Attempts", number: true, wide: true, show: (task) => `${task.attempt} of ${task.max_attempts}`},
-  {name: "priority", title: "Priority", number: true, wide: true, show: (task) => task.priority},
+  {name: "priority", title: "Priority", number: true, wide: "most", show: (task) => task.priority},
 ];
 const more = [{name: "task_id", title: "Id"}, {name: "created_at", title: "Created"}, {name: "next_eligible_at"}, {name: "lease_expires_at"},
   {name: "held"}, {name: "obligation_open"}];
@@ -137,7 +137,7 @@ function showRows(page, pages, q) {
   };
   return h("div", {key: "rows"}, table(page, {name: "tasks", columns: [...columns,
     {name: "created_at", title: "Created", show: (task) => when(task.created_at, page.now())},
-    {name: "task_id", title: "Id", wide: true, show: (task) => shortId(task.task_id)},
+    {name: "task_id", title: "Id", wide: "most", show: (task) => shortId(task.task_id)},
     {name: "actions", title: "", show: (task) => h("span", {class: "actions row-actions"}, rowActions(page, task))}],
   rows: pages.rows, key: (task) => task.task_id, open: (task) => link(["task", task.task_id]), more: read,
   selected: page.may("cancel_task") ? page.local.picked : undefined,
