@@ -273,7 +273,7 @@ class Live:
         command = [sys.executable, *program, "serve", "--port", str(port), "--database", database, *sets]
         surroundings = {**os.environ, "ASYNCGATE_API_KEY": TOKEN}
         self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, text=True, bufsize=1)
-        self.url = self._address()
+        self.url, self.database = self._address(), database
         self.port = int(self.url.rpartition(":")[2])
 
     def _address(self) -> str:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.ledgers import Drain
-from tests.conftest import Live, Node, tools_of_npm
+from tests.conftest import TOKEN, Live, Node, tools_of_npm
 from tests.support.chromium import AXE, Chromium, Screen, find_program, read_axe
 from tests.support.console import Console
 from tests.support.elsewhere import Elsewhere, serve_elsewhere
 from tests.support.filled_gate import Filled, fill_gate
 
-OPEN = ("console.enabled=true", "allow_insecure_dev=true")
+GUARDED = ("console.enabled=true",)
+OPEN = (*GUARDED, "allow_insecure_dev=true")        # callers of this machine need no credential; SQLite only
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,8 +71,10 @@ def open_console(chromium: Chromium, axe: Callable[[], str]) -> Iterator[OpenCon
     """Return what opens the console of a gate in a window of its own."""
     opened: list[Console] = []
 
-    def open_console(gate: Filled, **more: Any) -> Console:
+    def open_console(gate: Filled, credential: str = TOKEN, **more: Any) -> Console:
         opened.append(chromium.run(Console, chromium, axe, gate.url, **more))
+        if gate.guarded:
+            chromium.run(opened[-1].sign_in, credential)
         return opened[-1]
 
     yield open_console
@@ -87,22 +90,35 @@ def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def serve_copy(file: Path, folder: Path, settings: tuple[str, ...]) -> Iterator[Filled]:
+    """Serve a copy of a filled file."""
+    path = folder / "gate.db"
+    shutil.copyfile(file, path)
+    running = Live(*settings, database=f"sqlite:///{path}")
+    drain = Drain(running.process)
+    yield Filled(running, guarded=settings == GUARDED)
+    drain.kill()
+
+
 @pytest.fixture(scope="session")
 def gate_to_read(filled_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
     """Return a filled gate that all tests of this process share: no test changes it."""
-    path = tmp_path_factory.mktemp("read") / "gate.db"
-    shutil.copyfile(filled_file, path)
-    running = Live(*OPEN, database=f"sqlite:///{path}")
-    drain = Drain(running.process)
-    yield Filled(running)
-    drain.kill()
+    yield from serve_copy(filled_file, tmp_path_factory.mktemp("read"), OPEN)
 
 
 @pytest.fixture
 async def gate_to_change(request: pytest.FixtureRequest, fresh: Callable[..., Any], start: Callable[..., Live],
                          anyio_backend: str) -> Filled:
     """Return a filled gate of the test's own, on the database that its parameter names."""
-    return Filled(start(*OPEN, database=await fresh(getattr(request, "param", "sqlite"), fill_gate)))
+    database = await fresh(getattr(request, "param", "sqlite"), fill_gate)
+    guarded = database.startswith("postgres")
+    return Filled(start(*(GUARDED if guarded else OPEN), database=database), guarded=guarded)
+
+
+@pytest.fixture(scope="session")
+def guarded_gate(filled_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
+    """Return a filled gate that asks everybody for a credential; no test changes it."""
+    yield from serve_copy(filled_file, tmp_path_factory.mktemp("guarded"), GUARDED)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_the_browser_tells_nothing_of_a_sound_page(chromium: Chromium, show: Sho
 
 def test_the_browser_notes_what_is_sent_and_answered(chromium: Chromium, show: Show, elsewhere: Elsewhere) -> None:
     elsewhere.add("/answer", "what was answered")
-    screen = show(elsewhere.add("/", SOUND))
+    screen = show(elsewhere.add("/", SOUND), keep=True)
     screen.open()
     before = screen.watch.bytes
 

@@ -5,6 +5,7 @@ Playwright keeps the event loop of its thread running, so it has a thread of its
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -25,6 +26,7 @@ PROGRAM_GIVEN = "ASYNCGATE_TEST_CHROMIUM"       # the path of another Chromium
 PICTURES_GIVEN = "ASYNCGATE_TEST_PICTURES"      # the folder that screenshots are written to
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 AXE = "axe-core@4.14.1"
+ENDED_BY_PAGE = "net::ERR_ABORTED"
 REBOUND = "rebound.example"     # its name leads to this machine, as that of an attacker does from the second answer on
 # Nothing but what a test opens is asked for on the network, and a container needs no second sandbox.
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -45,7 +47,7 @@ WITNESS = """
 """
 AXE_RUN = """
 axe.run(document, { iframes: false, resultTypes: ["violations"] }).then(found => JSON.stringify(found.violations.map(
-  one => `${one.id} (${one.impact}): ${one.nodes.map(node =>
+  one => `${one.id} (${one.impact}, ${one.nodes.length} times): ${one.nodes.slice(0, 3).map(node =>
     `${node.target.join(" ")} ${(node.any[0] || node.all[0] || node.none[0] || {}).message || ""}`).join("; ")}`)))
 """
 # What reaches past the right edge of the page; a box that scrolls within itself may hold wider things.
@@ -131,6 +133,7 @@ class Watch:
         self.failed: list[str] = []         # requests without an answer
         self.requests: list[Request] = []
         self.responses: list[Response] = []
+        self.exchanged: list[str] = []      # requests with their answers, where they are kept
         self.streamed: list[str] = []       # what came by streams
         self.bytes = 0                      # as they were on the wire, with the heads of the answers
 
@@ -144,25 +147,25 @@ class Watch:
         return [request.url for request in self.requests]
 
     def told(self) -> str:
-        """Return all that the page sent and was sent, as one text."""
-        said = [f"{one.method} {one.url}\n{json.dumps(one.all_headers())}\n{one.post_data or ''}"
-                for one in self.requests]
-        heard = [f"{one.url}\n{json.dumps(one.all_headers())}\n{body_of(one)}" for one in self.responses]
-        return "\n".join([*said, *heard, *self.streamed])
+        """Return all that the page sent and was sent, as one text; the screen was opened to `keep` it."""
+        return "\n".join([*self.exchanged, *self.streamed])
 
 
-def body_of(response: Response) -> str:
-    """Return the text of an answer; a stream has none, and a redirect neither."""
-    if (response.header_value("content-type") or "").startswith("text/event-stream") or 300 <= response.status < 400:
-        return ""
-    return response.body().decode(errors="replace")
+def describe_exchange(request: Request) -> str:
+    """Return a request and its answer, whole, as one text; a stream has no body, and a redirect neither."""
+    said = f"{request.method} {request.url}\n{json.dumps(request.all_headers())}\n{request.post_data or ''}"
+    if (response := request.response()) is None or 300 <= response.status < 400:
+        return said
+    headers = response.all_headers()
+    body = b"" if headers.get("content-type", "").startswith("text/event-stream") else response.body()
+    return f"{said}\n{json.dumps(headers)}\n{body.decode(errors='replace')}"
 
 
 class Screen:
     """One page in a context of its own: its own cookies, storage and cache."""
 
     def __init__(self, chromium: Chromium, axe: Callable[[], str], home: str, width: int = 1280, scheme: str = "light",
-                 **context: Any) -> None:
+                 *, keep: bool = False, **context: Any) -> None:
         self.home, self.axe_source, self.watch = home, axe, Watch()
         given: dict[str, Any] = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "locale": "en-GB",
                                  "timezone_id": "UTC", "reduced_motion": "reduce", **context}
@@ -171,6 +174,8 @@ class Screen:
         self.page: Page = self.context.new_page()
         self.cdp: CDPSession = self.context.new_cdp_session(self.page)
         self._look()
+        if keep:    # at once: an answer is forgotten when its page is left
+            self.page.on("requestfinished", lambda one: self.watch.exchanged.append(describe_exchange(one)))
 
     def _look(self) -> None:
         """Note everything that the page does."""
@@ -180,7 +185,8 @@ class Screen:
         page.on("pageerror", lambda error: self.watch.errors.append(f"{error.message}\n{error.stack}"))
         page.on("request", lambda one: self.watch.requests.append(one))
         page.on("response", lambda one: self.watch.responses.append(one))
-        page.on("requestfailed", lambda one: self.watch.failed.append(f"{one.method} {one.url}: {one.failure}"))
+        page.on("requestfailed", lambda one: self.watch.failed.append(f"{one.method} {one.url}: {one.failure}")
+                if one.failure != ENDED_BY_PAGE else None)
         self.cdp.send("Network.enable")
         self.cdp.on("Network.loadingFinished", self._count)
         self.cdp.on("Network.responseReceived", self._follow)
@@ -188,8 +194,12 @@ class Screen:
 
     def _follow(self, said: dict[str, Any]) -> None:
         """Listen to a stream: it has no body that ends."""
+        from playwright.sync_api import Error
+
         if said["response"]["mimeType"] == "text/event-stream":
-            self._hear(self.cdp.send("Network.streamResourceContent", {"requestId": said["requestId"]})["bufferedData"])
+            with contextlib.suppress(Error):        # the page is gone already
+                ask = {"requestId": said["requestId"]}
+                self._hear(self.cdp.send("Network.streamResourceContent", ask)["bufferedData"])
 
     def _hear(self, encoded: str) -> None:
         if encoded:

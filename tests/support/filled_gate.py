@@ -221,8 +221,8 @@ async def fill_gate(url: str) -> None:
 class Filled:
     """A filled gate in a process of its own, and what its tests ask it for over the wire."""
 
-    def __init__(self, live: Live) -> None:
-        self.live, self.url = live, live.url
+    def __init__(self, live: Live, *, guarded: bool = False) -> None:
+        self.live, self.url, self.guarded = live, live.url, guarded
 
     def call(self, operation: str, *, token: str = TOKEN, **fields: Any) -> Any:
         """Call an operation."""

@@ -204,6 +204,7 @@ function drawPage(page) {
   render(main,
     page.problem && h("div", {class: "problem banner", role: "alert", key: "problem"}, page.problem.message, " ",
       h("button", {onclick: () => page.refresh()}, "Try again")),
+    page.problem && !page.data && h("h1", {key: "title"}, page.view.title),
     page.data ? h("div", {key: "view", class: `view ${page.view.name}`}, page.module.show(page.data, page))
       : !page.problem && h("p", {key: "wait", class: "empty"}, "Loading …"));
   document.title = `${page.module.title?.(page) ?? page.view.title} · AsyncGate`;

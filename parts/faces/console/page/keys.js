@@ -18,7 +18,7 @@ export class Keys {
   }
 
   press(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.(FIELDS)) return;
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.(FIELDS)) return;
     if (document.querySelector("dialog[open]")) return;
     const key = this.begun ? `${this.begun} ${event.key}` : event.key;
     this.begun = "";

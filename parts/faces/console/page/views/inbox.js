@@ -367,7 +367,7 @@ function taskDeeds(page, id, name) {
 
 function acknowledge(page, row) {
   return page.may("ack_receipt") && h("button", {key: "ack", class: "small", title: "Say that you have seen it; it stays owed",
-    "aria-label": `Acknowledge ${row.receipt_id}`, onclick: () => act(page, "ack_receipt", {receipt_id: row.receipt_id}).then(() => note("Acknowledged: it was seen, and stays owed"), fail)}, "Seen");
+    "aria-label": `Seen: ${nameTask(page, row)}`, onclick: () => act(page, "ack_receipt", {receipt_id: row.receipt_id}).then(() => note("Acknowledged: it was seen, and stays owed"), fail)}, "Seen");
 }
 
 function fail(problem) {
