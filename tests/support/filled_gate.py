@@ -206,13 +206,23 @@ class Story:
         await self.served.post("/v1/leases/claim", {"worker_id": FOREIGN}, token=made["api_key"])
 
 
-async def fill_gate(url: str) -> None:
+class Presentable(Story):
+    """The three days without what tries to break a page, and without the other tenant: to be shown to people."""
+
+    async def hostile(self) -> None:
+        """Nobody is hostile."""
+
+    async def stranger(self) -> None:
+        """There is nobody else."""
+
+
+async def fill_gate(url: str, tell: type[Story] = Story) -> None:
     """Fill an empty database."""
     escalation = EscalationSettings(enabled=True, targets=(EscalationTarget(1, "human", "grace"),))
     settings = settings_for_tests(api_key=TOKEN, lease_sweep_interval_seconds=3600.0, escalation=escalation)
     gate = Gate(settings, await open_backend(url))
     async with gate.app.router.lifespan_context(gate.app):
-        story = Story(Served(gate), Upkeep(gate.engine))
+        story = tell(Served(gate), Upkeep(gate.engine))
         await story.tell()
         for duty in ("presence", "traffic", "beat"):
             await story.upkeep.once(duty)

@@ -85,11 +85,11 @@ export function showWorker({kind, id}) {
 // All workers.
 
 const columns = (page) => [
-  {name: "worker", title: "Worker", grow: true, value: ({worker}) => `${worker.kind}:${worker.id}`, show: ({worker}) => showWorker(worker)},
+  {name: "worker", title: "Worker", value: ({worker}) => `${worker.kind}:${worker.id}`, show: ({worker}) => showWorker(worker)},
   {name: "state", title: "Is", show: ({state}) => badge(state, toneOf(state))},
   {name: "holding", title: "Holds", number: true, show: (one) => one.holding},
   {name: "accepts", title: "Accepts", grow: true, value: (one) => acceptsOf(one).join(" "), show: (one) => nameAccepted(acceptsOf(one))},
-  {name: "can", title: "Can do", grow: true, wide: true, value: (one) => canOf(one).join(" "), show: (one) => nameCapabilities(canOf(one))},
+  {name: "can", title: "Can do", wide: true, value: (one) => canOf(one).join(" "), show: (one) => nameCapabilities(canOf(one))},
   {name: "completed", title: "Done", number: true, show: (one) => one.completed},
   {name: "failed", title: "Failed", number: true, wide: true, show: (one) => one.failed},
   {name: "expired", title: "Lost", number: true, show: (one) => one.expired},
