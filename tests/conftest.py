@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote
 
 import pytest
@@ -261,6 +261,18 @@ def connect() -> Connect:
     return connect
 
 
+def read_address(stream: IO[str] | None) -> str:
+    """Return the first address that a program prints; read it byte by byte, as select sees nothing in a buffer."""
+    assert stream
+    deadline, text = time.monotonic() + PATIENCE_SECONDS, b""
+    while not (found := re.search(rb"(https?://\S+:\d+).*\n", text)):
+        assert select.select([stream], [], [], max(deadline - time.monotonic(), 0.0))[0], text.decode()
+        byte = os.read(stream.fileno(), 1)
+        assert byte, f"the program ended: {text.decode()}"
+        text += byte
+    return found[1].decode()
+
+
 class Live:
     """A gate in a process of its own, on a port that the system chose."""
 
@@ -273,18 +285,12 @@ class Live:
         command = [sys.executable, *program, "serve", "--port", str(port), "--database", database, *sets]
         surroundings = {**os.environ, "ASYNCGATE_API_KEY": TOKEN}
         self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, text=True, bufsize=1)
-        self.url = self._address()
+        try:
+            self.url = read_address(self.process.stderr)
+        except AssertionError:
+            self.kill()
+            raise
         self.port = int(self.url.rpartition(":")[2])
-
-    def _address(self) -> str:
-        assert self.process.stderr
-        deadline, text = time.monotonic() + PATIENCE_SECONDS, ""
-        while not (found := re.search(r"https?://\S+:\d+", text)):
-            assert select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0.0))[0], text
-            line = self.process.stderr.readline()
-            assert line, f"the server ended: {text}"
-            text += line
-        return found[0]
 
     def kill(self) -> str:
         """End the process if it still runs; return what it logged since it began to serve."""

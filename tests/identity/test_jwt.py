@@ -13,10 +13,8 @@ import hmac
 import json
 import logging
 import os
-import select
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from asyncgate.parts.model.caller import ShownToken
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
 from asyncgate.parts.model.settings import Jwt, Outgoing, SecuritySettings, Settings
 from asyncgate.parts.model.wire import Principal
+from tests.conftest import read_address
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +45,6 @@ NOW = 1_800_000_000
 HOUR, DAY = 3600, 86_400
 TENANT, OTHER = "6f1c2b9e-0000-4000-8000-00000000000a", "6f1c2b9e-0000-4000-8000-00000000000b"
 ISSUER = "https://issuer.example"
-PATIENCE_SECONDS = 30.0
 MCP = ("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
                 "params": {"name": "asyncgate.get_config", "arguments": {}}})
 
@@ -992,14 +990,11 @@ def provider() -> Iterator[str]:
     program = [sys.executable, "-m", "oidc_provider_mock", "--port", "0"]
     surroundings = {**os.environ, "PYTHONUNBUFFERED": "1"}
     running = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=surroundings)
-    assert running.stdout
-    deadline, text = time.monotonic() + PATIENCE_SECONDS, ""
-    while "http://" not in text:
-        assert select.select([running.stdout], [], [], max(deadline - time.monotonic(), 0.0))[0], text
-        text += running.stdout.readline()
-    yield text[text.index("http://"):].split()[0].rstrip("/")
-    running.kill()
-    running.communicate()
+    try:
+        yield read_address(running.stdout)
+    finally:
+        running.kill()
+        running.communicate()
 
 
 async def id_token(provider: str) -> str:
