@@ -9,17 +9,15 @@ import json
 import os
 import platform
 import re
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -44,6 +42,7 @@ from asyncgate.parts.model.stored import (
     Task,
     export_key,
 )
+from tests.support.programs import read_address
 
 # Hundreds of programs are started: each would compile the whole package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -261,18 +260,6 @@ def connect() -> Connect:
     return connect
 
 
-def read_address(stream: IO[str] | None) -> str:
-    """Return the first address that a program prints; read it byte by byte, as select sees nothing in a buffer."""
-    assert stream
-    deadline, text = time.monotonic() + PATIENCE_SECONDS, b""
-    while not (found := re.search(rb"(https?://\S+:\d+).*\n", text)):
-        assert select.select([stream], [], [], max(deadline - time.monotonic(), 0.0))[0], text.decode()
-        byte = os.read(stream.fileno(), 1)
-        assert byte, f"the program ended: {text.decode()}"
-        text += byte
-    return found[1].decode()
-
-
 class Live:
     """A gate in a process of its own, on a port that the system chose."""
 
@@ -285,11 +272,8 @@ class Live:
         command = [sys.executable, *program, "serve", "--port", str(port), "--database", database, *sets]
         surroundings = {**os.environ, "ASYNCGATE_API_KEY": TOKEN}
         self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, text=True, bufsize=1)
-        try:
-            self.url = read_address(self.process.stderr)
-        except AssertionError:
-            self.kill()
-            raise
+        assert self.process.stderr
+        self.url = read_address(self.process, self.process.stderr)
         self.port = int(self.url.rpartition(":")[2])
 
     def kill(self) -> str:

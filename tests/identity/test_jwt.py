@@ -37,7 +37,7 @@ from asyncgate.parts.model.caller import ShownToken
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
 from asyncgate.parts.model.settings import Jwt, Outgoing, SecuritySettings, Settings
 from asyncgate.parts.model.wire import Principal
-from tests.conftest import read_address
+from tests.support.programs import read_address
 
 pytestmark = pytest.mark.anyio
 
@@ -45,6 +45,7 @@ NOW = 1_800_000_000
 HOUR, DAY = 3600, 86_400
 TENANT, OTHER = "6f1c2b9e-0000-4000-8000-00000000000a", "6f1c2b9e-0000-4000-8000-00000000000b"
 ISSUER = "https://issuer.example"
+PATIENCE_SECONDS = 30.0
 MCP = ("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
                 "params": {"name": "asyncgate.get_config", "arguments": {}}})
 
@@ -990,11 +991,10 @@ def provider() -> Iterator[str]:
     program = [sys.executable, "-m", "oidc_provider_mock", "--port", "0"]
     surroundings = {**os.environ, "PYTHONUNBUFFERED": "1"}
     running = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=surroundings)
-    try:
-        yield read_address(running.stdout)
-    finally:
-        running.kill()
-        running.communicate()
+    assert running.stdout
+    yield read_address(running, running.stdout)
+    running.kill()
+    running.communicate()
 
 
 async def id_token(provider: str) -> str:

@@ -16,9 +16,10 @@ import httpx2
 import pytest
 
 from asyncgate.parts.model.settings import AdmissionRule, IdentityProvider, Jwt, OAuth, Outgoing, SecuritySettings
-from tests.conftest import Node, Served, read_address, tools_of_npm
+from tests.conftest import Node, Served, tools_of_npm
 from tests.identity.oauth.conftest import PUBLIC_URL
 from tests.support.browser import FORM, VERIFIER, Browser, Page, Program
+from tests.support.programs import read_address
 
 pytestmark = pytest.mark.anyio
 
@@ -29,11 +30,10 @@ SECRET = "s e/c:ret"
 def run_program(*command: str, **more: Any) -> Iterator[str]:
     """Run a provider in a process of its own; yield its address, the first that it prints."""
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
-    try:
-        yield read_address(running.stdout)
-    finally:
-        running.kill()
-        running.communicate()
+    assert running.stdout
+    yield read_address(running, running.stdout)
+    running.kill()
+    running.communicate()
 
 
 @pytest.fixture(scope="module")
