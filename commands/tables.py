@@ -102,10 +102,14 @@ def make_data_table() -> str:
     from asyncgate.parts.model.personal import DECLARED
     from asyncgate.parts.model.stored import RECORDS
     names = {**RECORDS, **COPIED_TABLES}
-    code = lambda fields: ", ".join(f"`{field}`" for field in fields.split()) or "–"  # noqa: E731  # one line, used here
     return format_markdown(["table", "why it is there", "names", "content", "places", "secrets", "kept"], (
-        [f"`{names[kind]}`", one.purpose, code(one.person), code(one.content), code(one.place), code(one.proof),
-         one.kept] for kind, one in DECLARED.items()))
+        [f"`{names[kind]}`", one.purpose, *map(list_as_code, (one.person, one.content, one.place, one.proof)), one.kept]
+        for kind, one in DECLARED.items()))
+
+
+def list_as_code(names: str) -> str:
+    """Format names between blanks as code."""
+    return ", ".join(f"`{name}`" for name in names.split()) or "–"
 
 
 def replace_tables(text: str, tables: dict[str, str]) -> str:
