@@ -27,6 +27,15 @@ CALLBACK = f"{PUBLIC_URL}/oauth/callback/id"
 SECRET = "s e/c:ret"
 
 
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    """Run on SQLite alone: these tests are about what programs of others answer over HTTP.
+
+    What is kept of a sign-in test_tokens tries on both.
+    """
+    return sqlite_url
+
+
 def run_program(*command: str, **more: Any) -> Iterator[str]:
     """Run a provider in a process of its own; yield its address, the first that it prints."""
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
