@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from functools import cache
 from importlib import import_module
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from msgspec.structs import replace
 from asyncgate import FENCES_SKIPPED, Operation, __version__, backends
 from asyncgate.clients.http import DEFAULT_URL
 from asyncgate.commands import calling, verdicts, watching
-from asyncgate.commands.bench.command import bench, bench_server
 from asyncgate.commands.calling import (
     CREDENTIAL,
     DURATION,
@@ -41,8 +41,6 @@ from asyncgate.commands.calling import (
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text, show_block, show_table
 from asyncgate.commands.verdicts import print_answer
-from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
-from asyncgate.parts.faces.stream import STREAM
 from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import GateError, NotNow, StartupError
@@ -75,6 +73,7 @@ MODULES = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "
            "login-link": "commands.login_link",
            "wait": "commands.follow", "tail": "commands.tail", "top": "commands.top",
            "bulk": "commands.bulk",
+           "bench": "commands.bench.command", "bench-server": "commands.bench.command",
            "docs": "commands.docs", "doctor": "commands.doctor", "skill": "commands.skill"}
 
 class Clients(calling.CommandGroup):
@@ -82,7 +81,7 @@ class Clients(calling.CommandGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the names of all commands."""
-        return sorted([*super().list_commands(ctx), *MODULES])
+        return sorted([*super().list_commands(ctx), *MODULES, *(name.replace("_", "-") for name in OPERATIONS)])
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""
@@ -90,10 +89,12 @@ class Clients(calling.CommandGroup):
             part = import_module(f"asyncgate.{MODULES[name]}")
             command: click.Command = getattr(part, "list_profiles" if name == "profiles" else name.replace("-", "_"))
             return command
+        if (op := OPERATIONS.get(name.replace("-", "_"))) is not None:
+            return make_command(op)
         return super().get_command(ctx, name.replace("_", "-"))
 
 
-commands = Clients("clients", commands=[bench, bench_server])
+commands = Clients("clients")
 
 
 def write_sections(group: click.Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -271,6 +272,7 @@ class OperationCommand(click.Command):
         return "Caller, if the credential does not name one" if param.name in CALLER else "Fields"
 
 
+@cache      # made when it is asked for: to make all of them takes longer than most commands do
 def make_command(op: Operation) -> click.Command:
     """Make the command of an operation."""
     fields = list_fields(op.takes)
@@ -349,10 +351,6 @@ def print_hints(op: Operation, reply: dict[str, Any]) -> None:
     elif (cursor := reply.get("cursor")) and not getattr(op.gives, "newest_first", False):
         since = "since-receipt-id" if "since_receipt_id" in op.reader.fields else "cursor"
         click.echo(f"later entries: --{since} {cursor}", err=True)
-
-
-for _op in OPERATIONS.values():
-    commands.add_command(make_command(_op))
 
 
 # The tools around a gate.
@@ -540,7 +538,9 @@ def ledger(configured: Configured) -> None:
 @commands.command()
 def openapi() -> None:
     """Print the OpenAPI document of the REST interface."""
+    from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
     from asyncgate.parts.faces.openapi import build_document
+    from asyncgate.parts.faces.stream import STREAM
     click.echo(build_document(
         (*OPERATIONS.values(), *LEASE_PROTOCOL, STREAM), __version__))
 

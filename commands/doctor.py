@@ -19,8 +19,9 @@ from asyncgate.clients.http import Http, Refusal, Unreachable
 from asyncgate.commands.calling import EXIT_BROKEN, EXIT_WRONG, add_gate_options, as_json
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import console, escape_text, is_terminal
-from asyncgate.parts.examination import CHECKS, examine
+from asyncgate.parts.examination import CHECKS, Check, examine
 from asyncgate.parts.examination.installation import Installation
+from asyncgate.parts.examination.production import check_production
 from asyncgate.parts.model.findings import Examination, Finding, alarm, all_well, note, warn, worst_of
 from asyncgate.parts.model.settings import Configured, SettingsError
 from asyncgate.parts.process.options import add_settings_loader
@@ -31,14 +32,16 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red
 
 
 @click.command()
+@click.option("--production", is_flag=True, help="Also walk the checklist before going live.")
 @as_json
 @add_gate_options
 @add_settings_loader
-def doctor(load: Callable[[], Configured], at: Connection, as_json: bool) -> None:
+def doctor(load: Callable[[], Configured], at: Connection, as_json: bool, production: bool) -> None:
     """Examine an installation: settings, file rights, disk, clock, database, TLS, ledger, limits, and a running gate.
 
     Each finding has its cure: the next command or setting.  Nothing is changed, and the gate may run or not.  The gate
-    that serves the SQLite file, or that --url or --profile names, is asked what only it can tell.
+    that serves the SQLite file, or that --url or --profile names, is asked what only it can tell.  With --production it
+    walks the checklist before going live, too (spec 21.14).
 
     Exit status: 0 nothing worse than a note, 1 warnings or errors, 2 the settings cannot be read.
     """
@@ -49,7 +52,8 @@ def doctor(load: Callable[[], Configured], at: Connection, as_json: bool) -> Non
                                          check="settings")
         print_examination([unread], as_json)
         sys.exit(EXIT_WRONG)
-    found = run_checks(Installation(configured.settings, configured.origins, os.environ, name_public_url(at)))
+    checks = {**CHECKS, **({"production": check_production} if production else {})}
+    found = run_checks(Installation(configured.settings, configured.origins, os.environ, name_public_url(at)), checks)
     found += ask_gate(configured, at, found)
     print_examination(found, as_json)
     sys.exit(EXIT_BROKEN if worst_of(found) in ("warning", "error") else 0)
@@ -60,14 +64,14 @@ def name_public_url(at: Connection) -> str:
     return at.url or os.environ.get("ASYNCGATE_URL", "")
 
 
-def run_checks(at: Installation) -> list[Finding]:
-    """Carry out all checks that need no running gate; a terminal shows which one is under way."""
+def run_checks(at: Installation, checks: Mapping[str, Check]) -> list[Finding]:
+    """Carry out checks that need no running gate; a terminal shows which one is under way."""
     with ExitStack() as opened:
         told: Callable[[str], object] = str
         if is_terminal(sys.stderr):
             line = opened.enter_context(console(err=True).status("examining"))
             told = lambda name: line.update(f"examining: {name}")  # noqa: E731  # one line, used here
-        return asyncio.run(examine(at, CHECKS, told))
+        return asyncio.run(examine(at, checks, told))
 
 
 # The running gate.

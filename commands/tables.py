@@ -1,6 +1,6 @@
-"""The tables of docs/reference.md, generated from the code.
+"""The tables of docs/reference.md and docs/data-map.md, generated from the code.
 
-`python -m asyncgate.commands.tables docs/reference.md` writes them.
+`python -m asyncgate.commands.tables docs/reference.md docs/data-map.md` writes them.
 """
 
 from __future__ import annotations
@@ -96,11 +96,29 @@ def make_commands_table(group: click.Group, operations: Iterable[str]) -> str:
         make_command_row(path, command) for path, command in walk_commands(group) if path not in apart))
 
 
+def make_data_table() -> str:
+    """Return one row per kind of stored row: its purpose, what of it may be personal, and how long it is kept."""
+    from asyncgate.commands.copy import COPIED_TABLES
+    from asyncgate.parts.model.personal import DECLARED
+    from asyncgate.parts.model.stored import RECORDS
+    names = {**RECORDS, **COPIED_TABLES}
+    return format_markdown(["table", "why it is there", "names", "content", "places", "secrets", "kept"], (
+        [f"`{names[kind]}`", one.purpose, *map(list_as_code, (one.person, one.content, one.place, one.proof)), one.kept]
+        for kind, one in DECLARED.items()))
+
+
+def list_as_code(names: str) -> str:
+    """Format names between blanks as code."""
+    return ", ".join(f"`{name}`" for name in names.split()) or "–"
+
+
 def replace_tables(text: str, tables: dict[str, str]) -> str:
-    """Replace the tables between their markers."""
+    """Replace the tables between their markers; each page has some of them."""
     for name, made in tables.items():
         pattern = rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)"
-        before, after = re.search(pattern, text, re.S).groups()  # type: ignore[union-attr]
+        if (found := re.search(pattern, text, re.S)) is None:
+            continue
+        before, after = found.groups()
         text = re.sub(pattern, lambda _: f"{before}{made}\n{after}", text, flags=re.S)  # noqa: B023  # called at once
     return text
 
@@ -111,13 +129,13 @@ def make_tables() -> dict[str, str]:
     from asyncgate.parts.operations import OPERATIONS
     return {"operations": make_operations_table(OPERATIONS.values()), "errors": make_errors_table(),
             "commands": make_commands_table(main, OPERATIONS), "settings": make_settings_table(),
-            "metrics": make_metrics_table()}
+            "metrics": make_metrics_table(), "data": make_data_table()}
 
 
 def main(arguments: Any = None) -> None:
-    """Update the tables in a file."""
-    path = Path((arguments or sys.argv[1:])[0])
-    path.write_text(replace_tables(path.read_text(), make_tables()))
+    """Update the tables in some files."""
+    for path in map(Path, arguments or sys.argv[1:]):
+        path.write_text(replace_tables(path.read_text(), make_tables()))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ import json
 import os
 import platform
 import re
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -44,6 +42,7 @@ from asyncgate.parts.model.stored import (
     Task,
     export_key,
 )
+from tests.support.programs import read_address
 
 # Hundreds of programs are started: each would compile the whole package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -273,18 +272,9 @@ class Live:
         command = [sys.executable, *program, "serve", "--port", str(port), "--database", database, *sets]
         surroundings = {**os.environ, "ASYNCGATE_API_KEY": TOKEN}
         self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, text=True, bufsize=1)
-        self.url, self.database = self._address(), database
-        self.port = int(self.url.rpartition(":")[2])
-
-    def _address(self) -> str:
         assert self.process.stderr
-        deadline, text = time.monotonic() + PATIENCE_SECONDS, ""
-        while not (found := re.search(r"https?://\S+:\d+", text)):
-            assert select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0.0))[0], text
-            line = self.process.stderr.readline()
-            assert line, f"the server ended: {text}"
-            text += line
-        return found[0]
+        self.url, self.database = read_address(self.process, self.process.stderr), database
+        self.port = int(self.url.rpartition(":")[2])
 
     def kill(self) -> str:
         """End the process if it still runs; return what it logged since it began to serve."""

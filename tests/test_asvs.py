@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,13 @@ def rows() -> list[tuple[str, str, str, str]]:
     return [(row[0], row[1], row[2], row[3]) for row in ROW.findall((ROOT / "docs/asvs.md").read_text())]
 
 
+@cache
 def path_of(file: str) -> Path:
     """Return where a test file is; a name alone is that of one below tests/."""
     return ROOT / file if "/" in file else next((ROOT / "tests").rglob(file), ROOT / "tests" / file)
 
 
+@cache
 def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}

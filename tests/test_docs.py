@@ -100,10 +100,13 @@ def test_the_index_lists_every_page() -> None:
     assert set(PAGES) - listed - {index} == set()
 
 
-def test_the_tables_of_the_reference_are_those_of_the_code() -> None:
-    text = (ROOT / "docs" / "reference.md").read_text()
+def test_the_generated_tables_are_those_of_the_code() -> None:
+    made, pages = make_tables(), [ROOT / "docs" / "reference.md", ROOT / "docs" / "data-map.md"]
+    texts = [page.read_text() for page in pages]
 
-    assert replace_tables(text, make_tables()) == text, "run: python -m asyncgate.commands.tables docs/reference.md"
+    for page, text in zip(pages, texts, strict=True):
+        assert replace_tables(text, made) == text, f"run: python -m asyncgate.commands.tables docs/{page.name}"
+    assert {name: sum(f"<!-- {name}:begin -->" in text for text in texts) for name in made} == dict.fromkeys(made, 1)
 
 
 @each_page

@@ -222,6 +222,16 @@ def a_signing_key_that_is_not_there(bench: Bench) -> list[str]:
     return [f"security.jwt.private_key_path={bench.folder / 'missing.pem'}"]
 
 
+@fault("settings", "error", "public_url is not set", "set public_url")
+def an_authorization_server_without_an_address(bench: Bench) -> list[str]:
+    return ["security.oauth.enabled=true", "security.jwt.private_key_path=key.pem"]
+
+
+@fault("settings", "error", "no key to sign access tokens with", "asyncgate keys signing make")
+def an_authorization_server_without_a_key(bench: Bench) -> list[str]:
+    return ["security.oauth.enabled=true", "public_url=https://gate.example.com"]
+
+
 @fault("tls", "error", "expired on", "renew the certificate, then restart")
 def a_certificate_that_expired(bench: Bench) -> list[str]:
     return [f"security.tls.certificate_path={certificate(bench, -1)}"]
@@ -558,3 +568,34 @@ def test_json_says_the_worst_severity(bench: Bench) -> None:
                              prog_name="asyncgate")
 
     assert json.loads(ran.stdout)["severity"] == "note"
+
+
+# The checklist before going live (spec 21.14).
+
+
+def test_the_checklist_has_every_line_of_the_specification(bench: Bench) -> None:
+    _, found = bench.examined(options=("--production",))
+
+    assert len([one for one in found if one.check == "production"]) == 18
+
+
+def test_a_gate_for_trials_is_not_ready_for_production_and_is_told_what_it_lacks(bench: Bench) -> None:
+    bench.patch.setenv("ASYNCGATE_API_KEY", STRONG)
+
+    _, found = bench.examined(options=("--production",))
+
+    cures = " ".join(one.cure for one in found if one.check == "production" and one.severity == "warning")
+    assert all(said in cures for said in (
+        "security.tls.certificate_path", "security.rate_limiting.enabled=true", "metrics.enabled=true", "_COMMAND"))
+
+
+def test_a_gate_that_is_ready_has_only_questions_for_people_left(bench: Bench) -> None:
+    bench.patch.delenv("ASYNCGATE_API_KEY")
+    bench.patch.setenv("ASYNCGATE_API_KEY_FILE", str(bench.private("key", STRONG)))
+
+    _, found = bench.examined(f"security.tls.certificate_path={certificate(bench, 60)}", "metrics.enabled=true",
+                              "security.rate_limiting.enabled=true", options=("--production",))
+
+    lines = [one for one in found if one.check == "production"]
+    assert {one.severity for one in lines} == {"ok", "note"}
+    assert all(one.cure for one in lines if one.severity == "note")

@@ -641,7 +641,8 @@ async def test_what_comes_from_outside_never_breaks_out_of_its_log_line(
     served: Any, caplog: pytest.LogCaptureFixture, form: type[logging.Formatter]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    names = {field for op in OPERATIONS.values() for field in op.takes.__struct_fields__}
+    # With a token in its query a request would be refused before the operation sees it, at last a second later.
+    names = {field for op in OPERATIONS.values() for field in op.takes.__struct_fields__} - {"access_token"}
     query = "&".join(f"{name}={quote(EVIL)}" for name in sorted(names))
 
     for op, verb, path in WAYS:

@@ -13,10 +13,8 @@ import hmac
 import json
 import logging
 import os
-import select
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from asyncgate.parts.model.caller import ShownToken
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
 from asyncgate.parts.model.settings import Jwt, Outgoing, SecuritySettings, Settings
 from asyncgate.parts.model.wire import Principal
+from tests.support.programs import read_address
 
 pytestmark = pytest.mark.anyio
 
@@ -993,11 +992,7 @@ def provider() -> Iterator[str]:
     surroundings = {**os.environ, "PYTHONUNBUFFERED": "1"}
     running = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=surroundings)
     assert running.stdout
-    deadline, text = time.monotonic() + PATIENCE_SECONDS, ""
-    while "http://" not in text:
-        assert select.select([running.stdout], [], [], max(deadline - time.monotonic(), 0.0))[0], text
-        text += running.stdout.readline()
-    yield text[text.index("http://"):].split()[0].rstrip("/")
+    yield read_address(running, running.stdout)
     running.kill()
     running.communicate()
 

@@ -57,8 +57,14 @@ def signing_key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["sqlite:", "postgres:"], ids=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Run each test on both databases."""
+    """Run each test on both databases, unless its module says why not."""
     return database_of(request.param, request.config, tmp_path)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """Name an empty SQLite database; a module whose `url` it is says why the database cannot matter."""
+    return f"sqlite:///{tmp_path}/gate.db"
 
 
 @pytest.fixture

@@ -74,6 +74,15 @@ VSCODE: dict[str, Any] = {
     "token_endpoint_auth_method": "none"}
 
 
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    """Run on SQLite alone: these tests are about what is fetched when.
+
+    Programs are kept as those of test_clients, which tries both.
+    """
+    return sqlite_url
+
+
 def read(said: dict[str, Any], **changed: Any) -> OAuthClient:
     """Read a document as it would come from its own URL."""
     whole = {name: value for name, value in {**said, **changed}.items() if value is not ...}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,10 @@ import httpx2
 import pytest
 
 from asyncgate.parts.model.settings import AdmissionRule, IdentityProvider, Jwt, OAuth, Outgoing, SecuritySettings
-from tests.conftest import PATIENCE_SECONDS, Node, Served, tools_of_npm
+from tests.conftest import Node, Served, tools_of_npm
 from tests.identity.oauth.conftest import PUBLIC_URL
 from tests.support.browser import FORM, VERIFIER, Browser, Page, Program
+from tests.support.programs import read_address
 
 pytestmark = pytest.mark.anyio
 
@@ -28,17 +27,20 @@ CALLBACK = f"{PUBLIC_URL}/oauth/callback/id"
 SECRET = "s e/c:ret"
 
 
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    """Run on SQLite alone: these tests are about what programs of others answer over HTTP.
+
+    What is kept of a sign-in test_tokens tries on both.
+    """
+    return sqlite_url
+
+
 def run_program(*command: str, **more: Any) -> Iterator[str]:
     """Run a provider in a process of its own; yield its address, the first that it prints."""
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
     assert running.stdout
-    deadline, text = time.monotonic() + PATIENCE_SECONDS, ""
-    while not (found := re.search(r"http://\S+:\d+", text)):
-        assert select.select([running.stdout], [], [], max(deadline - time.monotonic(), 0.0))[0], text
-        line = running.stdout.readline()
-        assert line, f"the provider ended: {text}"
-        text += line
-    yield found[0]
+    yield read_address(running, running.stdout)
     running.kill()
     running.communicate()
 

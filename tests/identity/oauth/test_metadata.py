@@ -14,6 +14,12 @@ pytestmark = pytest.mark.anyio
 FOREIGN = [("origin", "https://elsewhere.example")]
 
 
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    """Run on SQLite alone: these tests are about documents that are made from settings alone."""
+    return sqlite_url
+
+
 async def test_the_public_keys_are_published_and_no_private_member(oauth_gate: Served) -> None:
     published = await oauth_gate.get("/.well-known/jwks.json", token=None)
 

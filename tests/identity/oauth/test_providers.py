@@ -37,6 +37,15 @@ EVERYBODY = (AdmissionRule(provider="id"), AdmissionRule(provider="github"), Adm
 
 
 @pytest.fixture
+def url(sqlite_url: str) -> str:
+    """Run on SQLite alone: these tests are about what a provider answers and what a browser shows.
+
+    Users and sign-ins are kept as in test_tokens, on both.
+    """
+    return sqlite_url
+
+
+@pytest.fixture
 def there() -> Iterator[StandIn]:
     """An identity provider."""
     with run_stand_in() as running:

@@ -31,6 +31,15 @@ SCRIPT = Path(__file__).parents[2] / "support" / "oauth_client.mjs"
 REDIRECT = "http://127.0.0.1:6276/oauth/callback"
 
 
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    """Run on SQLite alone: these tests are about what programs of others say over HTTP.
+
+    The statements behind that test_tokens tries on both.
+    """
+    return sqlite_url
+
+
 class OAuthLive(Live):
     """A gate in a process of its own, with its authorization server on."""
 

@@ -24,6 +24,12 @@ CHALLENGE = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM"
 AGENT = {"tasks:read", "tasks:write", "receipts:read", "receipts:ack"}
 
 
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    """Run on SQLite alone: these tests are about how a request is read, before anything is looked up."""
+    return sqlite_url
+
+
 class Asking:
     """A gate with a registered program, and what the program asks for."""
 

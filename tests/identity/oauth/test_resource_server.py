@@ -28,6 +28,15 @@ WELL_KNOWN = "http://localhost/.well-known/oauth-protected-resource"
 DAY = 86_400
 
 
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    """Run on SQLite alone: these tests are about the claims of a token, which no database has.
+
+    What one has of them, revocations, test_revocations tries on both.
+    """
+    return sqlite_url
+
+
 def challenge(mount: str, error: str = "", scope: str = COMMON) -> str:
     return f'Bearer {error}resource_metadata="{WELL_KNOWN}{mount}", scope="{scope}"'
 

@@ -18,6 +18,15 @@ from tests.support.browser import Browser, Page, Program, make_code, sign_in
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    """Run on SQLite alone: these tests are about pages, forms and cookies.
+
+    What is kept of a sign-in test_tokens and test_sessions try on both.
+    """
+    return sqlite_url
+
+
 async def rows(served: Served, kind: Any) -> list[Any]:
     """Return the rows of a kind."""
     return list(await served.backend.page(served.tenant_id, Rows(kind)))

@@ -1,0 +1,165 @@
+"""What the gate stores of persons: every field of every stored row, declared once.
+
+An export, an erasure and the data map (docs/data-map.md) read this table; `tests/test_personal.py` holds it against the
+rows, so that no field is stored of which nobody has said what it is.
+
+A principal may be a person, a program that acts for one, or neither: the gate cannot know.  So it treats every
+principal's id as personal.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from asyncgate.parts.model.stored import (
+    Account,
+    Archived,
+    Audit,
+    AuditHead,
+    Bulk,
+    Entry,
+    Event,
+    Key,
+    Lease,
+    LedgerMark,
+    Obligation,
+    Outgoing,
+    Pauses,
+    Presence,
+    Progress,
+    Receipt,
+    Schedule,
+    Seal,
+    SealHead,
+    Task,
+    Traffic,
+    Usage,
+)
+from asyncgate.parts.model.stored_oauth import (
+    Consent,
+    Grant,
+    OAuthClient,
+    Revocation,
+    RevocationHead,
+    SignInLink,
+    User,
+)
+
+
+class Declared(Struct, frozen=True):
+    """What the fields of one kind of row are; each field stands in one of these lists, as names between blanks."""
+
+    purpose: str                # why the gate keeps such rows
+    kept: str                   # how long, with the setting that decides it
+    person: str = ""            # names a principal or a person
+    content: str = ""           # what callers have written: it may say anything about anybody
+    place: str = ""             # says where somebody was: a network, a process
+    proof: str = ""             # proves who somebody is; never exported, not even as a hash
+    plain: str = ""             # says nothing of a person by itself
+
+    def list_fields(self) -> list[str]:
+        """Return all declared fields."""
+        return " ".join([self.person, self.content, self.place, self.proof, self.plain]).split()
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether such a row may be about a person."""
+        return bool(self.person or self.content or self.place or self.proof)
+
+
+AS_ITS_TASK = "as long as its task"
+ARCHIVED_RECEIPTS = "`receipt_retention_days` in the database, then in the archive without end"
+ALWAYS = "as long as the tenant"
+
+DECLARED: dict[type[Struct], Declared] = {
+    Task: Declared(
+        "the work that was handed over, and its result", "`task_retention_days` after its end, if pruning is on",
+        person="owner_kind owner_id principal_ai lost_to",
+        content="type payload payload_pointer requirements terms idempotency_key held outcome artifacts handed",
+        plain="task_id lane priority max_attempts retry_backoff_seconds max_expiries created_at duty fingerprint "
+              "asyncgate_instance updated_at status attempt fence expiries owed next_eligible_at deadline_at "
+              "started_at completed_at"),
+    Lease: Declared(
+        "who works on a task, until when", AS_ITS_TASK, person="worker_kind worker_id claim_id",
+        place="worker_instance resumed_by",
+        plain="task_id lease_id fence acquired_at expires_at renewals accepted ending ttl_seconds resumptions"),
+    Progress: Declared(
+        "how far a task is, for the next worker", AS_ITS_TASK, content="progress",
+        plain="task_id sequence fence updated_at"),
+    Receipt: Declared(
+        "the proof of who owes what to whom", ARCHIVED_RECEIPTS,
+        person="receipt_key from_kind from_id to_kind to_id", content="body schedule_id",
+        plain="receipt_id receipt_type created_at task_id lease_id asyncgate_instance hash parents delivered_at"),
+    Event: Declared(
+        "what happened to a task beside its receipts", AS_ITS_TASK, content="payload",
+        plain="event_id task_id event_type created_at"),
+    Obligation: Declared(
+        "the index of what is owed", "until it is discharged", person="to_kind to_id", plain="receipt_id"),
+    Schedule: Declared(
+        "the last report of a scheduler", ALWAYS, person="owner_kind owner_id scheduler_kind scheduler_id",
+        content="schedule_id", plain="created enabled next_run_at interval_seconds late_at"),
+    Presence: Declared(
+        "since when a principal has called, and what a worker offers", ALWAYS, person="kind id", content="claims",
+        place="instance_id",
+        plain="first_seen_at last_seen_at sessions claimed_at leased completed failed expired released"),
+    Account: Declared(
+        "the terms of a tenant", ALWAYS, person="name", content="exempt_why stricter_why",
+        plain="created_at tier suspended_at exempt_until stricter_calls stricter_tasks stricter_until tokens_since"),
+    Key: Declared(
+        "which credentials are valid", ALWAYS,
+        person="name principal_kind principal_id created_by", place="principal_instance_id places", proof="hash",
+        plain="key_id role scopes capabilities task_types not_before expires_at revoked_at rotated_to version "
+              "created_at last_used_at"),
+    Audit: Declared(
+        "who did what with which credential", "`security.audit_logging.retention_days`, 90 at least", content="body",
+        plain="audit_id number at event severity hash"),
+    AuditHead: Declared("where the audit log ends", ALWAYS, plain="number hash"),
+    Usage: Declared(
+        "what a tenant uses of its quotas", ALWAYS, plain="active leases receipt_bytes terminal"),
+    Traffic: Declared("rates of the queues", "an hour", plain="minute process counts"),
+    Pauses: Declared("what is paused, by whom and why", "until the pause ends", content="listed"),
+    Bulk: Declared(
+        "what was done to many tasks at once", ALWAYS, person="by_kind by_id", content="asked problem",
+        plain="bulk_id action matches at_least begun_at updated_at position done skipped refused ended_at"),
+    Outgoing: Declared(
+        "receipts on their way to the ledger", "until the ledger has stored them", content="content reason",
+        plain="receipt_id task_id posted_at state tries"),
+    Entry: Declared(
+        "receipts that others store here, if this gate is a ledger", ALWAYS,
+        person="from_kind from_id to_kind to_id stated_kind stated_id", content="receipt_id content",
+        plain="arrival receipt_type task_id asyncgate_instance digest stated_role"),
+    LedgerMark: Declared("how far a ledger was read", ALWAYS, plain="name receipt_id"),
+    Seal: Declared(
+        "proof that no receipt was rewritten", ALWAYS,
+        plain="seal_id number last_id count digest marks late sealed_at hash"),
+    SealHead: Declared("where the seals end", ALWAYS, plain="number last_id hash imports"),
+    Archived: Declared(
+        "where an archived receipt is", "as long as the archive",
+        plain="receipt_id task_id receipt_type segment line digest chain tasks"),
+    OAuthClient: Declared(
+        "programs that may ask people for access", "until an admin removes it; unused registered ones expire",
+        person="name created_by", content="document redirect_uris", proof="secret_hash",
+        plain="client_id origin scopes auth_method tenant trusted pinned access_days created_at updated_at "
+              "last_used_at disabled_at"),
+    User: Declared(
+        "people who may sign in", "until an admin removes them",
+        person="user_id issuer subject email name principal_kind principal_id admitted_by accepted_as",
+        plain="tenant role scopes access_days created_at last_seen_at disabled_at"),
+    Consent: Declared(
+        "what people let programs do", "until it is withdrawn, or a while after its last session",
+        person="user_id", content="redirect_uri", plain="client_id scopes given_at"),
+    Grant: Declared(
+        "sessions of people with programs", "some days after its end",
+        person="user_id principal_kind principal_id", content="redirect_uri resource", place="place",
+        proof="code_hash refresh_hash previous_hash seed challenge",
+        plain="grant_id client_id tenant role scopes code_until access_seconds created_at ends_at code_used_at "
+              "rotated_at rotations last_used_at ended_at ended_why"),
+    SignInLink: Declared(
+        "one-time links that sign somebody in", "until some time after they end",
+        person="principal_kind principal_id", proof="link_hash",
+        plain="tenant role scopes created_at ends_at used_at"),
+    Revocation: Declared(
+        "access tokens that are refused before they expire", "until they would have expired",
+        person="subject revoked_by", content="reason", plain="revocation_id number kind since expires_at revoked_at"),
+    RevocationHead: Declared("where the revocations end", ALWAYS, plain="number"),
+}

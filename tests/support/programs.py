@@ -1,0 +1,32 @@
+"""Programs that tests run beside themselves."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from typing import IO, Any
+
+PATIENCE_SECONDS = 120.0        # for a start on a busy machine; only a test that fails waits that long
+
+
+def read_address(program: subprocess.Popen[Any], stream: IO[str], pattern: str = r"https?://\S+:\d+") -> str:
+    """Read the lines of a program until one has its address; end the program if none comes.
+
+    A watch that ends the program, and no `select` on the stream: two lines that come at once are read at once, and the
+    second one would wait in the buffer where no `select` sees it.
+    """
+    watch = threading.Timer(PATIENCE_SECONDS, program.kill)
+    watch.start()
+    text = ""
+    try:
+        while not (found := re.search(pattern, text)):
+            line = stream.readline()
+            if not line:
+                program.kill()
+                program.wait()
+                raise AssertionError(f"the program ended, or said no address in time: {text}")
+            text += line
+    finally:
+        watch.cancel()
+    return found[0]
