@@ -64,6 +64,7 @@ def test_an_idle_page_asks_at_most_once_in_five_seconds(
     console = open_console(gate_to_read)
     console.page.clock.install()
     console.visit("inbox")
+    console.rest()
     console.watch.clear()
 
     console.page.clock.run_for(MINUTE * 1000)       # of the page's own clock: nobody waits

@@ -10,7 +10,8 @@ from tests.support.console import VIEWS, Console
 from tests.support.filled_gate import FOREIGN, OTHER_TENANT, Filled
 
 READING = ["tasks:read", "receipts:read", "admin:read"]
-HARMLESS = ("Export", "Copy", "CSV", "JSON", "Try again", "Read", "Explain", "Why", "Show", "all", "Look")
+HARMLESS = ("Export", "Copy", "CSV", "JSON", "Try again", "Read", "Explain", "Why", "Show", "all", "Look", "curl",
+            "command", "Python", "Print", "Find", "Download")
 # Every operation of the page that changes something, with ids that name nothing.
 WRITES = """async () => {
   const {OPERATIONS, call} = await import("./api.js"), got = {};
@@ -21,8 +22,9 @@ WRITES = """async () => {
   }
   return got; }"""
 SHOW_HALF = "half => fetch('/v1/tasks', {headers: {'x-asyncgate-session': half}}).then(got => got.status)"
-CHANGES = """() => [...document.querySelectorAll("#main button:not(.chip):not(.id), #main input[type=checkbox]")]
-  .map(one => one.innerText || one.ariaLabel || one.outerHTML)"""
+CHANGES = """() => [...document.querySelectorAll(
+  "#main button:not(.chip):not(.id):not(.node), #main input[type=checkbox]")]
+  .map(one => one.textContent || one.ariaLabel || one.outerHTML)"""
 
 
 def visit_all(console: Console, gate: Filled) -> None:
@@ -75,7 +77,8 @@ def test_the_gate_refuses_what_a_reading_credential_tries_anyway(
     got = console.page.evaluate(WRITES)
 
     assert len(got) > 15
-    assert {name: status for name, status in got.items() if status != 403} in ({}, {"end_session": 400})
+    assert {name for name, status in got.items() if status == 200} == set()
+    assert {name for name, status in got.items() if status != 403} <= {"end_session", "preview_bulk"}
 
 
 @pytest.mark.parametrize(("role", "views"), [("agent", {"inbox", "tasks", "schedules"}), ("worker", {"inbox"})])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.console.conftest import OpenConsole
@@ -11,9 +13,11 @@ from tests.support.filled_gate import Filled
 
 WIDTHS = (390, 1280, 2560)
 # What leads to a task that shows something that others do not.
-TASKS = {"failed": {"type": "page.summarize", "status": "failed"}, "lost": {"type": "video.render"},
-         "held": {"type": "ocr.scan", "held": True}, "running": {"status": "running"},
-         "canceled": {"status": "canceled"}, "scheduled": {"type": "schedule.create"}}
+TASKS: dict[str, dict[str, Any]] = {
+    "failed": {"type": "page.summarize", "status": "failed"}, "lost": {"type": "video.render"},
+    "held": {"type": "ocr.scan", "held": True}, "running": {"status": "running"}, "canceled": {"status": "canceled"},
+    "scheduled": {"type": "schedule.create"},
+}
 
 
 @pytest.fixture

@@ -133,6 +133,7 @@ class Watch:
         self.failed: list[str] = []         # requests without an answer
         self.requests: list[Request] = []
         self.responses: list[Response] = []
+        self.ended: set[Request] = set()    # requests that are over, with an answer or without
         self.exchanged: list[str] = []      # requests with their answers, where they are kept
         self.streamed: list[str] = []       # what came by streams
         self.bytes = 0                      # as they were on the wire, with the heads of the answers
@@ -151,14 +152,24 @@ class Watch:
         return "\n".join([*self.exchanged, *self.streamed])
 
 
-def describe_exchange(request: Request) -> str:
-    """Return a request and its answer, whole, as one text; a stream has no body, and a redirect neither."""
-    said = f"{request.method} {request.url}\n{json.dumps(request.all_headers())}\n{request.post_data or ''}"
-    if (response := request.response()) is None or 300 <= response.status < 400:
-        return said
-    headers = response.all_headers()
-    body = b"" if headers.get("content-type", "").startswith("text/event-stream") else response.body()
-    return f"{said}\n{json.dumps(headers)}\n{body.decode(errors='replace')}"
+def describe_exchange(said: dict[str, Any], body: str) -> str:
+    """Return a request and its answer as one text."""
+    request = said["request"]
+    sent = f"{request['method']} {request['url']}\n{json.dumps(request['headers'])}\n{request.get('postData', '')}"
+    return f"{sent}\n{json.dumps(said.get('responseHeaders'))}\n{body}"
+
+
+def playwright_error() -> type[Exception]:
+    """Return what Playwright raises; it is imported only where there is a browser."""
+    from playwright.sync_api import Error
+
+    return Error
+
+
+def is_stream(headers: list[dict[str, str]]) -> bool:
+    """Whether an answer goes on as long as its page listens."""
+    return any(one["name"].lower() == "content-type" and one["value"].startswith("text/event-stream")
+               for one in headers)
 
 
 class Screen:
@@ -174,8 +185,9 @@ class Screen:
         self.page: Page = self.context.new_page()
         self.cdp: CDPSession = self.context.new_cdp_session(self.page)
         self._look()
-        if keep:    # at once: an answer is forgotten when its page is left
-            self.page.on("requestfinished", lambda one: self.watch.exchanged.append(describe_exchange(one)))
+        if keep:    # before the page has it: the browser forgets an answer when its page is left
+            self.cdp.send("Fetch.enable", {"patterns": [{"requestStage": "Response"}]})
+            self.cdp.on("Fetch.requestPaused", self._keep)
 
     def _look(self) -> None:
         """Note everything that the page does."""
@@ -185,6 +197,8 @@ class Screen:
         page.on("pageerror", lambda error: self.watch.errors.append(f"{error.message}\n{error.stack}"))
         page.on("request", lambda one: self.watch.requests.append(one))
         page.on("response", lambda one: self.watch.responses.append(one))
+        page.on("requestfinished", lambda one: self.watch.ended.add(one))
+        page.on("requestfailed", lambda one: self.watch.ended.add(one))
         page.on("requestfailed", lambda one: self.watch.failed.append(f"{one.method} {one.url}: {one.failure}")
                 if one.failure != ENDED_BY_PAGE else None)
         self.cdp.send("Network.enable")
@@ -194,16 +208,24 @@ class Screen:
 
     def _follow(self, said: dict[str, Any]) -> None:
         """Listen to a stream: it has no body that ends."""
-        from playwright.sync_api import Error
-
         if said["response"]["mimeType"] == "text/event-stream":
-            with contextlib.suppress(Error):        # the page is gone already
+            with contextlib.suppress(playwright_error()):        # the page is gone already
                 ask = {"requestId": said["requestId"]}
                 self._hear(self.cdp.send("Network.streamResourceContent", ask)["bufferedData"])
 
     def _hear(self, encoded: str) -> None:
         if encoded:
             self.watch.streamed.append(b64decode(encoded).decode(errors="replace"))
+
+    def _keep(self, said: dict[str, Any]) -> None:
+        """Note an answer and pass it on; a stream has no body that ends, and a redirect none at all."""
+        ask = {"requestId": said["requestId"]}
+        whole = said.get("responseStatusCode", 0) // 100 in (2, 4, 5) and not is_stream(said["responseHeaders"])
+        with contextlib.suppress(playwright_error()):       # the page is gone already, and its answer with it
+            got: dict[str, Any] = self.cdp.send("Fetch.getResponseBody", ask) if whole else {}
+            body = b64decode(got["body"]).decode(errors="replace") if got.get("base64Encoded") else got.get("body", "")
+            self.watch.exchanged.append(describe_exchange(said, body))
+            self.cdp.send("Fetch.continueResponse", ask)
 
     def _count(self, said: dict[str, Any]) -> None:
         self.watch.bytes += int(said["encodedDataLength"])
@@ -230,6 +252,16 @@ class Screen:
     def settle(self) -> None:
         """Wait until the page is drawn as it will be: two frames, for what a first one asks."""
         self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def rest(self) -> None:
+        """Wait until all that the page has asked for is answered and drawn, but for streams; what it asks next, too."""
+        known = -1
+        while known != len(self.watch.requests):
+            known = len(self.watch.requests)
+            for one in list(self.watch.requests):
+                while one not in self.watch.ended and one.headers.get("accept") != "text/event-stream":
+                    self.settle()
+            self.settle()
 
     def picture(self, name: str) -> None:
         """Write a screenshot of the whole page, if somebody wants pictures."""

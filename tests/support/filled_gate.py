@@ -196,8 +196,8 @@ class Story:
         await self.served.post("/v1/leases/claim", {"worker_id": "reader-3", "accept_types": ["page.read"]})
 
     async def stranger(self) -> None:
-        """Another tenant with work of its own; every one of its texts holds `FOREIGN`."""
-        await self.served.post("/v1/tenants", {"tenant": OTHER_TENANT, "name": FOREIGN, "tier": "paid"})
+        """Another tenant with work of its own; each text holds `FOREIGN`, but for the name that operators see."""
+        await self.served.post("/v1/tenants", {"tenant": OTHER_TENANT, "name": "Northwind", "tier": "paid"})
         made = await self.served.post("/v1/keys", {"tenant": OTHER_TENANT, "name": FOREIGN, "role": "admin",
                                                    "principal_kind": "human", "principal_id": FOREIGN})
         for number in range(3):

@@ -107,7 +107,7 @@ function showCalendar(schedules, page, {alone = false} = {}) {
   const [label, span] = SPANS[chosen];
   const planned = alone ? schedules : schedules.filter((one) => one.enabled);
   const actions = Object.entries(SPANS).map(([name, [says]]) => h("button", {class: "chip", "aria-pressed": String(name === chosen),
-    "aria-label": says, onclick: () => page.go({span: name === "24h" ? null : name})}, name));
+    title: says, onclick: () => page.go({span: name === "24h" ? null : name})}, name));
   return section(label, {actions}, h("ul", {class: "plain calendar"},
     h("li", {class: "axis", "aria-hidden": "true", key: "axis"}, h("span", null), h("div", {class: "strip"}, findTicks(page.now(), span).map((tick) => placeOf(tick, page.now(), span) < 94 &&
       h("span", {style: {left: `${placeOf(tick, page.now(), span)}%`}}, sayTick(tick, span))))),
