@@ -31,7 +31,6 @@ def act_as(console: Console, name: str) -> None:
     console.page.locator("button.you").click()
     console.page.get_by_role("button", name="Act as").click()
     answer(console, "Go on", Id=name)
-    console.page.get_by_role("dialog").wait_for(state="detached")
 
 
 def press(console: Console, name: str, *, within: str = "#main") -> None:
@@ -41,13 +40,13 @@ def press(console: Console, name: str, *, within: str = "#main") -> None:
 
 def answer(console: Console, button: str, **fields: str) -> None:
     """Fill the fields of the dialog that is open, by their labels, and press its button; wait until it is gone."""
-    last = console.page.get_by_role("button", name=button, exact=True)
-    dialog = console.page.get_by_role("dialog").filter(has=last)
+    dialog = console.page.get_by_role("dialog").last
     for label, value in fields.items():
         dialog.get_by_label(label.replace("_", " "), exact=True).fill(value)
     assert console.axe() == []
+    asked = dialog.element_handle()
     dialog.get_by_role("button", name=button, exact=True).click()
-    dialog.wait_for(state="detached")
+    asked.wait_for_element_state("hidden")
 
 
 @BOTH
@@ -181,14 +180,13 @@ def test_tenants_are_limited_and_suspended_and_receipts_sealed_and_archived(
     assert [one["suspended_at"] is None for one in gate_to_change.call("list_tenants")["tenants"]
             if one["tenant"] == OTHER_TENANT] == [False]
     console.visit("ledger")
-    before = gate_to_change.call("list_seals", last=1)["seals"]
     press(console, "Seal now")
-    console.page.get_by_text("Sealed up to seal").wait_for()
+    last = gate_to_change.call("list_seals", last=1)["seals"][0]
+    console.page.get_by_text(f"Sealed up to seal {last['number']}").wait_for()
     press(console, "Archive now")
     press(console, "Archive", within="dialog form")
     said = console.page.get_by_role("dialog").get_by_role("alert")
     said.wait_for()
 
     assert "archive.directory" in said.inner_text()      # no archive is set, and the answer says how
-    assert gate_to_change.call("list_seals", last=1)["seals"] != before
-    assert console.faults() == []
+    assert [one for one in console.faults() if "/v1/archive/run" not in one] == []
