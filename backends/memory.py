@@ -350,7 +350,7 @@ class Memory:
                 pointers = {id: one for (id,), one in tenant.records[Archived].items() if one.task_id == query.task_id}
                 return after(pointers, None)
             case Rows():
-                return islice(after(tenant.rows(query.table), query.after), 1000)
+                return islice(after(tenant.rows(query.table), query.after), query.limit)
         raise TypeError(f"no page of {query}")
 
     def _counts(self, tenant: Tenant, of: LeaseCount, lease: Lease) -> bool:

@@ -163,7 +163,7 @@ class Pages(ABC):
             case ArchivedFilter():
                 return await self.find_archived(tenant_id, query)
             case Rows():
-                return await self.find_rows(tenant_id, query.table, query.after)
+                return await self.find_rows(tenant_id, query.table, query.after, query.limit)
         raise TypeError(f"no page of {query}")
 
     async def find_tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
@@ -268,5 +268,5 @@ class Pages(ABC):
         """Return the pointers to a task's archived receipts."""
 
     @abstractmethod
-    async def find_rows(self, tenant_id: str, table: type[Struct], after: str) -> list[Any]:
-        """Return the next 1,000 rows of a table."""
+    async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:
+        """Return the next rows of a table."""

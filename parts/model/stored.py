@@ -480,6 +480,11 @@ RECORDS: dict[type[Struct], str] = {
     Bulk: "bulks", OAuthClient: "oauth_clients", User: "oauth_users", Consent: "oauth_consents", Grant: "oauth_grants",
     SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads"}
 
+# Every table of rows.
+TABLES: dict[type[Struct], str] = {
+    Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Event: "events",
+    Obligation: "obligations", Audit: "audit", **RECORDS}
+
 # Of these a row is never kept a second time.
 APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived, Revocation})
 
