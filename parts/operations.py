@@ -11,6 +11,7 @@ from asyncgate.parts.identity import admin, incidents
 from asyncgate.parts.identity.oauth import client_admin, links, revoking, sessions, users
 from asyncgate.parts.model.wire import WhoAmI, You
 from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, workers
+from asyncgate.parts.privacy import export
 from asyncgate.parts.receipts import admin as receipts_admin
 from asyncgate.parts.receipts import archive_admin
 from asyncgate.parts.receipts.emitting import EMIT_RECEIPT
@@ -46,4 +47,4 @@ OPERATIONS: dict[str, Operation] = table_of(
     *queues.OPERATIONS, *workers.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS, *admin.OPERATIONS,
     *incidents.OPERATIONS, *client_admin.OPERATIONS, *users.OPERATIONS, *links.OPERATIONS,
     *sessions.OPERATIONS, *revoking.OPERATIONS, *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS,
-    *service.OPERATIONS, *running.OPERATIONS)
+    *export.OPERATIONS, *service.OPERATIONS, *running.OPERATIONS)
