@@ -86,6 +86,10 @@ from asyncgate.parts.model.wire_receipts import (
     Seals,
     StoredReceipt,
 )
+from asyncgate.parts.model.wire_usage import (
+    Period,
+    UsageReport,
+)
 from asyncgate.parts.model.wire_workers import (
     Explanation,
     Workers,
@@ -381,6 +385,7 @@ CALLS = {
     "get_receipt": CallSpec("get_receipt", "GET", "/v1/receipts/{receipt_id}", True, "principal", ()),
     "get_task": CallSpec("get_task", "GET", "/v1/tasks/{task_id}", True, "principal", ()),
     "get_task_history": CallSpec("get_task_history", "GET", "/v1/tasks/{task_id}/history", True, "principal", ()),
+    "get_usage": CallSpec("get_usage", "GET", "/v1/usage", True, "principal", ()),
     "health": CallSpec("health", "GET", "/v1/health", True, "", ()),
     "import_receipts": CallSpec("import_receipts", "POST", "/v1/import/receipts", False, "", ()),
     "invite_user": CallSpec("invite_user", "POST", "/v1/users", False, "", ()),
@@ -546,10 +551,10 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
-        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -719,6 +724,21 @@ class AsyncOperations:
     ) -> History:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
         return await self.ask("get_task_history", History, locals())
+
+    async def get_usage(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        all_tenants: bool | None = None, period: Period | None = None, since: datetime | None = None,
+        until: datetime | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> UsageReport:
+        """Return what a tenant used: tasks, lease-hours, stored bytes × hours and calls, by period.
+
+        It is counted up to now; calls come up to a minute late.  A tenant's admin sees its own; the operator may name a
+        tenant, or ask for all.  Spec 21.6.4.
+        """
+        return await self.ask("get_usage", UsageReport, locals())
 
     async def health(
         self, *, tenant_id: str | None = None,
@@ -1163,8 +1183,8 @@ class AsyncOperations:
         return await self.ask("revoke_token", RevokedToken, locals())
 
     async def rotate_credentials(
-        self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
-        reason: str | None = None, tenant_id: str | None = None,
+        self, *, tenant: str | None = None, overlap_seconds: float | None = None,
+        issued_before: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
         """Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now.
 
@@ -1210,10 +1230,11 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
-        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 
@@ -1391,10 +1412,10 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
-        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -1564,6 +1585,21 @@ class SyncOperations:
     ) -> History:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
         return self.ask("get_task_history", History, locals())
+
+    def get_usage(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        all_tenants: bool | None = None, period: Period | None = None, since: datetime | None = None,
+        until: datetime | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> UsageReport:
+        """Return what a tenant used: tasks, lease-hours, stored bytes × hours and calls, by period.
+
+        It is counted up to now; calls come up to a minute late.  A tenant's admin sees its own; the operator may name a
+        tenant, or ask for all.  Spec 21.6.4.
+        """
+        return self.ask("get_usage", UsageReport, locals())
 
     def health(
         self, *, tenant_id: str | None = None,
@@ -2008,8 +2044,8 @@ class SyncOperations:
         return self.ask("revoke_token", RevokedToken, locals())
 
     def rotate_credentials(
-        self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
-        reason: str | None = None, tenant_id: str | None = None,
+        self, *, tenant: str | None = None, overlap_seconds: float | None = None,
+        issued_before: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
         """Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now.
 
@@ -2055,10 +2091,11 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
-        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 

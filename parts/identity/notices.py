@@ -58,9 +58,8 @@ async def list_admins(engine: Engine, tenant_id: str) -> list[Principal]:
     return list(found.values())
 
 
-async def read_rows(engine: Engine, tenant_id: str, kind: type[R]) -> AsyncIterator[R]:
-    """Read all rows of a kind, page by page."""
-    after = ""
+async def read_rows(engine: Engine, tenant_id: str, kind: type[R], after: str = "") -> AsyncIterator[R]:
+    """Read all rows of a kind behind a place, page by page."""
     while page := await engine.backend.page(tenant_id, Rows(kind, after)):
         for row in page:
             yield row
