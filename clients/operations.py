@@ -87,7 +87,9 @@ from asyncgate.parts.model.wire_receipts import (
     StoredReceipt,
 )
 from asyncgate.parts.model.wire_usage import (
+    BudgetReport,
     Period,
+    Quantity,
     UsageReport,
 )
 from asyncgate.parts.model.wire_workers import (
@@ -378,6 +380,7 @@ CALLS = {
     "explain_task": CallSpec("explain_task", "GET", "/v1/tasks/{task_id}/explain", True, "principal", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
     "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
+    "get_budgets": CallSpec("get_budgets", "GET", "/v1/budgets", True, "", ()),
     "get_bulk": CallSpec("get_bulk", "GET", "/v1/bulks/{bulk_id}", True, "", ()),
     "get_config": CallSpec("get_config", "GET", "/v1/config", True, "", ()),
     "get_limits": CallSpec("get_limits", "GET", "/v1/limits", True, "", ()),
@@ -434,6 +437,7 @@ CALLS = {
     "run_bulk": CallSpec("run_bulk", "POST", "/v1/bulks", True, "", ()),
     "run_task": CallSpec("run_task", "POST", "/v1/tasks/run", True, "principal", ("idempotency_key",)),
     "seal_receipts": CallSpec("seal_receipts", "POST", "/v1/seals", False, "", ()),
+    "set_budget": CallSpec("set_budget", "POST", "/v1/budgets", True, "", ()),
     "set_limits": CallSpec("set_limits", "POST", "/v1/tenants/{tenant}/limits", False, "", ()),
     "sign_out_everywhere": CallSpec("sign_out_everywhere", "POST", "/v1/sign-out", True, "", ()),
     "start_task": CallSpec("start_task", "POST", "/v1/tasks/{task_id}/running", True, "worker", ()),
@@ -667,6 +671,12 @@ class AsyncOperations:
         The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
         """
         return await self.ask("fail", Released, locals())
+
+    async def get_budgets(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> BudgetReport:
+        """Return a tenant's monthly budgets, and how much of each it has used in this month (UTC)."""
+        return await self.ask("get_budgets", BudgetReport, locals())
 
     async def get_bulk(
         self, bulk_id: str, *, tenant_id: str | None = None,
@@ -1253,6 +1263,20 @@ class AsyncOperations:
         """
         return await self.ask("seal_receipts", SealEnd, locals())
 
+    async def set_budget(
+        self, quantity: Quantity, *, tenant: str | None = None, monthly: int | None = None,
+        tenant_id: str | None = None,
+    ) -> BudgetReport:
+        """Set how much of one quantity a tenant may use in each month (UTC), or remove that budget.
+
+        Admins are told at 80 %.  At 100 % no task can be created until the month ends, or the budget is raised; at 100
+        %
+        of lease_hours no claim gets a lease either.  Running leases go on, and tasks that exist can end.  A tenant's
+        admin
+        sets its own; the operator may name a tenant.  Spec 21.6.4.
+        """
+        return await self.ask("set_budget", BudgetReport, locals())
+
     async def set_limits(
         self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None,
         stricter_calls_per_hour: int | None = None, stricter_tasks_per_hour: int | None = None,
@@ -1528,6 +1552,12 @@ class SyncOperations:
         The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
         """
         return self.ask("fail", Released, locals())
+
+    def get_budgets(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> BudgetReport:
+        """Return a tenant's monthly budgets, and how much of each it has used in this month (UTC)."""
+        return self.ask("get_budgets", BudgetReport, locals())
 
     def get_bulk(
         self, bulk_id: str, *, tenant_id: str | None = None,
@@ -2113,6 +2143,20 @@ class SyncOperations:
         up to last_receipt_id was rewritten.
         """
         return self.ask("seal_receipts", SealEnd, locals())
+
+    def set_budget(
+        self, quantity: Quantity, *, tenant: str | None = None, monthly: int | None = None,
+        tenant_id: str | None = None,
+    ) -> BudgetReport:
+        """Set how much of one quantity a tenant may use in each month (UTC), or remove that budget.
+
+        Admins are told at 80 %.  At 100 % no task can be created until the month ends, or the budget is raised; at 100
+        %
+        of lease_hours no claim gets a lease either.  Running leases go on, and tasks that exist can end.  A tenant's
+        admin
+        sets its own; the operator may name a tenant.  Spec 21.6.4.
+        """
+        return self.ask("set_budget", BudgetReport, locals())
 
     def set_limits(
         self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None,

@@ -29,21 +29,31 @@ FIELDS = UsageLine.__struct_fields__
 @as_json
 @add_gate_options
 def usage(at: Connection, as_csv: bool, as_json: bool, **asked: Any) -> None:
-    """Show what a tenant has used: tasks, lease-hours, stored bytes × hours, and calls.
+    """Show what a tenant has used: tasks, lease-hours, stored bytes × hours, and calls; and its budgets.
 
     For admins.  It is counted up to now; calls come up to a minute late.
     """
     body = {name: value for name, value in asked.items() if value}
     with connect_to_gate(at) as gate:
         lines = list(read_lines(gate, body))
-    if as_json:
-        print_answer(True, {"usage": lines})
-    elif as_csv:
-        table = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(lines)
-    else:
-        show_table(["tenant"] * bool(body.get("all_tenants")) + UsageReport.columns.split(), lines)
+        if as_json:
+            print_answer(True, {"usage": lines})
+        elif as_csv:
+            table = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
+            table.writeheader()
+            table.writerows(lines)
+        else:
+            show_table(["tenant"] * bool(body.get("all_tenants")) + UsageReport.columns.split(), lines)
+            show_budgets(gate, body)
+
+
+def show_budgets(gate: Http, body: dict[str, Any]) -> None:
+    """Show how much of its budgets a tenant has used; of all tenants nothing."""
+    if body.get("all_tenants"):
+        return
+    report = gate.call("get_budgets", **{name: value for name, value in body.items() if name == "tenant"})
+    for one in report["budgets"]:
+        click.echo(f"{report['month']}: {one['percent']:g} % of the budget of {one['monthly']:,} {one['quantity']}")
 
 
 def read_lines(gate: Http, body: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -26,7 +26,7 @@ class Used(Struct):
 
 async def wrong_usage(engine: Engine, tenant_id: str) -> list[str]:
     """Return how the usage events differ from what receipts and tasks say, and from each other."""
-    events = await read_use(engine, tenant_id, 0)
+    events = [*chain(*await read_use(engine, tenant_id, 0))]
     until = events[-1].ends if events else 0
     counted = Used(*(sum(amounts) for amounts in zip(*(astuple(event)[4:8] for event in events), strict=True)))
     there = await recount(engine, tenant_id, until)

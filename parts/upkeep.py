@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Work, its_tasks, prolong_lease
 from asyncgate.parts.identity.audit import Pruner
+from asyncgate.parts.identity.budgets import LOOK_SECONDS, Budgets
 from asyncgate.parts.identity.metering import CALLS_SECONDS, SETTLE_SECONDS, CallMeter, Closer, floor_to
 from asyncgate.parts.model.counted import PERIOD_SECONDS
 from asyncgate.parts.model.errors import GateError
@@ -61,6 +62,7 @@ class Upkeep(Duties, Extension):
                           "traffic": Duty(STORED_EVERY_SECONDS, self.store_traffic),
                           "calls": Duty(CALLS_SECONDS, self.store_calls),
                           "usage": Duty(PERIOD_SECONDS, self.close_usage),
+                          "budgets": Duty(LOOK_SECONDS, self.check_budgets),
                           "audit": Duty(3600.0, Pruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
                           **oauth_duties(engine), **duties(engine)})
@@ -186,6 +188,11 @@ class Upkeep(Duties, Extension):
         """Store the calls of tenants since the last run."""
         meter = self.engine.find_extension(CallMeter)
         return await meter.store() if meter else 0
+
+    async def check_budgets(self) -> int:
+        """Look at what tenants have used of their budgets."""
+        budgets = self.engine.find_extension(Budgets)
+        return await budgets.look_around() if budgets else 0
 
     async def close_usage(self) -> int:
         """Write usage events, soon after each mark of five minutes."""

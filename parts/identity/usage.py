@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from operator import add
+from itertools import chain
+from typing import Any, get_args
 
 from msgspec.structs import astuple
 
@@ -16,7 +17,7 @@ from asyncgate.parts.model.counted import PERIOD_SECONDS, write_period
 from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.stored import Meter, UsageEvent, UsageHead
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire_usage import GetUsage, UsageLine, UsageReport
+from asyncgate.parts.model.wire_usage import GetUsage, Quantity, UsageLine, UsageReport
 
 SECONDS = {"5-minute": PERIOD_SECONDS, "hour": 3600, "day": DAY_SECONDS}
 USUAL = {"5-minute": 3600, "hour": DAY_SECONDS, "day": 31 * DAY_SECONDS, "month": 365 * DAY_SECONDS}
@@ -39,7 +40,8 @@ async def get_usage(engine: Engine, caller: Caller, ask: GetUsage) -> UsageRepor
         raise InvalidRequest(f"these are more than {MOST_PERIODS} periods: ask for a larger period, or a later since")
     tenants, ends = await choose_tenants(engine, caller, ask)
     lines = [line for tenant_id in tenants for line in sum_up(
-        tenant_id, ask.period, since, end_of_period(ask.period, until), await read_use(engine, tenant_id, since))]
+        tenant_id, ask.period, since, end_of_period(ask.period, until),
+        chain(*await read_use(engine, tenant_id, since)))]
     return UsageReport(ask.period, lines, to_utc(now), *ends)
 
 
@@ -56,9 +58,13 @@ async def choose_tenants(engine: Engine, caller: Caller, ask: GetUsage) -> tuple
     return found[:limit], [*engine.seal_cursors(caller, found[:limit + 1], limit, ask.cursor, "usage")]
 
 
-async def read_use(engine: Engine, tenant_id: str, since: int) -> list[UsageEvent]:
-    """Return the events of a tenant that end after a time, and at last what has no event yet, as if it had."""
-    after = write_period(max(since - DAY_SECONDS, 0) // PERIOD_SECONDS)       # an event is a day long at most
+async def read_use(engine: Engine, tenant_id: str, since: int,
+                   longest: int = DAY_SECONDS) -> tuple[list[UsageEvent], list[UsageEvent]]:
+    """Return the events of a tenant that end after a time, and what has no event yet, as if it had.
+
+    An event is a day long at most; where no event crosses `since`, a `longest` of five minutes reads fewer rows.
+    """
+    after = write_period(max(since - longest, 0) // PERIOD_SECONDS)
     for _ in range(MOST_LOOKS):
         head = await engine.backend.record(tenant_id, UsageHead)
         meters = [one async for one in read_rows(engine, tenant_id, Meter)]
@@ -66,10 +72,10 @@ async def read_use(engine: Engine, tenant_id: str, since: int) -> list[UsageEven
         if head == await engine.backend.record(tenant_id, UsageHead):
             break
     if head is None and not meters:
-        return found
+        return found, []
     now = int(engine.backend.now())
     book = Book(tenant_id, head, meters)
-    return [*found, *book.close(now + PERIOD_SECONDS, now, now)]
+    return found, [*book.close(now + PERIOD_SECONDS, now, now)]
 
 
 def sum_up(tenant_id: str, period: str, since: int, until: int, events: Iterable[UsageEvent]) -> Iterator[UsageLine]:
@@ -78,10 +84,26 @@ def sum_up(tenant_id: str, period: str, since: int, until: int, events: Iterable
     for event in events:
         for begins, amounts in spread(event, period):
             if since <= begins < until:
-                sums[begins] = tuple(map(add, sums.get(begins, (0,) * len(amounts)), amounts))
-    for begins, (tasks, lease_ms, receipts, payloads, *calls) in sorted(sums.items()):
-        yield UsageLine(tenant_id, to_utc(begins), to_utc(end_of_period(period, begins)), tasks, hours(lease_ms / 1000),
-                        hours(receipts), hours(payloads), *calls)
+                sums[begins] = sum_amounts(sums.get(begins, ()), amounts)
+    for begins, amounts in sorted(sums.items()):
+        yield UsageLine(tenant_id, to_utc(begins), to_utc(end_of_period(period, begins)), **show_amounts(amounts))
+
+
+def amounts_of(event: UsageEvent) -> Amounts:
+    """Return what was used, without when."""
+    return astuple(event)[4:]
+
+
+def sum_amounts(*several: Amounts) -> Amounts:
+    """Return the sum; an empty one counts as nothing."""
+    return tuple(map(sum, zip(*filter(None, several), strict=True))) or (0,) * len(AMOUNTS)
+
+
+def show_amounts(amounts: Amounts) -> dict[str, Any]:
+    """Return amounts as they are shown, by quantity."""
+    tasks, lease_ms, receipts, payloads, *calls = amounts
+    return dict(zip(get_args(Quantity), (tasks, hours(lease_ms / 1000), hours(receipts), hours(payloads), *calls),
+                    strict=True))
 
 
 def hours(seconds: float) -> float:
@@ -91,7 +113,7 @@ def hours(seconds: float) -> float:
 
 def spread(event: UsageEvent, period: str) -> Iterator[tuple[int, Amounts]]:
     """Yield what an event adds to each period; a long one is even, so each period has its share of the time."""
-    amounts, length, at = astuple(event)[4:], event.ends - event.begins, event.begins
+    amounts, length, at = amounts_of(event), event.ends - event.begins, event.begins
     while at < event.ends:
         until = min(end_of_period(period, at), event.ends)
         share = until - at

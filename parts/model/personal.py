@@ -107,7 +107,8 @@ DECLARED: dict[type[Struct], Declared] = {
         plain="first_seen_at last_seen_at sessions claimed_at leased completed failed expired released"),
     Account: Declared(
         "the terms of a tenant", ALWAYS, person="name", content="exempt_why stricter_why",
-        plain="created_at tier suspended_at exempt_until stricter_calls stricter_tasks stricter_until tokens_since"),
+        plain="created_at tier suspended_at exempt_until stricter_calls stricter_tasks stricter_until tokens_since "
+              "budgets"),
     Key: Declared(
         "which credentials are valid", ALWAYS,
         person="name principal_kind principal_id created_by", place="principal_instance_id places", proof="hash",

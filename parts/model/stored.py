@@ -369,6 +369,7 @@ class Account(Struct, frozen=True):
     stricter_until: float | None = None
     stricter_why: str | None = None
     tokens_since: float | None = None       # access tokens issued before are refused
+    budgets: str = "{}"                 # what may be used in a month, by quantity: JSON
 
 
 class Usage(Struct, frozen=True):

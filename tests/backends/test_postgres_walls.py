@@ -805,6 +805,8 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "list_archived_receipts": [{"task_id": "{away_task_id}"}, {"receipt_id": "{away_receipt_id}"},
                                {"task_id": "{away_task_id}", "cursor": "{away_cursor}"}],
     "restore_archive": [{"task_id": "{away_task_id}"}],
+    "set_budget": [{"tenant": "{tenant}", "quantity": "tasks", "monthly": 0}],
+    "get_budgets": [{"tenant": "{tenant}"}],
     "get_usage": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}", "all_tenants": True}],
     "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"},
                    {"key_id": "{key_id}"}, {"session_id": "{session_id}"}, {"token_id": "{session_id}"}],

@@ -304,7 +304,8 @@ CREATE TABLE asyncgate.accounts (           -- a tenant's name, tier, limits and
     stricter_tasks  bigint,                 -- temporary limit of new tasks per hour
     stricter_until  float8,                 -- when the temporary limits end
     stricter_why    text,                   -- the reason for the temporary limits
-    tokens_since    float8                  -- older access tokens are refused, as after an incident
+    tokens_since    float8,                 -- older access tokens are refused, as after an incident
+    budgets         text NOT NULL DEFAULT '{}'      -- what may be used in a month, by quantity: JSON
 );
 
 CREATE TABLE asyncgate.api_keys (           -- issued keys; the secret of a key is never stored

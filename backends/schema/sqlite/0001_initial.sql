@@ -253,7 +253,8 @@ CREATE TABLE accounts (                     -- a tenant's name, tier, limits and
     stricter_tasks  INTEGER,                -- temporary limit of new tasks per hour
     stricter_until  REAL,                   -- when the temporary limits end
     stricter_why    TEXT,                   -- the reason for the temporary limits
-    tokens_since    REAL                    -- older access tokens are refused, as after an incident
+    tokens_since    REAL,                   -- older access tokens are refused, as after an incident
+    budgets         TEXT NOT NULL DEFAULT '{}'      -- what may be used in a month, by quantity: JSON
 ) WITHOUT ROWID;
 
 CREATE TABLE api_keys (                     -- issued keys; the secret of a key is never stored
