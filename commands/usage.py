@@ -41,7 +41,8 @@ def usage(at: Connection, as_csv: bool, as_json: bool, **asked: Any) -> None:
         elif as_csv:
             table = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
             table.writeheader()
-            table.writerows(lines)
+            table.writerows({name: f"{one:f}" if isinstance(one, float) else one for name, one in line.items()}
+                            for line in lines)
         else:
             show_table(["tenant"] * bool(body.get("all_tenants")) + UsageReport.columns.split(), lines)
             show_budgets(gate, body)
