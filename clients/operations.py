@@ -340,6 +340,7 @@ class AuditLines(Struct, kw_only=True):
     lines: list[AuditLine]
     next_cursor: str | None = None
     cursor: str | None = None
+    broken: str | None = None
 
 
 class Obligations(Struct, kw_only=True):
@@ -823,10 +824,10 @@ class AsyncOperations:
     async def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
         event: str | None = None, severity: Severity | None = None, key_id: str | None = None,
-        session_id: str | None = None, token_id: str | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        session_id: str | None = None, token_id: str | None = None, last: int | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
         """List the tenant's audit log, oldest first; its lines never change.
 
@@ -941,7 +942,7 @@ class AsyncOperations:
         return await self.ask("list_schedules", Schedules, locals())
 
     async def list_seals(
-        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None, last: int | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
@@ -1293,7 +1294,7 @@ class AsyncOperations:
     async def sign_out_everywhere(
         self, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> SignedOut:
-        """End all your sessions, or as an admin those of a user."""
+        """End all your sessions, in the console too, or as an admin those of a user."""
         return await self.ask("sign_out_everywhere", SignedOut, locals())
 
     async def start_task(
@@ -1704,10 +1705,10 @@ class SyncOperations:
     def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
         event: str | None = None, severity: Severity | None = None, key_id: str | None = None,
-        session_id: str | None = None, token_id: str | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        session_id: str | None = None, token_id: str | None = None, last: int | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
         """List the tenant's audit log, oldest first; its lines never change.
 
@@ -1822,7 +1823,7 @@ class SyncOperations:
         return self.ask("list_schedules", Schedules, locals())
 
     def list_seals(
-        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None, last: int | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
@@ -2174,7 +2175,7 @@ class SyncOperations:
     def sign_out_everywhere(
         self, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> SignedOut:
-        """End all your sessions, or as an admin those of a user."""
+        """End all your sessions, in the console too, or as an admin those of a user."""
         return self.ask("sign_out_everywhere", SignedOut, locals())
 
     def start_task(

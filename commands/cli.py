@@ -400,10 +400,11 @@ def mcp(configured: Configured, url: str | None, token: str | None, profile: str
 
 @commands.command()
 @click.option("--keep", is_flag=True, help="Keep the database and the server's log, and print their folder.")
-def demo(keep: bool) -> None:
+@click.option("--console", is_flag=True, help="Then leave the gate open, to look at it in a browser, until Ctrl-C.")
+def demo(keep: bool, console: bool) -> None:
     """Watch an agent's work survive a killed worker: real processes, a real database, about ten seconds."""
     from asyncgate.commands.demo import run_demo
-    sys.exit(run_demo(keep=keep))
+    sys.exit(run_demo(keep=keep, console=console))
 
 
 class PassingCommand(click.Command):

@@ -7,6 +7,7 @@ The narrator only watches, kills, and asks the gate for the result.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import shutil
 import signal
@@ -39,6 +40,9 @@ VICTIM, HEIR = "worker-1", "worker-2"
 SKILLS = {VICTIM: ["cpu", "gpu"], HEIR: ["cpu", "gpu", "ocr"]}
 NEEDS = ["cpu", "gpu", "ocr", "cpu"]
 SERVE = ["serve", "--port", "0", "--set", "lease_sweep_interval_seconds=0.5", "--set", "expiry_jitter_seconds=0.5"]
+# Whoever reaches this machine's loopback may look and act, as at a gate for development: the demo has nothing to hide.
+WITH_CONSOLE = ["--set", "allow_insecure_dev=true", "--set", "console.enabled=true"]
+RARE_SKILL = "french"       # of the tasks that are left to look at: no worker has it
 END_STATUSES = ("succeeded", "failed", "canceled")
 
 
@@ -88,8 +92,8 @@ def create_tasks() -> None:
 class Stage:
     """The processes of the demo and their folder; both are always removed at the end."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.token = folder, secrets.token_urlsafe(24)
+    def __init__(self, folder: Path, *, console: bool = False) -> None:
+        self.folder, self.console, self.token = folder, console, secrets.token_urlsafe(24)
         self.log = folder / "server.log"
         self.database = f"sqlite:///{folder / 'gate.db'}"
         self.children: dict[str, subprocess.Popen[Any]] = {}
@@ -97,7 +101,7 @@ class Stage:
 
     def serve(self) -> str:
         """Start the server and return its address."""
-        self.run("server", "serve", self.database)
+        self.run("server", "serve", self.database, *(WITH_CONSOLE if self.console else []))
         self.url = self.wait(self._address, "the server to start")
         return self.url
 
@@ -231,14 +235,16 @@ def format_principal(principal: JsonObject) -> str:
 # The story.
 
 
-def run_demo(*, keep: bool = False) -> int:
+def run_demo(*, keep: bool = False, console: bool = False) -> int:
     """Run the demo; return the exit status."""
     folder = Path(tempfile.mkdtemp(prefix="asyncgate-demo-"))
-    stage, screen = Stage(folder), DemoScreen()
+    stage, screen = Stage(folder, console=console), DemoScreen()
     for sign in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, lambda number, _: sys.exit(128 + number))
     try:
         play_story(stage, screen)
+        if console:
+            show_console(stage, screen)
         return 0
     except Exception as error:      # report any error, and leave nothing behind
         expected = isinstance(error, DemoFailed | Refusal | Unreachable)
@@ -339,11 +345,24 @@ def show_proof(stage: Stage, screen: DemoScreen, gate: Http, task_id: str) -> No
     screen.end(f"Nothing was lost.  The demo took {time.monotonic() - screen.began:.1f} s.")
 
 
+def show_console(stage: Stage, screen: DemoScreen) -> None:
+    """Leave the gate open to a browser, with a few tasks that nobody can take, until Ctrl-C."""
+    tasks = [{"type": "translate", "payload": {"document": document}, "task_summary": f"Translate {document}",
+              "requirements": {"capabilities": [RARE_SKILL]}} for document in ("doc-01", "doc-02", "doc-03")]
+    with Http(stage.url, stage.token) as gate:
+        gate.call("create_tasks", **AGENT, tasks=tasks)
+    screen.end(f"\nThe agent has created {len(tasks)} tasks more; they need {RARE_SKILL}, which no worker has.\n"
+               f"What is owed, where it is, and why it waits, in a browser:\n\n  {stage.url}/console\n\n"
+               "No credential is needed; only this machine has access.  Ctrl-C ends the demo.")
+    with contextlib.suppress(KeyboardInterrupt):
+        raise DemoFailed(f"the server ended with status {stage.children['server'].wait()}")
+
+
 def play_part(role: str, *arguments: str) -> None:
     """Run one part, in a process that ends with the demo."""
     watch_lifeline()
     if role == "serve":
-        main([*SERVE, "--database", arguments[0]])
+        main([*SERVE, "--database", *arguments])
     elif role == "agent":
         create_tasks()
     else:

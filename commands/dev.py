@@ -69,6 +69,8 @@ def adjust_settings(configured: Configured) -> Settings:
     """Replace defaults by those of a development gate; keep the values that the user set."""
     settings, origins = configured.settings, configured.origins
     settings = replace(settings, allow_insecure_dev=True)
+    if origins["console.enabled"] == "default":
+        settings = replace(settings, console=replace(settings.console, enabled=True))
     if origins["database.url"] == "default":
         settings = replace(settings, database=replace(settings.database, url=DATABASE))
     return replace(settings, log_level="warning") if origins["log_level"] == "default" else settings
@@ -77,6 +79,8 @@ def adjust_settings(configured: Configured) -> Settings:
 def format_banner(settings: Settings, url: str, worker: bool) -> str:
     """Return the address of the gate, and commands to try."""
     hints = LOOK | (WITH_WORKER if worker else ALONE) | {f"{url}/docs": "all operations, in a browser"}
+    if settings.console.enabled:
+        hints[f"{url}/console"] = "what is owed, where it is, and why it waits, in a browser"
     wide = max(map(len, hints))
     return READY.format(version=asyncgate.__version__, url=url, database=settings.database.url, body=BODY,
                         where="" if url == DEFAULT_URL else f" (first: export ASYNCGATE_URL={url})",

@@ -14,10 +14,11 @@ import click
 import msgspec
 
 from asyncgate.commands.calling import EXIT_NOT_FOUND, as_json, exit_with, suggest_names
-from asyncgate.commands.site import DocPage, build_site, read_pages
+from asyncgate.commands.site import DocPage, build_site, read_pages, read_pictures
 from asyncgate.commands.terminal import console, escape_text, is_terminal, show_table
 
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".md": "text/plain", ".txt": "text/plain"}
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".md": "text/plain", ".txt": "text/plain",
+         ".png": "image/png"}
 
 
 @click.command(epilog="Example: asyncgate docs workers | less")
@@ -41,7 +42,7 @@ def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> N
         return write_site(folder)
     found = find_page(page, known) if page else None
     if opens:
-        return serve_site(build_site(), f"{found.stem}.html" if found else "")
+        return serve_site(encode_site(), f"{found.stem}.html" if found else "")
     if as_json:
         return click.echo(msgspec.json.encode(found or [list_entry(one) for one in known.values()]))
     show_page(found) if found else list_pages(known)
@@ -88,17 +89,22 @@ def write_site(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "llms.txt").exists():
         raise click.UsageError(f"{folder} contains other files (it has no llms.txt of an earlier site): "
                                "use a new or empty directory")
-    files = build_site()
+    files = encode_site()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        for name, body in files.items():
+            (folder / name).write_bytes(body)
     except OSError as error:
         raise click.ClickException(f"cannot write {error.filename}: {error.strerror}") from None
     click.echo(f"{folder / 'index.html'}: {len(files)} files")
 
 
-def serve_site(files: Mapping[str, str], first: str) -> None:
+def encode_site() -> dict[str, bytes]:
+    """Build the site; return all its files by name, as they are written and served."""
+    return {name: text.encode() for name, text in build_site().items()} | read_pictures()
+
+
+def serve_site(files: Mapping[str, bytes], first: str) -> None:
     """Serve the site on loopback and open it in a browser, until Ctrl-C."""
     class Reader(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -120,14 +126,14 @@ def serve_site(files: Mapping[str, str], first: str) -> None:
             server.shutdown()
 
 
-def send_file(request: BaseHTTPRequestHandler, files: Mapping[str, str]) -> None:
+def send_file(request: BaseHTTPRequestHandler, files: Mapping[str, bytes]) -> None:
     """Send one file of the site."""
     name = request.path.partition("?")[0].strip("/") or "index.html"
     if name not in files:
         return request.send_error(HTTPStatus.NOT_FOUND)
-    body = files[name].encode()
+    body, kind = files[name], KINDS[PurePosixPath(name).suffix]
     request.send_response(HTTPStatus.OK)
-    request.send_header("content-type", f"{KINDS[PurePosixPath(name).suffix]}; charset=utf-8")
+    request.send_header("content-type", f"{kind}; charset=utf-8" if kind.startswith("text/") else kind)
     request.send_header("content-length", str(len(body)))
     request.end_headers()
     request.wfile.write(body)

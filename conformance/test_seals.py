@@ -89,6 +89,16 @@ async def test_seals_are_listed_oldest_first_and_page_by_page(gate: Gate) -> Non
     assert second.seals[-1].hash == head.hash
 
 
+async def test_the_last_seals_can_be_asked_for(gate: Gate) -> None:
+    for _ in range(3):
+        await gate.create()
+        await gate.as_admin().seal_receipts()
+
+    assert [one.number for one in (await gate.as_admin().list_seals(last=2)).seals] == [2, 3]
+    assert [one.number for one in (await gate.as_admin().list_seals(last=9)).seals] == [1, 2, 3]
+    assert [one.number for one in (await gate.as_admin().list_seals(last=3, after=2)).seals] == [3]
+
+
 async def test_the_seals_of_a_tenant_are_its_own(gate: Gate) -> None:
     await gate.create()
     await gate.as_admin().seal_receipts()

@@ -19,7 +19,7 @@ from asyncgate.parts.identity import admin, incidents
 from asyncgate.parts.model.connection import Receive, Scope
 from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.screening import screen_body
-from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.settings import ConsoleSettings, Settings
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_ledger import StoreReceipts
 from asyncgate.parts.operations import table_of
@@ -79,4 +79,5 @@ class LedgerGate(Gate):
 
 def serve_ledger(settings: Settings) -> int:
     """Serve a ledger until a signal comes; return the exit status."""
-    return serve_forever(replace(settings, receipt_mode="standalone"), kind=LedgerGate)
+    settings = replace(settings, receipt_mode="standalone", console=ConsoleSettings())      # a ledger has no console
+    return serve_forever(settings, kind=LedgerGate)

@@ -273,7 +273,7 @@ class Live:
         surroundings = {**os.environ, "ASYNCGATE_API_KEY": TOKEN}
         self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, text=True, bufsize=1)
         assert self.process.stderr
-        self.url = read_address(self.process, self.process.stderr)
+        self.url, self.database = read_address(self.process, self.process.stderr), database
         self.port = int(self.url.rpartition(":")[2])
 
     def kill(self) -> str:
@@ -336,11 +336,11 @@ class Node:
                               timeout=120, **more)
 
     @classmethod
-    def install(cls, cache: Path, packages: tuple[str, ...] = PACKAGES) -> Path:
-        """Install what is missing, once for all processes, and return the folder."""
+    def install(cls, cache: Path, packages: tuple[str, ...] = PACKAGES, *, run: bool = True) -> Path:
+        """Install what is missing, once for all processes, and return the folder; what is to `run` needs a Node."""
         import fcntl
 
-        wanted = [*([] if cls._is_new_enough() else [cls.OWN_NODE]), *packages]
+        wanted = [*([] if not run or cls._is_new_enough() else [cls.OWN_NODE]), *packages]
         folder = cache / hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:16]
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / "lock").open("w") as lock:

@@ -30,6 +30,7 @@ HOME = HERE.parents[1]          # the folder of the checkout or of the installed
 # Pages whose names differ from their files.
 PAGE_NAMES = {"README.md": "readme", "docs/README.md": "contents", "SECURITY.md": "security-policy",
          "CHANGELOG.md": "changelog"}
+PICTURES = "docs/pictures"      # of these pages; in the site they lie beside them
 CONTENTS = "docs/README.md"     # defines the sections and the order of pages
 FIRST, OTHERS = "Start here", "More"
 SITE_NAME = "AsyncGate"
@@ -118,14 +119,17 @@ def strip_markup(inline: Token) -> str:
 
 
 def relink(page: DocPage, known: Mapping[str, DocPage]) -> str:
-    """Return the Markdown with links for the site; a link to anything but a page becomes plain text."""
+    """Return the Markdown with links for the site; a link to anything but a page or a picture becomes plain text."""
     by_path = {other.path: other for other in known.values()}
 
     def link(found: re.Match[str]) -> str:
         path, mark, anchor = found[2].partition("#")
         if not path or "://" in path or path.startswith("mailto:"):
             return found[0]
-        there = by_path.get(resolve_link(path, page.path))
+        file = resolve_link(path, page.path)
+        if posixpath.dirname(file) == PICTURES:
+            return f"[{found[1]}]({posixpath.basename(file)})"
+        there = by_path.get(file)
         return f"[{found[1]}]({there.stem}.md{mark}{anchor})" if there else found[1]
 
     parts = FENCED.split(page.text)         # fenced code stays unchanged
@@ -162,6 +166,11 @@ def build_site() -> dict[str, str]:
         entries += make_search_entries(page, tokens)
     files["search-index.js"] = f"window.sections = {json.dumps(entries, ensure_ascii=False)};\n"
     return files
+
+
+def read_pictures() -> dict[str, bytes]:
+    """Read the pictures of the site by their names."""
+    return {path.name: path.read_bytes() for path in sorted((HOME / PICTURES).glob("*.png"))}
 
 
 def is_comment(token: Token) -> bool:

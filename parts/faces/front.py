@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from asyncgate import Engine, Operation, __version__
-from asyncgate.parts.faces import openapi
+from asyncgate.parts.faces import console, openapi
 from asyncgate.parts.faces.http import find_shortcut, is_named, is_own_page, keep_slashes, make_refusal_headers
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
@@ -38,9 +38,29 @@ from asyncgate.parts.process.spans import find_tracing
 # take the time of the others.  The answer waits, not the connection: behind a proxy others share that.
 REFUSAL_PAUSE_SECONDS = 0.05
 JSON_TYPE = (b"content-type", b"application/json")
+EMPTY = (204, 304)      # answers without a body
 SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; "
           b"frame-ancestors 'none'"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store")]
 STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
+
+
+SITE_HEADERS = frozenset({b"host", b"origin", b"sec-fetch-site"})
+# What a browser says of a request that a page of another site, or of another name of this site, has made; a page needs
+# no Origin for a GET, an image for example.
+OTHER_SITES = (b"cross-site", b"same-site")
+# Where people come by links, and programs through a browser; everything else is for pages of the gate alone.
+PAGES = frozenset({"", ".well-known", "console", "docs", "oauth", "openapi.json"})
+
+
+def find_path(scope: Scope) -> str:
+    """Return the path below the prefix that a proxy has added."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is for a browser itself, not for a program."""
+    return path.removeprefix("/").partition("/")[0] in PAGES
 
 
 class Front:
@@ -86,7 +106,7 @@ class Front:
 
     def _endpoint(self, scope: Scope) -> Endpoint | None:
         """Find an operation by its path; Starlette's router would cost as much as reading the request."""
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = find_path(scope)
         scope["path_params"] = {}
         if endpoint := self.endpoints.get(path):
             return endpoint
@@ -112,7 +132,8 @@ class Front:
         every = (*self.operations.values(), *LEASE_PROTOCOL, *([STREAM] if "list_receipts" in self.operations else ()))
         described = openapi.make_routes(every, __version__, self.send)
         polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
-        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
+        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described,
+                *console.make_routes(self)]
 
     @cached_property
     def _served_names(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
@@ -123,15 +144,29 @@ class Front:
     def _check_site(self, scope: Scope) -> GateError | None:
         hosts, origins, own = self._served_names
         headers: Headers = scope["headers"]
-        host = next((value for name, value in headers if name == b"host"), None)
+        host, asked_by, pages = None, b"", list[bytes]()
+        for name, value in headers:
+            if name not in SITE_HEADERS:
+                continue
+            if name == b"host":
+                host = value if host is None else host
+            elif name == b"origin":
+                pages.append(value)
+            else:
+                asked_by = value
         if hosts and host is not None and not is_named(host, hosts):
             return Misdirected("this gate does not serve that Host; to allow it, add it to the setting allowed_hosts")
-        if self.open_paths and scope["path"].removeprefix(scope.get("root_path", "")) in self.open_paths:
+        if not pages and not asked_by:      # no browser
             return None
-        for name, value in headers if origins or own else ():
-            if name == b"origin" and not (is_named(value, origins) or is_own_page(value, host or b"", own)):
-                return Forbidden("pages of that Origin may not call this gate; to allow it, add it to the setting "
-                                 "allowed_origins")
+        if self.open_paths and find_path(scope) in self.open_paths:
+            return None
+        allowed = all(is_named(page, origins) or is_own_page(page, host or b"", own) for page in pages)
+        if (origins or own) and not allowed:
+            return Forbidden("pages of that Origin may not call this gate; to allow it, add it to the setting "
+                             "allowed_origins")
+        if asked_by in OTHER_SITES and not (pages and allowed) and not is_page(find_path(scope)):
+            return Forbidden("pages of other sites may not call this gate, nor lead a browser to its operations; to "
+                             "allow the calls of an Origin, add it to the setting allowed_origins")
         return None
 
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
@@ -143,13 +178,13 @@ class Front:
         if status == HTTPStatus.TOO_MANY_REQUESTS:
             await asyncio.sleep(REFUSAL_PAUSE_SECONDS)
         limits = scope.get("asyncgate.limits", ())
-        if not more and type is JSON_TYPE and status != 204 and (whole := find_shortcut(scope)) is not None:
+        if not more and type is JSON_TYPE and status not in EMPTY and (whole := find_shortcut(scope)) is not None:
             lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
             lines += b"".join([b"%b: %b\r\n" % header for header in limits]) if limits else b""
             if whole.answer(status, lines, body):
                 return
         safety = self.safety(scope, {name for name, _ in more})
-        about = [type, (b"content-length", b"%d" % len(body))] if status != 204 else []     # a 204 has no body
+        about = [type, (b"content-length", b"%d" % len(body))] if status not in EMPTY else []
         headers = [*about, *safety, *more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
@@ -166,12 +201,13 @@ class Front:
 
     async def _answer_lost(self, request: Any, error: HTTPException) -> Any:
         if (request.method, request.scope["path"]) == ("GET", "/") and "text/html" in request.headers.get("accept", ""):
-            return self._redirect_to_docs
+            return self._redirect_home
         return self._make_answer(NotFound("nothing is at this path; /openapi.json lists all paths"))
 
-    async def _redirect_to_docs(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Redirect a browser to the docs page; the address is relative, because a proxy may add a path prefix."""
-        await self.send(send, scope, 302, b"", [(b"location", b"docs")])
+    async def _redirect_home(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Redirect a browser to the first page; the address is relative, because a proxy may add a path prefix."""
+        home = b"console/" if self.settings.console.enabled else b"docs"
+        await self.send(send, scope, 302, b"", [(b"location", home)])
 
     async def _answer_fault(self, request: Any, error: Exception) -> Any:
         return self._make_answer(log_fault(request.url.path, error))

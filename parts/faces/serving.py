@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.model.challenges import Challenges
 from asyncgate.parts.model.connection import Headers, Scope, Send
+from asyncgate.parts.model.console import BegunSession
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask
@@ -30,6 +31,12 @@ class Doorkeeper(Protocol):
 
     async def passing(self, scope: Scope) -> GateError | None:
         """Count a request that no operation has counted; return the refusal if it is one too many."""
+
+    async def sign_in(self, scope: Scope, credential: str) -> BegunSession:
+        """Begin a session of the console with a credential."""
+
+    async def sign_out(self, scope: Scope, everywhere: bool) -> Headers:
+        """End the session of a request, or all sessions of its credential; return what drops the cookie."""
 
     def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
         """Audit the refusal of a request if it concerns security."""

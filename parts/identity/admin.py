@@ -24,6 +24,7 @@ from asyncgate.parts.identity.audit import (
     body_of_line,
     current_visitor,
     describe_caller,
+    find_break,
     load_head,
     log_line,
 )
@@ -42,7 +43,7 @@ from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidTrans
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import apply_stricter_limits, find_allowance, is_throttled, tier_of
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Account, Audit, Key, Usage
+from asyncgate.parts.model.stored import Account, Audit, AuditHead, Key, Usage
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Ask, Ok, Principal
 from asyncgate.parts.model.wire_admin import (
@@ -450,16 +451,43 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
                 and (ask.key_id is None or concerns(line, KEYS_OF_LINE, ask.key_id))
                 and (ask.session_id is None or concerns(line, SESSIONS_OF_LINE, ask.session_id))
                 and (ask.token_id is None or concerns(line, TOKENS_OF_LINE, ask.token_id)))
-    mark = ("audit", tenant_id, ask.event, ask.severity, ask.key_id, ask.session_id, ask.token_id)
-    rows, *ends = await read_page(engine, caller, ask, mark,
-                             lambda after: engine.backend.page(tenant_id, Rows(Audit, after)),
-                             lambda line: line.audit_id, wanted)
-    return AuditLines([as_audit_line(tenant_id, line) for line in rows], *ends)
+    mark = ("audit", tenant_id, ask.event, ask.severity, ask.key_id, ask.session_id, ask.token_id, ask.last)
+    begin = await find_last_lines(engine, tenant_id, ask.last)
+    log = ChainedPages(engine, tenant_id)
+    rows, following, cursor = await read_page(engine, caller, ask, mark, lambda after: log.read(after or begin),
+                                              lambda line: line.audit_id, wanted)
+    return AuditLines([as_audit_line(tenant_id, line) for line in rows], following, cursor, log.broken)
+
+
+class ChainedPages:
+    """Reads pages of an audit log, and notes where the chain of its hashes breaks."""
+
+    def __init__(self, engine: Engine, tenant_id: str) -> None:
+        self.engine, self.tenant_id = engine, tenant_id
+        self.head: AuditHead | None = None      # the last line that was read; the first one has nothing to be held to
+        self.broken: str | None = None
+
+    async def read(self, after: str) -> list[Audit]:
+        """Return the lines behind a place."""
+        lines = await self.engine.backend.page(self.tenant_id, Rows(Audit, after))
+        if lines:
+            first, rest = (AuditHead(lines[0].number, lines[0].hash), lines[1:]) if self.head is None else (
+                self.head, lines)
+            self.broken = self.broken or find_break(rest, first)
+            self.head = AuditHead(lines[-1].number, lines[-1].hash)
+        return lines
+
+
+async def find_last_lines(engine: Engine, tenant_id: str, last: int | None) -> str:
+    """Return the place before the last so many lines of a log; empty: before all."""
+    head = None if last is None else await engine.backend.record(tenant_id, AuditHead)
+    return f"{max(0, head.number - last):012d}" if head and last is not None else ""
 
 
 # The members of a line that name a key, a session, a token: of who did something, and of what was done to it.
 KEYS_OF_LINE = ("key_id", "issued", "rotated", "rotated_to", "revoked")
-SESSIONS_OF_LINE, TOKENS_OF_LINE = ("session_id", "about_session"), ("token_id", "about_token")
+SESSIONS_OF_LINE = ("session_id", "about_session", "console_session", "console_began")
+TOKENS_OF_LINE = ("token_id", "about_token")
 
 
 def concerns(line: Audit, names: tuple[str, ...], id: str) -> bool:

@@ -202,9 +202,10 @@ def describe_caller(caller: Caller) -> dict[str, Any]:
 
     Never its credential.
     """
-    token = caller.token
+    token, console = caller.token, caller.console
     return {"principal_kind": caller.principal.kind, "principal_id": caller.principal.id, "role": caller.role,
-            "key_id": caller.key_id, "session_id": token and token.session_id, "token_id": token and token.token_id}
+            "key_id": caller.key_id, "session_id": token and token.session_id, "token_id": token and token.token_id,
+            "console_session": console and console.id}
 
 
 def find_use_id(caller: Caller) -> str | None:

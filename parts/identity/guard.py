@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncgate import Operation
+    from asyncgate.parts.identity.console import ConsoleSessions
     from asyncgate.parts.identity.oauth.revocations import RevocationSet
+    from asyncgate.parts.model.console import BegunSession
 
 log = logging.getLogger("asyncgate")
 
@@ -157,6 +159,7 @@ class Guard(Extension):
         self.accounts = Accounts(engine)
         self.auditor = Auditor(engine, security.audit_logging.enabled)
         self.revocations = self._watch_revocations()
+        self.sessions = self._open_sessions()
         self.relieving: dict[str, asyncio.Task[None]] = {}
         self.enforced = security.rate_limiting.enabled      # if not, only tenants with stricter limits are limited
         self.limits = open_limits(engine.settings, shared=self.enforced)
@@ -178,12 +181,20 @@ class Guard(Extension):
 
     def _watch_revocations(self) -> RevocationSet | None:
         """Let the check of access tokens, if there is one, refuse those that were revoked."""
-        if (tokens := self.identity.tokens) is None:
+        if (tokens := self.identity.tokens) is None and not self.settings.console.enabled:
             return None
         from asyncgate.parts.identity.oauth.revocations import RevocationSet
-        tokens.note_revoked = self.note_revoked_token
-        tokens.revocations = known = RevocationSet(self.engine)
+        known = RevocationSet(self.engine)
+        if tokens is not None:
+            tokens.note_revoked, tokens.revocations = self.note_revoked_token, known
         return known
+
+    def _open_sessions(self) -> ConsoleSessions | None:
+        """Return the sessions of the console, if it is on."""
+        if not self.settings.console.enabled or self.revocations is None:
+            return None
+        from asyncgate.parts.identity.console import ConsoleSessions
+        return ConsoleSessions(self.engine, self.revocations)
 
     async def _require_credential(self) -> None:
         """Refuse to serve a gate for which no valid credential can exist; raises StartupError."""
@@ -226,7 +237,8 @@ class Guard(Extension):
         if op is not None and op.open:
             scope["asyncgate.limits"] = ()      # health is never limited
             return NOBODY
-        caller = await self._authenticate(scope, scope["headers"] if headers is None else headers)
+        by_session = op is not None and headers is None     # MCP calls without an operation or with its own headers
+        caller = await self._authenticate(scope, scope["headers"] if headers is None else headers, by_session)
         if op is not None:
             await self.meter(scope, caller, op)
         return caller
@@ -235,13 +247,21 @@ class Guard(Extension):
         """Return the caller of a credential without counting the call."""
         return await self.identity.caller(headers)
 
-    async def _authenticate(self, scope: Scope, headers: Headers) -> Caller:
-        """Return the caller of a valid credential of an active tenant; count and slow down invalid ones."""
+    async def _authenticate(self, scope: Scope, headers: Headers, by_session: bool = False) -> Caller:
+        """Return the caller of a valid credential of an active tenant; count and slow down invalid ones.
+
+        `by_session` says whether a session of the console may take the place of its credential.
+        """
         address = self._note_visit(scope, headers)
         try:
             refuse_token_in_query(scope)
+            if opened := self.sessions.open(scope, headers, by_session) if self.sessions is not None else None:
+                headers = opened.headers
             caller = await self.identity.caller(headers, address)
             await self.accounts.require_active(caller)
+            if opened is not None and self.sessions is not None:
+                caller = replace(caller, console=opened.shown)
+                await self.sessions.require_current(caller)
         except Unauthenticated as no:
             self.auditor.note_stranger(no)
             if not (read_token(headers) or KEY_PREFIX).startswith(KEY_PREFIX):     # IssuedKeys counts wrong issued keys
@@ -259,6 +279,28 @@ class Guard(Extension):
             raise InvalidToken("this credential is no longer valid")
         if caller.token is not None and self.identity.tokens is not None:
             await self.identity.tokens.recheck(caller)
+        if caller.console is not None and self.sessions is not None:
+            await self.sessions.require_current(caller)
+
+    # The console.
+
+    async def sign_in(self, scope: Scope, credential: str) -> BegunSession:
+        """Begin a session of the console with a credential, which is checked and counted as in any call."""
+        assert self.sessions is not None
+        headers = self.sessions.read_credential(scope, credential)
+        caller = await self.resolve(scope, headers=headers)
+        await self.meter(scope, caller, None)
+        begun = await self.sessions.begin(scope, caller, credential.strip())
+        self.auditor.note(caller.tenant_id, "console_signed_in", "info", **describe_caller(caller),
+                          console_began=begun.text.partition(".")[0])
+        return begun
+
+    async def sign_out(self, scope: Scope, everywhere: bool) -> Headers:
+        """End the session of a request, or all sessions of its credential; return what drops the cookie."""
+        assert self.sessions is not None
+        caller = await self._authenticate(scope, scope["headers"], by_session=True)
+        await self.meter(scope, caller, None)
+        return await self.sessions.end(scope, caller, everywhere)
 
     def _note_visit(self, scope: Scope, headers: Headers) -> str:
         """Note and return the address that a request comes from."""

@@ -17,6 +17,13 @@ class ShownToken(Struct, frozen=True):
     client_id: str | None
 
 
+class ShownSession(Struct, frozen=True):
+    """Which session of the console a caller has shown, and when it began."""
+
+    id: str
+    begun_at: float
+
+
 class Caller(Struct, frozen=True):
     """Who asks, as the credential says; `bound` when it names the principal, else the request may."""
 
@@ -31,6 +38,7 @@ class Caller(Struct, frozen=True):
     issued_at: float | None = None      # of an access token
     token: ShownToken | None = None     # of an access token
     trace: Trace | None = None          # to which the request belongs that creates tasks
+    console: ShownSession | None = None     # of the console, in which the credential was sealed
 
     @property
     def unlimited(self) -> bool:

@@ -315,6 +315,12 @@ class MetricsSettings(Group, frozen=True):
         "Port of a second listener, for /metrics alone; of several processes the first one; 0 is none")] = 0
     most_types: Annotated[Class, says("Task types with numbers of their own; later ones are counted as other")] = 50
 
+class ConsoleSettings(Group, frozen=True):
+    """The console: the page for people that the gate serves at /console."""
+
+    enabled: Annotated[bool, says("Whether the gate serves the console; `asyncgate dev` does by default")] = False
+    session_seconds: Annotated[int, span(60, 2_592_000), says("Seconds until a person has to sign in again")] = 43_200
+
 class EscalationTarget(Group, frozen=True):
     """The principal to whom tasks of a class are escalated."""
 
@@ -412,6 +418,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     archive: ArchiveSettings = ArchiveSettings()
     leases: LeaseSettings = LeaseSettings()
     metrics: MetricsSettings = MetricsSettings()
+    console: ConsoleSettings = ConsoleSettings()
     security: SecuritySettings = SecuritySettings()
     rate_limits: RateLimits = RateLimits()
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from asyncgate.parts.model.wire import Kind, Principal, Role
 
 ClientAuth = Literal["none", "client_secret_basic", "client_secret_post", "private_key_jwt"]
-RevocationKind = Literal["token", "session", "client", "user", "principal"]
+RevocationKind = Literal["token", "session", "client", "user", "principal", "console"]
 
 
 class OAuthClient(Struct, frozen=True):
@@ -138,8 +138,9 @@ class Revocation(Struct, frozen=True):
 
     revocation_id: str                  # the number, written so that it sorts
     number: int                         # 1, 2, 3, …
-    kind: RevocationKind                # token, session, client, user or principal
-    subject: str                        # the jti, sid, client_id or sub; of a principal its tenant, kind and id
+    kind: RevocationKind                # token, session, client, user, principal or console
+    subject: str                        # the jti, sid, client_id or sub; of a principal its tenant, kind and id; of the
+                                        # console a session, or the credential of several
     since: float                        # tokens that were issued before then
     expires_at: float                   # when the last of them has expired anyway
     revoked_at: float                   # when

@@ -9,7 +9,20 @@ from msgspec import Meta, Struct
 
 from asyncgate.parts.model.errors import KeyNotFound, Misdirected, NotReady, TenantNotFound
 from asyncgate.parts.model.examples import ALLOWED, KEY, KEY_ID, LATER, NOW, OTHER, ROOM, TENANT_ID
-from asyncgate.parts.model.wire import AnyJson, Ask, Capabilities, Kind, Moment, Name, PageAsk, Role, Text, Types, says
+from asyncgate.parts.model.wire import (
+    AnyJson,
+    Ask,
+    Capabilities,
+    Kind,
+    Moment,
+    Name,
+    PageAsk,
+    Role,
+    Text,
+    Types,
+    Whole,
+    says,
+)
 
 Tier = Literal["free", "paid", "enterprise"]
 # The schema lists the scopes; the gate refuses others with a better message than msgspec's.
@@ -154,6 +167,7 @@ class ListAudit(PageAsk, kw_only=True):
     key_id: Annotated[Name | None, says("only lines about this key or its calls")] = None
     session_id: Annotated[Name | None, says("only lines about this session or calls with its tokens")] = None
     token_id: Annotated[Name | None, says("only lines about calls with this access token, its jti")] = None
+    last: Annotated[Whole | None, says("begin with the last so many lines; those asked for are among them")] = None
 
 
 class TenantRecord(Struct, omit_defaults=True):
@@ -276,6 +290,7 @@ class AuditLines(Struct):
     lines: list[AuditLine]
     next_cursor: str | None = None
     cursor: str | None = None
+    broken: str | None = None       # where the chain of hashes breaks among the lines that were read; null: nowhere
 
 
 class Ready(Ask, kw_only=True):

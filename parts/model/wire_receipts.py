@@ -31,6 +31,7 @@ class ListSeals(PageAsk, kw_only=True):
         "number": 12, "last_receipt_id": DONE, "count": 2, "digest": "c0ffee11" * 8, "marks": "3q2+78r+uq8=",
         "sealed_at": NOW, "hash": "9b1f04ce" * 8}]})
     after: Annotated[SealNumber, says("the page begins after the seal with this number")] = 0
+    last: Annotated[Whole | None, says("begin with the last so many seals")] = None
 
 
 class ExportReceipts(Ask, kw_only=True):

@@ -183,7 +183,7 @@ def explain_hold(at: Facts) -> Cause | None:
     if at.task.status != "queued" or at.task.held is None:
         return None
     lost_to = sorted(set(decode_json(at.task.lost_to)))
-    why = {"lease_expiries": f"its lease ran out {at.task.expiries} times, which is as often as it may "
+    why = {"lease_expiries": f"its lease ran out {tell_times(at.task.expiries)}, which is as often as it may "
                              f"({', '.join(lost_to)})",
            RECEIPTS_QUOTA: "it has as many receipts as its tenant's quota allows"}.get(at.task.held, at.task.held)
     return make_cause(at, "on_hold", f"It is on hold: {why}.",
@@ -420,6 +420,11 @@ def show_asked(at: Facts, row: Presence, claim: Claimed) -> WorkerFact:
     """Show a worker with a claim, and what it holds, if that was read."""
     return WorkerFact(Principal(row.kind, row.id, row.instance_id), to_utc(claim.at), claim.types, claim.capabilities,
                       at.holding.get((row.kind, row.id)), to_utc(row.last_seen_at))
+
+
+def tell_times(number: int) -> str:
+    """Say how often something happened."""
+    return "once" if number == 1 else f"{number} times"
 
 
 def tell_length(seconds: float) -> str:

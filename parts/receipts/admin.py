@@ -7,7 +7,7 @@ import msgspec
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.identity.admin import read_page
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Seal
+from asyncgate.parts.model.stored import Seal, SealHead
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire_receipts import ListSeals, SealEnd, SealReceipts, SealRecord, Seals
 from asyncgate.parts.receipts.carry import export_receipts, import_receipts, load_import
@@ -29,9 +29,13 @@ async def seal_receipts(engine: Engine, caller: Caller, ask: SealReceipts) -> Se
 
 async def list_seals(engine: Engine, caller: Caller, ask: ListSeals) -> Seals:
     """List the seals over the tenant's receipts, oldest first."""
+    begin = ask.after
+    if ask.last is not None:
+        head = await engine.backend.record(caller.tenant_id, SealHead)
+        begin = max(begin, head.number - ask.last) if head else begin
     rows, *ends = await read_page(
-        engine, caller, ask, ("seals", ask.after),
-        lambda after: engine.backend.page(caller.tenant_id, Rows(Seal, after or f"{ask.after:012d}")),
+        engine, caller, ask, ("seals", ask.after, ask.last),
+        lambda after: engine.backend.page(caller.tenant_id, Rows(Seal, after or f"{begin:012d}")),
         lambda row: row.seal_id, lambda row: True)
     return Seals([SealRecord(row.number, row.last_id, row.count, row.digest, row.marks, to_utc(row.sealed_at),
                              row.hash, decode_names(row.late) if row.late else None) for row in rows], *ends)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -133,6 +136,38 @@ def test_keep_keeps_the_database_and_the_log(tmp_path: Path) -> None:
     [folder] = tmp_path.iterdir()
     assert {"gate.db", "server.log"} <= {path.name for path in folder.iterdir()}
     assert str(folder) in done.stdout
+
+
+def test_with_console_it_stays_open_to_a_browser_until_ctrl_c_and_then_leaves_nothing(tmp_path: Path) -> None:
+    with subprocess.Popen([*DEMO, "--console"], env=surroundings(tmp_path), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as demo:
+        try:
+            assert demo.stdout
+            told = iter(demo.stdout.readline, "")
+            story = "".join(itertools.takewhile(lambda line: "/console" not in line, told))
+            assert "20 of 20 tasks succeeded" in story
+            url = next(re.finditer(r"serves (\S+) from", story))[1]
+            assert next(told) == "\n"
+            assert "Ctrl-C" in next(told)
+            pages = [read(url + path) for path in ("/console/", "/v1/queues?type=translate", "/v1/workers")]
+
+            demo.send_signal(signal.SIGINT)
+            rest, errors = demo.communicate(timeout=PATIENCE_SECONDS)
+        finally:
+            demo.kill()
+
+    assert pages[0].startswith("<!doctype html>")
+    [queue] = json.loads(pages[1])["queues"]
+    assert (queue["claimable"], queue["workers"]) == (3, 0)
+    assert {one["worker"]["id"] for one in json.loads(pages[2])["workers"]} == {"worker-1", "worker-2"}
+    assert (demo.returncode, rest, errors) == (0, "", "")
+    assert (parts(tmp_path), list(tmp_path.iterdir())) == ({}, [])
+
+
+def read(url: str) -> str:
+    """What the gate sends without a credential."""
+    with urllib.request.urlopen(url) as answer:
+        return str(answer.read().decode())
 
 
 def test_an_obligation_that_nothing_answers_is_marked_open() -> None:

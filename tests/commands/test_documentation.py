@@ -18,7 +18,17 @@ from click.testing import CliRunner, Result
 
 from asyncgate.commands import docs
 from asyncgate.commands.main import main
-from asyncgate.commands.site import LINK, OTHERS, DocPage, build_site, make_parser, read_pages, relink, render_contents
+from asyncgate.commands.site import (
+    LINK,
+    OTHERS,
+    DocPage,
+    build_site,
+    make_parser,
+    read_pages,
+    read_pictures,
+    relink,
+    render_contents,
+)
 from tests.conftest import Node
 
 ROOT = Path(__file__).parents[2]
@@ -134,23 +144,25 @@ def test_every_link_leads_to_a_page_and_a_heading_that_are_there(found: dict[str
     assert broken == []
 
 
-def test_every_link_in_the_markdown_leads_to_markdown(site: dict[str, str]) -> None:
+def test_every_link_in_the_markdown_leads_to_markdown_or_to_a_picture(site: dict[str, str]) -> None:
     links = [(name, link) for name, text in site.items() if name.endswith((".md", ".txt")) and name != "SKILL.md"
              for part in re.split(r"```.*?```", text, flags=re.S)[::1] for _, link in LINK.findall(part)]
 
+    there = site.keys() | read_pictures().keys()
     assert links
     assert [(name, link) for name, link in links
-            if not OUTSIDE.match(link) and not link.startswith("#") and urldefrag(link)[0] not in site] == []
+            if not OUTSIDE.match(link) and not link.startswith("#") and urldefrag(link)[0] not in there] == []
 
 
 def test_no_page_loads_anything_from_elsewhere_and_all_work_below_a_path(
     found: dict[str, Found], site: dict[str, str]
 ) -> None:
+    pictures = read_pictures().keys()
     loads = {load for page in found.values() for load in page.loads} - {"data:,"}
 
     assert {load for load in loads if not load.endswith(".md")} == {
-        "style.css", "code.css", "search.js", "search-index.js"}
-    assert loads <= site.keys()
+        "style.css", "code.css", "search.js", "search-index.js", *pictures}
+    assert loads <= site.keys() | pictures
     assert [link for page in found.values() for link in page.links if link.startswith("/")] == []
     assert [name for name in ("style.css", "code.css", "search.js") if re.search(r"@import|url\(|https?:", site[name])
             ] == []
@@ -249,6 +261,7 @@ def made(text: str, path: str = "docs/a.md") -> DocPage:
     ("[w](#here)", "[w](#here)"),
     ("[w](https://example.com/b.md)", "[w](https://example.com/b.md)"),
     ("[`gate`](../asyncgate.py)", "`gate`"),
+    ("![It](pictures/it.png)", "![It](it.png)"),
     ("```\n[w](../README.md)\n```", "```\n[w](../README.md)\n```"),
 ])
 def test_a_link_holds_in_the_site_or_is_only_its_words(written: str, meant: str) -> None:
@@ -270,7 +283,8 @@ def test_the_site_is_built_into_a_new_folder_and_again_over_itself(tmp_path: Pat
         told = run("--build", str(tmp_path / "public" / "docs"))
 
         assert told.exit_code == 0, told.output
-        assert {file.name: file.read_text() for file in (tmp_path / "public" / "docs").iterdir()} == site
+        written = {file.name: file.read_bytes() for file in (tmp_path / "public" / "docs").iterdir()}
+        assert written == {name: text.encode() for name, text in site.items()} | read_pictures()
 
 
 def test_the_site_is_not_built_among_the_files_of_somebody(tmp_path: Path) -> None:

@@ -668,6 +668,31 @@ async def test_a_line_that_was_chained_anew_breaks_the_one_behind_it(house: Hous
     assert find_break([*lines[:2], forged, *lines[3:]], START)
 
 
+async def test_the_last_lines_can_be_asked_for(house: House) -> None:
+    lines = await chain(house)
+
+    page = await house.good("list_audit", {"last": 2})
+
+    assert [line["number"] for line in page["lines"]][:2] == [lines[-1].number - 1, lines[-1].number]
+    assert page["broken"] is None
+
+
+async def test_a_list_tells_where_the_chain_of_its_lines_is_broken(house: House, url: str) -> None:
+    if not url.startswith("sqlite"):
+        pytest.skip("nobody can change what is in memory")
+    lines = await chain(house)
+    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    walls = other.execute("SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'audit'").fetchall()
+    for (name,) in walls:
+        other.execute(f"DROP TRIGGER {name}")
+    other.execute("UPDATE audit SET event = 'nothing' WHERE number = ?", (lines[2].number,))
+    other.close()
+
+    page = await house.good("list_audit", {"limit": 200})
+
+    assert f"line {lines[2].number} of the audit log" in page["broken"]
+
+
 async def test_tenants_have_chains_of_their_own(house: House) -> None:
     await house.admin_of(OTHER)
     await house.admin_of(THIRD)

@@ -538,7 +538,7 @@ CREATE TABLE asyncgate.revocations (        -- access tokens that are refused be
     tenant_id       uuid NOT NULL,
     revocation_id   asyncgate.id NOT NULL,  -- the number, written so that it sorts
     number          bigint NOT NULL,        -- 1, 2, 3, …
-    kind            text NOT NULL,          -- token, session, client, user or principal
+    kind            text NOT NULL,          -- token, session, client, user, principal or console
     subject         text NOT NULL,          -- the jti, sid, client_id or sub; of a principal its tenant, kind and id
     since           float8 NOT NULL,        -- tokens that were issued before then
     expires_at      float8 NOT NULL,        -- when the last of them has expired anyway

@@ -487,7 +487,7 @@ CREATE TABLE revocations (                  -- access tokens that are refused be
     tenant_id       TEXT NOT NULL,
     revocation_id   TEXT NOT NULL,          -- the number, written so that it sorts
     number          INTEGER NOT NULL,       -- 1, 2, 3, …
-    kind            TEXT NOT NULL,          -- token, session, client, user or principal
+    kind            TEXT NOT NULL,          -- token, session, client, user, principal or console
     subject         TEXT NOT NULL,          -- the jti, sid, client_id or sub; of a principal its tenant, kind and id
     since           REAL NOT NULL,          -- tokens that were issued before then
     expires_at      REAL NOT NULL,          -- when the last of them has expired anyway

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -17,11 +18,15 @@ from asyncgate.parts.identity.oauth.client_admin import hash_client_secret
 from asyncgate.parts.identity.oauth.documents import UnusableDocument, list_methods
 from asyncgate.parts.identity.oauth.redirects import find_document_url_flaw
 from asyncgate.parts.identity.oauth.wire import OAuthError, Request, read_parameters
+from asyncgate.parts.model.console import CONSOLE, CONSOLE_CLIENT
 from asyncgate.parts.model.stored_oauth import OAuthClient
+from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
     from asyncgate.parts.identity.oauth.server import AuthorizationServer
 
+CONSOLE_NAME = "the console of this gate"
+SHORTEST_DAYS = 5               # the shortest life of an access token (spec 21.2.1)
 BASIC_CHALLENGE = (b"www-authenticate", b'Basic realm="asyncgate"')
 SECRET_METHODS = frozenset({"client_secret_basic", "client_secret_post"})
 CLIENT_ID = re.compile(r"[!-~]{1,500}\Z")       # visible ASCII, as RFC 6749 A.1 has it, without blanks
@@ -43,6 +48,8 @@ async def look_up_client(server: AuthorizationServer, client_id: str) -> OAuthCl
     if not CLIENT_ID.match(client_id):
         return None
     row = await server.directory.find(OAuthClient, client_id)
+    if client_id == CONSOLE_CLIENT:
+        return make_console_client(server, row) if server.settings.console.enabled else None
     if row.origin != "document" if row else find_document_url_flaw(client_id):
         return row
     return await server.documents.find(client_id, row)
@@ -51,13 +58,29 @@ async def look_up_client(server: AuthorizationServer, client_id: str) -> OAuthCl
 def note_sign_in(work: Work, client: OAuthClient) -> bool:
     """Note that somebody has signed in with a program; return whether it may still be used.
 
-    Its key must be loaded: `(OAuthClient, (client.client_id,))`.  Only now a metadata document becomes a row.
+    Its key must be loaded: `(OAuthClient, (client.client_id,))`.  Only now a metadata document becomes a row, and so
+    does the console.
     """
-    row = work.find_record(OAuthClient, client.client_id) or (client if client.origin == "document" else None)
+    known = client.origin == "document" or client.client_id == CONSOLE_CLIENT
+    row = work.find_record(OAuthClient, client.client_id) or (client if known else None)
     if row is None or row.disabled_at is not None:      # it was removed or disabled while somebody signed in
         return False
     work.keep_record(replace(row, last_used_at=work.now))
     return True
+
+
+def make_console_client(server: AuthorizationServer, row: OAuthClient | None) -> OAuthClient:
+    """Return the gate's own console, a program that nobody has to register; an admin may disable its row.
+
+    Its person is asked for no consent, so its redirect is compared to the letter: see `read_redirect`.
+    """
+    now = server.engine.backend.now()
+    row = row or OAuthClient(
+        CONSOLE_CLIENT, "registered", CONSOLE_NAME, "[]", None, "none", None, None, None, True, True, None, now,
+        str(Principal("system", "asyncgate")), now)
+    return replace(row, name=CONSOLE_NAME, redirect_uris=msgspec.json.encode([f"{server.issuer}{CONSOLE}/"]).decode(),
+                   scopes=None, auth_method="none", secret_hash=None, tenant=None, trusted=True,
+                   access_days=SHORTEST_DAYS)
 
 
 # Authentication at the token endpoint.

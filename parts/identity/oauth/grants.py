@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from asyncgate import SCOPES, Caller, Work
 from asyncgate.parts.identity.admin import audit_change
 from asyncgate.parts.identity.keys_stored import decode_names, encode_names
-from asyncgate.parts.identity.oauth.clients import note_sign_in
+from asyncgate.parts.identity.oauth.clients import SHORTEST_DAYS, note_sign_in
 from asyncgate.parts.identity.oauth.requests import AuthorizationRequest
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.sessions import describe_grant, end_grant
@@ -36,7 +36,7 @@ from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import Grant, OAuthClient, User
 
 CODE_SECONDS = 60.0
-SHORTEST_DAYS, LONGEST_DAYS = 5, 90     # the life of an access token (spec 21.2.1)
+LONGEST_DAYS = 90       # the life of an access token (spec 21.2.1)
 ID, SECRET, MARK = r"([0-9a-f-]{36})", r"[A-Za-z0-9_-]{43}", r"[A-Za-z0-9_-]{22}"
 CODE = re.compile(rf"agc_{ID}\.{SECRET}\Z")
 REFRESH = re.compile(rf"agr_{ID}\.{SECRET}\.{MARK}\Z")

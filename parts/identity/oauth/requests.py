@@ -6,6 +6,7 @@ may lead a browser anywhere, so a refusal is a page.  After that, a refusal goes
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable
 from urllib.parse import quote, urlencode, urlsplit
@@ -21,6 +22,7 @@ from asyncgate.parts.identity.oauth.redirects import is_same_redirect
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.wire import Answer, redirect_to
 from asyncgate.parts.model.challenges import MOUNTS
+from asyncgate.parts.model.console import CONSOLE_CLIENT
 from asyncgate.parts.model.stored_oauth import OAuthClient
 
 CHALLENGE = re.compile(r"[A-Za-z0-9._~-]{43,128}\Z")        # RFC 7636 4.2
@@ -99,7 +101,9 @@ def read_redirect(client: OAuthClient, asked: str) -> str:
     """Return the redirect URI that was asked for, if it is a registered one (D1)."""
     if not asked:
         raise BadRequestPage("the request names no redirect_uri")
-    if not any(is_same_redirect(asked, known) for known in decode_names(client.redirect_uris)):
+    # The console has no consent page: a program at another port of this machine must not get its code.
+    same = operator.eq if client.client_id == CONSOLE_CLIENT else is_same_redirect
+    if not any(same(asked, known) for known in decode_names(client.redirect_uris)):
         raise BadRequestPage("the redirect_uri of the request is not one that this program has registered")
     return asked
 

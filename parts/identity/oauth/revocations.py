@@ -19,6 +19,7 @@ from asyncgate.parts.model.stored_oauth import Revocation, RevocationHead, Revoc
 
 REVOCATIONS_SECONDS = 5.0       # how old the set in memory may be
 LONGEST_VALID_SECONDS = 90 * DAY_SECONDS + 300.0    # an access token lives 90 days at most, and the longest leeway
+LONGEST_SESSION_SECONDS = 30 * DAY_SECONDS          # of the console: what its setting allows at most
 MOST_DROPPED = 500              # expired rows that upkeep deletes in one transaction
 REVOCATION_KEYS: tuple[RecordKey, ...] = ((RevocationHead, ()),)     # what `revoke` needs loaded
 # A revocation by its id ends every token with that id; the others end those that were issued before it.
@@ -26,14 +27,14 @@ BY_ID = ("token", "session")
 
 
 def revoke(work: Work, kind: RevocationKind, subject: str, expires_at: float, by: str,
-           reason: str | None) -> Revocation:
+           reason: str | None, since: float | None = None) -> Revocation:
     """Refuse access tokens from now until they have expired; the batch must have loaded REVOCATION_KEYS.
 
     Of a client, a user and a principal these are the tokens that were issued before now.  An `iat` may have fractions
     of a second, so that a token that is issued at once afterwards is good.
     """
     number = (work.find_record(RevocationHead) or RevocationHead()).number + 1
-    row = Revocation(f"{number:012d}", number, kind, subject, work.now, expires_at, work.now, by, reason)
+    row = Revocation(f"{number:012d}", number, kind, subject, since or work.now, expires_at, work.now, by, reason)
     work.keep_record(row)
     work.keep_record(RevocationHead(number))
     return row
@@ -47,6 +48,31 @@ def name_principal(tenant_id: str, kind: str, id: str) -> str:
 def name_token(tenant_id: str, jti: str) -> str:
     """Return the subject of the revocation of a token of one tenant; another tenant's issuer may use the same jti."""
     return f"{tenant_id} {jti}"
+
+
+def end_console_sessions(work: Work, caller: Caller, everywhere: bool, reason: str | None = None) -> None:
+    """Refuse the caller's session of the console from now on, or all sessions of its credential.
+
+    The batch must have loaded REVOCATION_KEYS.
+    """
+    shown = caller.console
+    since = max(work.now, shown.begun_at if shown else 0.0)     # another process may have begun it, by another clock
+    name = name_credential(caller) if everywhere or shown is None else name_console_session(shown.id)
+    revoke(work, "console", name, since + LONGEST_SESSION_SECONDS, str(caller.principal), reason, since)
+
+
+def name_console_session(id: str) -> str:
+    """Return the subject of the revocation of one session of the console."""
+    return f"session {id}"
+
+
+def name_credential(caller: Caller) -> str:
+    """Return the subject of the revocation of all sessions of the console that a credential has begun."""
+    if caller.key_id is not None:
+        return f"key {caller.key_id}"
+    if (token := caller.token) is None:
+        return "shared token"
+    return f"token {caller.tenant_id} {token.session_id or token.token_id or token.subject}"
 
 
 class Ended(Struct, frozen=True):
@@ -111,6 +137,11 @@ class RevocationSet(Extension):
     def has(self, kind: RevocationKind, subject: str | None) -> bool:
         """Whether something was revoked."""
         return (kind, subject) in self.known
+
+    def was_ended(self, kind: RevocationKind, subject: str, begun_at: float) -> bool:
+        """Whether what had begun at a time was ended since."""
+        ended = self.known.get((kind, subject))
+        return ended is not None and begun_at <= ended.since
 
     def find(self, caller: Caller) -> RevocationKind | None:
         """Return what of a caller's token was revoked; None if nothing was."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from asyncgate import Caller, Engine, Operation, Work, forbid
 from asyncgate.parts.identity.admin import audit_change, operates, read_page
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
-from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, revoke
+from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, end_console_sessions, revoke
 from asyncgate.parts.model.errors import InvalidRequest, SessionNotFound, UserNotFound
 from asyncgate.parts.model.stored import export_key
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, User
@@ -153,7 +153,7 @@ async def end_session(engine: Engine, caller: Caller, ask: EndSession) -> Ok:
 
 
 async def sign_out_everywhere(engine: Engine, caller: Caller, ask: SignOutEverywhere) -> SignedOut:
-    """End all your sessions, or as an admin those of a user."""
+    """End all your sessions, in the console too, or as an admin those of a user."""
     people = await require_people(engine, caller, ask.user_id)
     grants = await find_grants(engine, lambda grant: is_of(grant, people))
 
@@ -161,6 +161,8 @@ async def sign_out_everywhere(engine: Engine, caller: Caller, ask: SignOutEveryw
         for user_id in {*people, *(grant.user_id for grant in grants)}:
             until = max((last_token_ends(one) for one in grants if one.user_id == user_id), default=work.now)
             revoke(work, "user", user_id, until, str(caller.principal), ask.reason)
+        if ask.user_id is None and engine.settings.console.enabled:
+            end_console_sessions(work, caller, everywhere=True, reason=ask.reason)
         audit_change(engine, work, "signed_out_everywhere", "warning", caller, about_users=sorted(people),
                      reason=ask.reason)
     return SignedOut(await end_grants(engine, caller, grants, "signed_out", ask.reason, also))

@@ -1,0 +1,102 @@
+// Questions, forms and notes.  A question says what will happen, to what, and what cannot be undone.
+
+import {h, render} from "./dom.js";
+
+// What has the focus in an open dialog: not the cross that closes it.
+const FIRST = ".dialog-body :is(input, select, textarea), .dialog-body button";
+
+/** Open a dialog; `show(close)` describes its content; return what it was closed with. */
+export function openDialog(title, show, {wide = false} = {}) {
+  return new Promise((resolve) => {
+    const dialog = document.createElement("dialog");
+    dialog.className = wide ? "wide" : "";
+    let answer = null;
+    const close = (value = null) => {
+      answer = value;
+      dialog.close();
+    };
+    const draw = () => render(dialog,
+      h("header", {key: "head"}, h("h2", {id: "dialog-title"}, title),
+        h("button", {class: "icon", "aria-label": "Close", onclick: () => close()}, "✕")),
+      h("div", {key: "body", class: "dialog-body"}, show(close, draw)));
+    dialog.setAttribute("aria-labelledby", "dialog-title");
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(answer);
+    });
+    dialog.addEventListener("click", (event) => event.target === dialog && close());
+    draw();
+    document.body.append(dialog);
+    dialog.showModal();
+    dialog.querySelector(FIRST)?.focus();
+  });
+}
+
+/** Ask for fields and do something with them.
+ *
+ * `fields`: [{name, label, value, hint, required, type, options, rows, when(values)}]; `run(values)` may throw, and its error is shown.
+ */
+export function askForm(title, {says, fields = [], button = title, danger = false, run}) {
+  const values = Object.fromEntries(fields.map((field) => [field.name, field.value ?? ""]));
+  const state = {problem: null, busy: false};
+  return openDialog(title, (close, draw) => {
+    const submit = async (event) => {
+      event.preventDefault();
+      if (state.busy) return;
+      state.busy = true;
+      draw();
+      try {
+        close({done: await run(values)});
+      } catch (problem) {
+        state.problem = problem.message;
+        state.busy = false;
+        draw();
+      }
+    };
+    return h("form", {onsubmit: submit, class: "stack"},
+      says && (typeof says === "string" ? h("p", null, says) : says),
+      fields.filter((field) => field.when?.(values) ?? true).map((field) => showField(field, values, draw)),
+      state.problem && h("p", {class: "problem", role: "alert"}, state.problem),
+      h("div", {class: "actions end"},
+        h("button", {type: "button", onclick: () => close()}, "Back"),
+        h("button", {class: danger ? "danger" : "first", type: "submit", disabled: state.busy}, state.busy ? "…" : button)));
+  });
+}
+
+function showField({name, label, hint, required, type = "text", options, rows}, values, draw) {
+  const id = `field-${name}`;
+  const common = {id, name, required, oninput: (event) => {
+    values[name] = type === "checkbox" ? event.target.checked : event.target.value;
+    if (options) draw();
+  }, ...(hint && {"aria-describedby": `${id}-hint`})};
+  const field = options
+    ? h("select", common, options.map((one) => h("option", {value: one, selected: one === values[name]}, one)))
+    : rows ? h("textarea", {...common, rows, value: values[name], spellcheck: "false"})
+      : h("input", {...common, type, ...(type === "checkbox" ? {checked: Boolean(values[name])} : {value: values[name]}),
+        autocomplete: "off", spellcheck: "false"});
+  return h("div", {class: type === "checkbox" ? "field check" : "field", key: name},
+    h("label", {for: id}, label), field, hint && h("p", {id: `${id}-hint`, class: "quiet"}, hint));
+}
+
+const NOTE_MS = 6000;
+const notes = [];
+let lastNote = 0;
+
+/** Show a short note; `kind` is good or bad.  A screen reader says it. */
+export function note(text, kind = "good") {
+  const one = {id: ++lastNote, text, kind};
+  notes.push(one);
+  drawNotes();
+  setTimeout(() => dropNote(one), kind === "bad" ? 3 * NOTE_MS : NOTE_MS);
+}
+
+function dropNote(one) {
+  const at = notes.indexOf(one);
+  if (at >= 0) notes.splice(at, 1);
+  drawNotes();
+}
+
+function drawNotes() {
+  render(document.getElementById("notes"), notes.map((one) => h("div", {key: one.id, class: `note ${one.kind}`},
+    one.text, h("button", {class: "icon", "aria-label": "Dismiss", onclick: () => dropNote(one)}, "✕"))));
+}

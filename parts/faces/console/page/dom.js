@@ -1,0 +1,94 @@
+// A view is a function of its data.  `h` describes elements, `render` brings the document in line with the description.
+//
+// Security: text becomes text nodes, and attributes are set one by one.  Nothing here, and nothing in the console, parses
+// HTML; the policy of the page (Trusted Types) would refuse it.
+
+const SVG = "http://www.w3.org/2000/svg";
+const TEXT = Symbol("text");
+
+/** Describe an element: `h("a", {href, onclick, key}, "text", [more])`.  Children that are null or false are left out. */
+export function h(tag, attributes, ...children) {
+  return {tag, attributes: attributes ?? {}, key: attributes?.key, children: flatten(children), node: null};
+}
+
+/** Describe an element whose content is the business of `fill(node)`, which is called once. */
+export function raw(tag, attributes, fill) {
+  return {...h(tag, attributes), fill};
+}
+
+function flatten(children, into = []) {
+  for (const child of children) {
+    if (Array.isArray(child)) flatten(child, into);
+    else if (child === null || child === undefined || child === false) continue;
+    else if (typeof child === "object") into.push(child);
+    else into.push({tag: TEXT, text: String(child), children: [], node: null});
+  }
+  return into;
+}
+
+/** Bring the children of an element in line with their descriptions; focus, scroll and selection stay where they are. */
+export function render(parent, ...children) {
+  const wanted = flatten(children);
+  patchChildren(parent, parent.described ?? [], wanted);
+  parent.described = wanted;
+}
+
+function make(wanted, svg) {
+  if (wanted.tag === TEXT) return wanted.node = document.createTextNode(wanted.text);
+  const inside = svg || wanted.tag === "svg";
+  const node = inside ? document.createElementNS(SVG, wanted.tag) : document.createElement(wanted.tag);
+  wanted.node = node;
+  patchAttributes(node, {}, wanted.attributes);
+  if (wanted.fill) wanted.fill(node);
+  for (const child of wanted.children) node.append(make(child, inside && wanted.tag !== "foreignObject"));
+  wanted.attributes.ready?.(node);
+  return node;
+}
+
+function patch(known, wanted) {
+  const node = wanted.node = known.node;
+  if (wanted.tag === TEXT) {
+    if (known.text !== wanted.text) node.data = wanted.text;
+    return;
+  }
+  patchAttributes(node, known.attributes, wanted.attributes);
+  if (!wanted.fill) patchChildren(node, known.children, wanted.children);
+}
+
+function patchChildren(parent, known, wanted) {
+  const byKey = new Map(known.filter((one) => one.key !== undefined).map((one) => [one.key, one]));
+  const others = known.filter((one) => one.key === undefined);
+  const svg = parent.namespaceURI === SVG && parent.tagName !== "foreignObject";
+  const kept = new Set();
+  const nodes = wanted.map((one) => {
+    const match = one.key !== undefined ? byKey.get(one.key) : others.find((other) => !kept.has(other) && other.tag === one.tag);
+    if (!match || match.tag !== one.tag || kept.has(match)) return make(one, svg);
+    kept.add(match);
+    patch(match, one);
+    return one.node;
+  });
+  for (const one of known) if (!kept.has(one)) one.node.remove();
+  nodes.forEach((node, at) => {
+    if (parent.childNodes[at] !== node) parent.insertBefore(node, parent.childNodes[at] ?? null);
+  });
+}
+
+function patchAttributes(node, known, wanted) {
+  for (const name of Object.keys(known)) if (!(name in wanted)) setAttribute(node, name, null, known[name]);
+  for (const [name, value] of Object.entries(wanted)) if (known[name] !== value) setAttribute(node, name, value, known[name]);
+}
+
+function setAttribute(node, name, value, before) {
+  if (name === "key" || name === "ready") return;
+  if (name.startsWith("on")) {
+    const event = name.slice(2);
+    if (before) node.removeEventListener(event, before);
+    if (value) node.addEventListener(event, value);
+  } else if (name === "value" || name === "checked" || name === "indeterminate") {
+    if (node[name] !== value) node[name] = value ?? "";
+  } else if (name === "style") {      // an object of properties: the policy refuses style attributes
+    for (const property of Object.keys(before ?? {})) if (!(property in (value ?? {}))) node.style.removeProperty(property);
+    for (const [property, said] of Object.entries(value ?? {})) node.style.setProperty(property, said);
+  } else if (value === null || value === undefined || value === false) node.removeAttribute(name);
+  else node.setAttribute(name, value === true ? "" : value);
+}

@@ -1,0 +1,69 @@
+// The text filter: `type:ocr status:queued owner:ada age:>1h summary:"monthly report"`.
+//
+// A filter is text that people copy to each other.  Each view names the words that it knows; an unknown word is an error
+// that names those it may be, and nothing is left out in silence.
+
+import {readLength} from "./time.js";
+
+const WORD = /([a-z_]+):(?:"((?:[^"\\]|\\.)*)"|(\S*))|"((?:[^"\\]|\\.)*)"|(\S+)/gi;
+
+/** Read a filter into `{values, problems}`; `words` maps each word to `(text) => request fields`, which may throw. */
+export function readFilter(text, words) {
+  const values = {};
+  const problems = [];
+  for (const [whole, name, quoted, plain, loose, bare] of text.matchAll(WORD)) {
+    const word = name?.toLowerCase() ?? "";
+    const said = unquote(quoted ?? loose) ?? plain ?? bare ?? "";
+    if (!(word in words)) {
+      const known = Object.keys(words).filter(Boolean).map((one) => `${one}:`).join(" ");
+      problems.push(`${whole} is unknown here; these are known: ${known}`);
+    } else if (!said) problems.push(`${whole} needs a value`);
+    else {
+      try {
+        Object.assign(values, words[word](said));
+      } catch (wrong) {
+        problems.push(`${whole}: ${wrong.message}`);
+      }
+    }
+  }
+  return {values, problems};
+}
+
+function unquote(text) {
+  return text?.replace(/\\(.)/g, "$1");
+}
+
+/** Write one word of a filter, quoted where it must be. */
+export function writeWord(word, value) {
+  const text = String(value);
+  return /[\s"]/.test(text) || !text ? `${word}:"${text.replace(/["\\]/g, "\\$&")}"` : `${word}:${text}`;
+}
+
+/** Return a filter with one of its words replaced, or left out if the value is null. */
+export function withWord(text, word, value) {
+  const rest = [...text.matchAll(WORD)].filter(([, name]) => name?.toLowerCase() !== word).map(([whole]) => whole);
+  return [...rest, ...(value === null ? [] : [writeWord(word, value)])].join(" ");
+}
+
+const KINDS = ["agent", "worker", "service", "system", "human", "asyncgate"];
+
+/** Read a principal: `ada`, or `human:ada` with its kind. */
+export function readWho(text) {
+  const [kind, ...rest] = text.split(":");
+  return rest.length && KINDS.includes(kind) ? {kind, id: rest.join(":")} : {id: text};
+}
+
+/** Read `>1h` or `<2d` into `{over, seconds}`. */
+export function readAge(text) {
+  const seconds = readLength(text.slice(1));
+  if (!"<>".includes(text[0]) || seconds === null) throw new Error("say >1h for what is older, or <30min for what is newer");
+  return {over: text[0] === ">", seconds};
+}
+
+/** Read `>2026-11-01` or `<2026-11-01T08:00` into `{after, moment}`; UTC, unless it names a zone. */
+export function readMoment(text) {
+  const said = text.slice(1);
+  const moment = new Date(/T/.test(said) && !/(Z|[+-]\d\d:?\d\d)$/i.test(said) ? `${said}Z` : said);
+  if (!"<>".includes(text[0]) || Number.isNaN(moment.getTime())) throw new Error("say >2026-11-01 or <2026-11-01T08:00 (UTC)");
+  return {after: text[0] === ">", moment: moment.toISOString()};
+}

@@ -1,0 +1,73 @@
+// Who can take what: the gate's rules of claims, applied to what list_workers and list_pauses say.  Pure.
+
+/** After this time without a claim a worker counts as silent: the longest that a claim waits, and a minute and a half. */
+export const SILENT_SECONDS = 120;
+
+/** Return what keeps one of a worker's last claims from a queue: null, or `{type, missing}` of the nearest one. */
+export function findLack(worker, queue) {
+  const lacks = worker.claims.map((claim) => ({
+    type: claim.accept_types.length > 0 && !claim.accept_types.includes(queue.type),
+    missing: queue.capabilities.filter((one) => !claim.capabilities.includes(one))}));
+  const rank = (lack) => (lack.type ? 1000 : 0) + lack.missing.length;
+  const [nearest] = lacks.sort((one, other) => rank(one) - rank(other));
+  return nearest && rank(nearest) === 0 ? null : nearest ?? {type: true, missing: []};
+}
+
+/** Whether a pause keeps everybody from a queue. */
+export function stopsQueue(pause, queue) {
+  return pause.whole_tenant || (pause.type === queue.type
+    && (pause.capabilities === null || isSameSet(pause.capabilities, queue.capabilities)));
+}
+
+function isSameSet(some, others) {
+  return [...some].sort().join("\n") === [...others].sort().join("\n");
+}
+
+/** Return the state of a worker: paused, working, idle or silent. */
+export function stateOf(worker, pauses, now) {
+  if (pauses.some((pause) => pause.whole_tenant || pause.worker === worker.worker.id)) return "paused";
+  if (worker.holding > 0) return "working";
+  return now - Date.parse(worker.last_claim_at) > SILENT_SECONDS * 1000 ? "silent" : "idle";
+}
+
+/** Return the tone of the badge that shows a worker's state. */
+export function toneOf(state) {
+  return {working: "running", idle: "ok"}[state] ?? state;
+}
+
+/** Split workers into those that can take a queue's tasks, and the others with what they lack; silent ones come last. */
+export function splitWorkers(workers, queue, pauses, now) {
+  const order = ["idle", "working", "paused", "silent"];
+  const known = workers.map((worker) => ({...worker, state: stateOf(worker, pauses, now), lack: findLack(worker, queue)}))
+    .sort((one, other) => order.indexOf(one.state) - order.indexOf(other.state));
+  return {able: known.filter((one) => !one.lack), others: known.filter((one) => one.lack)};
+}
+
+/** Return the rows of a list of queues: before several lanes of one type stands a row with their sums. */
+export function groupLanes(queues) {
+  const byType = new Map();
+  for (const queue of queues) byType.set(queue.type, [...byType.get(queue.type) ?? [], queue]);
+  return [...byType].flatMap(([type, lanes]) => lanes.length > 1 ? [sumLanes(type, lanes), ...lanes.map((one) => ({...one, lane: true}))] : lanes);
+}
+
+function sumLanes(type, lanes) {
+  const sum = (name) => lanes.reduce((total, one) => total + one[name], 0);
+  const flow = (time) => Object.fromEntries(["started", "ended", "failed", "expired"].map((name) => [name,
+    lanes.reduce((total, one) => total + one[time][name], 0)]));
+  const waits = lanes.map((one) => one.oldest_wait_seconds).filter((one) => one !== null);
+  return {queue_id: `all ${type}`, type, lanes: lanes.length, capabilities: [], claimable: sum("claimable"), delayed: sum("delayed"),
+    delayed_at_least: lanes.some((one) => one.delayed_at_least), held: sum("held"), leased: sum("leased"), workers: null,
+    oldest_wait_seconds: waits.length ? Math.max(...waits) : null, last_minute: flow("last_minute"), last_hour: flow("last_hour")};
+}
+
+const SAMPLE_MS = 5000;
+const MOST_SAMPLES = 120;       // ten minutes
+
+/** Add what was seen to samples, `[{at, …}]`, one for each five seconds; the newest of them is always the latest look. */
+export function addSample(samples, sample) {
+  const [before, last] = samples.slice(-2);
+  if (last && last.at - before.at < SAMPLE_MS) samples.pop();
+  samples.push(sample);
+  if (samples.length > MOST_SAMPLES) samples.shift();
+  return samples;
+}

@@ -1,0 +1,40 @@
+// The keys of the console.  A key in a text field belongs to the field.
+
+import {h} from "./dom.js";
+
+const FIELDS = "input, textarea, select, [contenteditable]";
+
+/** Collects keys and calls what they are for; `g` waits for a second letter. */
+export class Keys {
+  constructor() {
+    this.keys = new Map();      // "/" or "g t": [what it does in words, run]
+    this.begun = "";
+    addEventListener("keydown", (event) => this.press(event));
+  }
+
+  /** Give a key its meaning. */
+  on(key, says, run) {
+    this.keys.set(key, [says, run]);
+  }
+
+  press(event) {
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.(FIELDS)) return;
+    if (document.querySelector("dialog[open]")) return;
+    const key = this.begun ? `${this.begun} ${event.key}` : event.key;
+    this.begun = "";
+    if (event.key === "g" && key === "g") {
+      this.begun = "g";
+      return;
+    }
+    const found = this.keys.get(key);
+    if (!found) return;
+    event.preventDefault();
+    found[1]();
+  }
+
+  /** Describe the keys for the help. */
+  describe() {
+    return h("dl", {class: "keys"}, [...this.keys].map(([key, [says]]) => [
+      h("dt", null, key.split(" ").map((one) => h("kbd", null, one === "Escape" ? "Esc" : one))), h("dd", null, says)]));
+  }
+}

@@ -1,0 +1,133 @@
+// Pausing, draining and resuming: of a lane, a type, a worker, or everything in the tenant.
+
+import {askForm, note, openDialog} from "./dialogs.js";
+import {h} from "./dom.js";
+import {badge, say, section, who} from "./parts.js";
+import {readLength, when} from "./time.js";
+
+/** Return what a pause is about, as the operations ask for it. */
+export function targetOf(pause) {
+  if (pause.worker) return {worker: pause.worker};
+  if (pause.whole_tenant) return {whole_tenant: true};
+  return {type: pause.type, ...(pause.capabilities && {capabilities: pause.capabilities})};
+}
+
+/** Say what a pause is about. */
+export function nameTarget({type, capabilities, worker}) {
+  if (worker) return ["worker ", say(worker)];
+  if (!type) return ["everything in this tenant"];
+  const lane = capabilities && (capabilities.length ? [" that requires exactly ", say(capabilities.join(", "))] : " that requires nothing");
+  return ["type ", say(type), lane];
+}
+
+/** Show what is paused, each with its way out. */
+export function showPauses(pauses, page) {
+  return pauses.length > 0 && section("Paused", {}, h("ul", {class: "plain stack"}, pauses.map((one) => showPause(one, page))));
+}
+
+function showPause(pause, page) {
+  const target = targetOf(pause);
+  return h("li", {class: "head", key: JSON.stringify(target)},
+    h("p", {class: "spring"}, badge("paused"), " ", h("strong", null, nameTarget(target)), ", since ", when(pause.since, page.now()),
+      pause.until && [", ends ", when(pause.until, page.now())], ", by ", who(pause.paused_by), pause.reason && [": ", say(pause.reason)],
+      pause.leases_left > 0 && h("span", {class: "quiet"}, `; ${count(pause.leases_left, "lease")} left`)),
+    h("div", {class: "actions"},
+      page.may("drain_work") && pause.leases_left > 0 && h("button", {onclick: () => watchDrain(page, target)}, "Drain"),
+      page.may("resume_work") && h("button", {onclick: () => resume(page, target)}, "Resume")));
+}
+
+/** Offer to pause, drain or resume one thing; `pauses` are all that hold. */
+export function pauseButtons(page, target, pauses) {
+  const paused = pauses.some((one) => JSON.stringify(targetOf(one)) === JSON.stringify(target));
+  return [
+    !paused && page.may("pause_work") && h("button", {onclick: () => askPause(page, target)}, "Pause …"),
+    !paused && page.may("drain_work") && h("button", {onclick: () => askPause(page, target, {drain: true})}, "Drain …"),
+    paused && page.may("resume_work") && h("button", {class: "first", onclick: () => resume(page, target)}, "Resume")];
+}
+
+async function resume(page, target) {
+  try {
+    const {resumed, pauses_left: left} = await page.act("resume_work", target);
+    note(resumed ? `Resumed${left ? `; ${count(left, "other pause")} left` : ""}` : "It was not paused any more");
+  } catch (problem) {
+    note(problem.message, "bad");
+  }
+}
+
+const WHOLE = "everything in this tenant";
+
+/** Ask for a pause; without a target it is asked for, too.  A drain goes on to wait for the leases. */
+export async function askPause(page, target = null, {drain = false} = {}) {
+  const verb = drain ? "Drain" : "Pause";
+  const answer = await askForm(target ? [`${verb} `, nameTarget(target)] : `${verb} work`, {
+    says: `${target?.worker ? "It gets no new leases. Those that it has" : "Workers get no new leases of it. Those that they have"} go on`
+      + `${drain ? ", and the page waits until none is left" : ""}.`,
+    fields: [
+      ...(target ? [] : [
+        {name: "what", label: "What", value: "a task type", options: ["a task type", "a worker", WHOLE]},
+        {name: "name", label: "Its name", required: true, when: ({what}) => what !== WHOLE}]),
+      {name: "until", label: "Until", hint: "Such as 30m, 2h, or 2026-12-24T08:00Z. Empty: until somebody resumes it."},
+      {name: "reason", label: "Why", hint: "Workers are told, and it is audited."}],
+    button: verb, danger: true,
+    run: async ({what, name, until, reason}) => {
+      const meant = target ?? (what === WHOLE ? {whole_tenant: true} : what === "a worker" ? {worker: name.trim()} : {type: name.trim()});
+      const ask = {...meant, reason, until: readUntil(until, page.now())};
+      const pause = await page.act(drain ? "drain_work" : "pause_work", ask);
+      return {meant, pause};
+    }});
+  if (!answer) return;
+  if (drain) return watchDrain(page, answer.done.meant);
+  const left = answer.done.pause.leases_left;
+  note(`Paused${left ? `; ${count(left, "lease")} left` : ""}`);
+}
+
+/** Read when a pause ends: a length of time from now, or a time; raises Error. */
+export function readUntil(text, now) {
+  if (!text.trim()) return undefined;
+  const seconds = readLength(text);
+  const moment = seconds === null ? Date.parse(text) : now + seconds * 1000;
+  if (Number.isNaN(moment)) throw new Error(`${text} is no time: say such as 30m, 2h, or 2026-12-24T08:00Z`);
+  return new Date(moment).toISOString();
+}
+
+const DRAIN_SECONDS = 5;        // of one call: closing the dialog is obeyed so soon
+
+/** Wait until no lease of what is paused is left; the pause stays, however the dialog ends. */
+function watchDrain(page, target) {
+  const seen = {left: null, problem: null, open: true};
+  const watch = async (draw) => {
+    while (seen.open && seen.left !== 0) {
+      const pause = await page.call("drain_work", {...target, wait_seconds: seen.left === null ? 0 : DRAIN_SECONDS});
+      seen.left = pause.leases_left;
+      draw();
+    }
+  };
+  return openDialog("Draining", (close, draw) => {
+    if (!seen.begun) {
+      seen.begun = true;
+      watch(draw).catch((problem) => {
+        seen.problem = problem.message;
+        draw();
+      });
+    }
+    return h("div", {class: "stack"}, h("p", null, "Paused: ", nameTarget(target), "."),
+      h("p", {role: "status"}, h("strong", null, sayLeft(seen.left))),
+      seen.problem && h("p", {class: "problem", role: "alert"}, seen.problem),
+      h("p", {class: "quiet"}, "The pause stays until it is resumed, also if you close this."),
+      h("div", {class: "actions end"},
+        page.may("resume_work") && h("button", {onclick: () => resume(page, target).then(() => close())}, "Resume"),
+        h("button", {class: "first", onclick: () => close()}, seen.left === 0 ? "Done" : "Stop waiting")));
+  }).then(() => {
+    seen.open = false;
+    page.refresh();
+  });
+}
+
+function sayLeft(left) {
+  if (left === null) return "Counting the leases …";
+  return left === 0 ? "No lease is left." : `${count(left, "lease")} left. Waiting for ${left === 1 ? "it" : "them"} to end …`;
+}
+
+function count(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}

@@ -1,0 +1,79 @@
+// Tables: columns that fit the width, rows by keyboard, selection, and export.  Long lists draw only what is in sight.
+
+import {h} from "./dom.js";
+import {download, menu, writeCsv} from "./share.js";
+import {writeJson} from "./exact.js";
+
+const SPARE_ROWS = 12;          // above and below what is in sight
+const FEW_ROWS = 60;            // that are drawn at once, without a window
+
+/** Describe a table.
+ *
+ * `columns`: [{name, title, show(row), value(row), wide, number}]; `wide` columns are left out on narrow
+ * screens, `widest` ones on those of most laptops, too.
+ * `rows`: the data; `key(row)`: its identity; `open(row)`: the address that a row leads to.
+ * `selected`: a Set of keys, if rows can be selected; `more()`: called near the end; `empty`: what to say without rows.
+ */
+export function table(page, {name, caption, columns, rows, key, open, selected, more, empty = "Nothing here", mark}) {
+  const local = page.local[`table ${name}`] ??= {from: 0, to: FEW_ROWS, height: 0};
+  if (!rows.length) return h("p", {class: "empty"}, empty);
+  const windowed = rows.length > FEW_ROWS;
+  const [from, to] = windowed ? [Math.min(local.from, rows.length), Math.min(local.to, rows.length)] : [0, rows.length];
+  const scroll = () => {
+    const node = local.node;
+    if (!node?.isConnected) return;
+    const height = local.height = node.querySelector("tbody tr[data-row]")?.offsetHeight || local.height || 44;
+    const top = Math.max(0, -node.getBoundingClientRect().top);
+    const first = Math.max(0, Math.floor(top / height) - SPARE_ROWS);
+    const last = Math.ceil((top + innerHeight) / height) + SPARE_ROWS;
+    if (more && last >= rows.length - SPARE_ROWS) more();
+    if (windowed && (Math.abs(first - local.from) > SPARE_ROWS / 2 || Math.abs(last - local.to) > SPARE_ROWS / 2)) {
+      Object.assign(local, {from: first, to: last});
+      page.redraw();
+    }
+  };
+  page.onScroll(scroll);
+  const gap = (count, side) => count > 0 && h("tr", {key: side, "aria-hidden": "true"},
+    h("td", {colspan: columns.length + (selected ? 1 : 0), class: "gap", style: {height: `${count * (local.height || 44)}px`}}));
+  const all = selected && rows.length > 0 && rows.every((row) => selected.has(key(row)));
+  return h("table", {class: "rows", "aria-rowcount": rows.length + 1, ready: (node) => (local.node = node), onkeydown: moveByKey},
+    caption && h("caption", null, caption),
+    h("thead", null, h("tr", null,
+      selected && h("th", {class: "pick", scope: "col"}, h("input", {type: "checkbox", "aria-label": "Select all rows shown",
+        checked: all, onchange: () => {
+          for (const row of rows) all ? selected.delete(key(row)) : selected.add(key(row));
+          page.redraw();
+        }})),
+      columns.map((column) => h("th", {scope: "col", class: classOf(column)}, column.title || h("span", {class: "off-screen"}, "Actions"))))),
+    h("tbody", null, gap(from, "before"),
+      rows.slice(from, to).map((row, at) => h("tr", {key: key(row), "data-row": "", "aria-rowindex": from + at + 2, class: mark?.(row)},
+        selected && h("td", {class: "pick"}, h("input", {type: "checkbox", "aria-label": `Select ${key(row)}`,
+          checked: selected.has(key(row)), onchange: () => {
+            selected.has(key(row)) ? selected.delete(key(row)) : selected.add(key(row));
+            page.redraw();
+          }})),
+        columns.map((column, index) => h("td", {class: classOf(column), "data-title": column.title},
+          index === 0 && open ? h("a", {href: open(row), class: "row-link"}, column.show(row)) : column.show(row))))),
+      gap(rows.length - to, "after")));
+}
+
+function classOf(column) {
+  return [column.wide && "wide-only", column.widest && "widest-only", column.number && "number", column.grow && "grow"].filter(Boolean).join(" ") || null;
+}
+
+function moveByKey(event) {
+  const step = {j: 1, ArrowDown: 1, k: -1, ArrowUp: -1}[event.key];
+  if (!step || !event.target.classList.contains("row-link")) return;
+  const links = [...event.currentTarget.querySelectorAll(".row-link")];
+  links[links.indexOf(event.target) + step]?.focus();
+  event.preventDefault();
+}
+
+/** Offer the rows of a table as a file. */
+export function exportMenu(name, columns, rows) {
+  const value = (column, row) => column.value ? column.value(row) : row[column.name];
+  return menu("Export", [
+    h("button", {role: "menuitem", onclick: () => download(`${name}.csv`, "text/csv", writeCsv(columns.map((one) => one.name),
+      rows.map((row) => Object.fromEntries(columns.map((column) => [column.name, value(column, row)])))))}, "CSV"),
+    h("button", {role: "menuitem", onclick: () => download(`${name}.json`, "application/json", writeJson(rows, 2))}, "JSON")]);
+}

@@ -1,0 +1,94 @@
+// People who may sign in, and the sessions of programs that act for them.
+
+import {askForm, note} from "../dialogs.js";
+import {h} from "../dom.js";
+import {badge, say, who} from "../parts.js";
+import {copyMenu} from "../share.js";
+import {exportMenu, table} from "../table.js";
+import {when} from "../time.js";
+
+const TONES = {active: "ok", invited: "note", disabled: "error"};
+
+/** Read the people. */
+export function load(page) {
+  return page.call("list_users", {limit: 200, tenant: page.params.tenant});
+}
+
+function columnsOf(page) {
+  return [
+    {name: "email", title: "Person", grow: true, show: (user) => say(user.name || user.email || user.principal_id)},
+    {name: "principal_id", title: "Acts as", show: (user) => who({kind: user.principal_kind, id: user.principal_id})},
+    {name: "role", title: "Role", show: (user) => user.role},
+    {name: "state", title: "State", show: (user) => badge(user.state, TONES[user.state])},
+    {name: "issuer", title: "From", wide: true, show: (user) => say(user.issuer || "a link or an invitation")},
+    {name: "last_seen_at", title: "Last signed in", show: (user) => when(user.last_seen_at, page.now())}];
+}
+
+/** Show the people. */
+export function show({users}, page) {
+  const columns = columnsOf(page);
+  const actions = {name: "actions", title: "", show: (user) => h("span", {class: "actions"},
+    h("button", {onclick: () => disable(page, user)}, user.state === "disabled" ? "Enable" : "Disable"),
+    page.may("sign_out_everywhere") && h("button", {onclick: () => signOut(page, user)}, "Sign out"))};
+  return [
+    h("div", {class: "actions end"}, page.may("invite_user") && h("button", {class: "first", onclick: () => invite(page)}, "Invite …"),
+      exportMenu("people", columns, users), copyMenu("list_users", {limit: 200})),
+    table(page, {name: "people", columns: page.may("change_user") ? [...columns, actions] : columns, rows: users,
+      key: (one) => one.user_id, empty: "Nobody has signed in, and nobody is invited. Keys need no person."})];
+}
+
+function invite(page) {
+  return askForm("Invite a person", {
+    says: "Whoever proves this e-mail address to one of the identity providers is let in.",
+    fields: [{name: "email", label: "E-mail address", type: "email", required: true},
+      {name: "role", label: "Role", value: "agent", options: ["agent", "worker", "admin"]}], button: "Invite",
+    run: async ({email, role}) => {
+      await page.act("invite_user", {email, role, ...(page.params.tenant && {tenant: page.params.tenant})});
+      note(`${email} is invited`);
+    }});
+}
+
+function disable(page, user) {
+  const on = user.state === "disabled";
+  return askForm(`${on ? "Enable" : "Disable"} ${user.email || user.principal_id}`, {
+    says: on ? "The person may sign in again." : "The person cannot sign in, and all sessions end.", danger: !on,
+    fields: [{name: "reason", label: "Why", hint: "It is audited"}], button: on ? "Enable" : "Disable",
+    run: ({reason}) => page.act("change_user", {user_id: user.user_id, disabled: !on, reason})});
+}
+
+function signOut(page, user) {
+  return askForm(`Sign out ${user.email || user.principal_id} everywhere`, {
+    says: "All sessions of programs that act for this person end.", button: "Sign out", danger: true,
+    run: async () => note(`${(await page.act("sign_out_everywhere", {user_id: user.user_id})).sessions ?? "All"} sessions ended`)});
+}
+
+/** Read the sessions. */
+export function loadSessions(page) {
+  return page.call("list_sessions", {limit: 200});
+}
+
+/** Show the sessions. */
+export function showSessions({sessions}, page) {
+  const now = page.now();
+  const columns = [
+    {name: "client_name", title: "Program", grow: true, show: (one) => say(one.client_name ?? one.client_id)},
+    {name: "principal_id", title: "Acts as", show: (one) => who({kind: one.principal_kind, id: one.principal_id})},
+    {name: "begun_at", title: "Begun", wide: true, show: (one) => when(one.begun_at, now)},
+    {name: "last_used_at", title: "Last used", show: (one) => when(one.last_used_at, now)},
+    {name: "place", title: "Network", wide: true, show: (one) => one.place ?? "–"},
+    {name: "ends_at", title: "Ends", show: (one) => one.ended_at ? badge("ended", "warning") : when(one.ends_at, now)}];
+  const actions = {name: "actions", title: "", show: (one) => !one.ended_at && h("button", {class: "danger", onclick: () => end(page, one)}, "End")};
+  return [
+    h("div", {class: "actions end"}, exportMenu("sessions", columns, sessions), copyMenu("list_sessions", {limit: 200})),
+    table(page, {name: "sessions", columns: page.may("end_session") ? [...columns, actions] : columns, rows: sessions, key: (one) => one.session_id,
+      empty: "No program has a session."})];
+}
+
+async function end(page, one) {
+  try {
+    await page.act("end_session", {session_id: one.session_id});
+    note("The session has ended");
+  } catch (problem) {
+    note(problem.message, "bad");
+  }
+}

@@ -1,0 +1,79 @@
+// Tenants and their limits: how much of each is used; suspend, and make limits stricter.
+
+import {askForm, note} from "../dialogs.js";
+import {h} from "../dom.js";
+import {badge, facts, say, section} from "../parts.js";
+import {link} from "../route.js";
+import {copyMenu} from "../share.js";
+import {exportMenu, table} from "../table.js";
+import {when} from "../time.js";
+
+const GIGABYTE = 1e9;
+// What is limited: the limit's field, what is used of it, and how that is said.
+const METERS = [
+  ["Active tasks", "active_tasks", (used) => used.active_tasks],
+  ["Leases at once", "concurrent_leases", (used) => used.concurrent_leases],
+  ["Tasks this hour", "tasks_per_hour", (used) => used.tasks_this_hour],
+  ["Calls this hour", "api_calls_per_hour", (used) => used.api_calls_this_hour],
+  ["Receipts, GB", "receipt_storage_gb", (used) => Number((used.receipt_storage_bytes / GIGABYTE).toFixed(3))],
+  ["Ended tasks kept", "terminal_tasks", (used) => used.terminal_tasks],
+];
+
+/** Read the tenants, if the credential may see them, and the limits of one. */
+export async function load(page) {
+  const [tenants, limits] = await Promise.all([
+    page.may("list_tenants") ? page.call("list_tenants").catch(() => ({tenants: []})) : {tenants: []},
+    page.call("get_limits", {tenant: page.params.tenant})]);
+  return {tenants: tenants.tenants, limits};
+}
+
+/** Show limits, and the tenants. */
+export function show({tenants, limits}, page) {
+  const columns = [
+    {name: "name", title: "Tenant", grow: true, show: (one) => say(one.name || one.tenant)},
+    {name: "tier", title: "Tier", show: (one) => one.tier},
+    {name: "state", title: "State", value: (one) => one.suspended_at ? "suspended" : "active",
+      show: (one) => one.suspended_at ? badge("suspended", "error") : badge("active")},
+    {name: "created_at", title: "Created", wide: true, show: (one) => when(one.created_at, page.now())},
+    {name: "tenant", title: "Id", wide: true, show: (one) => h("span", {class: "code"}, one.tenant)}];
+  const actions = {name: "actions", title: "", show: (one) => h("button", {class: one.suspended_at ? "" : "danger", onclick: () => suspend(page, one)},
+    one.suspended_at ? "Let go on" : "Suspend")};
+  return [
+    section(`Limits of ${page.params.tenant ?? "this tenant"}`, {actions: [
+      page.may("set_limits") && h("button", {onclick: () => change(page, limits)}, "Change …"), copyMenu("get_limits", {tenant: page.params.tenant})]},
+    facts([["Tier", limits.tier], ["Counted", limits.enforced ? "yes" : "no: limits are off in the settings"],
+      ["Exempt until", limits.exempt_until && when(limits.exempt_until, page.now())],
+      ["Stricter until", limits.stricter_until && [when(limits.stricter_until, page.now()), " ", say(limits.stricter_why ?? "")]]]),
+    limits.used && h("div", {class: "meters"}, METERS.map(([title, name, read]) => showMeter(title, limits[name], read(limits.used))))),
+    tenants.length > 0 && section("Tenants", {actions: [exportMenu("tenants", columns, tenants), copyMenu("list_tenants", {})]},
+      table(page, {name: "tenants", columns: page.may("suspend_tenant") ? [...columns, actions] : columns, rows: tenants, key: (one) => one.tenant,
+        open: (one) => link(["admin"], {tab: "tenants", tenant: one.tenant})}))];
+}
+
+function showMeter(title, most, used) {
+  if (used === null || used === undefined) return null;
+  const bounded = most >= 0;
+  return h("div", {key: title}, h("span", null, title), h("span", null, bounded ? `${used} of ${most}` : `${used}, no limit`),
+    bounded && h("meter", {"aria-label": title, min: 0, max: most || 1, high: most * 0.8, optimum: 0, value: Math.min(used, most)}));
+}
+
+function change(page, limits) {
+  return askForm("Change limits", {
+    fields: [{name: "tier", label: "Tier", value: limits.tier, options: ["free", "paid", "enterprise"]},
+      {name: "calls", label: "Stricter: calls per hour", type: "number", hint: "Empty: as the tier says"},
+      {name: "hours", label: "Stricter for so many hours", type: "number", hint: "Needed with a stricter limit"},
+      {name: "reason", label: "Why", hint: "It is audited"}], button: "Change",
+    run: async ({tier, calls, hours, reason}) => {
+      await page.act("set_limits", {tenant: limits.tenant, tier, reason, ...(calls && {stricter_calls_per_hour: Number(calls),
+        stricter_until: new Date(page.now() + Number(hours || 24) * 3600e3).toISOString()})});
+      note("Changed");
+    }});
+}
+
+function suspend(page, tenant) {
+  const on = !tenant.suspended_at;
+  return askForm(`${on ? "Suspend" : "Let go on"}: ${tenant.name || tenant.tenant}`, {
+    says: on ? "All its credentials are refused at once. Nothing is deleted." : "Its credentials are valid again.", danger: on,
+    fields: [{name: "reason", label: "Why", hint: "It is audited"}], button: on ? "Suspend" : "Let go on",
+    run: ({reason}) => page.act("suspend_tenant", {tenant: tenant.tenant, suspended: on, reason})});
+}

@@ -1,0 +1,388 @@
+// Inbox: what is owed to whom, oldest first, why the oldest waits, what waits for me, and what needs a look.
+
+import {session} from "../api.js";
+import {keepTypes, stopType, typeChips} from "../bulk.js";
+import {askForm, note, openDialog} from "../dialogs.js";
+import {h} from "../dom.js";
+import {readAge, readFilter, readWho, withWord} from "../filter.js";
+import {Pages} from "../pages.js";
+import {badge, filterChips, say, searchField, section, taskLink, tile, who} from "../parts.js";
+import {link} from "../route.js";
+import {copyMenu} from "../share.js";
+import {exportMenu, table} from "../table.js";
+import {sayLength, secondsSince, when} from "../time.js";
+import {look} from "./inbox_look.js";
+
+const PAGE = 200;
+const PAGES_FOR_TYPE = 5;
+const EXPLAINED = 4;
+const LOOKED_THROUGH = 100;
+const ABOUT_MS = 120000;     // that what is known of a task is good if nothing happens
+const CALM_MS = 4000;
+const FEW_TASKS = 5;        // are asked for one by one
+const NEIGHBOUR_MS = 10000;
+const PAGES_OF_SPAN = 3;
+const LIVE = ["queued", "leased", "running"];
+const KINDS = ["agent", "human", "service", "worker", "system"];
+
+/** Return whom the page stands for, if that is known. */
+function me() {
+  const {bound, principal_kind: kind, principal_id: id} = session.you;
+  return bound ? {kind, id} : session.actor;
+}
+
+// Who sees only what is owed to one, has nobody to choose.
+function wordsFor(page) {
+  return {
+    ...(page.may("list_obligations") && {to: (text) => ({to: text === "me" ? me() ?? {id: "me"} : readWho(text)})}),
+    type: (text) => ({type: text}),
+    age: (text) => {
+      const {over, seconds} = readAge(text);
+      if (!over) throw new Error("what is owed begins with the oldest: say age:>1h");
+      return {olderThan: seconds};
+    },
+  };
+}
+
+const nameOf = ({kind, id}) => `${kind}:${id}`;
+
+/** Read what is owed; everything beside it is read in the background. */
+export async function load(page) {
+  const local = page.local;
+  const q = page.params.q ?? "";
+  const {values, problems} = readFilter(q, wordsFor(page));
+  if (!problems.length && values.to && !values.to.kind) Object.assign(values, {to: await findKind(page, values.to.id)});
+  const key = JSON.stringify(values);
+  if (!problems.length) {
+    const same = local.key === key;
+    const pages = same ? local.pages : new Pages(reader(page, values), (row) => row.receipt_id);
+    await pages.look({}, same ? local["table owed"] : {});
+    if (values.type) await readType(page, pages, values.type);
+    Object.assign(local, {key, values, pages});     // what was shown stays until the new rows are there
+    if (!values.to && values.olderThan === undefined) countPeople(local);
+  }
+  return {values: local.values ?? {}, problems};
+}
+
+// A name without its kind is found among those to whom something is owed.
+async function findKind(page, id) {
+  if (!page.may("list_obligations")) return {kind: "agent", id};
+  const known = page.local[`kind of ${id}`];
+  if (known) return known;
+  const owed = await Promise.all(KINDS.map((kind) => page.call("list_obligations", {principal_kind: kind, principal_id: id, limit: 1})));
+  const kinds = KINDS.filter((kind, at) => owed[at].obligations.length);
+  if (kinds.length) page.local[`kind of ${id}`] = {kind: kinds[0], id, others: kinds.slice(1)};
+  return page.local[`kind of ${id}`] ?? {kind: "agent", id};
+}
+
+function reader(page, {to, olderThan}) {
+  return async (ask, cursor) => {
+    const {rows, next} = page.may("list_obligations") ? await readAll(page, to, cursor) : await readOwn(page, cursor);
+    const old = olderThan === undefined ? rows : rows.filter((row) => secondsSince(row.created_at, page.now()) > olderThan);
+    return {rows: old, next: old.length === rows.length ? next : null};
+  };
+}
+
+async function readAll(page, to, cursor) {
+  const {obligations, next_cursor: next} = await page.call("list_obligations", {...callOf(to), limit: PAGE, cursor});
+  return {rows: obligations, next};
+}
+
+function callOf(to) {
+  return to ? {principal_kind: to.kind, principal_id: to.id} : {};
+}
+
+async function readOwn(page, cursor) {
+  if (!me()) return {rows: [], next: null};
+  const {open_obligations: rows, cursor: next} = await page.call("list_open_obligations", {...callOf(me()), limit: PAGE, since_receipt_id: cursor});
+  return {rows, next: rows.length === PAGE ? next : null};
+}
+
+// Obligations do not say the type of their task, but the tasks of a type in the same time do.
+async function readType(page, pages, type) {
+  for (let at = 1; at < PAGES_FOR_TYPE && !pages.done; at++) await pages.more();
+  const rows = pages.rows.filter((row) => row.task_id);
+  if (!rows.length) return;
+  let cursor;
+  for (let at = 0; at < PAGES_FOR_TYPE; at++) {
+    const {tasks, next_cursor: next} = await page.call("list_tasks", {type, limit: PAGE, cursor, created_after: rows[0].created_at,
+      created_before: new Date(Date.parse(rows.at(-1).created_at) + 2).toISOString()});
+    for (const task of tasks) keepTask(page, task.task_id, task);
+    if (!(cursor = next)) return;
+  }
+}
+
+function countPeople(local) {
+  const people = new Map();
+  for (const row of local.pages.rows) people.set(nameOf(row.to), (people.get(nameOf(row.to)) ?? 0) + 1);
+  Object.assign(local, {people: [...people].sort(([, one], [, other]) => other - one), whole: local.pages.done, all: local.pages.rows.length});
+}
+
+export function concerns(event, page) {
+  if (event.type === "worker.seen" || event.type === "progress") return false;
+  page.local.heard = performance.now();
+  return true;
+}
+
+// What is read in the background.
+
+/** Return what is known, and read it in the background if it is old: after `calm` ms if something happened, or else `idle`. */
+function known(page, name, read, calm = CALM_MS, idle = 60000) {
+  const one = (page.local.known ??= new Map()).get(name) ?? {at: -Infinity};
+  page.local.known.set(name, one);
+  const age = performance.now() - one.at;
+  if (one.busy || (age < idle && !(age > calm && (page.local.heard ?? 0) > one.at))) return one;
+  Object.assign(one, {busy: true, at: performance.now()});
+  read().then((value) => Object.assign(one, {value, problem: null}), (problem) => Object.assign(one, {problem}))
+    .finally(() => {
+      one.busy = false;
+      page.redraw();
+    });
+  return one;
+}
+
+async function act(page, operation, ask) {
+  const reply = await page.act(operation, ask);
+  page.local.heard = performance.now();
+  for (const one of page.local.known?.values() ?? []) one.at = -Infinity;
+  return reply;
+}
+
+/** Return a task as far as it is known; what is missing or may have changed is read, together with others. */
+function about(page, id) {
+  const local = page.local;
+  const one = (local.about ??= new Map()).get(id);
+  const age = performance.now() - (one?.at ?? -Infinity);
+  if (page.may("get_task") && (age > ABOUT_MS || (age > CALM_MS && (local.heard ?? 0) > one.at))) {
+    local.wanted ??= new Set();
+    if (!local.wanted.size) queueMicrotask(() => readWanted(page));
+    local.wanted.add(id);
+  }
+  return one?.task ?? {};
+}
+
+// Payloads and results would be too much to keep.
+function keepTask(page, id, task) {
+  const {type, status, held, task_summary, obligation_open, problem} = task ?? {};
+  (page.local.about ??= new Map()).set(id, {task: task && {type, status, held, task_summary, obligation_open, problem}, at: performance.now()});
+}
+
+async function readWanted(page) {
+  const ids = [...page.local.wanted].sort();
+  page.local.wanted = new Set();
+  for (const id of ids) keepTask(page, id, page.local.about.get(id)?.task);     // asked for once
+  const missing = new Set(ids);
+  try {
+    if (page.may("list_tasks")) for (const span of listSpans(ids)) await readSpan(page, missing, span);
+    await Promise.all([...missing].map((id) => page.call("get_task", {task_id: id})
+      .then((task) => keepTask(page, id, task), (problem) => keepTask(page, id, {problem}))));
+  } catch (problem) {
+    if (problem.name !== "AbortError") note(problem.message, "bad");
+  }
+  page.redraw();
+}
+
+// The ids of tasks tell when they were made.
+const timeOf = (id) => parseInt(id.slice(0, 8) + id.slice(9, 13), 16);
+
+/** Return the ids of neighbouring tasks together, where there are enough of them to read a list. */
+export function listSpans(ids) {
+  const spans = [];
+  for (const id of ids) {
+    const span = spans.at(-1);
+    if (span && timeOf(id) - timeOf(span.at(-1)) < NEIGHBOUR_MS) span.push(id);
+    else spans.push([id]);
+  }
+  return spans.filter((span) => span.length > FEW_TASKS);
+}
+
+async function readSpan(page, missing, span) {
+  const ask = {created_after: new Date(timeOf(span[0])).toISOString(), created_before: new Date(timeOf(span.at(-1)) + 2).toISOString()};
+  let cursor;
+  for (let at = 0; at < PAGES_OF_SPAN && span.some((id) => missing.has(id)); at++) {
+    const {tasks, next_cursor: next} = await page.call("list_tasks", {...ask, limit: PAGE, cursor});
+    for (const task of tasks) {
+      missing.delete(task.task_id);
+      keepTask(page, task.task_id, task);
+    }
+    if (!(cursor = next)) return;
+  }
+}
+
+function readQueues(page) {
+  return page.may("list_queues") ? known(page, "queues", () => page.call("list_queues", {limit: 200}), CALM_MS, 30000).value : null;
+}
+
+function why(page, id) {
+  return known(page, `why ${id}`, () => page.call("explain_task", {task_id: id}), 5000, 120000);
+}
+
+// What is drawn.
+
+/** Show the inbox. */
+export function show({values, problems}, page) {
+  const local = page.local;
+  const rows = rowsOf(local, values);
+  const looked = look(page, {values, me: me(), known, about, act, deeds: taskDeeds, queues: readQueues(page)?.queues});
+  const q = page.params.q ?? "";
+  return [
+    h("div", {class: "head", key: "head"}, h("h1", null, "Inbox"), h("div", {class: "actions"},
+      exportMenu("owed", columnsOf(page), rows), copyMenu(...callShown(page, values)))),
+    showTiles(page, rows),
+    h("div", {class: "stack", key: "filter"}, searchField(page, {hint: `${page.may("list_obligations") ? "to:ada " : ""}type:ocr age:>1h`, problems}),
+      showPeople(page, q, values), typeChips(page, q, values.type, keepTypes(local, readQueues(page)?.queues))),
+    values.type && stopType(page, values.type, page.may("list_pauses") ? known(page, "pauses", () => page.call("list_pauses")).value?.pauses : []),
+    h("div", {class: "columns", key: "why"}, showOldest(page, rows), looked),
+    showOwed(page, rows, values)];
+}
+
+function rowsOf({pages, about: found}, {type}) {
+  const rows = pages?.rows ?? [];
+  return type ? rows.filter((row) => found?.get(row.task_id)?.task?.type === type) : rows;
+}
+
+function callShown(page, {to}) {
+  return page.may("list_obligations") ? ["list_obligations", {...callOf(to), limit: PAGE}] : ["list_open_obligations", {...callOf(me()), limit: PAGE}];
+}
+
+function showTiles(page, rows) {
+  const {pages} = page.local;
+  const mine = me();
+  const age = rows.length ? secondsSince(rows[0].created_at, page.now()) : null;
+  const owed = mine && page.may("list_obligations")
+    && known(page, "mine", () => page.call("list_obligations", {...callOf(mine), limit: PAGE})).value;
+  const held = readQueues(page);
+  const count = held && held.queues.reduce((sum, one) => sum + one.held, 0);
+  return h("div", {class: "tiles", key: "tiles"},
+    tile(`${rows.length}${pages && !pages.done ? "+" : ""}`, page.params.q ? "owed, as filtered" : "owed in all"),
+    tile(age === null ? "–" : sayLength(age), "the oldest", {tone: age > 3600 ? "warning" : ""}),
+    owed && tile(`${owed.obligations.length}${owed.next_cursor ? "+" : ""}`, `owed to ${mine.id}`,
+      {href: link(["inbox"], {q: withWord("", "to", nameOf(mine))})}),
+    held && tile(count, "on hold", {href: link(["tasks"], {q: "held:yes"}), tone: count ? "warning" : ""}),
+    look.tile(page));
+}
+
+function showPeople(page, q, {to}) {
+  const {people = [], whole} = page.local;
+  if (!page.may("list_obligations") || (!people.length && !to)) return null;
+  const named = to ? nameOf(to) : null;
+  const shown = people.slice(0, 8);
+  if (to && !shown.some(([name]) => name === named)) shown.unshift([named, ""]);
+  const others = (to?.others ?? []).map((kind) => [`${kind}:${to.id}`, ""]).filter(([name]) => !shown.some(([other]) => other === name));
+  return filterChips(page, "Owed to", [["everybody", withWord(q, "to", null), !to], ...[...shown, ...others].map(([name, count]) => [
+    [say(name), count !== "" && h("span", {class: "quiet"}, ` ${count}${whole ? "" : "+"}`)], withWord(q, "to", name), name === named])]);
+}
+
+// One case for all that wait alike: of the same type, in the same state.
+function listCases(page, rows) {
+  const cases = new Map();
+  for (const row of rows.slice(0, LOOKED_THROUGH)) {
+    const {type, status, held} = row.task_id ? about(page, row.task_id) : {};
+    if (!status) continue;
+    const key = `${type} ${status} ${held}`;
+    const one = cases.get(key);
+    if (one) one.more += 1;
+    else cases.set(key, {key, row, type, status, held, more: 0});
+  }
+  return [...cases.values()].slice(0, EXPLAINED);
+}
+
+function showOldest(page, rows) {
+  const cases = page.may("explain_task") ? listCases(page, rows) : [];
+  if (!cases.length) return null;
+  return section("Why the oldest waits", {}, h("ol", {class: "cases"}, cases.map(({key, row, type, status, held, more}) => {
+    const {value, problem} = why(page, row.task_id);
+    return h("li", {key}, h("p", {class: "case-head"}, badge(held ? "on hold" : status, held ? "held" : status),
+      h("strong", null, taskLink(row.task_id, say(nameTask(page, row)))),
+      h("span", {class: "quiet"}, who(row.to), " for ", sayLength(secondsSince(row.created_at, page.now())))),
+    h("p", {class: problem ? "problem" : ""}, value ? say(value.summary) : problem ? problem.message : "…"),
+    h("div", {class: "actions"}, taskDeeds(page, row.task_id, nameTask(page, row)),
+      more > 0 && h("a", {href: link(["tasks"], {q: [withWord("", "type", type), `status:${status}`, held && "held:yes"].filter(Boolean).join(" ")})},
+        `and ${more} more of `, say(type))));
+  })));
+}
+
+function nameTask(page, row) {
+  const {task_summary: summary, type, problem} = about(page, row.task_id);
+  return summary || type || row.body?.task_summary || row.body?.type || (problem ? problem.message : row.task_id.slice(-8));
+}
+
+function columnsOf(page) {
+  const task = (row) => row.task_id ? about(page, row.task_id) : {};
+  return [
+    {name: "task_summary", title: "What", grow: true, value: (row) => row.task_id && page.local.about?.get(row.task_id)?.task?.task_summary,
+      show: (row) => say(row.task_id ? nameTask(page, row) : `schedule ${row.schedule_id}`)},
+    {name: "to", title: "Owed to", value: (row) => nameOf(row.to), show: (row) => who(row.to)},
+    {name: "type", title: "Type", wide: true, value: (row) => page.local.about?.get(row.task_id)?.task?.type, show: (row) => say(task(row).type ?? row.body?.type ?? "–")},
+    {name: "status", title: "Status", value: (row) => page.local.about?.get(row.task_id)?.task?.status, show: (row) => {
+      const {status, held} = task(row);
+      return status ? [badge(status), held && [" ", badge("on hold", "held")]] : "–";
+    }},
+    {name: "created_at", title: "For", show: (row) => when(row.created_at, page.now())},
+    {name: "why", title: "Why", wide: true, value: () => undefined, show: (row) => row.task_id && page.may("explain_task")
+      && h("button", {class: "small", "aria-label": `Why ${nameTask(page, row)} waits`, onclick: () => explain(page, row)}, "Why?")},
+  ];
+}
+
+function showOwed(page, rows, {to, type}) {
+  const {pages} = page.local;
+  if (!pages) return null;
+  const read = () => pages.more()?.then(() => page.redraw(), (problem) => note(problem.message, "bad"));
+  const lone = !page.may("list_obligations") && !me();
+  const empty = lone ? "This credential is nobody's own. Say in whose name you look: the button on the top right."
+    : to || type ? "Nothing is owed that fits this filter." : "Nothing is owed to anybody. Whoever creates a task is owed its outcome.";
+  return h("div", {key: "owed"}, h("h2", {class: "list-title"}, "Owed, the oldest first"), table(page, {name: "owed", columns: [...columnsOf(page),
+    {name: "deeds", title: "", show: (row) => h("span", {class: "actions row-actions"}, deeds(page, row))}],
+  rows, key: (row) => row.receipt_id, open: (row) => row.task_id ? link(["task", row.task_id]) : link(["schedules"]), more: read, empty}),
+  !pages.done && h("p", {class: "list-end quiet"}, type ? `Of the ${pages.rows.length} oldest that are owed. ` : `${rows.length} read so far. `,
+    h("button", {onclick: read}, "Read more")));
+}
+
+function explain(page, row) {
+  return openDialog("Why it waits", (close, draw) => {
+    const {value, problem} = why(page, row.task_id);
+    if (!value && !problem) setTimeout(draw, 100);
+    return h("div", {class: "stack"}, h("p", null, h("strong", null, say(nameTask(page, row)))),
+      problem ? h("p", {class: "problem"}, problem.message) : h("p", {role: "status"}, value ? say(value.summary) : "…"),
+      value?.also.map((one) => h("p", {class: "quiet"}, "Also: ", say(one.summary))),
+      h("div", {class: "actions end"}, deeds(page, row),
+        h("a", {class: "button", href: link(["task", row.task_id]), onclick: () => close()}, "Open the task")));
+  });
+}
+
+/** Describe the buttons of what can be done about an obligation. */
+function deeds(page, row) {
+  return [row.task_id && taskDeeds(page, row.task_id, nameTask(page, row)), acknowledge(page, row)];
+}
+
+function taskDeeds(page, id, name) {
+  const {status, held} = about(page, id);
+  const button = (title, operation, run, danger) => page.may(operation) && h("button", {key: title, class: danger ? "danger small" : "small",
+    "aria-label": `${title}: ${name}`, onclick: run}, title);
+  return [
+    held && button("Release", "release_hold", () => act(page, "release_hold", {task_id: id}).then(() => note("Released"), fail)),
+    status === "succeeded" && button("Say where it is", "attach_artifacts", () => attach(page, id, name)),
+    LIVE.includes(status) && button("Cancel", "cancel_task", () => cancel(page, id, name), true)];
+}
+
+function acknowledge(page, row) {
+  return page.may("ack_receipt") && h("button", {key: "ack", class: "small", title: "Say that you have seen it; it stays owed",
+    "aria-label": `Seen: ${nameTask(page, row)}`, onclick: () => act(page, "ack_receipt", {receipt_id: row.receipt_id}).then(() => note("Acknowledged: it was seen, and stays owed"), fail)}, "Seen");
+}
+
+function fail(problem) {
+  note(problem.message, "bad");
+}
+
+function cancel(page, id, name) {
+  return askForm(`Cancel: ${name}`, {says: "It ends as canceled, for ever, and is no longer owed. What its worker still does is refused.", button: "Cancel it",
+    danger: true, fields: [{name: "reason", label: "Why", hint: "Its owner is told"}],
+    run: ({reason}) => act(page, "cancel_task", {task_id: id, reason: reason.trim() || undefined})});
+}
+
+function attach(page, id, name) {
+  return askForm(`Where is it: ${name}`, {says: "It succeeded without saying where its result is. Saying so discharges what is owed.", button: "Attach",
+    fields: [{name: "pointers", label: "Where the result is", rows: 3, required: true, hint: "One address a line, such as s3://bucket/report.pdf"}],
+    run: ({pointers}) => act(page, "attach_artifacts", {task_id: id,
+      artifacts: pointers.split("\n").map((one) => one.trim()).filter(Boolean).map((uri) => ({uri}))})});
+}

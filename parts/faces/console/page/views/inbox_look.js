@@ -1,0 +1,173 @@
+// What needs a look: queues that nobody can take, pauses, tasks on hold, anomalies, escalations and lost leases.  One entry
+// tells all of one task, and goes when its receipts are acknowledged or the task is over.
+
+import {session} from "../api.js";
+import {note} from "../dialogs.js";
+import {h} from "../dom.js";
+import {withWord} from "../filter.js";
+import {badge, say, section, taskLink, tile, who} from "../parts.js";
+import {link} from "../route.js";
+import {when} from "../time.js";
+
+const DAY_MS = 86400000;
+const PAGES_AT_ONCE = 5;
+const FEW = 5;
+const LOOKED_UP = 30;
+const ACKNOWLEDGED = "receipt.acknowledged";
+const KINDS = ["nobody can", "paused", "on hold", "anomaly", "escalation", "lost lease"];       // the gravest first
+const RECEIPTS = {"system.anomaly": "anomaly", "task.escalated": "escalation", "lease.expired": "lost lease"};
+const TONES = {anomaly: "danger", escalation: "danger", "lost lease": "late"};
+const ANOMALIES = {
+  success_without_locatability: () => "It succeeded without saying where its result is.",
+  deadline_passed: () => "Its deadline has passed.",
+  lease_expired_often: ({expiries}) => `Its lease was lost ${times(expiries)}.`,
+  lease_renewed_often: ({renewals}) => `Its lease was renewed ${times(renewals)}.`,
+  attempts_spent_but_queued: () => "Its attempts are spent, and still it waits.",
+  task_held: ({expiries, held, workers}) => held === "lease_expiries" ? `It was put on hold: its lease was lost ${times(expiries)}, by ${(workers ?? []).join(", ")}.`
+    : `It was put on hold: ${held}.`,
+};
+const seen = new Set();     // what was acknowledged here, until the gate says so
+
+function times(number) {
+  return number === 1 ? "once" : `${number} times`;
+}
+
+// What is read.
+
+async function readReceipts(page, whose) {
+  const local = page.local.receipts ??= {found: new Map(), ends: {}, since: await findYesterday(page)};
+  await Promise.all([...Object.keys(RECEIPTS), ...(session.you.role === "admin" ? [ACKNOWLEDGED] : [])].map((type) => readNew(page, local, type, whose)));
+  return [...local.found.values()];
+}
+
+// Receipts are read from a place on, so one is looked for that is a day old: that of a task of yesterday.
+async function findYesterday(page) {
+  if (!page.may("list_tasks")) return undefined;
+  const {tasks} = await page.call("list_tasks", {created_before: new Date(page.now() - DAY_MS).toISOString(), limit: 1});
+  return tasks[0]?.obligation_receipt_id;
+}
+
+async function readNew(page, local, type, whose) {
+  for (let at = 0; at < PAGES_AT_ONCE; at++) {
+    const ask = {receipt_type: type, limit: 200, since_receipt_id: local.ends[type] ?? local.since};
+    const {receipts, cursor, next_cursor: next} = await page.call("list_receipts", {...ask, ...whose});
+    for (const one of receipts) type === ACKNOWLEDGED ? seen.add(one.body?.receipt_id ?? one.parents[0]) : local.found.set(one.receipt_id, one);
+    local.ends[type] = cursor ?? local.ends[type];
+    if (!next) return;
+  }
+}
+
+/** Collect what needs a look, the gravest first. */
+function collect(page, {values, me, known, about, queues}) {
+  const pauses = page.may("list_pauses") ? known(page, "pauses", () => page.call("list_pauses")).value?.pauses : null;
+  const whose = session.you.role === "admin" || !me ? {} : {principal_kind: me.kind, principal_id: me.id};
+  const receipts = page.may("list_receipts") ? known(page, "receipts", () => readReceipts(page, whose), 3000, 120000) : {};
+  const mayHold = page.may("list_tasks") && (!page.may("list_queues") || queues?.some((one) => one.held));
+  const held = mayHold ? known(page, "held", () => page.call("list_tasks", {held: true, limit: 50}), 3000, 60000).value?.tasks : null;
+  const byTask = new Map();
+  for (const task of held ?? []) add(byTask, task.task_id, {kind: "on hold", at: task.updated_at, to: task.created_by, task, says: sayHold(task)});
+  for (const one of receipts.value ?? []) {
+    if (seen.has(one.receipt_id) || Date.parse(one.created_at) < page.now() - DAY_MS) continue;
+    add(byTask, one.task_id ?? one.receipt_id, {kind: RECEIPTS[one.receipt_type], at: one.created_at, to: one.to, receipt: one, says: tell(one)});
+  }
+  const entries = [...(queues ?? []).filter((one) => one.claimable && !one.workers).map(showIdle), ...(pauses ?? []).map(showPause), ...byTask.values()];
+  const isMine = (one) => Boolean(me && one.to?.some((to) => to.kind === me.kind && to.id === me.id));
+  return {problem: receipts.problem, entries: entries.map((one) => ({...one, mine: isMine(one)}))
+    .filter((one) => fits(one, values, about, page)).sort((one, other) => other.mine - one.mine
+      || KINDS.indexOf(one.kinds[0]) - KINDS.indexOf(other.kinds[0]) || (one.at < other.at ? 1 : -1))
+    .filter((one, at) => at >= LOOKED_UP || !isOver(one, about, page))};
+}
+
+function add(byTask, key, {kind, at, to, task, receipt, says}) {
+  const one = byTask.get(key) ?? {key, kinds: [], at, to: [], receipts: [], task_id: receipt ? receipt.task_id : key, says, kind};
+  if (!one.kinds.includes(kind)) one.kinds.push(kind);
+  one.kinds.sort((first, second) => KINDS.indexOf(first) - KINDS.indexOf(second));
+  if (KINDS.indexOf(kind) <= KINDS.indexOf(one.kind)) Object.assign(one, {says, kind});
+  if (to && !one.to.some((other) => other.kind === to.kind && other.id === to.id)) one.to.push(to);
+  if (receipt) one.receipts.push(receipt.receipt_id);
+  Object.assign(one, {at: at > one.at ? at : one.at, task: task ?? one.task});
+  byTask.set(key, one);
+}
+
+function showIdle({queue_id: key, type, capabilities, claimable}) {
+  const needs = capabilities.length ? `, which requires ${capabilities.join(", ")}` : "";
+  return {key, kinds: ["nobody can"], type, at: "", says: `${claimable} ${claimable === 1 ? "waits" : "wait"}, and nobody who can take ${type}${needs} has asked lately.`,
+    href: link(["tasks"], {q: withWord("status:queued", "type", type)})};
+}
+
+function showPause(one) {
+  const what = one.whole_tenant ? "Everything" : one.worker ? `Worker ${one.worker}` : one.type;
+  return {key: `pause ${what} ${one.capabilities}`, kinds: ["paused"], type: one.type, at: one.since, title: what,
+    says: `Workers get none of it${one.reason ? `: ${one.reason}` : "."}`, href: link(["queues"])};
+}
+
+function sayHold({held, expiries}) {
+  return held === "lease_expiries" ? `Its lease was lost ${times(expiries)}: nobody gets it until it is released.` : `It is on hold: ${held}.`;
+}
+
+function tell({receipt_type: type, body, to}) {
+  if (type === "lease.expired") return `${body?.previous_worker_id ?? "Its worker"} lost its lease.`;
+  if (type === "task.escalated") {
+    return `It was proposed to ${to.id}: ${body?.escalation_reason === "lease_expired" ? "its worker lost the lease" : "its attempts are spent"}.`;
+  }
+  const text = ANOMALIES[body?.kind];
+  return text ? text(body.details ?? {}) : `${String(body?.kind ?? "An anomaly").replaceAll("_", " ")}. ${body?.recommended_action ?? ""}`;
+}
+
+function fits({to, type, task_id: id}, values, about, page) {
+  if (values.to && !to?.some((one) => one.id === values.to.id && one.kind === values.to.kind)) return false;
+  return !values.type || (type ?? (id && about(page, id).type)) === values.type;
+}
+
+// A task that was canceled, or is done and owed no more, needs nobody's look.
+function isOver({task_id: id}, about, page) {
+  const {status, obligation_open: owed} = id ? about(page, id) : {};
+  return (status === "succeeded" || status === "canceled") && !owed;
+}
+
+// What is drawn.
+
+/** Show what needs a look. */
+export function look(page, context) {
+  const {problem, entries} = page.local.looked = collect(page, context);
+  const shown = page.local.lookAll ? entries : entries.slice(0, FEW);
+  return section("Needs a look", {}, problem && h("p", {class: "problem"}, problem.message),
+    entries.length ? h("ol", {class: "cases"}, shown.map((one) => showEntry(page, one, context)))
+      : h("p", {class: "empty"}, "Nothing: no anomaly, no hold, no escalation and no lost lease in 24 hours."),
+    entries.length > FEW && h("button", {onclick: () => {
+      page.local.lookAll = !page.local.lookAll;
+      page.redraw();
+    }}, page.local.lookAll ? "Show fewer" : `Show all ${entries.length}`));
+}
+
+/** Show how much needs a look. */
+look.tile = (page) => {
+  const count = page.local.looked?.entries.length;
+  return tile(count ?? "–", "need a look", {tone: count ? "warning" : ""});
+};
+
+function showEntry(page, one, {about, act, deeds}) {
+  const task = one.task_id ? about(page, one.task_id) : {};
+  const name = one.title ?? one.type ?? (task.task_summary || task.type || one.task_id?.slice(-8) || "The gate");
+  return h("li", {key: one.key},
+    h("p", {class: "case-head"}, one.kinds.map((kind) => [badge(kind, TONES[kind] ?? "warning"), " "]), one.mine && [badge("for you", "note"), " "],
+      h("strong", null, one.task_id ? taskLink(one.task_id, say(name)) : one.href ? h("a", {href: one.href}, say(name)) : say(name)),
+      h("span", {class: "quiet"}, one.to?.map((to) => [who(to), " "]), one.at && when(one.at, page.now()))),
+    h("p", null, say(one.says)),
+    h("div", {class: "actions"}, one.task_id && deeds(page, one.task_id, name),
+      one.receipts?.length > 0 && page.may("ack_receipt") && h("button", {class: "small", "aria-label": `Acknowledge: ${name}`,
+        title: "Acknowledge its receipts; it changes nothing else", onclick: () => acknowledge(page, one, act)}, "Seen")));
+}
+
+async function acknowledge(page, {receipts}, act) {
+  try {
+    for (const id of receipts) {
+      await act(page, "ack_receipt", {receipt_id: id});
+      seen.add(id);
+    }
+    note("Acknowledged");
+  } catch (problem) {
+    note(problem.message, "bad");
+  }
+  page.redraw();
+}

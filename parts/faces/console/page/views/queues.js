@@ -1,0 +1,222 @@
+// Queues: how deep, how long the oldest waits, what happens, who can take it; pause, drain, resume.
+
+import {callAll, session} from "../api.js";
+import {h} from "../dom.js";
+import {readFilter, writeWord} from "../filter.js";
+import {addSample, groupLanes, splitWorkers, stopsQueue, toneOf} from "../fit.js";
+import {badge, chart, say, searchField, section, sparkline, tile} from "../parts.js";
+import {askPause, pauseButtons, showPauses} from "../pausing.js";
+import {link} from "../route.js";
+import {copyMenu} from "../share.js";
+import {exportMenu, table} from "../table.js";
+import {sayClock, sayLength, when} from "../time.js";
+import {nameCapabilities, showWorker} from "./workers.js";
+
+const words = {
+  type: (text) => ({type: text}), needs: (text) => ({needs: text}), "": (text) => ({name: text.toLowerCase()}),
+  is: (text) => {
+    if (!(text in STANDINGS)) throw new Error(`say one of ${Object.keys(STANDINGS).join(", ")}`);
+    return {is: text};
+  }};
+const STANDINGS = {
+  waiting: (queue) => queue.claimable > 0, stuck: isStuck, paused: (queue, pauses) => isPaused(queue, pauses),
+  held: (queue) => queue.held > 0, leased: (queue) => queue.leased > 0};
+
+// What this page has seen of each queue.  It outlives a visit, so that a look at one queue does not begin anew.
+const seen = new Map();
+
+/** Read what the view shows: all queues, or one. */
+export async function load(page) {
+  const [id] = page.parts;
+  const {pauses} = page.may("list_pauses") ? await page.call("list_pauses") : {pauses: []};
+  if (!id) {
+    const found = await callAll(page, "list_queues", "queues");
+    for (const queue of found.rows) note(queue, page.now());
+    return {...found, pauses};
+  }
+  const queue = await page.call("get_queue", {queue_id: id});
+  note(queue, page.now());
+  const [{queues}, workers] = await Promise.all([page.call("list_queues", {limit: 200, type: queue.type}),
+    page.may("list_workers") ? callAll(page, "list_workers", "workers") : null]);
+  return {queue, lanes: queues.filter((one) => one.queue_id !== id), workers, pauses};
+}
+
+function note(queue, now) {
+  const {claimable, leased, last_minute: flow} = queue;
+  addSample(samplesOf(queue), {at: now, claimable, leased, started: flow.started, ended: flow.ended, lost: flow.failed + flow.expired});
+}
+
+function samplesOf({queue_id: id}) {
+  const key = `${session.you.tenant_id} ${id}`;
+  if (!seen.has(key)) seen.set(key, []);
+  return seen.get(key);
+}
+
+/** The queue's type stands in the title of its page. */
+export function title(page) {
+  return page.parts.length ? page.data?.queue.type ?? "Queue" : "Queues";
+}
+
+/** Show the queues, or one of them. */
+export function show(data, page) {
+  return data.queue ? showQueue(data, page) : showQueues(data, page);
+}
+
+// All queues.
+
+const isPaused = (queue, pauses) => pauses.some((one) => stopsQueue(one, queue));
+
+function isStuck(queue, pauses) {
+  return queue.claimable > 0 && queue.workers === 0 && !isPaused(queue, pauses);
+}
+
+function listColumns(pauses) {
+  return [
+    {name: "type", title: "Type", grow: true, show: (queue) => nameQueue(queue)},
+    {name: "claimable", title: "Waiting", number: true, show: (queue) => queue.claimable},
+    {name: "chart", title: "Lately", wide: true, value: () => null, show: (queue) => drawWaiting(queue)},
+    {name: "oldest_wait_seconds", title: "Oldest waits", number: true, show: (queue) => sayWait(queue)},
+    {name: "leased", title: "Leased", number: true, show: (queue) => queue.leased},
+    {name: "delayed", title: "Delayed", number: true, wide: true, show: (queue) => sayDelayed(queue)},
+    {name: "held", title: "On hold", number: true, wide: true, show: (queue) => queue.held},
+    {name: "workers", title: "Workers", show: (queue) => queue.lanes ? null : showStanding(queue, pauses)},
+    {name: "ended", title: "Ended in 1 h", number: true, wide: true, value: (queue) => queue.last_hour.ended, show: (queue) => queue.last_hour.ended},
+    {name: "failed", title: "Failed in 1 h", number: true, wide: true, value: (queue) => queue.last_hour.failed,
+      show: (queue) => queue.last_hour.failed}];
+}
+
+/** Name a queue in the list: a lane among others of its type by what it requires. */
+function nameQueue(queue) {
+  if (queue.lane) return h("span", {class: "lane"}, "requires ", nameCapabilities(queue.capabilities));
+  const needs = queue.lanes ? `${queue.lanes} lanes` : queue.capabilities.length > 0 && ["requires ", nameCapabilities(queue.capabilities)];
+  return [say(queue.type), needs && h("span", {class: "quiet"}, " ", needs)];
+}
+
+function sayWait({oldest_wait_seconds: wait}) {
+  return wait === null ? "–" : sayLength(wait);
+}
+
+function sayDelayed(queue) {
+  return `${queue.delayed}${queue.delayed_at_least ? "+" : ""}`;
+}
+
+function showStanding(queue, pauses) {
+  if (isPaused(queue, pauses)) return badge("paused");
+  return queue.workers || (queue.claimable ? badge("nobody", "warning") : h("span", {class: "quiet"}, "nobody"));
+}
+
+function drawWaiting(queue) {
+  const samples = queue.lanes ? [] : samplesOf(queue);
+  return samples.length > 1 && sparkline(samples.map((one) => one.claimable), `Waiting: ${samples.map((one) => one.claimable).join(", ")}`);
+}
+
+function showQueues({rows, more, pauses}, page) {
+  const {values, problems} = readFilter(page.params.q ?? "", words);
+  const queues = rows.filter((queue) => fits(queue, values, pauses));
+  const sum = (name) => queues.reduce((total, queue) => total + queue[name], 0);
+  const columns = listColumns(pauses);
+  const began = Math.min(...queues.map((queue) => samplesOf(queue)[0].at));
+  return [
+    h("div", {class: "head"}, h("h1", null, "Queues"),
+      h("div", {class: "actions"}, page.may("pause_work") && h("button", {onclick: () => askPause(page)}, "Pause …"),
+        exportMenu("queues", [{name: "queue_id"}, {name: "capabilities"}, ...columns.filter((one) => one.name !== "chart")], queues), copyMenu("list_queues", {limit: 200}))),
+    searchField(page, {hint: "type:ocr needs:gpu is:stuck", problems}),
+    warnOfStuck(queues.filter((queue) => isStuck(queue, pauses))),
+    h("div", {class: "tiles"}, tile(sum("claimable"), "waiting", {href: link(["tasks"], {q: "status:queued"})}),
+      tile(sum("leased"), "leased", {href: link(["tasks"], {q: "status:leased"})}), tile(sum("delayed"), "delayed"),
+      tile(sum("held"), "on hold", {tone: sum("held") ? "warning" : "", href: link(["tasks"], {q: "held:yes"})})),
+    showPauses(pauses, page),
+    table(page, {name: "queues", caption: h("span", {class: "off-screen"}, "Queues"), columns, rows: groupLanes(queues), key: (queue) => queue.queue_id,
+      open: (queue) => queue.lanes ? link(["queues"], {q: writeWord("type", queue.type)}) : link(["queues", queue.queue_id]),
+      empty: page.params.q ? "No queue fits this filter." : "No queue has had a task in the last hour. Tasks make queues: create one."}),
+    more && h("p", {class: "quiet"}, `These are the first ${rows.length} queues; there are more.`),
+    queues.length > 0 && h("p", {class: "quiet"}, `The small charts show what has waited since ${sayClock(began, page.now())}, from 0 to the most.`)];
+}
+
+function fits(queue, {type, needs, name, is}, pauses) {
+  return (!type || queue.type === type) && (!needs || queue.capabilities.includes(needs))
+    && (!name || queue.type.toLowerCase().includes(name)) && (!is || STANDINGS[is](queue, pauses));
+}
+
+function warnOfStuck(queues) {
+  if (!queues.length) return null;
+  const tasks = queues.reduce((total, one) => total + one.claimable, 0);
+  return h("div", {class: "warning banner"}, h("strong", null, `Nobody can take ${tasks} waiting task${tasks === 1 ? "" : "s"}: `),
+    queues.slice(0, 5).map((queue, at) => [at > 0 && ", ", h("a", {href: link(["queues", queue.queue_id])}, say(queue.type))]),
+    queues.length > 5 && [" and ", h("a", {href: link(["queues"], {q: "is:stuck"})}, `${queues.length - 5} more queues`)], ".");
+}
+
+// One queue.
+
+function showQueue({queue, lanes, workers, pauses}, page) {
+  const lane = {type: queue.type, capabilities: queue.capabilities};
+  const mine = pauses.filter((one) => stopsQueue(one, queue));
+  const {able, others} = splitWorkers(workers?.rows ?? [], queue, pauses, page.now());
+  return [
+    h("div", {class: "head"}, h("h1", null, say(queue.type)), mine.length > 0 && badge("paused"),
+      h("div", {class: "actions"}, pauseButtons(page, lane, pauses),
+        page.may("pause_work") && lanes.length > 0 && h("button", {onclick: () => askPause(page, {type: queue.type})}, "Pause all lanes …"),
+        copyMenu("get_queue", {queue_id: queue.queue_id}))),
+    h("p", null, h("a", {href: link(["queues"])}, "Queues"), " · requires ", nameCapabilities(queue.capabilities), " · ",
+      h("a", {href: link(["tasks"], {q: `${writeWord("type", queue.type)} status:queued`})}, "its waiting tasks")),
+    workers && warnOfNobody(queue, able, others, mine),
+    h("div", {class: "tiles"}, tile(queue.claimable, "waiting"), tile(sayWait(queue), "the oldest waits"), tile(queue.leased, "leased"),
+      tile(sayDelayed(queue), "delayed"), tile(queue.held, "on hold", {tone: queue.held ? "warning" : ""})),
+    showPauses(mine, page),
+    showFlow(queue, page),
+    workers && section("Who can take it", {}, able.length ? listWorkers(able, page, "able")
+      : h("p", {class: "empty"}, "Nobody who has asked for tasks can take these."),
+    others.length > 0 && h("details", {key: "others"}, h("summary", null, `${others.length} who cannot`), listWorkers(others, page, "others"))),
+    lanes.length > 0 && section("Other lanes of this type", {}, h("ul", {class: "plain"}, lanes.map((one) => h("li", {key: one.queue_id},
+      h("a", {href: link(["queues", one.queue_id])}, "requires ", nameCapabilities(one.capabilities)), ` ${one.claimable} waiting, ${one.leased} leased`))))];
+}
+
+/** Say why waiting tasks are taken by nobody, and what helps. */
+function warnOfNobody(queue, able, others, mine) {
+  if (!queue.claimable || mine.length) return null;
+  const states = new Set(able.map((one) => one.state));
+  if (states.has("idle")) return null;
+  if (states.has("working")) return h("p", {class: "busy banner"}, "Everybody who can take these tasks is working on others.");
+  const says = able.length === 0 ? sayLack(queue, others)
+    : states.has("paused") ? "Those who can take them are paused." : "Those who could take them ask for tasks no more: start one of them.";
+  return h("p", {class: "warning banner"}, h("strong", null, "Nobody takes these tasks. "), says);
+}
+
+function sayLack(queue, others) {
+  const active = others.filter((one) => one.state !== "silent");
+  const nearest = (active.length ? active : others).filter((one) => !one.lack.type).sort((one, other) => one.lack.missing.length - other.lack.missing.length)[0];
+  if (nearest) return ["The nearest is ", say(nearest.worker.id), ", which lacks ", nameCapabilities(nearest.lack.missing), "."];
+  return ["Start a worker that accepts ", say(queue.type), queue.capabilities.length > 0 && [" and has ", nameCapabilities(queue.capabilities)], "."];
+}
+
+const CHARTS = [["claimable", "Waiting", null], ["started", "Leases granted in a minute", "started"], ["ended", "Ended in a minute", "ended"],
+  ["lost", "Failed or expired in a minute", null]];
+
+function showFlow(queue, page) {
+  const samples = samplesOf(queue);
+  const hour = {...queue.last_hour, lost: queue.last_hour.failed + queue.last_hour.expired};
+  return section("What happens", {},
+    h("div", {class: "charts"}, CHARTS.map(([name, label]) => chart(samples.map((one) => [one.at, one[name]]), label, {
+      key: name, usual: name in hour ? hour[name] / 60 : null}))),
+    h("p", {class: "quiet"}, `Left is ${sayClock(samples[0].at, page.now())}, when this page began to look; right is now. `,
+      "The dashed line is the mean of the last hour."),
+    h("table", {class: "rows"}, h("caption", {class: "off-screen"}, "What happened lately"),
+      h("thead", null, h("tr", null, ["", "Leases granted", "Ended", "Attempts failed", "Leases expired"].map((one) => h("th", {scope: "col"}, one)))),
+      h("tbody", null, [["Last minute", queue.last_minute], ["Last hour", queue.last_hour]].map(([name, flow]) => h("tr", {"data-row": ""},
+        h("th", {scope: "row"}, name), [["Leases granted", "started"], ["Ended", "ended"], ["Attempts failed", "failed"], ["Leases expired", "expired"]]
+          .map(([label, one]) => h("td", {"data-title": label}, flow[one])))))));
+}
+
+const workerColumns = (page, kind) => [
+  {name: "worker", title: "Worker", show: ({worker}) => showWorker(worker)},
+  {name: "state", title: "Is", show: ({state}) => badge(state, toneOf(state))},
+  kind === "able" ? {name: "holding", title: "Holds", number: true, show: (one) => one.holding}
+    : {name: "lack", title: "Lacks", grow: true, show: ({lack}) => [lack.type && "does not accept the type",
+      lack.type && lack.missing.length > 0 && "; ", lack.missing.length > 0 && nameCapabilities(lack.missing)]},
+  {name: "asked", title: "Last asked", show: (one) => when(one.last_claim_at, page.now())},
+  ...(kind === "able" ? [{name: "why", title: "Told", grow: true, wide: true, show: (one) => say(one.claims[0]?.why_none ?? "–")}] : [])];
+
+function listWorkers(workers, page, kind) {
+  return table(page, {name: kind, columns: workerColumns(page, kind), rows: workers, key: ({worker}) => `${worker.kind}:${worker.id}`,
+    open: ({worker}) => link(["workers", worker.kind, worker.id])});
+}

@@ -1,0 +1,165 @@
+// Schedules: what runs next and how often, who is late, and the next day or week as strips.
+
+import {callAll} from "../api.js";
+import {h} from "../dom.js";
+import {readFilter, readWho, writeWord} from "../filter.js";
+import {badge, facts, say, searchField, section, tile, who} from "../parts.js";
+import {countMissed, findRuns, findTicks, orderSchedules, sayEvery, stateOfSchedule} from "../plan.js";
+import {link} from "../route.js";
+import {copyMenu} from "../share.js";
+import {exportMenu, table} from "../table.js";
+import {sayClock, sayLength, sayWhen, secondsSince, when} from "../time.js";
+
+const STATES = ["late", "due", "planned", "unplanned", "off"];
+const SPANS = {"24h": ["The next 24 hours", 86400], "7d": ["The next 7 days", 7 * 86400]};
+const MOST_STRIPS = 40;
+const words = {
+  owner: (text) => ({owner: readWho(text)}), scheduler: (text) => ({scheduler: text}), "": (text) => ({name: text.toLowerCase()}),
+  is: (text) => {
+    if (!STATES.includes(text)) throw new Error(`say one of ${STATES.join(", ")}`);
+    return {is: text};
+  }};
+
+/** Read the schedules, or one of them with the order that it began with. */
+export async function load(page) {
+  const found = await callAll(page, "list_schedules", "schedules");
+  const [id] = page.parts;
+  if (!id) return found;
+  const one = found.rows.find((row) => row.schedule_id === id);
+  const order = one && page.may("get_receipt") ? await page.call("get_receipt", {receipt_id: one.created_receipt_id}).catch(() => null) : null;
+  return {...found, one, order};
+}
+
+/** The schedule's id stands in the title of its page. */
+export function title(page) {
+  return page.parts[0] ?? "Schedules";
+}
+
+/** Show the schedules, or one of them. */
+export function show(data, page) {
+  if (!page.parts.length) return showAll(data, page);
+  return data.one ? showOne(data, page) : [h("h1", null, say(page.parts[0])),
+    h("p", {class: "empty"}, "No schedule of this name is known. ", h("a", {href: link(["schedules"])}, "All schedules"))];
+}
+
+const columns = (page) => [
+  {name: "schedule_id", title: "Schedule", grow: true, show: (one) => say(one.schedule_id)},
+  {name: "state", title: "Is", value: (one) => stateOfSchedule(one, page.now()), show: (one) => showState(one, page)},
+  {name: "next_run_at", title: "Next run", show: (one) => when(one.enabled && one.next_run_at, page.now())},
+  {name: "interval_seconds", title: "Then", show: (one) => sayThen(one)},
+  {name: "owner", title: "Owner", value: (one) => one.owner.id, show: (one) => who(one.owner)},
+  {name: "scheduler", title: "Scheduler", wide: true, value: (one) => one.scheduler.id, show: (one) => nameScheduler(one, page)}];
+
+function nameScheduler({scheduler}, page) {
+  return page.may("list_workers") ? h("a", {href: link(["workers", scheduler.kind, scheduler.id])}, say(scheduler.id)) : who(scheduler);
+}
+
+function sayThen({interval_seconds: every}) {
+  return every ? sayEvery(every, sayLength) : "–";
+}
+
+function showState(schedule, page) {
+  const state = stateOfSchedule(schedule, page.now());
+  return badge(state, {late: "danger", due: "warning", planned: "ok"}[state] ?? state);
+}
+
+/** Say the next runs in words: "in 3 h, then every day". */
+function sayRuns(schedule, page) {
+  const {next_run_at: next, interval_seconds: every} = schedule;
+  const then = every ? `, then ${sayEvery(every, sayLength)}` : "";
+  const says = {
+    off: () => "switched off",
+    late: () => `late for ${sayLength(secondsSince(schedule.late_since, page.now()))}: its scheduler is silent`,
+    unplanned: () => "no run is planned",
+    due: () => `was due ${sayWhen(next, page.now())}${then}`,
+    planned: () => `${sayWhen(next, page.now())}${then}`};
+  return says[stateOfSchedule(schedule, page.now())]();
+}
+
+function showAll({rows, more}, page) {
+  const {values, problems} = readFilter(page.params.q ?? "", words);
+  const schedules = orderSchedules(rows.filter((one) => fits(one, values, page)), page.now());
+  const count = (state) => rows.filter((one) => stateOfSchedule(one, page.now()) === state).length;
+  const shown = columns(page);
+  return [
+    h("div", {class: "head"}, h("h1", null, "Schedules"),
+      h("div", {class: "actions"}, exportMenu("schedules", shown, schedules), copyMenu("list_schedules", {limit: 200}))),
+    searchField(page, {hint: "owner:ada is:late", problems}),
+    h("div", {class: "tiles"}, STATES.filter((state) => count(state) || ["late", "planned"].includes(state)).map((state) => tile(count(state), state, {
+      href: link(["schedules"], {q: `is:${state}`}), tone: state === "late" && count(state) ? "danger" : ""}))),
+    schedules.length > 0 && showCalendar(schedules, page),
+    table(page, {name: "schedules", caption: h("span", {class: "off-screen"}, "Schedules, late ones first"), columns: shown, rows: schedules,
+      key: (one) => one.schedule_id, open: (one) => link(["schedules", one.schedule_id]), mark: (one) => !one.enabled && "dim",
+      empty: page.params.q ? "No schedule fits this filter."
+        : "There is no schedule. Start a scheduler (asyncgate scheduler), and create a task of the type schedule.create."}),
+    more && h("p", {class: "quiet"}, `These are the first ${rows.length} schedules; there are more.`)];
+}
+
+function fits(schedule, {owner, scheduler, name, is}, page) {
+  return (!owner || (schedule.owner.id === owner.id && (owner.kind ?? schedule.owner.kind) === schedule.owner.kind)) && (!scheduler || schedule.scheduler.id === scheduler)
+    && (!name || schedule.schedule_id.toLowerCase().includes(name)) && (!is || stateOfSchedule(schedule, page.now()) === is);
+}
+
+// The calendar: a strip for each schedule, with a mark for each run.
+
+function showCalendar(schedules, page, {alone = false} = {}) {
+  const chosen = page.params.span in SPANS ? page.params.span : "24h";
+  const [label, span] = SPANS[chosen];
+  const planned = alone ? schedules : schedules.filter((one) => one.enabled);
+  const actions = Object.entries(SPANS).map(([name, [says]]) => h("button", {class: "chip", "aria-pressed": String(name === chosen),
+    title: says, onclick: () => page.go({span: name === "24h" ? null : name})}, name));
+  return section(label, {actions}, h("ul", {class: "plain calendar"},
+    h("li", {class: "axis", "aria-hidden": "true", key: "axis"}, h("span", null), h("div", {class: "strip"}, findTicks(page.now(), span).map((tick) => placeOf(tick, page.now(), span) < 94 &&
+      h("span", {style: {left: `${placeOf(tick, page.now(), span)}%`}}, sayTick(tick, span))))),
+    planned.slice(0, MOST_STRIPS).map((one) => showStrip(one, page, span))),
+  planned.length > MOST_STRIPS && h("p", {class: "quiet"}, `${planned.length - MOST_STRIPS} more are in the list below.`),
+  h("p", {class: "quiet"}, "Left is now. Times are of this browser. Runs after the next are worked out from the interval."));
+}
+
+function placeOf(time, now, span) {
+  return (100 * (time - now) / 1000 / span).toFixed(2);
+}
+
+function sayTick(tick, span) {
+  const time = new Date(tick);
+  return span > 2 * 86400 ? `${time.toLocaleDateString(undefined, {weekday: "short"})} ${time.getDate()}` : `${String(time.getHours()).padStart(2, "0")}:00`;
+}
+
+function showStrip(schedule, page, span) {
+  const now = page.now();
+  const {runs, count, first} = findRuns(schedule, now, span);
+  const late = schedule.late_since !== null;
+  const bar = count > runs.length;
+  const left = bar ? placeOf(first, now, span) : 0;
+  return h("li", {key: schedule.schedule_id, class: late ? "late" : null},
+    h("a", {href: link(["schedules", schedule.schedule_id])}, say(schedule.schedule_id)),
+    h("div", {class: "strip", role: "img", "aria-label": sayStrip(schedule, count, page)},
+      late && h("span", {class: "missed", title: sayRuns(schedule, page)}),
+      bar && h("span", {class: "many", style: {left: `${left}%`, width: `${100 - left}%`}, title: `${count} runs`}),
+      runs.map((run) => h("span", {class: "mark", style: {left: `${placeOf(run, now, span)}%`}, title: sayClock(run, now)}))),
+    h("span", {class: "quiet"}, sayRuns(schedule, page)));
+}
+
+function sayStrip(schedule, count, page) {
+  return `${sayRuns(schedule, page)}; ${count} run${count === 1 ? "" : "s"} in this time`;
+}
+
+// One schedule.
+
+function showOne({one, order}, page) {
+  const missed = countMissed(one, page.now());
+  return [
+    h("div", {class: "head"}, h("h1", null, say(one.schedule_id)), showState(one, page),
+      h("div", {class: "actions"}, copyMenu("list_schedules", {principal_kind: one.owner.kind, principal_id: one.owner.id}))),
+    h("p", null, h("a", {href: link(["schedules"])}, "Schedules"), " · ", sayRuns(one, page)),
+    missed > 0 && h("p", {class: "warning banner"}, h("strong", null, `${missed} runs did not come. `),
+      "Look whether its scheduler runs: ", nameScheduler(one, page), "."),
+    one.enabled && showCalendar([one], page, {alone: true}),
+    section("What is known", {}, facts([["Next run", when(one.next_run_at, page.now())], ["Then", sayThen(one)],
+      ["Late since", one.late_since && when(one.late_since, page.now())], ["Owner", who(one.owner)], ["Scheduler", nameScheduler(one, page)],
+      ["Order", order?.task_id && h("a", {href: link(["task", order.task_id])}, `task ${order.task_id.slice(-8)}`)],
+      ["Created", order && when(order.created_at, page.now())], ["Receipt", h("span", {class: "code"}, one.created_receipt_id)],
+      ["Tasks", h("span", null, h("a", {href: link(["tasks"], {q: writeWord("owner", one.scheduler.id)})}, "those that the scheduler created"), " · ",
+        h("a", {href: link(["tasks"], {q: writeWord("owner", one.owner.id)})}, "those of its owner"))],
+      ["Owed", page.may("list_obligations") && h("a", {href: link(["inbox"], {q: writeWord("owner", one.owner.id)})}, "what is owed to its owner")]]))];
+}

@@ -1,0 +1,196 @@
+// Tasks: live counts, a text filter, a list as long as it may be, and what is done to one task, to some, or to all of them.
+
+import {bulkItems, keepTypes, mayBulk, showUnended, stopType, typeChips} from "../bulk.js";
+import {askForm, note} from "../dialogs.js";
+import {h} from "../dom.js";
+import {readAge, readFilter, readMoment, readWho, withWord} from "../filter.js";
+import {Pages} from "../pages.js";
+import {badge, filterChips, say, searchField, shortId, tile, who} from "../parts.js";
+import {link} from "../route.js";
+import {copyMenu, menu} from "../share.js";
+import {exportMenu, table} from "../table.js";
+import {when} from "../time.js";
+
+const PAGE = 200;
+const LIVE = ["queued", "leased", "running"];
+const ENDED = ["succeeded", "failed", "canceled"];
+const WORDS = "type: status: owner: age: held: id: created:";
+const NOT_IN_BULK = {type_prefix: "type:…*", summary_prefix: "summary:"};
+
+/** The words of the filter; each gives fields of list_tasks. */
+export function wordsAt(now) {
+  const moment = (seconds) => new Date(now - seconds * 1000).toISOString();
+  const choose = (name, choices) => (text) => {
+    if (!choices.includes(text)) throw new Error(`say one of ${choices.join(", ")}`);
+    return {[name]: text};
+  };
+  return {
+    type: (text) => text.endsWith("*") && text.length > 1 ? {type_prefix: text.slice(0, -1)} : {type: text},
+    status: choose("status", [...LIVE, ...ENDED]),
+    owner: (text) => {
+      const {kind, id} = readWho(text);
+      return {created_by: id, created_by_kind: kind};
+    },
+    age: (text) => {
+      const {over, seconds} = readAge(text);
+      return {[over ? "created_before" : "created_after"]: moment(seconds)};
+    },
+    held: (text) => ({held: choose("held", ["yes", "no"])(text).held === "yes"}),
+    id: (text) => ({id_prefix: text.toLowerCase()}),
+    summary: (text) => ({summary_prefix: text}),
+    created: (text) => {
+      const said = readMoment(text);
+      return {[said.after ? "created_after" : "created_before"]: said.moment};
+    },
+    "": (text) => {
+      if (!/^[0-9a-f-]{4,36}$/i.test(text)) throw new Error(`say summary:${text} for how a summary begins, or ${WORDS} with a value`);
+      return {id_prefix: text.toLowerCase()};
+    },
+  };
+}
+
+/** Read what the view shows. */
+export async function load(page) {
+  const q = page.params.q ?? "";
+  const {values, problems} = readFilter(q, wordsAt(page.now()));
+  const local = page.local;
+  const same = problems.length || local.q === q;
+  const pages = same ? local.pages : new Pages(reader(page), (row) => row.task_id, true);
+  const [queues, pauses] = await Promise.all([
+    page.may("list_queues") ? page.call("list_queues", {limit: 200, type: values.type}) : null,
+    values.type && page.may("list_pauses") ? page.call("list_pauses") : null,
+    !problems.length && pages.look(values, same ? local["table tasks"] : {})]);
+  if (!same) Object.assign(local, {q, pages, picked: new Set()});     // what was shown stays until the new rows are there
+  return {values, problems, queues, pauses: pauses?.pauses ?? [], pages, types: keepTypes(local, queues?.queues, values.type)};
+}
+
+function reader(page) {
+  return async (ask, cursor) => {
+    const {tasks, next_cursor: next} = await page.call("list_tasks", {...ask, limit: PAGE, cursor});
+    return {rows: tasks.map(slim), next};
+  };
+}
+
+// A hundred thousand rows fit into the memory only without what the list does not show.
+function slim({payload, progress, requirements, result, ...rest}) {
+  return {...rest, result: result && {outcome: result.outcome, completed_at: result.completed_at}};
+}
+
+export function concerns(event) {
+  return event.type !== "worker.seen" && event.type !== "progress";
+}
+
+const columns = [
+  {name: "task_summary", title: "Task", grow: true, show: (task) => say(task.task_summary || task.type)},
+  {name: "type", title: "Type", wide: true, show: (task) => say(task.type)},
+  {name: "status", title: "Status", value: (task) => task.status, show: (task) => [badge(task.status), task.held && [" ", badge("on hold", "held")]]},
+  {name: "created_by", title: "Owner", value: (task) => `${task.created_by.kind}:${task.created_by.id}`, show: (task) => who(task.created_by)},
+  {name: "leased_to", title: "Worker", wide: true, value: (task) => task.leased_to?.id, show: (task) => task.leased_to ? who(task.leased_to) : "–"},
+  {name: "attempt", title: "Attempts", number: true, wide: true, show: (task) => `${task.attempt} of ${task.max_attempts}`},
+  {name: "priority", title: "Priority", number: true, widest: true, show: (task) => task.priority},
+];
+const more = [{name: "task_id", title: "Id"}, {name: "created_at", title: "Created"}, {name: "next_eligible_at"}, {name: "lease_expires_at"},
+  {name: "held"}, {name: "obligation_open"}];
+
+/** Show the tasks. */
+export function show({values, problems, queues, pauses, pages, types}, page) {
+  const rows = pages?.rows ?? [];
+  const q = page.params.q ?? "";
+  return [
+    h("div", {class: "head", key: "head"}, h("h1", null, "Tasks"), h("div", {class: "actions"},
+      mayBulk(page) && !problems.length && allMenu(page, values),
+      exportMenu("tasks", [...columns, ...more], rows), copyMenu("list_tasks", {...values, limit: PAGE}))),
+    queues && showCounts(queues, values),
+    h("div", {class: "stack", key: "filter"}, searchField(page, {problems,
+      says: `${WORDS} summary:, or an id`,
+      hint: "type:ocr status:queued owner:ada age:>1h held:yes id:01ab summary:\"…\" created:>2026-11-01"}),
+    showChips(page, q, values), !values.type_prefix && typeChips(page, q, values.type, types)),
+    showUnended(page),
+    problems.length ? h("p", {class: "empty", key: "rows"}, "Mend the filter to see tasks.") : [
+      values.type && stopType(page, values.type, pauses), showPicked(page, rows), showRows(page, pages, q)]];
+}
+
+function showCounts({queues, next_cursor: next}, {type}) {
+  const sum = (read) => `${queues.reduce((total, queue) => total + read(queue), 0)}${next ? "+" : ""}`;
+  const word = type ? `${withWord("", "type", type)} ` : "";
+  const to = (rest) => ({href: link(["tasks"], {q: word + rest})});
+  return h("div", {class: "tiles", key: "tiles"}, tile(sum((one) => one.claimable), "waiting", to("status:queued held:no")),
+    tile(sum((one) => one.leased), "leased", to("status:leased")), tile(sum((one) => one.delayed), "delayed"),
+    tile(sum((one) => one.held), "on hold", {...to("held:yes"), tone: sum((one) => one.held) === "0" ? "" : "warning"}),
+    tile(sum((one) => one.last_hour.ended), "ended in 1 h"),
+    tile(sum((one) => one.last_hour.failed), "failed in 1 h", {...to("status:failed age:<1h"), tone: sum((one) => one.last_hour.failed) === "0" ? "" : "danger"}));
+}
+
+function showChips(page, q, {status, held}) {
+  const plain = withWord(withWord(q, "status", null), "held", null);
+  return filterChips(page, "Status", [["all", plain, !status && held === undefined],
+    ...[...LIVE, ...ENDED].map((one) => [one, withWord(plain, "status", one), status === one]),
+    ["on hold", withWord(plain, "held", "yes"), held === true]]);
+}
+
+function allMenu(page, values) {
+  const unfit = Object.keys(NOT_IN_BULK).filter((name) => name in values).map((name) => NOT_IN_BULK[name]);
+  return menu("Do to all", unfit.length ? [h("p", {class: "quiet"}, `${unfit.join(" and ")} cannot choose what something is done to: `
+    + "leave it out, or use type:, status:, owner:, age:, created:, id: or held:")] : bulkItems(page, values));
+}
+
+function showRows(page, pages, q) {
+  const read = () => {
+    const reading = pages.more();
+    if (reading) reading.then(() => page.redraw(), (problem) => note(problem.message, "bad"));
+  };
+  return h("div", {key: "rows"}, table(page, {name: "tasks", columns: [...columns,
+    {name: "created_at", title: "Created", show: (task) => when(task.created_at, page.now())},
+    {name: "task_id", title: "Id", widest: true, show: (task) => shortId(task.task_id)},
+    {name: "actions", title: "", show: (task) => h("span", {class: "actions row-actions"}, rowActions(page, task))}],
+  rows: pages.rows, key: (task) => task.task_id, open: (task) => link(["task", task.task_id]), more: read,
+  selected: page.may("cancel_task") ? page.local.picked : undefined,
+  empty: q ? ["No task fits this filter. ", h("a", {href: link(["tasks"])}, "Show all tasks")] : "There are no tasks yet. create_task makes one."}),
+  h("p", {class: "quiet list-end", "aria-live": "polite"}, pages.done ? `${pages.rows.length} ${pages.rows.length === 1 ? "task" : "tasks"}`
+    : [`${pages.rows.length} read so far. `, h("button", {onclick: read}, "Read more")]));
+}
+
+const DEEDS = {
+  cancel_task: {title: "Cancel", fits: (task) => LIVE.includes(task.status), danger: true, says: "It ends as canceled, for ever. What its worker still does is refused."},
+  release_hold: {title: "Release", fits: (task) => task.held, says: "It is offered to workers again."},
+  rerun_task: {title: "Run again", fits: (task) => ENDED.includes(task.status), says: "It is run again as a new task."},
+};
+
+function rowActions(page, task) {
+  return Object.entries(DEEDS).filter(([name, {fits}]) => page.may(name) && fits(task)).map(([name, {title, danger}]) => h("button", {
+    class: danger ? "danger small" : "small", key: name, "aria-label": `${title} ${task.task_summary || task.type}`,
+    onclick: () => doTo(page, name, [task])}, title));
+}
+
+function showPicked(page, rows) {
+  const picked = rows.filter((row) => page.local.picked?.has(row.task_id));
+  if (!picked.length) return null;
+  return h("div", {class: "busy banner head picked", key: "picked"}, h("p", {role: "status"}, `${picked.length} selected`), h("div", {class: "actions"},
+    Object.entries(DEEDS).filter(([name, {fits}]) => page.may(name) && picked.some(fits)).map(([name, {title, danger, fits}]) => h("button", {
+      key: name, class: danger ? "danger" : "", onclick: () => doTo(page, name, picked.filter(fits))}, `${title} ${picked.filter(fits).length} …`)),
+    h("button", {onclick: () => {
+      page.local.picked.clear();
+      page.redraw();
+    }}, "Select none")));
+}
+
+function doTo(page, name, tasks) {
+  const {title, says, danger} = DEEDS[name];
+  const what = tasks.length === 1 ? tasks[0].task_summary || tasks[0].type : `${tasks.length} tasks`;
+  return askForm(`${title}: ${what}`, {says: tasks.length === 1 ? says : says.replace(/^It ends/, "Each ends").replace(/^It is/, "Each is"),
+    button: title, danger, fields: name === "cancel_task" ? [{name: "reason", label: "Why", hint: "Its owner is told"}] : [],
+    run: async ({reason}) => {
+      const refused = [];
+      for (const {task_id} of tasks) {
+        try {
+          await page.act(name, {task_id, ...(reason && {reason})});
+          page.local.picked.delete(task_id);
+        } catch (problem) {
+          if (tasks.length === 1) throw problem;
+          refused.push(problem.message);
+        }
+      }
+      if (refused.length) throw new Error(`${tasks.length - refused.length} done, ${refused.length} refused, the first because: ${refused[0]}`);
+      note(`${title}: ${tasks.length === 1 ? "done" : `${tasks.length} done`}`);
+    }});
+}

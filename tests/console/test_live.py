@@ -1,0 +1,102 @@
+"""The console while things happen: changes come by themselves, an idle page is quiet, a lost gate is healed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.conftest import Live
+from tests.console.conftest import OPEN, OpenConsole
+from tests.support.chromium import Chromium
+from tests.support.console import Console
+from tests.support.filled_gate import Filled
+
+FIRST_VIEW_BYTES = 150_000
+MINUTE = 60
+
+
+@pytest.fixture
+def console(chromium: Chromium, open_console: OpenConsole, gate_to_change: Filled) -> Console:
+    """Return the console of a gate of the test's own."""
+    return open_console(gate_to_change)
+
+
+@pytest.mark.parametrize("gate_to_change", ["sqlite", "postgres"], indirect=True)
+def test_a_change_appears_by_itself(chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    console.visit("queues")
+    console.page.get_by_text("live", exact=True).wait_for()
+
+    gate_to_change.call("create_task", type="just.now", payload=None, agent_id="ada")
+
+    console.page.locator("#main").get_by_text("just.now").first.wait_for()
+    assert console.faults() == []
+
+
+def test_a_lost_gate_is_shown_and_healed(
+        chromium: Chromium, console: Console, gate_to_change: Filled, start: Callable[..., Live]) -> None:
+    console.visit("queues")
+    console.page.get_by_text("live", exact=True).wait_for()
+
+    gate_to_change.live.kill()
+    console.page.get_by_text("reconnecting").or_(console.page.get_by_text("gate not reachable")).wait_for()
+    assert "page.summarize" in console.text()       # what was known stays in sight
+    start(*OPEN, database=gate_to_change.live.database, port=gate_to_change.live.port)
+    gate_to_change.call("create_task", type="after.the.crash", payload=None, agent_id="ada")
+
+    console.page.get_by_text("live", exact=True).wait_for()
+    console.page.locator("#main").get_by_text("after.the.crash").first.wait_for()
+    assert console.watch.errors == []
+
+
+def test_the_first_view_is_light(chromium: Chromium, open_console: OpenConsole, gate_to_read: Filled) -> None:
+    console = open_console(gate_to_read)
+
+    console.visit("inbox")
+
+    page = [answer for answer in console.watch.responses if "/console/" in answer.url]
+    assert len(page) > 3
+    assert sum(len(answer.body()) for answer in page) <= FIRST_VIEW_BYTES
+
+
+def test_an_idle_page_asks_at_most_once_in_five_seconds(
+        chromium: Chromium, open_console: OpenConsole, gate_to_read: Filled) -> None:
+    console = open_console(gate_to_read)
+    console.page.clock.install()
+    console.visit("inbox")
+    console.rest()
+    console.watch.clear()
+
+    console.page.clock.run_for(MINUTE * 1000)       # of the page's own clock: nobody waits
+
+    assert 1 <= len(console.watch.requests) <= MINUTE / 5
+    assert console.faults() == []
+
+
+def test_a_hidden_page_asks_for_nothing(chromium: Chromium, open_console: OpenConsole, gate_to_read: Filled) -> None:
+    console = open_console(gate_to_read)
+    console.page.clock.install()
+    console.visit("inbox")
+    console.page.evaluate("""() => { Object.defineProperty(document, "hidden", {get: () => true});
+        document.dispatchEvent(new Event("visibilitychange")); }""")
+    console.watch.clear()
+
+    console.page.clock.run_for(MINUTE * 1000)
+
+    assert console.watch.urls == []
+
+
+def test_what_somebody_is_reading_does_not_move(chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    console.visit("queues")
+    console.page.get_by_text("live", exact=True).wait_for()
+    console.page.get_by_text("page.summarize").first.select_text()
+    console.watch.clear()
+
+    gate_to_change.call("create_task", type="just.now", payload=None, agent_id="ada")
+    console.page.clock.install()
+    console.page.clock.run_for(MINUTE * 1000)
+    assert "just.now" not in console.text()
+
+    console.page.evaluate("() => getSelection().removeAllRanges()")
+    console.page.clock.run_for(MINUTE * 1000)
+    console.page.locator("#main").get_by_text("just.now").first.wait_for()

@@ -1,0 +1,39 @@
+"""The console as a test uses it: its views by name, its keys, and signing in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.chromium import Screen
+
+VIEWS = {"inbox": "i", "tasks": "t", "queues": "q", "workers": "w", "schedules": "s", "ledger": "l", "admin": "a",
+         "health": "h"}      # each with the letter that leads there after a g
+
+
+class Console(Screen):
+    """The console in a window of its own."""
+
+    def visit(self, place: str, **more: Any) -> None:
+        """Go to a place such as `tasks?q=status:queued`, as from a link, and wait until it is drawn."""
+        self.open(f"/console/#/{place}", **more)
+        self.await_view(place.partition("?")[0].partition("/")[0])
+
+    def await_view(self, name: str) -> None:
+        """Wait until a view has its content."""
+        self.page.wait_for_selector(f"#main .view.{name}")
+
+    def sign_in(self, credential: str) -> None:
+        """Sign in with a key, on the page that asks for one."""
+        self.open("/console/")
+        self.page.get_by_label("Key", exact=True).fill(credential)
+        self.page.get_by_role("button", name="Sign in", exact=True).click()
+        self.page.wait_for_selector("#main .view")
+
+    def text(self) -> str:
+        """Return what a reader sees of the view."""
+        return self.page.locator("#main").inner_text()
+
+    def buttons(self) -> list[str]:
+        """Return the names of the buttons of the view."""
+        return [one.get_attribute("aria-label") or one.inner_text()
+                for one in self.page.locator("#main").get_by_role("button").all()]
