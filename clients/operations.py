@@ -942,10 +942,11 @@ class AsyncOperations:
         return await self.ask("list_schedules", Schedules, locals())
 
     async def list_seals(
-        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None, last: int | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
+        last: int | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
     ) -> Seals:
         """List the seals over the tenant's receipts, oldest first."""
         return await self.ask("list_seals", Seals, locals())
@@ -1823,10 +1824,11 @@ class SyncOperations:
         return self.ask("list_schedules", Schedules, locals())
 
     def list_seals(
-        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None, last: int | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
+        last: int | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
     ) -> Seals:
         """List the seals over the tenant's receipts, oldest first."""
         return self.ask("list_seals", Seals, locals())
