@@ -1,7 +1,7 @@
 """What metering costs: `python -m asyncgate.commands.bench.metering`.
 
 Two gates of this process, one that meters its batches and one that does not, do the same cycles in turns, without
-sockets, as in `counting`.  Then a month passes in steps of five minutes, each with some cycles, and each is closed.
+sockets, as in `counting`.  Then a month passes in steps of five minutes, each with a cycle, and each is closed.
 CPU is counted, not time.
 """
 
@@ -23,7 +23,7 @@ from asyncgate.parts.identity.metering import Closer, floor_to
 from asyncgate.parts.model.counted import PERIOD_SECONDS
 from asyncgate.parts.model.settings import Settings
 
-TURNS, PERIODS, BUSY = 300, 30 * 288, 10
+TURNS, PERIODS = 300, 30 * 288
 
 
 class Unmetered(Extension):
@@ -51,16 +51,16 @@ async def open_gate(folder: str, metered: bool) -> AsyncIterator[Gate]:
 
 
 async def pass_month(gate: Gate) -> tuple[float, float]:
-    """Let a month pass with cycles in each five minutes; return the CPU seconds of all cycles and of all closing."""
+    """Let a month pass with a cycle in each five minutes; return the CPU seconds of a cycle and of closing a period."""
     closer, cycles, closing = Closer(gate.engine), 0.0, 0.0
     tenant_id, backend = gate.engine.settings.default_tenant_id, gate.engine.backend
     for _ in range(PERIODS):
-        cycles += BUSY * await run_cycles(gate, BUSY)
+        cycles += await run_cycles(gate, 1)
         backend.skew += PERIOD_SECONDS
         since = time.process_time()
         await closer.close(tenant_id, floor_to(backend.now(), PERIOD_SECONDS))
         closing += time.process_time() - since
-    return cycles, closing
+    return cycles / PERIODS, closing / PERIODS
 
 
 async def main() -> None:
@@ -72,14 +72,14 @@ async def main() -> None:
                 for metered in (False, True) if number % 2 else (True, False):
                     found[metered].append(await run_cycles(on if metered else off, CYCLES))
         async with open_gate(folder, True) as gate:
-            cycles, closing = await pass_month(gate)
+            cycle, closing = await pass_month(gate)
     shares = [metering / plain for plain, metering in zip(found[False], found[True], strict=True)]
     least = min(found[True]) / min(found[False])
     sys.stdout.write(
         f"CPU of a cycle: {median(found[False]) * 1e6:.0f} µs unmetered, {median(found[True]) * 1e6:.0f} µs metered; "
         f"median ratio of {TURNS} turns {median(shares):.3f}, of the least of each {least:.3f}\n"
-        f"{PERIODS} periods with {BUSY} cycles each: {cycles:.1f} s CPU of cycles, {closing:.1f} s of closing: "
-        f"{closing / PERIODS * 1e6:.0f} µs a period, and {closing / cycles:.4f} of the cycles\n")
+        f"a month of {PERIODS} periods: {closing * 1e6:.0f} µs to close one, beside {cycle * 1e6:.0f} µs of its cycle; "
+        f"of one cycle a second that is {closing / cycle / PERIOD_SECONDS:.5f}\n")
 
 
 if __name__ == "__main__":
