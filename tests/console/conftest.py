@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.ledgers import Drain
-from tests.conftest import TOKEN, Live, Node, tools_of_npm
+from tests.conftest import FILLED, TOKEN, Live, Node, tools_of_npm
 from tests.support.chromium import AXE, Chromium, Screen, find_program, read_axe
 from tests.support.console import Console
 from tests.support.elsewhere import Elsewhere, serve_elsewhere
@@ -87,6 +87,7 @@ def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a SQLite file that is filled once per process."""
     path = tmp_path_factory.mktemp("filled") / "gate.db"
     asyncio.run(fill_gate(f"sqlite:///{path}"))
+    FILLED["sqlite", fill_gate] = str(path)
     return path
 
 
@@ -107,8 +108,8 @@ def gate_to_read(filled_file: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-async def gate_to_change(request: pytest.FixtureRequest, fresh: Callable[..., Any], start: Callable[..., Live],
-                         anyio_backend: str) -> Filled:
+async def gate_to_change(request: pytest.FixtureRequest, filled_file: Path, fresh: Callable[..., Any],
+                         start: Callable[..., Live], anyio_backend: str) -> Filled:
     """Return a filled gate of the test's own, on the database that its parameter names."""
     database = await fresh(getattr(request, "param", "sqlite"), fill_gate)
     guarded = database.startswith("postgres")

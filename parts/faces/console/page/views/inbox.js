@@ -79,8 +79,13 @@ function reader(page, {to, olderThan}) {
   return async (ask, cursor) => {
     const {rows, next} = page.may("list_obligations") ? await readAll(page, to, cursor) : await readOwn(page, cursor);
     const old = olderThan === undefined ? rows : rows.filter((row) => secondsSince(row.created_at, page.now()) > olderThan);
-    return {rows: old, next: old.length === rows.length ? next : null};
+    return {rows: old.map(nameSchedule), next: old.length === rows.length ? next : null};
   };
+}
+
+// What a schedule owes is not over with the task that ordered it, so the row is not that task's.
+function nameSchedule(row) {
+  return row.schedule_id ? {...row, task_id: null} : row;
 }
 
 async function readAll(page, to, cursor) {
@@ -303,6 +308,7 @@ function showOldest(page, rows) {
 }
 
 function nameTask(page, row) {
+  if (!row.task_id) return `schedule ${row.schedule_id}`;
   const {task_summary: summary, type, problem} = about(page, row.task_id);
   return summary || type || row.body?.task_summary || row.body?.type || (problem ? problem.message : row.task_id.slice(-8));
 }
@@ -311,14 +317,14 @@ function columnsOf(page) {
   const task = (row) => row.task_id ? about(page, row.task_id) : {};
   return [
     {name: "task_summary", title: "What", grow: true, value: (row) => row.task_id && page.local.about?.get(row.task_id)?.task?.task_summary,
-      show: (row) => say(row.task_id ? nameTask(page, row) : `schedule ${row.schedule_id}`)},
+      show: (row) => say(nameTask(page, row))},
     {name: "to", title: "Owed to", value: (row) => nameOf(row.to), show: (row) => who(row.to)},
-    {name: "type", title: "Type", wide: true, value: (row) => page.local.about?.get(row.task_id)?.task?.type, show: (row) => say(task(row).type ?? row.body?.type ?? "–")},
+    {name: "type", title: "Type", wide: true, value: (row) => page.local.about?.get(row.task_id)?.task?.type, show: (row) => say(task(row).type ?? row.body?.type ?? (row.task_id ? "–" : "schedule"))},
     {name: "status", title: "Status", value: (row) => page.local.about?.get(row.task_id)?.task?.status, show: (row) => {
       const {status, held} = task(row);
       return status ? [badge(status), held && [" ", badge("on hold", "held")]] : "–";
     }},
-    {name: "created_at", title: "For", show: (row) => when(row.created_at, page.now())},
+    {name: "created_at", title: "Since", show: (row) => when(row.created_at, page.now())},
     {name: "why", title: "Why", wide: true, value: () => undefined, show: (row) => row.task_id && page.may("explain_task")
       && h("button", {class: "small", "aria-label": `Why ${nameTask(page, row)} waits`, onclick: () => explain(page, row)}, "Why?")},
   ];
@@ -333,7 +339,7 @@ function showOwed(page, rows, {to, type}) {
     : to || type ? "Nothing is owed that fits this filter." : "Nothing is owed to anybody. Whoever creates a task is owed its outcome.";
   return h("div", {key: "owed"}, h("h2", {class: "list-title"}, "Owed, the oldest first"), table(page, {name: "owed", columns: [...columnsOf(page),
     {name: "deeds", title: "", show: (row) => h("span", {class: "actions row-actions"}, deeds(page, row))}],
-  rows, key: (row) => row.receipt_id, open: (row) => row.task_id ? link(["task", row.task_id]) : link(["schedules"]), more: read, empty}),
+  rows, key: (row) => row.receipt_id, open: (row) => row.task_id ? link(["task", row.task_id]) : link(["schedules", row.schedule_id]), more: read, empty}),
   !pages.done && h("p", {class: "list-end quiet"}, type ? `Of the ${pages.rows.length} oldest that are owed. ` : `${rows.length} read so far. `,
     h("button", {onclick: read}, "Read more")));
 }

@@ -1,0 +1,192 @@
+"""Everything that the console can do, done in a browser on both databases, and seen at the gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.console.conftest import OpenConsole
+from tests.support.chromium import Chromium
+from tests.support.console import Console
+from tests.support.filled_gate import OTHER_TENANT, Filled
+
+BOTH = pytest.mark.parametrize("gate_to_change", ["sqlite", "postgres"], indirect=True)
+REASON = "because a test says so"
+REVOCABLE = """left => [...document.querySelectorAll("#main tr")].filter(row =>
+  row.innerText.includes("for a robot") && row.innerText.includes("Revoke")).length === left"""
+
+
+@pytest.fixture
+def console(chromium: Chromium, open_console: OpenConsole, gate_to_change: Filled) -> Console:
+    """Return the console of a gate of the test's own; its user acts as grace, for the credential is nobody's own."""
+    console = open_console(gate_to_change)
+    chromium.run(act_as, console, "grace")
+    return console
+
+
+def act_as(console: Console, name: str) -> None:
+    """Say in whose name the page acts."""
+    console.visit("inbox")
+    console.page.locator("button.you").click()
+    console.page.get_by_role("button", name="Act as").click()
+    answer(console, "Go on", Id=name)
+
+
+def press(console: Console, name: str, *, within: str = "#main") -> None:
+    """Press the first button of a name."""
+    console.page.locator(within).get_by_role("button", name=name).first.click()
+
+
+def answer(console: Console, button: str, **fields: str) -> None:
+    """Fill the fields of the dialog that is open, by their labels, and press its button; wait until it is gone."""
+    dialog = console.page.get_by_role("dialog").last
+    for label, value in fields.items():
+        dialog.get_by_label(label.replace("_", " "), exact=True).fill(value)
+    assert console.axe() == []
+    asked = dialog.element_handle()
+    dialog.get_by_role("button", name=button, exact=True).click()
+    asked.wait_for_element_state("hidden")
+
+
+@BOTH
+def test_the_inbox_acknowledges_releases_cancels_and_attaches(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    held, lost = gate_to_change.find(held=True), gate_to_change.find(type="report.lost")
+    named = gate_to_change.call("get_task", task_id=gate_to_change.find(type="mail.send"))
+    console.visit("inbox")
+
+    press(console, "Seen: The report that nobody can find")
+    console.page.get_by_text("Acknowledged: it was seen").wait_for()
+    press(console, "Say where it is: The report that nobody can find")
+    answer(console, "Attach", Where_the_result_is="s3://bucket/report.pdf")
+    press(console, "Release: ")
+    console.page.get_by_text("Released").first.wait_for()
+    press(console, f"Cancel: {named['task_summary']}")
+    answer(console, "Cancel it", Why=REASON)
+
+    assert gate_to_change.call("get_task", task_id=held)["held"] is None
+    assert gate_to_change.call("get_task", task_id=lost)["obligation_open"] is False
+    assert gate_to_change.call("get_task", task_id=named["task_id"])["status"] == "canceled"
+    assert console.faults() == []
+
+
+@BOTH
+def test_the_page_of_a_task_cancels_runs_again_and_attaches(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    failed, lost = gate_to_change.find(status="failed", type="page.summarize"), gate_to_change.find(type="report.lost")
+
+    console.visit(f"task/{failed}")
+    press(console, "Run again")
+    answer(console, "Run again")
+    console.page.wait_for_function("id => !location.hash.includes(id)", arg=failed)
+    again = console.page.url.rpartition("/")[2]
+    console.page.get_by_text(again[-8:]).first.wait_for()
+    press(console, "Cancel")
+    answer(console, "Cancel the task", Why=REASON)
+    console.visit(f"task/{lost}")
+    press(console, "Attach")
+    answer(console, "Attach", Address_of_the_result="https://example.com/report.pdf", Media_type="application/pdf")
+
+    task = gate_to_change.call("get_task", task_id=again)
+    assert (task["status"], task["type"]) == ("canceled", "page.summarize")
+    assert gate_to_change.call("get_task", task_id=lost)["obligation_open"] is False
+    assert console.faults() == []
+
+
+@BOTH
+def test_work_is_paused_drained_and_resumed(chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    def reasons() -> dict[str, Any]:
+        return {str(one["type"]): one["reason"] for one in gate_to_change.call("list_pauses")["pauses"]}
+
+    console.visit("inbox?q=type%3Aocr.scan")
+    press(console, "Pause …")
+    answer(console, "Pause", Why=REASON)
+    console.page.get_by_text("Paused").first.wait_for()
+    assert reasons()["ocr.scan"] == REASON
+    press(console, "Resume", within=".stop-type")
+    console.page.get_by_text("Resumed").first.wait_for()
+    assert "ocr.scan" not in reasons()
+    press(console, "Drain …")
+    console.page.get_by_role("dialog").get_by_role("button", name="Drain", exact=True).click()
+    console.page.get_by_text("No lease is left").or_(console.page.get_by_text("left. Waiting for")).wait_for()
+    assert "ocr.scan" in reasons()
+    console.page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    console.page.get_by_role("dialog").wait_for(state="detached")
+
+    assert "ocr.scan" not in reasons()
+    assert console.faults() == []
+
+
+@BOTH
+def test_a_bulk_is_counted_confirmed_by_typing_and_carried_out(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    console.visit("tasks?q=type%3Apage.summarize")
+    console.page.get_by_text("Do to all").click()
+    console.page.get_by_role("menuitem", name="Cancel them all").click()
+    answer_bulk = console.page.get_by_role("dialog")
+    answer_bulk.get_by_label("Why").fill(REASON)
+    answer_bulk.get_by_role("button", name="Count them first").click()
+    words = answer_bulk.locator("label code").inner_text()
+    run = answer_bulk.get_by_role("button", name="Cancel them all")
+    assert run.is_disabled()
+    answer_bulk.get_by_role("textbox").fill(words)
+    run.click()
+    answer_bulk.get_by_text("Ended:").wait_for()
+    assert console.axe() == []
+    answer_bulk.get_by_role("button", name="Done").click()
+
+    left = [one["status"] for one in gate_to_change.call("list_tasks", type="page.summarize", limit=200)["tasks"]]
+    assert left.count("canceled") >= int(words.split()[1])
+    assert not {"queued", "leased", "running"} & set(left)
+    assert console.faults() == []
+
+
+@BOTH
+def test_keys_are_issued_rotated_and_revoked(chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    console.visit("admin")
+    press(console, "Issue a key")
+    answer(console, "Issue", Name="for a robot", **{"Whose:_id": "robot"})
+    secret = console.page.locator("pre.secret").inner_text()
+    assert gate_to_change.call("list_tasks", token=secret)["tasks"] is not None
+    press(console, "Done", within="dialog")
+    row = console.page.locator("tr", has_text="for a robot")
+    row.get_by_role("button", name="Rotate").click()
+    answer(console, "Rotate")
+    second = console.page.locator("pre.secret").inner_text()
+    press(console, "Done", within="dialog")
+    for left in (1, 0):
+        row.get_by_role("button", name="Revoke").first.click()
+        answer(console, "Revoke", Why=REASON)
+        console.page.wait_for_function(REVOCABLE, arg=left)
+
+    assert second != secret
+    keys = [one for one in gate_to_change.call("list_keys", limit=200)["keys"] if one["principal_id"] == "robot"]
+    assert [bool(one["revoked_at"]) for one in keys] == [True, True]
+    assert console.faults() == []
+
+
+@BOTH
+def test_tenants_are_limited_and_suspended_and_receipts_sealed_and_archived(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    console.visit(f"admin?tab=tenants&tenant={OTHER_TENANT}")
+    press(console, "Change …")
+    console.page.get_by_role("dialog").get_by_label("Tier").select_option("enterprise")
+    answer(console, "Change", Why=REASON)
+    console.page.locator("tr", has_text="Northwind").get_by_role("button", name="Suspend").click()
+    answer(console, "Suspend", Why=REASON)
+    console.page.locator("tr", has_text="Northwind").get_by_role("button", name="Let go on").wait_for()
+    assert gate_to_change.call("get_limits", tenant=OTHER_TENANT)["tier"] == "enterprise"
+    assert [one["suspended_at"] is None for one in gate_to_change.call("list_tenants")["tenants"]
+            if one["tenant"] == OTHER_TENANT] == [False]
+    console.visit("ledger")
+    press(console, "Seal now")
+    last = gate_to_change.call("list_seals", last=1)["seals"][0]
+    console.page.get_by_text(f"Sealed up to seal {last['number']}").wait_for()
+    press(console, "Archive now")
+    press(console, "Archive", within="dialog form")
+    said = console.page.get_by_role("dialog").get_by_role("alert")
+    said.wait_for()
+
+    assert "archive.directory" in said.inner_text()      # no archive is set, and the answer says how
+    assert [one for one in console.faults() if "/v1/archive/run" not in one] == []
