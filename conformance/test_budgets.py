@@ -6,7 +6,7 @@ import pytest
 from msgspec.json import decode
 
 from asyncgate.conformance.harness import Gate, refused, under
-from asyncgate.parts.identity.budgets import LOOK_SECONDS, Budgets
+from asyncgate.parts.identity.budgets import BUDGET_SECONDS, Budgets
 from asyncgate.parts.identity.usage import end_of_period
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ async def notices(gate: Gate) -> list[tuple[str, str]]:
 
 async def look_around(*gates: Gate) -> None:
     """Let the upkeep of some processes look, after their last looks have become old."""
-    gates[0].skip(LOOK_SECONDS)
+    gates[0].skip(BUDGET_SECONDS)
     for gate in gates:
         budgets = gate.engine.find_extension(Budgets)
         assert budgets is not None

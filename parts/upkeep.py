@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Work, its_tasks, prolong_lease
 from asyncgate.parts.identity.audit import Pruner
-from asyncgate.parts.identity.budgets import LOOK_SECONDS, Budgets
+from asyncgate.parts.identity.budgets import BUDGET_SECONDS, Budgets
 from asyncgate.parts.identity.metering import CALLS_SECONDS, SETTLE_SECONDS, CallMeter, Closer, floor_to
 from asyncgate.parts.model.counted import PERIOD_SECONDS
 from asyncgate.parts.model.errors import GateError
@@ -62,7 +62,7 @@ class Upkeep(Duties, Extension):
                           "traffic": Duty(STORED_EVERY_SECONDS, self.store_traffic),
                           "calls": Duty(CALLS_SECONDS, self.store_calls),
                           "usage": Duty(PERIOD_SECONDS, self.close_usage),
-                          "budgets": Duty(LOOK_SECONDS, self.check_budgets),
+                          "budgets": Duty(BUDGET_SECONDS, self.check_budgets),
                           "audit": Duty(3600.0, Pruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
                           **oauth_duties(engine), **duties(engine)})

@@ -39,7 +39,7 @@ from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.model.wire_usage import BudgetLine, BudgetReport, GetBudgets, Quantity, SetBudget
 
-LOOK_SECONDS = 15.0
+BUDGET_SECONDS = 15.0
 REFUSED_SECONDS = 1.0       # after a refusal the next look is that near: it may have been wrong
 WARNING_SHARE = 0.8
 
@@ -93,7 +93,7 @@ class Budgets(Extension):
         if (spending := self._find_spending(work)) is None:
             return
         if reached := spending.reached:
-            spending.looked_at = min(spending.looked_at, work.now - LOOK_SECONDS + REFUSED_SECONDS)
+            spending.looked_at = min(spending.looked_at, work.now - BUDGET_SECONDS + REFUSED_SECONDS)
             raise refuse_task(spending, reached[0], work.now)
         spending.used["tasks"] += 1
 
@@ -130,7 +130,7 @@ class Budgets(Extension):
     async def look(self, tenant_id: str) -> Spending:
         """Return the budgets of a tenant and what it has used 15 seconds ago at most; concurrent calls share it."""
         now, old = self.engine.backend.now(), self.known.get(tenant_id)
-        if old is not None and 0 <= now - old.looked_at < LOOK_SECONDS and now < old.ends:
+        if old is not None and 0 <= now - old.looked_at < BUDGET_SECONDS and now < old.ends:
             return old
         if tenant_id not in self.looking:
             self.looking[tenant_id] = asyncio.create_task(self._look(tenant_id, old))
