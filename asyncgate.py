@@ -429,6 +429,8 @@ class Work:
         self.closed: dict[str, Principal] = {}
         self.kept: dict[tuple[type[Struct], tuple[str, ...]], Any] = {}     # None: dropped
         self.delivered: dict[str, float] = {}
+        self.called: dict[str, int] = {}                                # calls of the tenant, by kind
+        self.metered = True                                             # False: rows come with what was counted of them
         self._undo: list[tuple[dict[Any, Any], Any, Any]] = []
 
     # What a backend calls.
@@ -599,6 +601,11 @@ class Work:
         if (usage := self.find_record(Usage)) is not None and (active or leases or receipt_bytes or terminal):
             self.keep_record(Usage(usage.active + active, usage.leases + leases, usage.receipt_bytes + receipt_bytes,
                                    usage.terminal + terminal))
+
+    def count_calls(self, calls: Mapping[str, int]) -> None:
+        """Add calls to what the tenant has used."""
+        for kind, number in calls.items():
+            self._set(self.called, kind, self.called.get(kind, 0) + number)
 
     def drop_record(self, kind: type[Struct], *key: str) -> None:
         """Forget a record."""

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from asyncgate import Needs, Work
 from asyncgate.backends import Backend
 from asyncgate.backends.lanes import Lanes
-from asyncgate.parts.model.counted import count_moves
+from asyncgate.parts.model.counted import add_meters, count_moves, measure_text, measure_use
 from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.overdue import has_passed, is_overdue
@@ -64,6 +64,7 @@ from asyncgate.parts.model.stored import (
     Key,
     Lag,
     Lease,
+    Meter,
     Obligation,
     Outgoing,
     Pauses,
@@ -75,6 +76,7 @@ from asyncgate.parts.model.stored import (
     Task,
     Usage,
     export_key,
+    key_of,
 )
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Principal
@@ -265,7 +267,8 @@ class Memory:
     def _save(self, tenant: Tenant, work: Work) -> None:
         for lane, (type, needed) in work.lanes.items():
             tenant.lanes.learn(lane, type, needed)
-        for lane, type, capabilities, *counts in count_moves(work.before, work.added, work.moved):
+        moves, stored = count_moves(work.before, work.added, work.moved), 0
+        for lane, type, capabilities, *counts in moves:
             queued, held, leased = map(add, counts, tenant.queues.get(lane, ("", "", 0, 0, 0))[2:5])
             tenant.queues[lane] = type, capabilities, queued, held, leased, work.now
         tenant.tasks.update(work.added | work.moved)
@@ -275,6 +278,10 @@ class Memory:
             if (key := (receipt.task_id, receipt.receipt_key)) not in tenant.recorded:
                 tenant.recorded.add(key)
                 tenant.receipts[receipt.receipt_id] = receipt
+                stored += measure_text(receipt.body)
+        if (meter := measure_use(work, sum(move[5] for move in moves), stored)) is not None:
+            meters = tenant.records[Meter]
+            meters[key_of(meter)] = add_meters(meters.get(key_of(meter)), meter)
         tenant.records[Outgoing].update({(id,): row for id, row in work.posted.items() if id in tenant.receipts})
         tenant.events.update(work.events)
         tenant.audit.update(work.audited)

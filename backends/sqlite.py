@@ -41,7 +41,7 @@ from asyncgate.backends.pages import (
     limit_range,
     narrow_tasks,
 )
-from asyncgate.parts.model.counted import count_moves
+from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.ids import Ids
@@ -84,6 +84,7 @@ from asyncgate.parts.model.stored import (
     Key,
     Lag,
     Lease,
+    Meter,
     Obligation,
     Outgoing,
     Pauses,
@@ -121,6 +122,7 @@ ALTER TABLE presences ADD COLUMN completed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN failed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN expired INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN released INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE accounts ADD COLUMN budgets TEXT NOT NULL DEFAULT '{}';
 DROP INDEX leases_claim;
 DROP INDEX tasks_delayed;
 """
@@ -132,6 +134,16 @@ SELECT tenant_id, lane, l.type, l.capabilities, count(*) FILTER (WHERE status = 
 FROM tasks JOIN lanes AS l USING (tenant_id, lane) WHERE status IN ('queued', 'leased', 'running')
 GROUP BY tenant_id, lane
 """
+COUNT_STORED = """
+INSERT INTO meters
+SELECT tenant_id, printf('%012d', CAST(strftime('%s', 'now') AS INTEGER) / 300), '0000', 0,
+    (SELECT count(*) FROM leases AS l WHERE l.tenant_id = t.tenant_id AND l.ending = 'live'), 0,
+    (SELECT coalesce(sum(length(CAST(body AS BLOB))), 0) FROM receipts AS r WHERE r.tenant_id = t.tenant_id), 0,
+    (SELECT coalesce(sum(length(CAST(payload AS BLOB)) + coalesce(length(CAST(outcome AS BLOB)), 0)), 0)
+     FROM tasks AS s WHERE s.tenant_id = t.tenant_id), 0, 0, 0, 0
+FROM tenants AS t
+"""
+COUNTED_ONCE = {"queues": COUNT_QUEUES, "meters": COUNT_STORED}
 MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 SHARE = 64          # the most batches that share one commit
@@ -693,14 +705,19 @@ class Sqlite(Pages):
         # OR IGNORE: another batch of the same commit may have added the same lane.
         many(insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE"),
              ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
-        many(COUNT_MOVES, ((*row, work.now) for row in count_moves(work.before, work.added, work.moved)))
+        moves = count_moves(work.before, work.added, work.moved)
+        many(COUNT_MOVES, ((*row, work.now) for row in moves))
         many(ADD_TASK, ((*astuple(task), task.offerable(work.now), summarize(task)) for task in work.added.values()))
         if moved := [(*astuple(task)[-len(MUTABLE):], task.priority, task.offerable(work.now), tenant_id, task.task_id)
                      for task in work.moved.values()]:
             self.db.executemany(MOVE, moved)
         many(ADD_LEASE, map(astuple, work.leased.values()))
         many(ADD_PROGRESS, map(astuple, work.progressed.values()))
+        before = self.db.total_changes
         many(ADD_RECEIPT, ((*astuple(r)[:RECEIPT], r.parents[0] if r.parents else None) for r in receipts))
+        stored = self._measure_bodies(work, self.db.total_changes - before)
+        if (meter := measure_use(work, sum([move[5] for move in moves]), stored)) is not None:
+            many(COUNT_USE, [astuple(meter)])
         many(ADD_POSTED, ((*astuple(row), tenant_id, row.receipt_id) for row in work.posted.values()))
         many(ADD_EDGE, ((r.receipt_id, parent) for r in receipts for parent in r.parents[1:]))
         many(ADD_OBLIGATION, ((id, to.kind, to.id) for id, to in work.opened.items()))
@@ -711,6 +728,13 @@ class Sqlite(Pages):
             for sql in [KEEP[kind]] if row is not None else DROP[kind]:
                 many(sql, [astuple(row) if row is not None else key])
         many(ADD_DELIVERY, work.delivered.items())
+
+    def _measure_bodies(self, work: Work, added: int) -> int:
+        """Return how many bytes a batch stores in receipts; one that was stored already is not stored again."""
+        if added == len(work.written):
+            return sum([measure_text(receipt.body) for receipt in work.written.values()])
+        stored: int = self.db.execute(MEASURE, (work.tenant_id, json.dumps(list(work.written)))).fetchone()[0]
+        return stored
 
     # Reading.
 
@@ -991,6 +1015,11 @@ ADD_TASK = insert("tasks", [*fields(Task), "ready", "summary"])
 COUNT_MOVES = insert("queues", ["lane", "type", "capabilities", "queued", "held", "leased", "counted_at"]) + (
     " ON CONFLICT (tenant_id, lane) DO UPDATE SET queued = queued + excluded.queued, held = held + excluded.held, "
     "leased = leased + excluded.leased, counted_at = excluded.counted_at")
+COUNT_USE = insert("meters", fields(Meter)) + " ON CONFLICT (tenant_id, period, slot) DO UPDATE SET " + ", ".join(
+    f"{name} = {name} + excluded.{name}" for name in fields(Meter)[2:])
+MEASURE = """
+    SELECT coalesce(sum(length(CAST(body AS BLOB))), 0) FROM receipts
+    WHERE tenant_id = ? AND receipt_id IN (SELECT value FROM json_each(?))"""
 ADD_LEASE = upsert("leases", fields(Lease), ["task_id"])
 ADD_PROGRESS = upsert("progress", fields(Progress), ["task_id"])
 # Only together with its receipt: a receipt that was stored earlier is not sent again.
@@ -1090,8 +1119,8 @@ def carry_over(db: sqlite3.Connection) -> bool:
             made = MADE.search(statement)
             if made and made[1] not in there:
                 db.execute(statement)
-                if made[1] == "queues":
-                    db.execute(COUNT_QUEUES)    # before the triggers are made that keep tenants apart
+                if made[1] in COUNTED_ONCE:
+                    db.execute(COUNTED_ONCE[made[1]])   # before the triggers are made that keep tenants apart
         store_version(db, 1)
         return True
 

@@ -86,6 +86,12 @@ from asyncgate.parts.model.wire_receipts import (
     Seals,
     StoredReceipt,
 )
+from asyncgate.parts.model.wire_usage import (
+    BudgetReport,
+    Period,
+    Quantity,
+    UsageReport,
+)
 from asyncgate.parts.model.wire_workers import (
     Explanation,
     Workers,
@@ -375,6 +381,7 @@ CALLS = {
     "explain_task": CallSpec("explain_task", "GET", "/v1/tasks/{task_id}/explain", True, "principal", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
     "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
+    "get_budgets": CallSpec("get_budgets", "GET", "/v1/budgets", True, "", ()),
     "get_bulk": CallSpec("get_bulk", "GET", "/v1/bulks/{bulk_id}", True, "", ()),
     "get_config": CallSpec("get_config", "GET", "/v1/config", True, "", ()),
     "get_limits": CallSpec("get_limits", "GET", "/v1/limits", True, "", ()),
@@ -382,6 +389,7 @@ CALLS = {
     "get_receipt": CallSpec("get_receipt", "GET", "/v1/receipts/{receipt_id}", True, "principal", ()),
     "get_task": CallSpec("get_task", "GET", "/v1/tasks/{task_id}", True, "principal", ()),
     "get_task_history": CallSpec("get_task_history", "GET", "/v1/tasks/{task_id}/history", True, "principal", ()),
+    "get_usage": CallSpec("get_usage", "GET", "/v1/usage", True, "principal", ()),
     "health": CallSpec("health", "GET", "/v1/health", True, "", ()),
     "import_receipts": CallSpec("import_receipts", "POST", "/v1/import/receipts", False, "", ()),
     "invite_user": CallSpec("invite_user", "POST", "/v1/users", False, "", ()),
@@ -430,6 +438,7 @@ CALLS = {
     "run_bulk": CallSpec("run_bulk", "POST", "/v1/bulks", True, "", ()),
     "run_task": CallSpec("run_task", "POST", "/v1/tasks/run", True, "principal", ("idempotency_key",)),
     "seal_receipts": CallSpec("seal_receipts", "POST", "/v1/seals", False, "", ()),
+    "set_budget": CallSpec("set_budget", "POST", "/v1/budgets", True, "", ()),
     "set_limits": CallSpec("set_limits", "POST", "/v1/tenants/{tenant}/limits", False, "", ()),
     "sign_out_everywhere": CallSpec("sign_out_everywhere", "POST", "/v1/sign-out", True, "", ()),
     "start_task": CallSpec("start_task", "POST", "/v1/tasks/{task_id}/running", True, "worker", ()),
@@ -547,10 +556,10 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
-        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -664,6 +673,12 @@ class AsyncOperations:
         """
         return await self.ask("fail", Released, locals())
 
+    async def get_budgets(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> BudgetReport:
+        """Return a tenant's monthly budgets, and how much of each it has used in this month (UTC)."""
+        return await self.ask("get_budgets", BudgetReport, locals())
+
     async def get_bulk(
         self, bulk_id: str, *, tenant_id: str | None = None,
     ) -> BulkRecord:
@@ -720,6 +735,21 @@ class AsyncOperations:
     ) -> History:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
         return await self.ask("get_task_history", History, locals())
+
+    async def get_usage(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        all_tenants: bool | None = None, period: Period | None = None, since: datetime | None = None,
+        until: datetime | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> UsageReport:
+        """Return what a tenant used: tasks, lease-hours, stored bytes × hours and calls, by period.
+
+        It is counted up to now; calls come up to a minute late.  A tenant's admin sees its own; the operator may name a
+        tenant, or ask for all.  Spec 21.6.4.
+        """
+        return await self.ask("get_usage", UsageReport, locals())
 
     async def health(
         self, *, tenant_id: str | None = None,
@@ -912,10 +942,11 @@ class AsyncOperations:
         return await self.ask("list_schedules", Schedules, locals())
 
     async def list_seals(
-        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None, last: int | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
+        last: int | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
     ) -> Seals:
         """List the seals over the tenant's receipts, oldest first."""
         return await self.ask("list_seals", Seals, locals())
@@ -1164,8 +1195,8 @@ class AsyncOperations:
         return await self.ask("revoke_token", RevokedToken, locals())
 
     async def rotate_credentials(
-        self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
-        reason: str | None = None, tenant_id: str | None = None,
+        self, *, tenant: str | None = None, overlap_seconds: float | None = None,
+        issued_before: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
         """Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now.
 
@@ -1211,10 +1242,11 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
-        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 
@@ -1232,6 +1264,20 @@ class AsyncOperations:
         up to last_receipt_id was rewritten.
         """
         return await self.ask("seal_receipts", SealEnd, locals())
+
+    async def set_budget(
+        self, quantity: Quantity, *, tenant: str | None = None, monthly: int | None = None,
+        tenant_id: str | None = None,
+    ) -> BudgetReport:
+        """Set how much of one quantity a tenant may use in each month (UTC), or remove that budget.
+
+        Admins are told at 80 %.  At 100 % no task can be created until the month ends, or the budget is raised; at 100
+        %
+        of lease_hours no claim gets a lease either.  Running leases go on, and tasks that exist can end.  A tenant's
+        admin
+        sets its own; the operator may name a tenant.  Spec 21.6.4.
+        """
+        return await self.ask("set_budget", BudgetReport, locals())
 
     async def set_limits(
         self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None,
@@ -1392,10 +1438,10 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
-        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -1509,6 +1555,12 @@ class SyncOperations:
         """
         return self.ask("fail", Released, locals())
 
+    def get_budgets(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> BudgetReport:
+        """Return a tenant's monthly budgets, and how much of each it has used in this month (UTC)."""
+        return self.ask("get_budgets", BudgetReport, locals())
+
     def get_bulk(
         self, bulk_id: str, *, tenant_id: str | None = None,
     ) -> BulkRecord:
@@ -1565,6 +1617,21 @@ class SyncOperations:
     ) -> History:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
         return self.ask("get_task_history", History, locals())
+
+    def get_usage(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        all_tenants: bool | None = None, period: Period | None = None, since: datetime | None = None,
+        until: datetime | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> UsageReport:
+        """Return what a tenant used: tasks, lease-hours, stored bytes × hours and calls, by period.
+
+        It is counted up to now; calls come up to a minute late.  A tenant's admin sees its own; the operator may name a
+        tenant, or ask for all.  Spec 21.6.4.
+        """
+        return self.ask("get_usage", UsageReport, locals())
 
     def health(
         self, *, tenant_id: str | None = None,
@@ -1757,10 +1824,11 @@ class SyncOperations:
         return self.ask("list_schedules", Schedules, locals())
 
     def list_seals(
-        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None, last: int | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
+        last: int | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
     ) -> Seals:
         """List the seals over the tenant's receipts, oldest first."""
         return self.ask("list_seals", Seals, locals())
@@ -2009,8 +2077,8 @@ class SyncOperations:
         return self.ask("revoke_token", RevokedToken, locals())
 
     def rotate_credentials(
-        self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
-        reason: str | None = None, tenant_id: str | None = None,
+        self, *, tenant: str | None = None, overlap_seconds: float | None = None,
+        issued_before: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
         """Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now.
 
@@ -2056,10 +2124,11 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
-        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 
@@ -2077,6 +2146,20 @@ class SyncOperations:
         up to last_receipt_id was rewritten.
         """
         return self.ask("seal_receipts", SealEnd, locals())
+
+    def set_budget(
+        self, quantity: Quantity, *, tenant: str | None = None, monthly: int | None = None,
+        tenant_id: str | None = None,
+    ) -> BudgetReport:
+        """Set how much of one quantity a tenant may use in each month (UTC), or remove that budget.
+
+        Admins are told at 80 %.  At 100 % no task can be created until the month ends, or the budget is raised; at 100
+        %
+        of lease_hours no claim gets a lease either.  Running leases go on, and tasks that exist can end.  A tenant's
+        admin
+        sets its own; the operator may name a tenant.  Spec 21.6.4.
+        """
+        return self.ask("set_budget", BudgetReport, locals())
 
     def set_limits(
         self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None,

@@ -58,7 +58,7 @@ SECTIONS = {
     "Get started": ("demo", "dev"),
     "Documentation": ("docs", "skill"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
-    "Use a gate": ("login", "logout", "profiles", "login-link", "wait", "tail", "top", "bulk"),
+    "Use a gate": ("login", "logout", "profiles", "login-link", "wait", "tail", "top", "bulk", "usage"),
     "Do the work": ("worker", "scheduler"),
     "Maintain a gate": ("doctor", "receipts", "archive", "verify", "reconcile", "rebuild", "backup", "restore", "copy",
                         "conformance", "bench", "bench-server"),
@@ -72,7 +72,7 @@ MODULES = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "
            "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
            "login-link": "commands.login_link",
            "wait": "commands.follow", "tail": "commands.tail", "top": "commands.top",
-           "bulk": "commands.bulk",
+           "bulk": "commands.bulk", "usage": "commands.usage",
            "bench": "commands.bench.command", "bench-server": "commands.bench.command",
            "docs": "commands.docs", "doctor": "commands.doctor", "skill": "commands.skill"}
 

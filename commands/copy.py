@@ -34,6 +34,7 @@ from asyncgate.parts.model.stored import (
     Key,
     Lease,
     LedgerMark,
+    Meter,
     Obligation,
     Outgoing,
     Pauses,
@@ -44,7 +45,10 @@ from asyncgate.parts.model.stored import (
     Seal,
     SealHead,
     Task,
+    UsageEvent,
+    UsageHead,
     export_key,
+    key_of,
 )
 from asyncgate.parts.model.stored_oauth import (
     Consent,
@@ -63,9 +67,12 @@ COPIED_TABLES: dict[type[Struct], str] = {
     Event: "events", Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys",
     Audit: "audit", AuditHead: "audit_heads", Outgoing: "outbox", Entry: "ledger",
     LedgerMark: "ledger_marks", Seal: "seals", SealHead: "seal_heads", Archived: "archived", Pauses: "pauses",
+    Meter: "meters", UsageHead: "usage_heads", UsageEvent: "usage_events",
     Bulk: "bulks", OAuthClient: "oauth_clients", User: "oauth_users", Consent: "oauth_consents", Grant: "oauth_grants",
     SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads"}
 
+# What every batch of the source changes: there the source's rows replace those of an earlier part of the copy.
+COUNTERS = (Meter, UsageHead)
 TRUTHS = {table: [field.name for field in fields(table) if field.type is bool] for table in COPIED_TABLES}
 COPY_NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # a copy's instance name: one copy at a time
 
@@ -114,6 +121,7 @@ class CopyPage(Struct):
 
     rows: ByKey
     there: ByKey = field(default_factory=dict)
+    gone: list[Any] = field(default_factory=list)       # counters that the source has no more
     moved: int = 0      # events of this copy, which only the target has
 
     @property
@@ -135,7 +143,7 @@ class TableTally(Struct):
     def add(self, page: CopyPage) -> None:
         """Count a page."""
         self.source, self.target = self.source + len(page.rows), self.target + len(page.there)
-        self.missing, self.moved = self.missing + len(page.missing), self.moved + page.moved
+        self.missing, self.moved = self.missing + len(page.missing) + len(page.gone), self.moved + page.moved
 
     def hash(self, tenant_id: str, page: CopyPage) -> None:
         """Add a page to the hashes."""
@@ -199,8 +207,8 @@ async def walk(source: CopyStore, target: CopyStore, told: CountRows, *, write: 
         tenant = TenantCopy(source, target, tenant_id)
         for table, name in COPIED_TABLES.items():
             async for page in tenant.pages(table):
-                if write and page.missing:
-                    await tenant.put(table, page.missing)
+                if write and (page.missing or page.gone):
+                    await tenant.put(table, page.missing, page.gone)
                 if hashed:
                     tallies[name].hash(tenant_id, page)
                 tallies[name].add(page)
@@ -246,13 +254,15 @@ class TenantCopy:
         yield None, None
 
     def _compare(self, page: CopyPage, key: str, row: Any) -> None:
-        """Accept rows of the source, and one event task.moved for each unfinished task; nothing else."""
+        """Accept rows of the source, one event task.moved for each unfinished task, and counters; nothing else."""
         if page.rows.get(key) == row:
             page.there[key] = row
             self._remember(row)
         elif key not in page.rows and self._is_of_the_move(row):
             self.raised.remove(row.task_id)
             page.moved += 1
+        elif isinstance(row, COUNTERS):
+            page.gone += [row] * (key not in page.rows)
         else:
             why = "differs from the source" if key in page.rows else "is not in the source"
             raise TargetUsed(f"{COPIED_TABLES[type(row)]} row {key} of tenant {self.tenant_id} {why}")
@@ -264,11 +274,14 @@ class TenantCopy:
         if isinstance(row, Task) and row.status not in TERMINAL:
             self.raised.add(row.task_id)
 
-    async def put(self, table: type[Struct], rows: list[Any]) -> None:
-        """Write rows unchanged, in one transaction."""
+    async def put(self, table: type[Struct], rows: list[Any], gone: list[Any]) -> None:
+        """Write rows unchanged, and drop those that are gone, in one transaction."""
         def decide(work: Work) -> None:
+            work.metered = False    # the meters are copied
             for row in rows:
                 add_row(work, row, self.source.ids)
+            for row in gone:
+                work.drop_record(table, *key_of(row))
 
         tasks = {row.task_id for row in rows} if table in (Lease, Progress) else set()      # their tasks
         try:
@@ -317,5 +330,5 @@ def add_row(work: Work, row: Any, ids: Ids) -> None:
             work.add_audit(row)
         case (Schedule() | Presence() | Account() | Key() | AuditHead() | Outgoing() | Entry() | LedgerMark()
               | Seal() | SealHead() | Archived() | Pauses() | Bulk() | OAuthClient() | User() | Consent() | Grant()
-              | SignInLink() | Revocation() | RevocationHead()):
+              | SignInLink() | Revocation() | RevocationHead() | Meter() | UsageHead() | UsageEvent()):
             work.keep_record(row)

@@ -18,11 +18,20 @@ from msgspec import NODEFAULT, Meta, Raw, Struct, UnsetType
 from msgspec.structs import FieldInfo, fields
 
 from asyncgate import Operation
-from asyncgate.parts.model import findings, wire, wire_admin, wire_oauth, wire_operating, wire_receipts, wire_workers
+from asyncgate.parts.model import (
+    findings,
+    wire,
+    wire_admin,
+    wire_oauth,
+    wire_operating,
+    wire_receipts,
+    wire_usage,
+    wire_workers,
+)
 from asyncgate.parts.model.wire import AsEither, AsPrincipal, CreateTask
 from asyncgate.parts.operations import OPERATIONS
 
-MODULES = (findings, wire, wire_admin, wire_oauth, wire_operating, wire_receipts, wire_workers)
+MODULES = (findings, wire, wire_admin, wire_oauth, wire_operating, wire_receipts, wire_usage, wire_workers)
 FILE = Path(__file__).parents[1] / "clients" / "operations.py"
 WIDE = 120
 KEY_FIELDS = ("idempotency_key", "claim_id")
@@ -195,7 +204,7 @@ def make_optional(spelling: str) -> str:
 
 def render_method(op: Operation, define: str, wait: str) -> str:
     """Return the source of an operation's method."""
-    taken = textwrap.fill(", ".join(render_arguments(op)).replace(" ", "\0").replace(",\0", ", "), WIDE - 8,
+    taken = textwrap.fill(", ".join(render_arguments(op)).replace(" ", "\0").replace(",\0", ", "), WIDE - 9,
                           break_long_words=False, break_on_hyphens=False).replace("\0", " ")
     gives = op.gives.__name__
     text = "\n".join(textwrap.fill(line, WIDE - 8) for line in op.text.strip().splitlines())

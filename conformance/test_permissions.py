@@ -39,7 +39,9 @@ MATRIX: dict[str, tuple[str, str]] = {
     "suspend_tenant": ("admin", "admin:write"), "get_limits": ("admin", "admin:read"),
     "set_limits": ("admin", "admin:write"), "issue_key": ("admin", "admin:write"), "list_keys": ("admin", "admin:read"),
     "rotate_key": ("admin", "admin:write"), "revoke_key": ("admin", "admin:write"),
-    "list_audit": ("admin", "admin:read"), "rotate_credentials": ("admin", "admin:write"),
+    "list_audit": ("admin", "admin:read"), "get_usage": ("admin", "admin:read"),
+    "set_budget": ("admin", "admin:write"), "get_budgets": ("admin", "admin:read"),
+    "rotate_credentials": ("admin", "admin:write"),
     "seal_receipts": ("admin", "admin:write"), "list_seals": ("admin", "admin:read"),
     "export_receipts": ("admin", "admin:read"), "import_receipts": ("admin", "admin:write"),
     "drain_gate": ("admin", "admin:write"), "resume_gate": ("admin", "admin:write"),
@@ -172,6 +174,7 @@ async def test_a_refusal_names_the_role_that_is_needed(gate: Gate, operation: st
 
 OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits"]
 NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
+          "get_usage", "set_budget", "get_budgets",
           "pause_work", "drain_work", "resume_work", "list_pauses", "register_client", "list_clients",
           "list_users", "invite_user", "make_sign_in_link", "revoke_token"]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from asyncgate import Engine
 from asyncgate.backends import Backend
+from asyncgate.parts.identity.budgets import Budgets
+from asyncgate.parts.identity.metering import CallMeter
 from asyncgate.parts.identity.quotas import Quotas
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operating.pausing import Pausing
@@ -12,9 +14,9 @@ from asyncgate.parts.receipts.escalation import Escalation
 
 
 def engine_over(backend: Backend, settings: Settings) -> Engine:
-    """Return an engine with pauses and counted queues, and with quotas and escalation if the settings enable them."""
+    """Return an engine with pauses, counts and budgets; with quotas and escalation if the settings enable them."""
     engine = Engine(backend, settings)
-    engine.extend(Pausing(engine), TrafficCounter(engine))
+    engine.extend(Pausing(engine), TrafficCounter(engine), CallMeter(engine), Budgets(engine))
     if settings.security.rate_limiting.enabled:
         engine.extend(Quotas(engine))
     if settings.escalation.enabled:

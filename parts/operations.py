@@ -7,7 +7,7 @@ from msgspec.structs import astuple
 from asyncgate import CORE_OPERATIONS, Caller, Engine, Operation
 from asyncgate.parts import service
 from asyncgate.parts.examination import running
-from asyncgate.parts.identity import admin, incidents
+from asyncgate.parts.identity import admin, budgets, incidents, usage
 from asyncgate.parts.identity.oauth import client_admin, links, revoking, sessions, users
 from asyncgate.parts.model.wire import WhoAmI, You
 from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, workers
@@ -44,6 +44,6 @@ AT = [op.name for op in CORE].index("check_terminator")     # operations of sche
 OPERATIONS: dict[str, Operation] = table_of(
     *CORE[:AT], EMIT_RECEIPT, REPORT_SCHEDULE, *CORE[AT:], *rerun.OPERATIONS, *explain.OPERATIONS, *lists.OPERATIONS,
     *queues.OPERATIONS, *workers.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS, *admin.OPERATIONS,
-    *incidents.OPERATIONS, *client_admin.OPERATIONS, *users.OPERATIONS, *links.OPERATIONS,
-    *sessions.OPERATIONS, *revoking.OPERATIONS, *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS,
-    *service.OPERATIONS, *running.OPERATIONS)
+    *usage.OPERATIONS, *budgets.OPERATIONS, *incidents.OPERATIONS, *client_admin.OPERATIONS, *users.OPERATIONS,
+    *links.OPERATIONS, *sessions.OPERATIONS, *revoking.OPERATIONS, *receipts_admin.OPERATIONS,
+    *archive_admin.OPERATIONS, *service.OPERATIONS, *running.OPERATIONS)

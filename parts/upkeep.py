@@ -16,6 +16,9 @@ from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Work, its_tasks, prolong_lease
 from asyncgate.parts.identity.audit import Pruner
+from asyncgate.parts.identity.budgets import BUDGET_SECONDS, Budgets
+from asyncgate.parts.identity.metering import CALLS_SECONDS, SETTLE_SECONDS, CallMeter, Closer, floor_to
+from asyncgate.parts.model.counted import PERIOD_SECONDS
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.overdue import alive
 from asyncgate.parts.model.stored import Presence
@@ -52,11 +55,14 @@ class Upkeep(Duties, Extension):
     LATER_SECONDS = 0.02    # after a lease's expiry, so that no clock still calls it live
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        self.engine, self.closer = engine, Closer(engine)
         interval = engine.settings.lease_sweep_interval_seconds
         super().__init__({"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
                           "presence": Duty(STORED_EVERY_SECONDS, self.store_presences),
                           "traffic": Duty(STORED_EVERY_SECONDS, self.store_traffic),
+                          "calls": Duty(CALLS_SECONDS, self.store_calls),
+                          "usage": Duty(PERIOD_SECONDS, self.close_usage),
+                          "budgets": Duty(BUDGET_SECONDS, self.check_budgets),
                           "audit": Duty(3600.0, Pruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
                           **oauth_duties(engine), **duties(engine)})
@@ -69,7 +75,7 @@ class Upkeep(Duties, Extension):
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__()
         self.engine.withdraw(self)
-        for store in (self.store_presences, self.store_traffic):
+        for store in (self.store_presences, self.store_traffic, self.store_calls):
             with contextlib.suppress(Exception):    # what the last half minute has seen is not worth a failed stop
                 await store()
 
@@ -177,6 +183,23 @@ class Upkeep(Duties, Extension):
         """Store what happened in queues since the last run."""
         counter = self.engine.find_extension(TrafficCounter)
         return await counter.store() if counter else 0
+
+    async def store_calls(self) -> int:
+        """Store the calls of tenants since the last run."""
+        meter = self.engine.find_extension(CallMeter)
+        return await meter.store() if meter else 0
+
+    async def check_budgets(self) -> int:
+        """Look at what tenants have used of their budgets."""
+        budgets = self.engine.find_extension(Budgets)
+        return await budgets.look_around() if budgets else 0
+
+    async def close_usage(self) -> int:
+        """Write usage events, soon after each mark of five minutes."""
+        now = self.engine.backend.now()
+        mark = floor_to(now - SETTLE_SECONDS, PERIOD_SECONDS) + PERIOD_SECONDS + SETTLE_SECONDS
+        self.duties["usage"].alarm.set(asyncio.get_running_loop().time() + mark - now)
+        return await self.closer.run()
 
     async def _write(self, tenant_id: str, ask: Sweep | Prolong | Sighted) -> None:
         run, loads = WRITES[type(ask)]

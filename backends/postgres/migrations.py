@@ -36,6 +36,7 @@ ALTER TABLE asyncgate.presences
     ADD COLUMN IF NOT EXISTS failed bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS expired bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS released bigint NOT NULL DEFAULT 0;
+ALTER TABLE asyncgate.accounts ADD COLUMN IF NOT EXISTS budgets text NOT NULL DEFAULT '{}';
 ALTER TABLE asyncgate.tasks ADD COLUMN IF NOT EXISTS summary asyncgate.id, ALTER COLUMN type TYPE asyncgate.id;
 """
 MADE = re.compile(r"^(CREATE (?:TABLE|(?:UNIQUE )?INDEX) )(.*?;)(?=$| +--)", re.M | re.S)
@@ -50,8 +51,20 @@ SELECT tenant_id, lane, 0, count(*) FILTER (WHERE status = 'queued' AND held IS 
 FROM asyncgate.states JOIN asyncgate.lanes USING (tenant_id, lane)
 WHERE status IN ('queued', 'leased', 'running') GROUP BY tenant_id, lane, type, capabilities;
 """
-SUMMARIZE = """
+COUNT_STORED = """
+ALTER TABLE asyncgate.tenants NO FORCE ROW LEVEL SECURITY;
 ALTER TABLE asyncgate.tasks NO FORCE ROW LEVEL SECURITY;
+ALTER TABLE asyncgate.receipts NO FORCE ROW LEVEL SECURITY;
+INSERT INTO asyncgate.meters
+SELECT tenant_id, lpad(floor(extract(epoch FROM now()) / 300)::bigint::text, 12, '0'), '0000', 0,
+    (SELECT count(*) FROM asyncgate.states AS s WHERE s.tenant_id = t.tenant_id AND status IN ('leased', 'running')), 0,
+    (SELECT coalesce(sum(octet_length(body)), 0) FROM asyncgate.receipts AS r WHERE r.tenant_id = t.tenant_id), 0,
+    (SELECT coalesce(sum(octet_length(payload)), 0) FROM asyncgate.tasks AS k WHERE k.tenant_id = t.tenant_id)
+    + (SELECT coalesce(sum(octet_length(outcome)), 0) FROM asyncgate.states AS s WHERE s.tenant_id = t.tenant_id),
+    0, 0, 0, 0
+FROM asyncgate.tenants AS t;
+"""
+SUMMARIZE = """
 UPDATE asyncgate.tasks SET summary = nullif(left(terms::json ->> 'task_summary', 100), '')
 WHERE terms LIKE '%"task_summary"%' AND position('\\u0000' IN replace(terms, '\\\\', '')) = 0;
 """
@@ -172,8 +185,8 @@ def carried(first: Migration) -> str:
     """
     tables, wall, rest = first.sql.partition(WALL)
     missing = "".join([f"{create}IF NOT EXISTS {made}\n" for create, made in MADE.findall(tables)])
-    return (f"SET LOCAL ROLE asyncgate_owner;{CHANGE_TABLES}{missing}{COUNT_QUEUES}{SUMMARIZE}{DROP_WALL}{wall}"
-            f"{rest}RESET ROLE;{RENUMBER}{first.lineage}")
+    return (f"SET LOCAL ROLE asyncgate_owner;{CHANGE_TABLES}{missing}{COUNT_QUEUES}{COUNT_STORED}{SUMMARIZE}"
+            f"{DROP_WALL}{wall}{rest}RESET ROLE;{RENUMBER}{first.lineage}")
 
 
 async def migrate_database(url: str, folder: Path = FOLDER) -> list[str]:

@@ -20,7 +20,7 @@ from msgspec.structs import astuple, replace
 
 from asyncgate import Needs, Work
 from asyncgate.backends.pages import TaskRange, limit_range, narrow_tasks
-from asyncgate.parts.model.counted import count_moves
+from asyncgate.parts.model.counted import count_moves, measure_use, passed_ms
 from asyncgate.parts.model.ids import HIGHEST
 from asyncgate.parts.model.overdue import is_stuck
 from asyncgate.parts.model.queries import (
@@ -42,6 +42,7 @@ from asyncgate.parts.model.stored import (
     Event,
     Key,
     Lease,
+    Meter,
     Obligation,
     Outgoing,
     Presence,
@@ -49,6 +50,7 @@ from asyncgate.parts.model.stored import (
     Receipt,
     Schedule,
     Task,
+    UsageEvent,
     export_order,
 )
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
@@ -316,6 +318,11 @@ NOTHING = " ON CONFLICT DO NOTHING"
 COUNTED = ("queued", "held", "leased")
 QUEUE = {"lane": "bigint[]", "type": "text[]", "capabilities": "text[]", **dict.fromkeys(COUNTED, "bigint[]"),
          "counted_at": "float8[]", "slot": "bigint[]"}
+METERED = typed(Meter)
+METER = {**METERED, "passed": "bigint[]"}       # and how many seconds of its period have passed
+NEW_BODIES = "(SELECT coalesce(sum(bytes), 0)::bigint FROM receipts)"
+METERED_NOW = ", ".join({"receipt_bytes": "r.receipt_bytes + {stored}", "receipt_moments": (
+    "r.receipt_moments + r.passed * {stored}")}.get(name, f"r.{name}") for name in METERED)
 LANE = {"lane": "bigint[]", "type": "text[]", "capabilities": "text[]"}
 TO = {"to_kind": "text[]", "to_id": "text[]", "receipt_id": "text[]"}
 EDGE = {"child_id": "text[]", "parent_id": "text[]"}
@@ -337,6 +344,10 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "kept": (STATE, insert("states", STATE, "task_id", HELD, ", check_at = least(old.check_at, excluded.expires_at)")),
     "progress": (PROGRESS, insert("progress", PROGRESS, "task_id", PROGRESS)),
     "receipts": (STATED, insert("receipts", STATED) + " ON CONFLICT (tenant_id, task_id, receipt_key) DO NOTHING"),
+    # Of the bodies of receipts only those count that this statement stores.
+    "meters": (METER, f"INSERT INTO asyncgate.meters AS old (tenant_id, {listed(METERED)}) "
+               f"SELECT :tenant::uuid, {METERED_NOW} FROM {{rows}} ON CONFLICT (tenant_id, period, slot) DO UPDATE SET "
+               + ", ".join(f"{name} = old.{name} + excluded.{name}" for name in [*METERED][2:])),
     # Only together with its receipt, whose INSERT returns its id: a receipt stored earlier is not sent again.
     "posted": (OUTGOING, insert("outbox", OUTGOING) + " WHERE r.receipt_id IN (SELECT receipt_id FROM receipts)"),
     "edges": (EDGE, insert("edges", EDGE)),
@@ -357,7 +368,7 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
                        "SELECT ctid FROM asyncgate.outbox WHERE tenant_id = :tenant "
                        "AND receipt_id = r.receipt_id LIMIT 1 FOR UPDATE) AS o))"),
     **{f"dropped_{RECORDS[kind]}": (dict.fromkeys(export_order(kind), "text[]"), delete_by_key(kind))
-       for kind in (OAuthClient, User, Consent, Grant, SignInLink, Revocation)},
+       for kind in (OAuthClient, User, Consent, Grant, SignInLink, Revocation, Meter, UsageEvent)},
     # What is dropped of any minute is all that there is of it.
     "dropped_traffic": ({"minute": "text[]", "process": "text[]"}, "DELETE FROM asyncgate.traffic "
                         "WHERE tenant_id = :tenant AND minute = ANY (:dropped_traffic_minute) "
@@ -372,8 +383,10 @@ def save(tables: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     parts = []
     for table in tables:
         columns, statement = SAVES[table]
-        if table == "receipts" and "posted" in tables:
-            statement += " RETURNING receipt_id"
+        if table == "receipts":
+            statement += " RETURNING receipt_id, octet_length(body) AS bytes"
+        if table == "meters":
+            statement = statement.replace("{stored}", NEW_BODIES if "receipts" in tables else "0")
         rows = ", ".join(f":{table}_{name}::{kind}" for name, kind in columns.items())
         parts.append(f"{table} AS ({statement.format(rows=f'unnest({rows}) AS r ({listed(columns)})')})")
     return number_parameters(f"{'WITH ' * bool(parts)}{', '.join(parts)} SELECT pg_current_xact_id()::text")
@@ -389,10 +402,11 @@ def changes(work: Work, slot: int) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows that a batch must save, by kind of change; `slot` is where it counts."""
     changed = {task_id: None for task_id in (*work.moved, *work.progressed) if task_id not in work.added}
     kept = [task_id for task_id in work.leased if task_id not in work.added and task_id not in changed]
-    receipts = work.written.values()
+    receipts, moves = work.written.values(), count_moves(work.before, work.added, work.moved)
+    meter = measure_use(work, sum([move[5] for move in moves]), 0, slot)
     return {
         "lanes": [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in sorted(work.lanes.items())],
-        "queues": [(*row, work.now, slot) for row in count_moves(work.before, work.added, work.moved)],
+        "queues": [(*row, work.now, slot) for row in moves],
         "contracts": [(*(getattr(task, name) for name in CONTRACT), summarize(task)) for task in work.added.values()],
         "states": [state_row(work, task_id) for task_id in work.added],
         "moved": [state_row(work, task_id) for task_id in changed],
@@ -400,6 +414,7 @@ def changes(work: Work, slot: int) -> dict[str, list[tuple[Any, ...]]]:
         "progress": [astuple(progress) for progress in work.progressed.values()],
         "receipts": [(*astuple(receipt)[:len(RECEIPT)], receipt.parents[0] if receipt.parents else None)
                      for receipt in receipts],
+        "meters": [] if meter is None else [(*astuple(meter), passed_ms(work.now) // 1000)],
         "posted": [astuple(row) for row in work.posted.values()],
         "edges": [(receipt.receipt_id, parent) for receipt in receipts for parent in receipt.parents[1:]],
         "opened": [(to.kind, to.id, receipt_id) for receipt_id, to in work.opened.items()],
@@ -506,8 +521,10 @@ def record(kind: type[Struct], table: str) -> str:
         return f"SELECT {names} FROM asyncgate.{table} WHERE tenant_id = $1"
     given = ", ".join(f"${at}::text[]" for at, _ in enumerate(key, 2))
     same = " AND ".join(f"{name} = k.{name}" for name in key)
+    # Batches add to meters without a turn key: whoever takes one away waits until they have, or lets them begin anew.
+    lock = " FOR UPDATE" * (kind is Meter)
     return (f"SELECT {listed(typed(kind), 'r.')} FROM unnest({given}) AS k ({listed(key)}), LATERAL ("
-            f"SELECT {names} FROM asyncgate.{table} WHERE tenant_id = $1 AND {same} LIMIT 1) AS r")
+            f"SELECT {names} FROM asyncgate.{table} WHERE tenant_id = $1 AND {same} LIMIT 1{lock}) AS r")
 
 
 ROWS = f"""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
-from asyncgate import ANOMALY, Engine, Work
+from asyncgate import ANOMALY, Engine, Needs, Work, receipt_key
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Key, export_key
@@ -36,6 +36,8 @@ ADVICE = {
     "refresh_replay": "a refresh token was in two hands, so its session has ended: list_audit shows its session_id",
     "code_replay": "an authorization code was in two hands, so its session has ended: list_audit shows its session_id",
     "revoked_token_used": "if that was nobody of yours, find out who has the token: list_audit",
+    "budget_warning": "get_budgets shows what is left, set_budget raises a budget; at 100 % no task can be created",
+    "budget_reached": "no task can be created until the month ends, or set_budget raises the budget",
     "token_revoked": "find out what was done with it: list_audit",
     "cross_tenant_attempt": "find out how the key was used: list_audit with its key_id",
 }
@@ -58,32 +60,43 @@ async def list_admins(engine: Engine, tenant_id: str) -> list[Principal]:
     return list(found.values())
 
 
-async def read_rows(engine: Engine, tenant_id: str, kind: type[R]) -> AsyncIterator[R]:
-    """Read all rows of a kind, page by page."""
-    after = ""
+async def read_rows(engine: Engine, tenant_id: str, kind: type[R], after: str = "") -> AsyncIterator[R]:
+    """Read all rows of a kind behind a place, page by page."""
     while page := await engine.backend.page(tenant_id, Rows(kind, after)):
         for row in page:
             yield row
         after = export_key(page[-1])
 
 
-def tell_admins(engine: Engine, work: Work, whom: list[Principal], kind: str, **details: Any) -> None:
-    """Write a notice to each admin; each notice is one receipt."""
+def tell_admins(engine: Engine, work: Work, whom: list[Principal], kind: str, once: str | None = None,
+                **details: Any) -> None:
+    """Write a notice to each admin; each notice is one receipt, and of those about the same `once` there is one."""
     said = {name: value for name, value in details.items() if value is not None}
     body = {"kind": kind, "details": said, "recommended_action": ADVICE[kind]}
     for admin in whom:      # each with a mark of its own: receipts with equal marks are one receipt
-        engine.write_receipt(work, ANOMALY, None, body, to=admin, mark=f"{kind} {work.new_id()}")
+        mark = f"{kind} {work.new_id()}" if once is None else mark_once(kind, once, admin)
+        engine.write_receipt(work, ANOMALY, None, body, to=admin, mark=mark)
 
 
-async def write_notice(engine: Engine, tenant_id: str, kind: str, **details: Any) -> None:
+def mark_once(kind: str, once: str, admin: Principal) -> str:
+    """Return the mark of a notice that an admin gets once, whatever process writes it."""
+    return f"{kind} {once} {admin}"
+
+
+async def write_notice(engine: Engine, tenant_id: str, kind: str, once: str | None = None, **details: Any) -> None:
     """Write a notice in a transaction of its own."""
     if not (whom := await list_admins(engine, tenant_id)):
         return
 
+    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
+        if once is not None:
+            needs.stated |= {("", receipt_key(ANOMALY, "", engine.gate, None, (), mark_once(kind, once, admin)))
+                             for admin in whom}
+
     def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
-        tell_admins(engine, work, whom, kind, **details)
+        tell_admins(engine, work, whom, kind, once, **details)
     try:
         from asyncgate.parts.model.wire import Ask
-        await engine.write(write, None, engine.make_own_caller(tenant_id), Ask())
+        await engine.write(write, load, engine.make_own_caller(tenant_id), Ask())
     except GateError:
         log.exception("the admins of tenant %s could not be told of %s", tenant_id, kind)

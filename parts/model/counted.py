@@ -1,15 +1,18 @@
-"""How many tasks each lane has: derived from what a batch changes, in this one place for every database."""
+"""What is counted of what a batch changes, in this one place for every database: tasks of each lane, and usage."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from itertools import chain
+from operator import add
+from typing import Any, Protocol
 
-from msgspec import Raw
+from msgspec import Raw, Struct
+from msgspec.structs import astuple
 
 from asyncgate.parts.model.content import needs_of
-from asyncgate.parts.model.stored import ACTIVE, Task
+from asyncgate.parts.model.stored import ACTIVE, Meter, Receipt, Task
 
 Moved = tuple[int, str, str, int, int, int]       # lane, type, capabilities; queued, on hold, leased or running
 
@@ -43,3 +46,76 @@ def count_moves(before: Mapping[str, Task], *after: Mapping[str, Task]) -> list[
 def write_capabilities(task: Task) -> str:
     """Return what a task requires, as it is stored: a sorted JSON array."""
     return json.dumps(sorted(needs_of(Raw(task.requirements.encode()))))
+
+
+PERIOD_SECONDS = 300        # of usage
+
+
+def write_period(number: int) -> str:
+    """Write the number of five minutes in Unix time so that it sorts."""
+    return f"{number:012d}"
+
+
+def passed_ms(now: float) -> int:
+    """Return how many milliseconds of its five minutes have passed at a moment."""
+    return int(now * 1000) % (PERIOD_SECONDS * 1000)
+
+
+def measure_text(text: str | None) -> int:
+    """Return how many bytes a text has in UTF-8."""
+    return 0 if text is None else len(text) if text.isascii() else len(text.encode())
+
+
+def measure_payloads(before: Mapping[str, Task], added: Mapping[str, Task], moved: Mapping[str, Task]) -> int:
+    """Return by how many bytes the stored payloads and outcomes change; a payload itself never does."""
+    size = sum([measure_text(task.payload) + measure_text(task.outcome) for task in added.values()])
+    for task_id, task in moved.items():
+        if task.outcome is not (was := before[task_id].outcome):
+            size += measure_text(task.outcome) - measure_text(was)
+    return size
+
+
+class Changed(Protocol):
+    """What a batch has loaded and changed, as far as usage depends on it: the heart's `Work`."""
+
+    now: float
+    tasks: dict[str, Task]
+    before: dict[str, Task]
+    added: dict[str, Task]
+    moved: dict[str, Task]
+    receipts: dict[str, Receipt]
+    written: dict[str, Receipt]
+    kept: dict[tuple[type[Struct], tuple[str, ...]], Any]
+    called: dict[str, int]
+    metered: bool
+
+
+def measure_use(work: Changed, leases: int, receipt_bytes: int, slot: int = 0) -> Meter | None:
+    """Return what a batch adds to the tenant's usage, given by how much live leases and stored bodies change.
+
+    A backend adds it to the row with its key, in the batch's transaction.  A task counts as created in the batch whose
+    time it bears: one that is rebuilt or copied bears an older one.
+    """
+    dropped = [(kind, key[0]) for (kind, key), row in work.kept.items() if row is None and kind in (Receipt, Task)]
+    receipt_bytes -= sum([measure_text(work.receipts[id].body) for kind, id in dropped if kind is Receipt])
+    payloads = measure_payloads(work.before, work.added, work.moved) - measure_payloads(
+        {}, {id: work.tasks[id] for kind, id in dropped if kind is Task}, {})
+    created = sum([task.created_at == work.now for task in work.added.values()])
+    if not work.metered or not (created or leases or receipt_bytes or payloads or work.called or work.written):
+        return None
+    return make_meter(work.now, slot, created, leases, receipt_bytes, payloads, work.called)
+
+
+def make_meter(now: float, slot: int, tasks: int, leases: int, receipt_bytes: int, payload_bytes: int,
+               calls: Mapping[str, int]) -> Meter:
+    """Return what a batch adds to its tenant's usage at this moment, in whole milliseconds and seconds."""
+    number, passed = int(now * 1000) // (PERIOD_SECONDS * 1000), passed_ms(now)
+    return Meter(write_period(number), f"{slot:04d}", tasks, leases, leases * passed, receipt_bytes,
+                 receipt_bytes * (passed // 1000), payload_bytes, payload_bytes * (passed // 1000), **calls)
+
+
+def add_meters(one: Meter | None, other: Meter) -> Meter:
+    """Return the sum of two meters with the same key."""
+    if one is None:
+        return other
+    return Meter(*astuple(other)[:2], *map(add, astuple(one)[2:], astuple(other)[2:]))

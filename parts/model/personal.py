@@ -22,6 +22,7 @@ from asyncgate.parts.model.stored import (
     Key,
     Lease,
     LedgerMark,
+    Meter,
     Obligation,
     Outgoing,
     Pauses,
@@ -34,6 +35,8 @@ from asyncgate.parts.model.stored import (
     Task,
     Traffic,
     Usage,
+    UsageEvent,
+    UsageHead,
 )
 from asyncgate.parts.model.stored_oauth import (
     Consent,
@@ -104,7 +107,8 @@ DECLARED: dict[type[Struct], Declared] = {
         plain="first_seen_at last_seen_at sessions claimed_at leased completed failed expired released"),
     Account: Declared(
         "the terms of a tenant", ALWAYS, person="name", content="exempt_why stricter_why",
-        plain="created_at tier suspended_at exempt_until stricter_calls stricter_tasks stricter_until tokens_since"),
+        plain="created_at tier suspended_at exempt_until stricter_calls stricter_tasks stricter_until tokens_since "
+              "budgets"),
     Key: Declared(
         "which credentials are valid", ALWAYS,
         person="name principal_kind principal_id created_by", place="principal_instance_id places", proof="hash",
@@ -116,6 +120,15 @@ DECLARED: dict[type[Struct], Declared] = {
     AuditHead: Declared("where the audit log ends", ALWAYS, plain="number hash"),
     Usage: Declared(
         "what a tenant uses of its quotas", ALWAYS, plain="active leases receipt_bytes terminal"),
+    Meter: Declared(
+        "what a tenant uses, until it is in a usage event", "some minutes",
+        plain="period slot tasks leases lease_ms receipt_bytes receipt_moments payload_bytes payload_moments reads "
+              "writes heartbeats"),
+    UsageHead: Declared("where the usage events end", ALWAYS, plain="until leases receipt_bytes payload_bytes"),
+    UsageEvent: Declared(
+        "what a tenant used, for bills and budgets", "`usage_retention_days`",
+        plain="period usage_event_id begins ends tasks lease_ms receipt_byte_seconds payload_byte_seconds reads writes "
+              "heartbeats"),
     Traffic: Declared("rates of the queues", "an hour", plain="minute process counts"),
     Pauses: Declared("what is paused, by whom and why", "until the pause ends", content="listed"),
     Bulk: Declared(

@@ -392,6 +392,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_bootstrap_max_items: Annotated[PageSize, says("Most items in a bootstrap")] = 200
     receipt_retention_days: Annotated[Days, says("Days a receipt is active before it may be archived (H.11)")] = 30
     task_retention_days: Annotated[Days, says("Days a finished task is kept before it may be pruned")] = 30
+    usage_retention_days: Annotated[Days, says("Days that usage events are kept")] = 400
     max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 4 * 2**20
     max_request_values: Annotated[Size, says("Most values in the lists and objects of a request body")] = 100_000
     max_payload_bytes: Annotated[Size, says("Largest task payload, in bytes of JSON")] = 2**20

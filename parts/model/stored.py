@@ -369,6 +369,7 @@ class Account(Struct, frozen=True):
     stricter_until: float | None = None
     stricter_why: str | None = None
     tokens_since: float | None = None       # access tokens issued before are refused
+    budgets: str = "{}"                 # what may be used in a month, by quantity: JSON
 
 
 class Usage(Struct, frozen=True):
@@ -378,6 +379,51 @@ class Usage(Struct, frozen=True):
     leases: int = 0                     # live leases
     receipt_bytes: int = 0              # of receipt bodies
     terminal: int = 0                   # tasks that have ended
+
+
+class Meter(Struct, frozen=True):
+    """What some batches have added to a tenant's usage in five minutes; batches add to it, and never read it.
+
+    Of what is stored or leased it has the change, and the change times how long after the beginning it came.
+    """
+
+    period: str                         # number of the five minutes in Unix time, written so that it sorts
+    slot: str                           # where a batch counts, apart from other batches; only the sum of all counts
+    tasks: int = 0                      # created
+    leases: int = 0                     # by how many the live ones have changed
+    lease_ms: int = 0                   # each such change times the milliseconds at which it came
+    receipt_bytes: int = 0              # of the stored bodies of receipts
+    receipt_moments: int = 0            # each change times the seconds at which it came
+    payload_bytes: int = 0              # of the stored payloads and outcomes of tasks
+    payload_moments: int = 0
+    reads: int = 0                      # calls
+    writes: int = 0                     # calls that are no heartbeats
+    heartbeats: int = 0
+
+
+class UsageHead(Struct, frozen=True):
+    """Until when a tenant's usage is in events, and what is stored and leased at that moment."""
+
+    until: int                          # Unix time
+    leases: int = 0
+    receipt_bytes: int = 0
+    payload_bytes: int = 0
+
+
+class UsageEvent(Struct, frozen=True):
+    """What a tenant used in five minutes, or in a longer time in which nothing changed; never changed."""
+
+    period: str                         # number of its first five minutes in Unix time, written so that it sorts
+    usage_event_id: str                 # derived from the tenant and the period
+    begins: int                         # Unix time
+    ends: int
+    tasks: int = 0                      # created
+    lease_ms: int = 0                   # milliseconds of all leases
+    receipt_byte_seconds: int = 0       # bodies of receipts, bytes times seconds
+    payload_byte_seconds: int = 0       # payloads and outcomes of tasks, bytes times seconds
+    reads: int = 0                      # calls
+    writes: int = 0                     # calls that are no heartbeats
+    heartbeats: int = 0
 
 
 class Traffic(Struct, frozen=True):
@@ -477,17 +523,18 @@ RECORDS: dict[type[Struct], str] = {
     Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
     Usage: "usage", Outgoing: "outbox", Entry: "ledger", LedgerMark: "ledger_marks", Seal: "seals",
     SealHead: "seal_heads", Archived: "archived", Traffic: "traffic", Pauses: "pauses",
+    Meter: "meters", UsageHead: "usage_heads", UsageEvent: "usage_events",
     Bulk: "bulks", OAuthClient: "oauth_clients", User: "oauth_users", Consent: "oauth_consents", Grant: "oauth_grants",
     SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads"}
 
 # Of these a row is never kept a second time.
-APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived, Revocation})
+APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived, Revocation, UsageEvent})
 
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
     Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id"),
-    Traffic: ("minute", "process"), Consent: ("user_id", "client_id"),
-    Account: (), AuditHead: (), Usage: (), SealHead: (), Pauses: (), RevocationHead: ()}
+    Traffic: ("minute", "process"), Meter: ("period", "slot"), Consent: ("user_id", "client_id"),
+    Account: (), AuditHead: (), Usage: (), UsageHead: (), SealHead: (), Pauses: (), RevocationHead: ()}
 
 
 def export_order(table: type[Struct]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from asyncgate.backends.postgres import PROBES_ONLY
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, settings_for_tests, under
 from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.parts.identity.metering import Closer, floor_to
 from asyncgate.parts.model.queries import EntryFilter, OutboxFilter, ReceiptFilter, Rows, TaskFilter
 from asyncgate.parts.model.stored import (
     Account,
@@ -216,6 +217,8 @@ async def administer(gate: Gate) -> None:
     await root.get_limits()
     await root.list_keys(limit=1)
     await root.list_audit(limit=1)
+    await Closer(gate.engine).close(TENANT, floor_to(gate.now(), 300) + 300)
+    await root.get_usage()
     assert await gate.backend.find_key(made.key.key_id)
 
 

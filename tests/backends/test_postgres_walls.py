@@ -63,7 +63,7 @@ from asyncgate.parts.model.settings import (
     Settings,
     Tier,
 )
-from asyncgate.parts.model.stored import Entry, Key, LedgerMark, Outgoing, Traffic
+from asyncgate.parts.model.stored import Entry, Key, LedgerMark, Meter, Outgoing, Traffic, UsageEvent, UsageHead
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
@@ -146,11 +146,11 @@ RULES: dict[str, tuple[str, set[str]]] = {
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
         each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys "
-                       "audit_heads usage outbox ledger_marks seal_heads pauses "
+                       "audit_heads usage meters usage_heads outbox ledger_marks seal_heads pauses "
                        "traffic bulks oauth_clients oauth_users oauth_consents oauth_grants "
                        "oauth_links revocation_heads")
-        | each("DELETE", "obligations schedules instances outbox lanes queues traffic oauth_clients oauth_users "
-                         "oauth_consents oauth_grants oauth_links revocations")),
+        | each("DELETE", "obligations schedules instances outbox lanes queues traffic meters usage_events "
+                         "oauth_clients oauth_users oauth_consents oauth_grants oauth_links revocations")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -376,11 +376,17 @@ async def keep_books(gate: Gate, mark: str) -> None:
         work.keep_record(LedgerMark("task.completed", "stated"))
         for minute in ("1", "2"):
             work.keep_record(Traffic(minute, mark, "{}"))
+        work.keep_record(UsageHead(300))
+        for period in ("000000000000", "000000000001"):
+            work.keep_record(UsageEvent(period, mark, 0, 300))
+            work.keep_record(Meter(period, "0009", 1))
         keep_sign_ins(work, mark)
 
     def take_out(work: Work) -> None:
         work.drop_record(Outgoing, "sent")
         work.drop_record(Traffic, "2", mark)
+        work.drop_record(UsageEvent, "000000000001")
+        work.drop_record(Meter, "000000000001", "0009")
         if mark == OURS:        # the neighbour keeps its own, which the same names would find
             for kind, name in ((OAuthClient, "client"), (User, "user"), (Grant, "grant"), (SignInLink, "link"),
                                (Revocation, "00000001")):
@@ -799,6 +805,9 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "list_archived_receipts": [{"task_id": "{away_task_id}"}, {"receipt_id": "{away_receipt_id}"},
                                {"task_id": "{away_task_id}", "cursor": "{away_cursor}"}],
     "restore_archive": [{"task_id": "{away_task_id}"}],
+    "set_budget": [{"tenant": "{tenant}", "quantity": "tasks", "monthly": 0}],
+    "get_budgets": [{"tenant": "{tenant}"}],
+    "get_usage": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}", "all_tenants": True}],
     "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"},
                    {"key_id": "{key_id}"}, {"session_id": "{session_id}"}, {"token_id": "{session_id}"}],
 }

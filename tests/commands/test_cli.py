@@ -394,6 +394,19 @@ def test_an_id_is_taken_as_short_as_a_table_has_shown_it(
     assert answer(run("get-task", remembered.shorten_id(task_id), "--json"))["task_id"] == task_id
 
 
+def test_usage_is_a_table_json_or_csv(run: Run, kind: str) -> None:
+    created(run, kind)
+
+    run("set-budget", "--quantity", "tasks", "--monthly", "1000")
+    table, [head, *lines] = run("usage", "--period", "day"), run("usage", "--csv").output.splitlines()
+
+    assert "% of the budget of 1,000 tasks" in table.output
+    assert "lease hours" in table.output.lower().replace("_", " ")
+    assert head == "tenant,begins,ends,tasks,lease_hours,receipt_byte_hours,payload_byte_hours,reads,writes,heartbeats"
+    assert [line.count(",") for line in lines] == [head.count(",")]
+    assert answer(run("usage", "--all-tenants", "--json"))["usage"][0]["tasks"] >= 1
+
+
 # What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON or Markdown already.
 NO_ANSWER = {"bench-server", "conformance", "demo", "dev", "ledger", "mcp", "openapi", "scheduler", "serve", "skill",
              "top", "worker"}

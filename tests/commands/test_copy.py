@@ -31,11 +31,22 @@ from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.test_bulk import done
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.identity.guard import Guard
+from asyncgate.parts.identity.metering import Closer, floor_to
 from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.news import News
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings, LedgerSettings, Settings
-from asyncgate.parts.model.stored import RECORDS, Entry, LedgerMark, Task, Traffic, Usage, export_key
+from asyncgate.parts.model.stored import (
+    RECORDS,
+    Entry,
+    LedgerMark,
+    Task,
+    Traffic,
+    Usage,
+    UsageEvent,
+    UsageHead,
+    export_key,
+)
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.outbox import Ledger
@@ -118,6 +129,8 @@ async def keep_books(gate: Gate) -> None:
         work.keep_record(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
         work.keep_record(LedgerMark("task.completed", "r-1"))
         keep_sign_ins(work, WILD)
+        work.keep_record(UsageHead(300))
+        work.keep_record(UsageEvent("000000000000", WILD, 0, 300, tasks=1))
     await gate.backend.transact(gate.tenant_id, Needs(), store)
 
 
@@ -598,6 +611,8 @@ async def test_a_target_that_was_used_is_refused_and_stays_as_it_is(
 async def test_the_source_may_have_got_more_since_the_copy_stopped(source: str, target: str) -> None:
     await good(source, target)
     await meddle(source)
+    async with opened(source) as backend:       # and what it counted is in events
+        await Closer(gate_on(backend).engine).close(HOME, floor_to(backend.now(), 300) + 300)
 
     await good(source, target)
 

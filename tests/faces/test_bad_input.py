@@ -84,7 +84,7 @@ def filled(op: Operation, known: dict[str, str]) -> dict[str, Any]:
         "preview_bulk": {"action": "cancel"}, "run_bulk": {"confirmation": known["confirmation"]},
         "create_tenant": {"name": "Acme"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
         "invite_user": {"email": "ada@example.com"}, "make_sign_in_link": {"principal_id": "ada"},
-        "revoke_token": {"token_id": "t1"},
+        "revoke_token": {"token_id": "t1"}, "set_budget": {"quantity": "tasks"},
         "register_client": {"client_name": "App", "redirect_uris": ["https://app.example/cb"]}}
     return fields | least.get(op.name, {})
 

@@ -155,6 +155,7 @@ class Walk:
             "create_tenant": {"name": "Acme"}, "suspend_tenant": {"tenant": OTHER},
             "set_limits": {"tenant": OTHER, "tier": "paid"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
             "invite_user": {"email": "bob@example.com"}, "make_sign_in_link": {"principal_id": "ada"},
+            "set_budget": {"quantity": "tasks", "monthly": 9},
             "revoke_token": {"token_id": "t1"}, "register_client": CLIENT, "import_receipts": {"receipts": []}, **{
                 name: {"type": "demo"} for name in ("pause_work", "drain_work", "resume_work")},
             "complete_tasks": {"tasks": [await self.held()] if op.name == "complete_tasks" else []}}

@@ -298,7 +298,7 @@ def client_of(gate: Gate) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=gate))
 
 
-VARYING = {"uptime", "upkeep", "renew_every_seconds", "issued_before", "since", "findings"}
+VARYING = {"uptime", "upkeep", "renew_every_seconds", "issued_before", "since", "findings", "counted_until"}
 DRAWN = {"api_key", "key_id", "rotated_to", "not_before", "confirmation", "sign_in_code"}   # another one each time
 LOGGED = {"hash", "timestamp", "details"}       # when, from where, and about which key
 

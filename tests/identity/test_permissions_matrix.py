@@ -27,8 +27,8 @@ SCOPED = {"tasks:read": ["get_task", "list_tasks"], "tasks:write": ["create_task
           "tasks:lease": ["lease_next", "renew_lease", "complete", "fail"],
           "receipts:read": ["list_receipts", "get_receipt"], "receipts:ack": ["ack_receipt"]}
 ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits", "issue_key",
-                  "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
-                  "seal_receipts", "list_seals", "export_receipts", "import_receipts",
+                  "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit", "get_usage",
+                  "set_budget", "get_budgets", "seal_receipts", "list_seals", "export_receipts", "import_receipts",
                   "run_archive", "restore_archive", "examine_gate", "drain_gate", "resume_gate", "list_obligations",
                   "list_workers", "list_queues", "get_queue",
                   "pause_work", "drain_work", "resume_work", "list_pauses",

@@ -304,7 +304,8 @@ CREATE TABLE asyncgate.accounts (           -- a tenant's name, tier, limits and
     stricter_tasks  bigint,                 -- temporary limit of new tasks per hour
     stricter_until  float8,                 -- when the temporary limits end
     stricter_why    text,                   -- the reason for the temporary limits
-    tokens_since    float8                  -- older access tokens are refused, as after an incident
+    tokens_since    float8,                 -- older access tokens are refused, as after an incident
+    budgets         text NOT NULL DEFAULT '{}'      -- what may be used in a month, by quantity: JSON
 );
 
 CREATE TABLE asyncgate.api_keys (           -- issued keys; the secret of a key is never stored
@@ -356,6 +357,47 @@ CREATE TABLE asyncgate.usage (              -- what a tenant uses of its quotas
     leases          bigint NOT NULL,        -- live leases
     receipt_bytes   bigint NOT NULL,        -- size of the bodies of its receipts
     terminal        bigint NOT NULL         -- tasks that have ended
+);
+
+CREATE TABLE asyncgate.meters (             -- what batches add to a tenant's usage, until it is in an event
+    tenant_id       uuid NOT NULL,
+    period          asyncgate.id NOT NULL,  -- number of the five minutes in Unix time, with leading zeros
+    slot            asyncgate.id NOT NULL,  -- where a batch counts, apart from other batches; only the sum of all counts
+    tasks           bigint NOT NULL,        -- created
+    leases          bigint NOT NULL,        -- by how many the live ones have changed
+    lease_ms        bigint NOT NULL,        -- each change times the milliseconds of the period at which it came
+    receipt_bytes   bigint NOT NULL,        -- by how much the stored bodies of receipts have changed
+    receipt_moments bigint NOT NULL,        -- each change times the seconds of the period at which it came
+    payload_bytes   bigint NOT NULL,        -- by how much the payloads and outcomes of tasks have changed
+    payload_moments bigint NOT NULL,        -- as of receipts
+    reads           bigint NOT NULL,        -- calls
+    writes          bigint NOT NULL,        -- calls that are no heartbeats
+    heartbeats      bigint NOT NULL,        -- calls that keep a lease
+    PRIMARY KEY (tenant_id, period, slot)
+) WITH (fillfactor = 50);
+
+CREATE TABLE asyncgate.usage_heads (        -- until when a tenant's usage is in events, and its levels then
+    tenant_id       uuid PRIMARY KEY,
+    until           bigint NOT NULL,        -- Unix time
+    leases          bigint NOT NULL,        -- live ones
+    receipt_bytes   bigint NOT NULL,        -- of stored bodies
+    payload_bytes   bigint NOT NULL         -- of stored payloads and outcomes
+);
+
+CREATE TABLE asyncgate.usage_events (       -- what a tenant used in a time; never changed
+    tenant_id       uuid NOT NULL,
+    period          asyncgate.id NOT NULL,  -- number of its first five minutes in Unix time, with leading zeros
+    usage_event_id  asyncgate.id NOT NULL,  -- derived from the tenant and the period
+    begins          bigint NOT NULL,        -- Unix time
+    ends            bigint NOT NULL,        -- Unix time
+    tasks           bigint NOT NULL,        -- created
+    lease_ms        bigint NOT NULL,        -- milliseconds of all leases
+    receipt_byte_seconds bigint NOT NULL,   -- bytes of bodies times seconds
+    payload_byte_seconds bigint NOT NULL,   -- bytes of payloads and outcomes times seconds
+    reads           bigint NOT NULL,        -- calls
+    writes          bigint NOT NULL,        -- calls that are no heartbeats
+    heartbeats      bigint NOT NULL,        -- calls that keep a lease
+    PRIMARY KEY (tenant_id, period)
 );
 
 CREATE TABLE asyncgate.traffic (            -- what processes did in queues in each minute of the last hour
@@ -649,7 +691,8 @@ DECLARE
 BEGIN
     FOREACH name IN ARRAY ARRAY[
             'tenants', 'lanes', 'tasks', 'states', 'queues', 'progress', 'events', 'receipts', 'edges', 'obligations',
-            'deliveries', 'schedules', 'presences', 'accounts', 'api_keys', 'audit', 'audit_heads', 'usage', 'outbox',
+            'deliveries', 'schedules', 'presences', 'accounts', 'api_keys', 'audit', 'audit_heads', 'usage',
+            'meters', 'usage_heads', 'usage_events', 'outbox',
             'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments', 'pauses', 'traffic',
             'bulks', 'oauth_clients', 'oauth_users', 'oauth_consents', 'oauth_grants',
             'oauth_links', 'revocations', 'revocation_heads'] LOOP
@@ -676,12 +719,13 @@ END $$;
 
 GRANT UPDATE ON asyncgate.states, asyncgate.queues, asyncgate.progress, asyncgate.schedules, asyncgate.presences,
     asyncgate.deliveries, asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads, asyncgate.usage,
+    asyncgate.meters, asyncgate.usage_heads,
     asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads, asyncgate.pauses, asyncgate.traffic,
     asyncgate.bulks, asyncgate.oauth_clients, asyncgate.oauth_users, asyncgate.oauth_consents, asyncgate.oauth_grants,
     asyncgate.oauth_links, asyncgate.revocation_heads TO asyncgate_app;
 GRANT DELETE ON asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox,
-    asyncgate.traffic, asyncgate.oauth_clients, asyncgate.oauth_users, asyncgate.oauth_consents,
-    asyncgate.oauth_grants, asyncgate.oauth_links, asyncgate.revocations TO asyncgate_app;
+    asyncgate.traffic, asyncgate.meters, asyncgate.usage_events, asyncgate.oauth_clients, asyncgate.oauth_users,
+    asyncgate.oauth_consents, asyncgate.oauth_grants, asyncgate.oauth_links, asyncgate.revocations TO asyncgate_app;
 GRANT SELECT ON asyncgate.migrations, asyncgate.meta TO asyncgate_app;
 GRANT UPDATE (value) ON asyncgate.meta TO asyncgate_app;    -- a copied database gets its source's cursor_key
 GRANT SELECT, INSERT, UPDATE, DELETE ON asyncgate.instances TO asyncgate_app;

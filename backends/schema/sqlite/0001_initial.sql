@@ -253,7 +253,8 @@ CREATE TABLE accounts (                     -- a tenant's name, tier, limits and
     stricter_tasks  INTEGER,                -- temporary limit of new tasks per hour
     stricter_until  REAL,                   -- when the temporary limits end
     stricter_why    TEXT,                   -- the reason for the temporary limits
-    tokens_since    REAL                    -- older access tokens are refused, as after an incident
+    tokens_since    REAL,                   -- older access tokens are refused, as after an incident
+    budgets         TEXT NOT NULL DEFAULT '{}'      -- what may be used in a month, by quantity: JSON
 ) WITHOUT ROWID;
 
 CREATE TABLE api_keys (                     -- issued keys; the secret of a key is never stored
@@ -306,6 +307,47 @@ CREATE TABLE usage (                        -- what a tenant uses of its quotas
     receipt_bytes   INTEGER NOT NULL,       -- size of the bodies of its receipts
     terminal        INTEGER NOT NULL        -- tasks that have ended
 ) WITHOUT ROWID;
+
+CREATE TABLE meters (                       -- what batches add to a tenant's usage, until it is in an event
+    tenant_id       TEXT NOT NULL,
+    period          TEXT NOT NULL,          -- number of the five minutes in Unix time, with leading zeros
+    slot            TEXT NOT NULL,          -- where a batch counts, apart from other batches; only the sum of all counts
+    tasks           INTEGER NOT NULL,       -- created
+    leases          INTEGER NOT NULL,       -- by how many the live ones have changed
+    lease_ms        INTEGER NOT NULL,       -- each change times the milliseconds of the period at which it came
+    receipt_bytes   INTEGER NOT NULL,       -- by how much the stored bodies of receipts have changed
+    receipt_moments INTEGER NOT NULL,       -- each change times the seconds of the period at which it came
+    payload_bytes   INTEGER NOT NULL,       -- by how much the payloads and outcomes of tasks have changed
+    payload_moments INTEGER NOT NULL,       -- as of receipts
+    reads           INTEGER NOT NULL,       -- calls
+    writes          INTEGER NOT NULL,       -- calls that are no heartbeats
+    heartbeats      INTEGER NOT NULL,       -- calls that keep a lease
+    PRIMARY KEY (tenant_id, period, slot)
+) WITHOUT ROWID;
+
+CREATE TABLE usage_heads (                  -- until when a tenant's usage is in events, and its levels then
+    tenant_id       TEXT PRIMARY KEY,
+    until           INTEGER NOT NULL,       -- Unix time
+    leases          INTEGER NOT NULL,       -- live ones
+    receipt_bytes   INTEGER NOT NULL,       -- of stored bodies
+    payload_bytes   INTEGER NOT NULL        -- of stored payloads and outcomes
+) WITHOUT ROWID;
+
+CREATE TABLE usage_events (                 -- what a tenant used in a time; never changed
+    tenant_id       TEXT NOT NULL,
+    period          TEXT NOT NULL,          -- number of its first five minutes in Unix time, with leading zeros
+    usage_event_id  TEXT NOT NULL,          -- derived from the tenant and the period
+    begins          INTEGER NOT NULL,       -- Unix time
+    ends            INTEGER NOT NULL,       -- Unix time
+    tasks           INTEGER NOT NULL,       -- created
+    lease_ms        INTEGER NOT NULL,       -- milliseconds of all leases
+    receipt_byte_seconds INTEGER NOT NULL,  -- bytes of bodies times seconds
+    payload_byte_seconds INTEGER NOT NULL,  -- bytes of payloads and outcomes times seconds
+    reads           INTEGER NOT NULL,       -- calls
+    writes          INTEGER NOT NULL,       -- calls that are no heartbeats
+    heartbeats      INTEGER NOT NULL,       -- calls that keep a lease
+    PRIMARY KEY (tenant_id, period)
+);
 
 CREATE TABLE traffic (                      -- what processes did in queues in each minute of the last hour
     tenant_id       TEXT NOT NULL,
@@ -556,6 +598,8 @@ CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'ev
 CREATE TRIGGER archived_stay BEFORE UPDATE ON archived BEGIN SELECT RAISE(ABORT, 'pointers are append-only'); END;
 CREATE TRIGGER seals_stay BEFORE UPDATE ON seals BEGIN SELECT RAISE(ABORT, 'seals are append-only'); END;
 CREATE TRIGGER ledger_stay BEFORE UPDATE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+CREATE TRIGGER usage_events_stay BEFORE UPDATE ON usage_events
+    BEGIN SELECT RAISE(ABORT, 'usage events are append-only'); END;
 CREATE TRIGGER audit_stay BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
 
 CREATE TRIGGER seals_once BEFORE INSERT ON seals
@@ -727,6 +771,34 @@ CREATE TRIGGER usage_update_wall BEFORE UPDATE ON usage
     WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER usage_delete_wall BEFORE DELETE ON usage WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER meters_insert_wall BEFORE INSERT ON meters WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER meters_update_wall BEFORE UPDATE ON meters
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER meters_delete_wall BEFORE DELETE ON meters WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER usage_heads_insert_wall BEFORE INSERT ON usage_heads
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER usage_heads_update_wall BEFORE UPDATE ON usage_heads
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER usage_heads_delete_wall BEFORE DELETE ON usage_heads
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER usage_events_insert_wall BEFORE INSERT ON usage_events
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER usage_events_update_wall BEFORE UPDATE ON usage_events
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER usage_events_delete_wall BEFORE DELETE ON usage_events
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 
 CREATE TRIGGER traffic_insert_wall BEFORE INSERT ON traffic WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
