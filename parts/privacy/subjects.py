@@ -46,7 +46,7 @@ OF_SIGN_IN: frozenset[type[Struct]] = frozenset({
     OAuthClient, User, Consent, Grant, SignInLink, Revocation, RevocationHead})
 # Fields that hold an id alone, and members of an audit line that do.
 BARE_FIELDS = {"principal_ai", "lost_to"}
-BARE_MEMBERS = {"issued_to", "approved_by", "link_for", "worker", "worker_id"}
+BARE_MEMBERS = {"link_for", "worker", "worker_id"}
 # Fields that are declared to name persons and name no principal.
 NAMELESS: dict[type[Struct], str] = {
     Lease: "claim_id", Receipt: "receipt_key", Account: "name", Key: "name", OAuthClient: "name",
