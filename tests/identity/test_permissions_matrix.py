@@ -35,7 +35,9 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "preview_bulk", "run_bulk", "get_bulk",
                   "register_client", "list_clients", "change_client", "remove_client",
                   "revoke_token", "list_signing_keys",
-                  "list_users", "invite_user", "change_user", "remove_user", "make_sign_in_link"}
+                  "list_users", "invite_user", "change_user", "remove_user", "make_sign_in_link",
+                  "create_webhook", "list_webhooks", "change_webhook", "remove_webhook", "rotate_webhook_secret",
+                  "test_webhook", "list_deliveries", "replay_deliveries"}
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "suspend_tenant": {"tenant": OTHER}, "set_limits": {"tenant": OTHER},
     "issue_key": {"scopes": []}, "invite_user": {"scopes": []}, "make_sign_in_link": {"scopes": []},
