@@ -905,7 +905,8 @@ class Engine:
     def _note_caller(self, caller: Caller, ask: Ask) -> None:
         """Note the principal that calls, not the one it asks about; upkeep stores it every half minute."""
         who = speaker(caller, ask)
-        who = caller.principal if caller.bound and not who.same(caller.principal) else who
+        if ask.asks_about() or (caller.bound and not who.same(caller.principal)):
+            who = caller.principal
         self.sightings.calls.append((caller.tenant_id, who, time.time() + self.backend.skew))
         if len(self.sightings.calls) >= MOST_CALLS:
             self.sightings.count()

@@ -31,7 +31,7 @@ MOST_KEPT = 1000         # failed events of an endpoint; with more of them it ge
 MOST_FAILURES = 5           # in a row; then only the oldest event is tried, until it succeeds
 MOST_OF_TENANT, MOST_OF_ALL = 32, 256       # deliveries on their way at once
 LOOK_REST_SECONDS = 0.05         # between two looks at new receipts: what comes meanwhile shares the next one
-SETTLE_SECONDS = 1.0        # how often results are stored while others are still on their way
+RESULTS_SECONDS = 1.0        # how often results are stored while others are still on their way
 KEEP_SECONDS = 60.0         # how often a position is stored that has passed only events that are not wanted
 BROKEN_SECONDS = 5.0        # until the next look when the database has not answered
 
@@ -197,7 +197,7 @@ class Courier:
         sending = asyncio.create_task(self._send_chains(list(chains.values()), left))
         try:
             while not sending.done():
-                await asyncio.wait([sending], timeout=SETTLE_SECONDS)
+                await asyncio.wait([sending], timeout=RESULTS_SECONDS)
                 await self._settle()
             await sending
             await self._settle()    # what ended while the rest was being stored: else it would be delivered again

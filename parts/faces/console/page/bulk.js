@@ -11,7 +11,7 @@ import {when} from "./time.js";
 const UNENDED = "asyncgate-bulk";
 const TASKS_AT_ONCE = 200;
 const ACTIONS = {
-  cancel: {title: "Cancel them all", says: "Each task ends as canceled, for ever. What workers still do is refused.", danger: true},
+  cancel: {title: "Cancel them all", says: "Each task ends as canceled, which cannot be undone. What workers still do is refused.", danger: true},
   release: {title: "Release them all", says: "Each task on hold is offered to workers again."},
   prioritize: {title: "Set their priority", says: "Workers get tasks of a higher priority first."},
   rerun: {title: "Run them all again", says: "Each ended task is run again as a new task, unless it was run again before."},
@@ -62,7 +62,7 @@ function confirmBulk(page, preview, {title, danger}) {
     Object.assign(state, {begun: true, confirmation: preview.confirmation, matches: preview.matches});
     carryOut(page, state, draw);
   }},
-  h("p", null, h("strong", null, count), ` will be ${wordOf(preview.action)}. The newest of them:`),
+  h("p", null, h("strong", null, count), ` will be ${wordOf(preview.action)}${preview.matches > preview.sample.length ? ". The newest of them:" : ":"}`),
   h("ul", {class: "sample"}, preview.sample.map((task) => h("li", {key: task.task_id}, shortId(task.task_id), " ", say(task.type), " ",
     badge(task.held ? "on hold" : task.status, task.held ? "held" : task.status), " ", who(task.created_by), " ", when(task.created_at, page.now())))),
   h("div", {class: "field"}, h("label", {for: "bulk-words"}, "Type ", h("code", null, words), " to go on"),
@@ -155,11 +155,11 @@ export function typeChips(page, q, type, types) {
     [say(name), " ", h("span", {class: "quiet"}, count)], withWord(q, "type", name), type === name])]);
 }
 
-/** Offer to stop a type at once: no new leases, or all of it canceled. */
-export function stopType(page, type, pauses = []) {
+/** Offer to stop a type at once: no new leases, or all of it canceled that fits the whole filter, which is given as `cancels`. */
+export function stopType(page, type, pauses = [], cancels = {type}) {
   const paused = pauses.find((one) => one.whole_tenant || (one.type === type && !one.capabilities));
   const offers = [pauseButtons(page, paused ? targetOf(paused) : {type}, pauses),
-    mayBulk(page) && h("button", {class: "danger", onclick: () => askBulk(page, "cancel", {type})}, "Cancel all …")];
+    mayBulk(page) && h("button", {class: "danger", onclick: () => askBulk(page, "cancel", cancels)}, "Cancel all …")];
   if (!page.may("pause_work") && !mayBulk(page) && !paused) return null;
   return h("div", {class: "head stop-type", key: "stop"}, h("p", null, "Type ", h("strong", null, say(type)), " ",
     paused && [badge("paused"), paused.reason && [": ", say(paused.reason)]]), h("div", {class: "actions"}, offers));

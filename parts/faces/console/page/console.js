@@ -194,7 +194,7 @@ function drawShell() {
     h("nav", {class: state.menu ? "views open" : "views", "aria-label": "Views", key: "views"},
       VIEWS.filter((one) => one.letter && one.needs.some((name) => session.may(name))).map((one) => h("a", {
         href: link([one.name]), "aria-current": one === place || one.name === place?.within ? "page" : null,
-      }, one.title, h("kbd", {"aria-hidden": "true"}, one.letter)))),
+      }, one.title, h("kbd", {"aria-hidden": "true"}, `g ${one.letter}`)))),
     h("main", {id: "main", tabindex: "-1", key: `main ${state.page?.place.parts.join("/")}`}));
 }
 
@@ -226,10 +226,10 @@ function whoAmI() {
 
 async function chooseActor() {
   const answer = await askForm("In whose name?", {
-    says: "This credential is nobody's own. Receipts will say that this principal did it.", button: "Go on",
+    says: "Many share this credential. The receipts of what you do will name you as you say here.", button: "Go on",
     fields: [
       {name: "kind", label: "Kind", value: session.actor?.kind ?? "human", options: ["human", "agent", "service"]},
-      {name: "id", label: "Id", value: session.actor?.id ?? "", required: true, hint: "such as ada"}],
+      {name: "id", label: "Id", value: session.actor?.id ?? "", required: true, hint: "such as grace"}],
     run: ({kind, id}) => ({kind, id: id.trim()})});
   if (!answer) throw new Error("nothing was done: nobody was named");
   session.actor = answer.done;
@@ -279,9 +279,9 @@ function bindKeys() {
   for (const {letter, name, title, needs} of VIEWS) {
     if (letter && needs.some((one) => session.may(one))) keys.on(`g ${letter}`, `Go to ${title}`, () => go([name], {}));
   }
-  keys.on("/", "Search", () => document.querySelector("#main input[type=search]")?.focus());
-  keys.on("r", "Look again", () => state.page?.refresh());
-  keys.on("j", "To the rows, then j and k", () => document.querySelector("#main .row-link")?.focus());
+  keys.on("/", "Filter", () => document.querySelector("#main input[type=search]")?.focus());
+  keys.on("r", "Refresh", () => state.page?.refresh());
+  keys.on("j", "To the rows; then j and k go down and up", () => document.querySelector("#main .row-link")?.focus());
   keys.on("d", "Light or dark", changeTheme);
   keys.on("?", "These keys", () => openDialog("Keys", () => keys.describe()));
 }

@@ -20,7 +20,9 @@ export function readFilter(text, words) {
     } else if (!said) problems.push(`${whole} needs a value`);
     else {
       try {
-        Object.assign(values, words[word](said));
+        const found = words[word](said);
+        if (Object.keys(found).some((one) => one in values)) throw new Error("the filter says this already; put words that belong together into quotes");
+        Object.assign(values, found);
       } catch (wrong) {
         problems.push(`${whole}: ${wrong.message}`);
       }
@@ -43,6 +45,11 @@ export function writeWord(word, value) {
 export function withWord(text, word, value) {
   const rest = [...text.matchAll(WORD)].filter(([, name]) => name?.toLowerCase() !== word).map(([whole]) => whole);
   return [...rest, ...(value === null ? [] : [writeWord(word, value)])].join(" ");
+}
+
+/** Whether a type is the one that a filter names, as `ocr.scan` or as `ocr*`. */
+export function isType(type, text) {
+  return text.endsWith("*") ? Boolean(type?.startsWith(text.slice(0, -1))) : type === text;
 }
 
 const KINDS = ["agent", "worker", "service", "system", "human", "asyncgate"];

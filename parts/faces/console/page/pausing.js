@@ -48,7 +48,7 @@ export function pauseButtons(page, target, pauses) {
 async function resume(page, target) {
   try {
     const {resumed, pauses_left: left} = await page.act("resume_work", target);
-    note(resumed ? `Resumed${left ? `; ${count(left, "other pause")} left` : ""}` : "It was not paused any more");
+    note(resumed ? `Resumed${left ? `; ${count(left, "other pause")} ${left === 1 ? "is" : "are"} still in force` : ""}` : "It was not paused any more");
   } catch (problem) {
     note(problem.message, "bad");
   }
@@ -61,7 +61,7 @@ export async function askPause(page, target = null, {drain = false} = {}) {
   const verb = drain ? "Drain" : "Pause";
   const answer = await askForm(target ? [`${verb} `, nameTarget(target)] : `${verb} work`, {
     says: `${target?.worker ? "It gets no new leases. Those that it has" : "Workers get no new leases of it. Those that they have"} go on`
-      + `${drain ? ", and the page waits until none is left" : ""}.`,
+      + `${drain ? ", and this page shows when none is left" : ""}.`,
     fields: [
       ...(target ? [] : [
         {name: "what", label: "What", value: "a task type", options: ["a task type", "a worker", WHOLE]},
@@ -86,7 +86,7 @@ export function readUntil(text, now) {
   if (!text.trim()) return undefined;
   const seconds = readLength(text);
   const moment = seconds === null ? Date.parse(text) : now + seconds * 1000;
-  if (Number.isNaN(moment)) throw new Error(`${text} is no time: say such as 30m, 2h, or 2026-12-24T08:00Z`);
+  if (Number.isNaN(moment)) throw new Error(`${text} is not a time: write 30m, 2h, or 2026-12-24T08:00Z`);
   return new Date(moment).toISOString();
 }
 

@@ -21,6 +21,12 @@ export function sayLength(seconds) {
   return rest && count < 10 ? `${count} ${unit} ${rest} ${next[0]}` : `${count} ${unit}`;
 }
 
+// What is past is said in one unit, from two of it on: lists are read at a glance, and the title has the whole time.
+function sayAge(seconds) {
+  const unit = UNITS.find(([, length]) => seconds >= 2 * length);
+  return unit ? `${Math.round(seconds / unit[1])} ${unit[0]}` : sayLength(seconds);
+}
+
 /** Read a length of time such as 90s, 5m, 1h or 2d; return its seconds, or null. */
 export function readLength(text) {
   const found = /^(\d+(?:\.\d+)?)\s*([a-z]+)$/.exec(text.trim().toLowerCase());
@@ -35,7 +41,7 @@ export function secondsSince(moment, now) {
 /** Say when something was or will be: "3 min ago", "in 2 h". */
 export function sayWhen(moment, now) {
   const seconds = secondsSince(moment, now);
-  return Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `${sayLength(seconds)} ago` : `in ${sayLength(-seconds)}`;
+  return Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `${sayAge(seconds)} ago` : `in ${sayLength(-seconds)}`;
 }
 
 /** Say the time of day, with the day if it is another one. */

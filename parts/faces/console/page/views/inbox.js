@@ -4,7 +4,7 @@ import {session} from "../api.js";
 import {keepTypes, stopType, typeChips} from "../bulk.js";
 import {askForm, note, openDialog} from "../dialogs.js";
 import {h} from "../dom.js";
-import {readAge, readFilter, readWho, withWord} from "../filter.js";
+import {isType, readAge, readFilter, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
 import {badge, filterChips, say, searchField, section, taskLink, tile, who} from "../parts.js";
 import {link} from "../route.js";
@@ -36,6 +36,9 @@ function wordsFor(page) {
   return {
     ...(page.may("list_obligations") && {to: (text) => ({to: text === "me" ? me() ?? {id: "me"} : readWho(text)})}),
     type: (text) => ({type: text}),
+    "": (text) => {
+      throw new Error(`say to:${text} for whom something is owed to, or type:${text}`);
+    },
     age: (text) => {
       const {over, seconds} = readAge(text);
       if (!over) throw new Error("what is owed begins with the oldest: say age:>1h");
@@ -44,6 +47,7 @@ function wordsFor(page) {
   };
 }
 
+const MORE = [{name: "task_id"}, {name: "schedule_id"}, {name: "receipt_id"}];     // in what is exported
 const nameOf = ({kind, id}) => `${kind}:${id}`;
 
 /** Read what is owed; everything beside it is read in the background. */
@@ -108,9 +112,10 @@ async function readType(page, pages, type) {
   for (let at = 1; at < PAGES_FOR_TYPE && !pages.done; at++) await pages.more();
   const rows = pages.rows.filter((row) => row.task_id);
   if (!rows.length) return;
+  const asked = type.endsWith("*") ? {type_prefix: type.slice(0, -1)} : {type};
   let cursor;
   for (let at = 0; at < PAGES_FOR_TYPE; at++) {
-    const {tasks, next_cursor: next} = await page.call("list_tasks", {type, limit: PAGE, cursor, created_after: rows[0].created_at,
+    const {tasks, next_cursor: next} = await page.call("list_tasks", {...asked, limit: PAGE, cursor, created_after: rows[0].created_at,
       created_before: new Date(Date.parse(rows.at(-1).created_at) + 2).toISOString()});
     for (const task of tasks) keepTask(page, task.task_id, task);
     if (!(cursor = next)) return;
@@ -232,18 +237,24 @@ export function show({values, problems}, page) {
   const q = page.params.q ?? "";
   return [
     h("div", {class: "head", key: "head"}, h("h1", null, "Inbox"), h("div", {class: "actions"},
-      exportMenu("owed", columnsOf(page), rows), copyMenu(...callShown(page, values)))),
+      exportMenu("owed", [...columnsOf(page).filter(({name}) => name !== "why"), ...MORE], rows), copyMenu(...callShown(page, values)))),
     showTiles(page, rows),
-    h("div", {class: "stack", key: "filter"}, searchField(page, {hint: `${page.may("list_obligations") ? "to:ada " : ""}type:ocr age:>1h`, problems}),
+    h("div", {class: "stack", key: "filter"}, searchField(page, {hint: `${page.may("list_obligations") ? "to:ada " : ""}type:ocr* age:>1h`, problems}),
       showPeople(page, q, values), typeChips(page, q, values.type, keepTypes(local, readQueues(page)?.queues))),
-    values.type && stopType(page, values.type, page.may("list_pauses") ? known(page, "pauses", () => page.call("list_pauses")).value?.pauses : []),
+    rows.length > 0 && values.type && !values.type.endsWith("*") && stopType(page, values.type, page.may("list_pauses") ? known(page, "pauses", () => page.call("list_pauses")).value?.pauses : [], tasksOf(page, values)),
     h("div", {class: "columns", key: "why"}, showOldest(page, rows), looked),
     showOwed(page, rows, values)];
 }
 
+// What is owed to somebody are the tasks that they created.
+function tasksOf(page, {type, to, olderThan}) {
+  return {type, ...(to && {created_by: to.id, created_by_kind: to.kind}),
+    ...(olderThan !== undefined && {created_before: new Date(page.now() - olderThan * 1000).toISOString()})};
+}
+
 function rowsOf({pages, about: found}, {type}) {
   const rows = pages?.rows ?? [];
-  return type ? rows.filter((row) => found?.get(row.task_id)?.task?.type === type) : rows;
+  return type ? rows.filter((row) => isType(found?.get(row.task_id)?.task?.type, type)) : rows;
 }
 
 function callShown(page, {to}) {
@@ -295,7 +306,7 @@ function listCases(page, rows) {
 function showOldest(page, rows) {
   const cases = page.may("explain_task") ? listCases(page, rows) : [];
   if (!cases.length) return null;
-  return section("Why the oldest waits", {}, h("ol", {class: "cases"}, cases.map(({key, row, type, status, held, more}) => {
+  return section("Why the oldest are still owed", {}, h("ol", {class: "cases"}, cases.map(({key, row, type, status, held, more}) => {
     const {value, problem} = why(page, row.task_id);
     return h("li", {key}, h("p", {class: "case-head"}, badge(held ? "on hold" : status, held ? "held" : status),
       h("strong", null, taskLink(row.task_id, say(nameTask(page, row)))),
@@ -336,12 +347,17 @@ function showOwed(page, rows, {to, type}) {
   const read = () => pages.more()?.then(() => page.redraw(), (problem) => note(problem.message, "bad"));
   const lone = !page.may("list_obligations") && !me();
   const empty = lone ? "This credential is nobody's own. Say in whose name you look: the button on the top right."
-    : to || type ? "Nothing is owed that fits this filter." : "Nothing is owed to anybody. Whoever creates a task is owed its outcome.";
+    : to || type ? ["Nothing is owed that fits this filter. ", suggestType(page, type)] : "Nothing is owed to anybody. Whoever creates a task is owed its outcome.";
   return h("div", {key: "owed"}, h("h2", {class: "list-title"}, "Owed, the oldest first"), table(page, {name: "owed", columns: [...columnsOf(page),
     {name: "deeds", title: "", show: (row) => h("span", {class: "actions row-actions"}, deeds(page, row))}],
   rows, key: (row) => row.receipt_id, open: (row) => row.task_id ? link(["task", row.task_id]) : link(["schedules", row.schedule_id]), more: read, empty}),
   !pages.done && h("p", {class: "list-end quiet"}, type ? `Of the ${pages.rows.length} oldest that are owed. ` : `${rows.length} read so far. `,
     h("button", {onclick: read}, "Read more")));
+}
+
+function suggestType(page, type) {
+  const known = type && page.local.types?.map(([name]) => name).find((name) => name !== type && (name.startsWith(type) || name.endsWith(type)));
+  return known && ["Did you mean ", h("a", {href: link(["inbox"], {q: withWord(page.params.q, "type", known)})}, say(`type:${known}`)), "?"];
 }
 
 function explain(page, row) {
@@ -381,7 +397,7 @@ function fail(problem) {
 }
 
 function cancel(page, id, name) {
-  return askForm(`Cancel: ${name}`, {says: "It ends as canceled, for ever, and is no longer owed. What its worker still does is refused.", button: "Cancel it",
+  return askForm(`Cancel: ${name}`, {says: "It ends as canceled, which cannot be undone, and is no longer owed. What its worker still does is refused.", button: "Cancel it",
     danger: true, fields: [{name: "reason", label: "Why", hint: "Its owner is told"}],
     run: ({reason}) => act(page, "cancel_task", {task_id: id, reason: reason.trim() || undefined})});
 }

@@ -4,7 +4,7 @@
 import {session} from "../api.js";
 import {note} from "../dialogs.js";
 import {h} from "../dom.js";
-import {withWord} from "../filter.js";
+import {isType, withWord} from "../filter.js";
 import {badge, say, section, taskLink, tile, who} from "../parts.js";
 import {link} from "../route.js";
 import {when} from "../time.js";
@@ -14,7 +14,7 @@ const PAGES_AT_ONCE = 5;
 const FEW = 5;
 const LOOKED_UP = 30;
 const ACKNOWLEDGED = "receipt.acknowledged";
-const KINDS = ["nobody can", "paused", "on hold", "anomaly", "escalation", "lost lease"];       // the gravest first
+const KINDS = ["anomaly", "on hold", "escalation", "nobody can", "paused", "lost lease"];       // the gravest first
 const RECEIPTS = {"system.anomaly": "anomaly", "task.escalated": "escalation", "lease.expired": "lost lease"};
 const TONES = {anomaly: "danger", escalation: "danger", "lost lease": "late"};
 const ANOMALIES = {
@@ -23,6 +23,7 @@ const ANOMALIES = {
   lease_expired_often: ({expiries}) => `Its lease was lost ${times(expiries)}.`,
   lease_renewed_often: ({renewals}) => `Its lease was renewed ${times(renewals)}.`,
   attempts_spent_but_queued: () => "Its attempts are spent, and still it waits.",
+  schedule_late: ({schedule_id: schedule}) => `Schedule ${schedule ?? ""} is late: its scheduler is silent.`,
   task_held: ({expiries, held, workers}) => held === "lease_expiries" ? `It was put on hold: its lease was lost ${times(expiries)}, by ${(workers ?? []).join(", ")}.`
     : `It was put on hold: ${held}.`,
 };
@@ -90,8 +91,8 @@ function add(byTask, key, {kind, at, to, task, receipt, says}) {
 }
 
 function showIdle({queue_id: key, type, capabilities, claimable}) {
-  const needs = capabilities.length ? `, which requires ${capabilities.join(", ")}` : "";
-  return {key, kinds: ["nobody can"], type, at: "", says: `${claimable} ${claimable === 1 ? "waits" : "wait"}, and nobody who can take ${type}${needs} has asked lately.`,
+  const needs = capabilities.length ? ` and offers ${capabilities.join(" and ")}` : "";
+  return {key, kinds: ["nobody can"], type, at: "", says: `${claimable} ${claimable === 1 ? "waits" : "wait"}: no worker that takes ${type}${needs} has asked for work lately.`,
     href: link(["tasks"], {q: withWord("status:queued", "type", type)})};
 }
 
@@ -116,7 +117,7 @@ function tell({receipt_type: type, body, to}) {
 
 function fits({to, type, task_id: id}, values, about, page) {
   if (values.to && !to?.some((one) => one.id === values.to.id && one.kind === values.to.kind)) return false;
-  return !values.type || (type ?? (id && about(page, id).type)) === values.type;
+  return !values.type || isType(type ?? (id && about(page, id).type), values.type);
 }
 
 // A task that was canceled, or is done and owed no more, needs nobody's look.
@@ -133,7 +134,7 @@ export function look(page, context) {
   const shown = page.local.lookAll ? entries : entries.slice(0, FEW);
   return section("Needs a look", {}, problem && h("p", {class: "problem"}, problem.message),
     entries.length ? h("ol", {class: "cases"}, shown.map((one) => showEntry(page, one, context)))
-      : h("p", {class: "empty"}, "Nothing: no anomaly, no hold, no escalation and no lost lease in 24 hours."),
+      : h("p", {class: "empty"}, "Nothing: no anomaly, no hold, no escalation, and no lost lease in 24 hours."),
     entries.length > FEW && h("button", {onclick: () => {
       page.local.lookAll = !page.local.lookAll;
       page.redraw();
@@ -155,7 +156,7 @@ function showEntry(page, one, {about, act, deeds}) {
       h("span", {class: "quiet"}, one.to?.map((to) => [who(to), " "]), one.at && when(one.at, page.now()))),
     h("p", null, say(one.says)),
     h("div", {class: "actions"}, one.task_id && deeds(page, one.task_id, name),
-      one.receipts?.length > 0 && page.may("ack_receipt") && h("button", {class: "small", "aria-label": `Acknowledge: ${name}`,
+      one.receipts?.length > 0 && page.may("ack_receipt") && h("button", {class: "small", "aria-label": `Seen: ${name}`,
         title: "Acknowledge its receipts; it changes nothing else", onclick: () => acknowledge(page, one, act)}, "Seen")));
 }
 

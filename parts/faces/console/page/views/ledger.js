@@ -28,7 +28,7 @@ const sealColumns = [
   {name: "count", title: "Receipts", number: true, show: (seal) => seal.late ? [seal.count, " ", badge("late", "warning")] : seal.count},
   {name: "sealed_at", title: "Sealed", show: (seal, page) => when(seal.sealed_at, page.now())},
   {name: "last_receipt_id", title: "Last receipt", wide: true, show: (seal) => shortId(seal.last_receipt_id)},
-  {name: "hash", title: "Hash", grow: true, wide: true, show: (seal) => h("span", {class: "code", title: seal.hash}, `${seal.hash.slice(0, 24)}…`)},
+  {name: "hash", title: "Hash", grow: true, show: (seal) => h("span", {class: "code", title: seal.hash}, `${seal.hash.slice(0, 24)}…`)},
   {name: "digest", title: "Digest", hidden: true, show: () => null},
 ];
 

@@ -2,7 +2,7 @@
 
 import {callAll, session} from "../api.js";
 import {h} from "../dom.js";
-import {readFilter, writeWord} from "../filter.js";
+import {isType, readFilter, writeWord} from "../filter.js";
 import {addSample, groupLanes, splitWorkers, stopsQueue, toneOf} from "../fit.js";
 import {badge, chart, say, searchField, section, sparkline, tile} from "../parts.js";
 import {askPause, pauseButtons, showPauses} from "../pausing.js";
@@ -120,7 +120,7 @@ function showQueues({rows, more, pauses}, page) {
     h("div", {class: "head"}, h("h1", null, "Queues"),
       h("div", {class: "actions"}, page.may("pause_work") && h("button", {onclick: () => askPause(page)}, "Pause …"),
         exportMenu("queues", [{name: "queue_id"}, {name: "capabilities"}, ...columns.filter((one) => one.name !== "chart")], queues), copyMenu("list_queues", {limit: 200}))),
-    searchField(page, {hint: "type:ocr needs:gpu is:stuck", problems}),
+    searchField(page, {hint: "type:ocr* needs:gpu is:stuck", problems}),
     warnOfStuck(queues.filter((queue) => isStuck(queue, pauses))),
     h("div", {class: "tiles"}, tile(sum("claimable"), "waiting", {href: link(["tasks"], {q: "status:queued"})}),
       tile(sum("leased"), "leased", {href: link(["tasks"], {q: "status:leased"})}), tile(sum("delayed"), "delayed"),
@@ -134,7 +134,7 @@ function showQueues({rows, more, pauses}, page) {
 }
 
 function fits(queue, {type, needs, name, is}, pauses) {
-  return (!type || queue.type === type) && (!needs || queue.capabilities.includes(needs))
+  return (!type || isType(queue.type, type)) && (!needs || queue.capabilities.includes(needs))
     && (!name || queue.type.toLowerCase().includes(name)) && (!is || STANDINGS[is](queue, pauses));
 }
 

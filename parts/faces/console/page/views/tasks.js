@@ -42,10 +42,7 @@ export function wordsAt(now) {
       const said = readMoment(text);
       return {[said.after ? "created_after" : "created_before"]: said.moment};
     },
-    "": (text) => {
-      if (!/^[0-9a-f-]{4,36}$/i.test(text)) throw new Error(`say summary:${text} for how a summary begins, or ${WORDS} with a value`);
-      return {id_prefix: text.toLowerCase()};
-    },
+    "": (text) => /^[0-9a-f-]{4,36}$/i.test(text) ? {id_prefix: text.toLowerCase()} : {summary_prefix: text},
   };
 }
 
@@ -85,11 +82,11 @@ const columns = [
   {name: "type", title: "Type", wide: true, show: (task) => say(task.type)},
   {name: "status", title: "Status", value: (task) => task.status, show: (task) => [badge(task.status), task.held && [" ", badge("on hold", "held")]]},
   {name: "created_by", title: "Owner", value: (task) => `${task.created_by.kind}:${task.created_by.id}`, show: (task) => who(task.created_by)},
-  {name: "leased_to", title: "Worker", wide: true, value: (task) => task.leased_to?.id, show: (task) => task.leased_to ? who(task.leased_to) : "–"},
-  {name: "attempt", title: "Attempts", number: true, wide: true, show: (task) => `${task.attempt} of ${task.max_attempts}`},
+  {name: "leased_to", title: "Leased to", wide: true, value: (task) => task.leased_to?.id, show: (task) => task.leased_to ? who(task.leased_to) : "–"},
+  {name: "fence", title: "Attempts", number: true, wide: true, show: (task) => task.fence},
   {name: "priority", title: "Priority", number: true, widest: true, show: (task) => task.priority},
 ];
-const more = [{name: "task_id", title: "Id"}, {name: "created_at", title: "Created"}, {name: "next_eligible_at"}, {name: "lease_expires_at"},
+const more = [{name: "attempt"}, {name: "max_attempts"}, {name: "task_id", title: "Id"}, {name: "created_at", title: "Created"}, {name: "next_eligible_at"}, {name: "lease_expires_at"},
   {name: "held"}, {name: "obligation_open"}];
 
 /** Show the tasks. */
@@ -103,11 +100,11 @@ export function show({values, problems, queues, pauses, pages, types}, page) {
     queues && showCounts(queues, values),
     h("div", {class: "stack", key: "filter"}, searchField(page, {problems,
       says: `${WORDS} summary:, or an id`,
-      hint: "type:ocr status:queued owner:ada age:>1h held:yes id:01ab summary:\"…\" created:>2026-11-01"}),
+      hint: "type:ocr* status:queued owner:ada age:>1h held:yes id:01ab summary:\"…\" created:>2026-11-01"}),
     showChips(page, q, values), !values.type_prefix && typeChips(page, q, values.type, types)),
     showUnended(page),
     problems.length ? h("p", {class: "empty", key: "rows"}, "Mend the filter to see tasks.") : [
-      values.type && stopType(page, values.type, pauses), showPicked(page, rows), showRows(page, pages, q)]];
+      (pages.rows.length > 0 || pauses.some((one) => one.type === values.type)) && values.type && stopType(page, values.type, pauses, fitsBulk(values) ? values : undefined), showPicked(page, rows), showRows(page, pages, q)]];
 }
 
 function showCounts({queues, next_cursor: next}, {type}) {
@@ -128,10 +125,24 @@ function showChips(page, q, {status, held}) {
     ["on hold", withWord(plain, "held", "yes"), held === true]]);
 }
 
+function fitsBulk(values) {
+  return !Object.keys(NOT_IN_BULK).some((name) => name in values);
+}
+
 function allMenu(page, values) {
   const unfit = Object.keys(NOT_IN_BULK).filter((name) => name in values).map((name) => NOT_IN_BULK[name]);
   return menu("Do to all", unfit.length ? [h("p", {class: "quiet"}, `${unfit.join(" and ")} cannot choose what something is done to: `
     + "leave it out, or use type:, status:, owner:, age:, created:, id: or held:")] : bulkItems(page, values));
+}
+
+// A word without a name looks for how a summary begins, and a type is its whole name: what else could be meant.
+function suggest(page, q) {
+  const word = q.trim();
+  const name = /^(?:(?:type|summary):)?([^\s:"*]+)$/.exec(word)?.[1];
+  if (!name) return /^id:|^[0-9a-f-]{4,36}$/i.test(word) ? "An id is looked for by how it begins; lists show its end. " : null;
+  const known = (page.local.types ?? []).map(([type]) => type).find((type) => type.startsWith(name) || type.endsWith(name));
+  const offers = [known && withWord("", "type", known), `type:${name}*`, `summary:${name}`, `owner:${name}`];
+  return ["Did you mean ", offers.filter((one) => one && one !== word).map((one) => [h("a", {key: one, href: link(["tasks"], {q: one})}, say(one)), " · "])];
 }
 
 function showRows(page, pages, q) {
@@ -145,13 +156,13 @@ function showRows(page, pages, q) {
     {name: "actions", title: "", show: (task) => h("span", {class: "actions row-actions"}, rowActions(page, task))}],
   rows: pages.rows, key: (task) => task.task_id, open: (task) => link(["task", task.task_id]), more: read,
   selected: page.may("cancel_task") ? page.local.picked : undefined,
-  empty: q ? ["No task fits this filter. ", h("a", {href: link(["tasks"])}, "Show all tasks")] : "There are no tasks yet. create_task makes one."}),
+  empty: q ? ["No task fits this filter. ", suggest(page, q), h("a", {href: link(["tasks"])}, "Show all tasks")] : "There are no tasks yet. create_task makes one."}),
   h("p", {class: "quiet list-end", "aria-live": "polite"}, pages.done ? `${pages.rows.length} ${pages.rows.length === 1 ? "task" : "tasks"}`
     : [`${pages.rows.length} read so far. `, h("button", {onclick: read}, "Read more")]));
 }
 
 const DEEDS = {
-  cancel_task: {title: "Cancel", fits: (task) => LIVE.includes(task.status), danger: true, says: "It ends as canceled, for ever. What its worker still does is refused."},
+  cancel_task: {title: "Cancel", fits: (task) => LIVE.includes(task.status), danger: true, says: "It ends as canceled, which cannot be undone. What its worker still does is refused."},
   release_hold: {title: "Release", fits: (task) => task.held, says: "It is offered to workers again."},
   rerun_task: {title: "Run again", fits: (task) => ENDED.includes(task.status), says: "It is run again as a new task."},
 };
