@@ -370,7 +370,7 @@ class Memory:
             case DeliveryFilter():
                 return tenant.find_deliveries(query)
             case Rows():
-                return islice(after(tenant.rows(query.table), query.after), 1000)
+                return islice(after(tenant.rows(query.table), query.after), query.limit)
         raise TypeError(f"no page of {query}")
 
     def _counts(self, tenant: Tenant, of: LeaseCount, lease: Lease) -> bool:

@@ -167,7 +167,7 @@ class Pages(ABC):
             case DeliveryFilter():
                 return await self.find_deliveries(tenant_id, query)
             case Rows():
-                return await self.find_rows(tenant_id, query.table, query.after)
+                return await self.find_rows(tenant_id, query.table, query.after, query.limit)
         raise TypeError(f"no page of {query}")
 
     async def find_tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
@@ -276,5 +276,5 @@ class Pages(ABC):
         """Return a page of what became of the events of an endpoint."""
 
     @abstractmethod
-    async def find_rows(self, tenant_id: str, table: type[Struct], after: str) -> list[Any]:
-        """Return the next 1,000 rows of a table."""
+    async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:
+        """Return the next rows of a table."""

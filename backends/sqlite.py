@@ -76,6 +76,7 @@ from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.model.stored import (
     APPEND_ONLY,
     RECORDS,
+    TABLES,
     Archived,
     Audit,
     Depth,
@@ -400,8 +401,6 @@ COUNT_OVERDUE = f"""
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
     WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
-EXPORTS: dict[type[Struct], str] = {Task: "tasks", Lease: "leases", Progress: "progress",
-                                    Event: "events", Obligation: "obligations", Audit: "audit", **RECORDS}
 
 
 def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None]:
@@ -982,15 +981,15 @@ class Sqlite(Pages):
         due: float | None = (await self._rows(DUE, tenant_id, self.now()))[0][0]
         return due
 
-    async def find_rows(self, tenant_id: str, table: type[Struct], after: str) -> list[Any]:
-        """Return the next 1,000 rows of a table, in the order of its primary key."""
+    async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:
+        """Return the next rows of a table, in the order of its primary key."""
         if table is Receipt:
-            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
+            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, limit))
         if not (order := export_order(table)):
             return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
         names, marks = ", ".join(order), ", ".join("?" * len(order))
-        sql = (f"SELECT {listed(table)} FROM {EXPORTS[table]} WHERE tenant_id = ? AND ({names}) > ({marks}) "
-               f"ORDER BY {names} LIMIT 1000")
+        sql = (f"SELECT {listed(table)} FROM {TABLES[table]} WHERE tenant_id = ? AND ({names}) > ({marks}) "
+               f"ORDER BY {names} LIMIT {limit:d}")
         behind = after.split("\0") if after else [""] * len(order)
         return [table(*row) for row in await self._rows(sql, tenant_id, *behind)]
 
@@ -1024,7 +1023,7 @@ class Sqlite(Pages):
 
     async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
         """Return how many rows some tables have, over all tenants."""
-        names = ["receipts" if table is Receipt else EXPORTS[table] for table in tables]
+        names = ["receipts" if table is Receipt else TABLES[table] for table in tables]
         return sum([(await self._rows(f"SELECT count(*) FROM {name}"))[0][0] for name in names])
 
 

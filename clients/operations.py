@@ -260,6 +260,22 @@ class Welcome(Struct, kw_only=True):
     warnings: list[str] = []
 
 
+class ExportPage(Struct, kw_only=True):
+    """One page of an export: some rows of one kind."""
+
+    tenant: str
+    principal: Principal | None = None
+    kind: str
+    purpose: str
+    begun_at: datetime
+    read_at: datetime
+    looked_at: int
+    rows: list[Any]
+    left_out: list[str]
+    kinds: list[str]
+    next_cursor: str | None = None
+
+
 class HistoryEvent(Struct, kw_only=True):
     """One event in the history of a task, with its receipt if it has one."""
 
@@ -390,7 +406,9 @@ CALLS = {
     "end_session": CallSpec("end_session", "POST", "/v1/sessions/end", True, "", ()),
     "examine_gate": CallSpec("examine_gate", "GET", "/v1/examination", True, "", ()),
     "explain_task": CallSpec("explain_task", "GET", "/v1/tasks/{task_id}/explain", True, "principal", ()),
+    "export_principal": CallSpec("export_principal", "GET", "/v1/export/principal", True, "", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
+    "export_tenant": CallSpec("export_tenant", "GET", "/v1/export/tenant", True, "", ()),
     "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
     "get_budgets": CallSpec("get_budgets", "GET", "/v1/budgets", True, "", ()),
     "get_bulk": CallSpec("get_bulk", "GET", "/v1/bulks/{bulk_id}", True, "", ()),
@@ -696,6 +714,21 @@ class AsyncOperations:
         """
         return await self.ask("explain_task", Explanation, locals())
 
+    async def export_principal(
+        self, *, tenant: str | None = None, limit: int | None = None, cursor: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+    ) -> ExportPage:
+        """Export everything about a principal, page by page; without principal_id, about the caller itself.
+
+        That is what names it, the tasks that it owns or was the last to work on, and what belongs to these.  An admin
+        may
+        name any principal of its tenant; others export themselves, and need the scope admin:read for it.  `asyncgate
+        export
+        principal FILE` writes all pages into one archive.  The beginning is audited; a cursor is valid for seven days.
+        Spec 21.12.1.
+        """
+        return await self.ask("export_principal", ExportPage, locals())
+
     async def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
     ) -> Exported:
@@ -704,6 +737,18 @@ class AsyncOperations:
         `asyncgate receipts export FILE` writes all of them into a file, with their seals.  Spec 20.9.
         """
         return await self.ask("export_receipts", Exported, locals())
+
+    async def export_tenant(
+        self, *, tenant: str | None = None, limit: int | None = None, cursor: str | None = None,
+        tenant_id: str | None = None,
+    ) -> ExportPage:
+        """Export everything about a tenant, page by page, without secrets and their hashes.
+
+        `asyncgate export tenant FILE` writes all pages into one archive.  The beginning is audited; a cursor is valid
+        for
+        seven days.  Each page says when it was read.  Spec 21.12.1.
+        """
+        return await self.ask("export_tenant", ExportPage, locals())
 
     async def fail(
         self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,
@@ -1656,6 +1701,21 @@ class SyncOperations:
         """
         return self.ask("explain_task", Explanation, locals())
 
+    def export_principal(
+        self, *, tenant: str | None = None, limit: int | None = None, cursor: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+    ) -> ExportPage:
+        """Export everything about a principal, page by page; without principal_id, about the caller itself.
+
+        That is what names it, the tasks that it owns or was the last to work on, and what belongs to these.  An admin
+        may
+        name any principal of its tenant; others export themselves, and need the scope admin:read for it.  `asyncgate
+        export
+        principal FILE` writes all pages into one archive.  The beginning is audited; a cursor is valid for seven days.
+        Spec 21.12.1.
+        """
+        return self.ask("export_principal", ExportPage, locals())
+
     def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
     ) -> Exported:
@@ -1664,6 +1724,18 @@ class SyncOperations:
         `asyncgate receipts export FILE` writes all of them into a file, with their seals.  Spec 20.9.
         """
         return self.ask("export_receipts", Exported, locals())
+
+    def export_tenant(
+        self, *, tenant: str | None = None, limit: int | None = None, cursor: str | None = None,
+        tenant_id: str | None = None,
+    ) -> ExportPage:
+        """Export everything about a tenant, page by page, without secrets and their hashes.
+
+        `asyncgate export tenant FILE` writes all pages into one archive.  The beginning is audited; a cursor is valid
+        for
+        seven days.  Each page says when it was read.  Spec 21.12.1.
+        """
+        return self.ask("export_tenant", ExportPage, locals())
 
     def fail(
         self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,

@@ -60,13 +60,14 @@ SECTIONS = {
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
     "Use a gate": ("login", "logout", "profiles", "login-link", "wait", "tail", "top", "bulk", "usage"),
     "Do the work": ("worker", "scheduler"),
-    "Maintain a gate": ("doctor", "receipts", "archive", "verify", "reconcile", "rebuild", "backup", "restore", "copy",
-                        "conformance", "bench", "bench-server"),
+    "Maintain a gate": ("doctor", "receipts", "archive", "export", "verify", "reconcile", "rebuild", "backup",
+                        "restore", "copy", "conformance", "bench", "bench-server"),
 }
 
 
 # Commands in other modules, imported on demand; some of these modules import this one.
-MODULES = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "commands.receipts",
+MODULES = {"archive": "commands.archive", "export": "commands.export", "keys": "commands.keys",
+           "receipts": "commands.receipts",
            "scheduler": "commands.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
            "restore": "commands.restore",
            "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",

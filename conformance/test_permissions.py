@@ -64,11 +64,13 @@ MATRIX: dict[str, tuple[str, str]] = {
     "change_webhook": ("admin", "admin:write"), "remove_webhook": ("admin", "admin:write"),
     "rotate_webhook_secret": ("admin", "admin:write"), "test_webhook": ("admin", "admin:write"),
     "list_deliveries": ("admin", "admin:read"), "replay_deliveries": ("admin", "admin:write"),
+    "export_tenant": ("admin", "admin:read"), "export_principal": ("agent worker admin", "admin:read"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "issue_key": {"scopes": frozenset()}, "invite_user": {"scopes": frozenset()},
     "make_sign_in_link": {"scopes": frozenset()},
+    "export_tenant": {"tenant": None}, "export_principal": {"tenant": None},
     "list_archived_receipts": {"task_id": "none"}, "revoke_token": {"token_id": "none"},
     "pause_work": {"worker": "none"}, "drain_work": {"worker": "none"}, "resume_work": {"worker": "none"}}
 # Callers with the role and one of the scopes may call it.
@@ -182,7 +184,7 @@ NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credenti
           "pause_work", "drain_work", "resume_work", "list_pauses", "register_client", "list_clients",
           "list_users", "invite_user", "make_sign_in_link", "revoke_token", "create_webhook", "list_webhooks",
           "change_webhook", "remove_webhook", "rotate_webhook_secret", "test_webhook", "list_deliveries",
-          "replay_deliveries"]
+          "replay_deliveries", "export_tenant", "export_principal"]
 
 
 def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:
@@ -202,7 +204,7 @@ async def test_only_an_admin_of_the_default_tenant_looks_after_tenants(gate: Gat
 
 @pytest.mark.parametrize("operation", NAMING)
 async def test_for_every_other_admin_there_is_only_the_own_tenant(gate: Gate, operation: str) -> None:
-    ask = filled(operation)
+    ask = filled(operation) | {"tenant": OTHER}
 
     async with gate.unchanged():
         with refused("tenant_not_found"):

@@ -820,19 +820,19 @@ class Postgres(Pages):
         due: float | None = (await self._read(tenant_id, sql.NEXT_DUE, self.now()))[0][0]
         return due
 
-    async def find_rows(self, tenant_id: str, table: type[Struct], after: str) -> list[Any]:
-        """Return the next 1,000 rows of a table, in the order of their export keys."""
+    async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:
+        """Return the next rows of a table, in the order of their export keys."""
         keys = export_order(table)
         if table is Receipt:
-            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
+            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, limit))
         if not keys:
             return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
         if table in (Task, Lease):
             leased = " AND s.lease_id IS NOT NULL" * (table is Lease)
-            statement = f"{sql.ROWS} AND t.task_id > $2{leased} ORDER BY t.task_id LIMIT 1000"
+            statement = f"{sql.ROWS} AND t.task_id > $2{leased} ORDER BY t.task_id LIMIT {limit:d}"
             return [row[table is Lease] for row in map(sql.named_row, await self._read(tenant_id, statement, after))]
         position = (*after.split("\0"), *[""] * len(keys))[:len(keys)]
-        return [table(*row) for row in await self._read(tenant_id, sql.export(table, keys), *position)]
+        return [table(*row) for row in await self._read(tenant_id, sql.export(table, keys, limit), *position)]
 
     async def keep_secret(self, secret: bytes) -> None:
         """Replace the key that signs cursors, durably."""

@@ -729,12 +729,12 @@ EXPORTS: dict[type[Struct], tuple[str, dict[str, str]]] = {
 
 
 @cache
-def export(table: type[Struct], keys: tuple[str, ...]) -> str:
-    """Return the statement that reads the next 1,000 rows of a table that stores one Struct per row."""
+def export(table: type[Struct], keys: tuple[str, ...], limit: int) -> str:
+    """Return the statement that reads the next rows of a table that stores one Struct per row."""
     name, columns = EXPORTS[table]
     after = ", ".join(f"${at}" for at, _ in enumerate(keys, 2))
     return (f"SELECT {listed(columns)} FROM asyncgate.{name} "
-            f"WHERE tenant_id = $1 AND ({listed(keys)}) > ({after}) ORDER BY {listed(keys)} LIMIT 1000")
+            f"WHERE tenant_id = $1 AND ({listed(keys)}) > ({after}) ORDER BY {listed(keys)} LIMIT {limit:d}")
 
 
 # What an index of tasks begins with, before the ids.

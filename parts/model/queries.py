@@ -198,13 +198,14 @@ class DeliveryFilter(Query[WebhookDelivery], frozen=True):
 
 
 class Rows(Query[S], Generic[S], frozen=True):
-    """The next 1,000 rows of a table, in the order of its `export_order`, byte by byte.
+    """The next rows of a table, in the order of its `export_order`, byte by byte.
 
     Receipts come with their parents and telemetry.  Of a table whose order is empty a tenant has one row.
     """
 
     table: type[S]
     after: str = ""             # the `export_key` of the last row
+    limit: int = 1000
 
 
 # For those who answer.

@@ -529,6 +529,11 @@ RECORDS: dict[type[Struct], str] = {
     SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads",
     Webhook: "webhooks", WebhookHead: "webhook_heads", WebhookDelivery: "webhook_deliveries"}
 
+# Every table of rows.
+TABLES: dict[type[Struct], str] = {
+    Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Event: "events",
+    Obligation: "obligations", Audit: "audit", **RECORDS}
+
 # Of these a row is never kept a second time.
 APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived, Revocation, UsageEvent})
 

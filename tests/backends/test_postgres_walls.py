@@ -449,6 +449,7 @@ async def keys_of(gate: Gate, mark: str) -> dict[str, str]:
             "clients_cursor": str((await root.list_clients(limit=1)).next_cursor),
             "keys_cursor": str((await root.list_keys(limit=1)).next_cursor),
             "audit_cursor": str((await root.list_audit(limit=1)).next_cursor),
+            "export_cursor": str((await root.export_tenant(limit=1)).next_cursor),
             "seals_cursor": str((await root.list_seals(limit=1)).next_cursor)}
 
 
@@ -827,6 +828,9 @@ HOW: dict[str, list[dict[str, Any]]] = {
                           {"webhook_id": "{webhook_id}", "delivery_ids": ["delivery"]}],
     "list_seals": [{"cursor": "{seals_cursor}"}],
     "export_receipts": [{"after": "{receipt_id}"}],
+    "export_tenant": [{"tenant": "{tenant}"}, {"cursor": "{export_cursor}"}],
+    "export_principal": [{"principal_kind": "worker", "principal_id": "{worker}"},
+                         {"principal_id": "ada", "tenant": "{tenant}"}, {"cursor": "{export_cursor}"}],
     "import_receipts": [{"receipts": [{**OFFERED, "receipt_id": "{receipt_id}"}]},
                         {"receipts": [{**OFFERED, "parents": ["{receipt_id}"], "task_id": "{task_id}"}]}],
     "list_archived_receipts": [{"task_id": "{away_task_id}"}, {"receipt_id": "{away_receipt_id}"},
@@ -864,7 +868,7 @@ def filled(value: Any, names: dict[str, str]) -> Any:
 
 
 VARYING = re.compile(rb'[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f-]{21}|20\d\d-\d\d-\d\dT[0-9:.]+Z|(?<="uptime":)\d+|'
-                     rb'(?:age|oldest_wait)_seconds\\?":[0-9.e-]+|confirmation\\?": ?\\?"[\w-]+')
+                     rb'(?:age|oldest_wait)_seconds\\?":[0-9.e-]+|(?:confirmation|next_cursor)\\?": ?\\?"[\w-]+')
 Tongue = Callable[[str, dict[str, Any]], Awaitable[bytes]]
 
 

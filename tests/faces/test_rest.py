@@ -107,6 +107,8 @@ class Walk:
             return {"task_id": await self.finished(), "agent_id": "ada"}
         if op.name == "attach_artifacts":
             return {"task_id": await self.finished(), "artifacts": [{"uri": "file:///x"}], "agent_id": "ada"}
+        if op.name == "export_principal":
+            return {"principal_id": "ada"}
         if "receipt_id" in op.takes.needed:
             return {"receipt_id": await self.duty()}
         if "parent_receipt_id" in op.takes.needed:
