@@ -178,8 +178,8 @@ DECLARED: dict[type[Struct], Declared] = {
     RevocationHead: Declared("where the revocations end", ALWAYS, plain="number"),
     Webhook: Declared(
         "where a tenant is told of its events", "until an admin removes it",
-        person="principals created_by", content="url description reason",
-        plain="webhook_id types secret_id previous_id previous_until position state created_at updated_at "
+        person="principals created_by", content="url description reason", proof="secret_id previous_id",
+        plain="webhook_id types previous_until position state created_at updated_at "
               "failing_since noticed_at succeeded_at"),
     WebhookHead: Declared("how many such endpoints a tenant has", ALWAYS, plain="number"),
     WebhookDelivery: Declared(
