@@ -35,6 +35,7 @@ from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.queries import (
     ANY_KIND,
     ArchivedFilter,
+    DeliveryFilter,
     EntryFilter,
     EventFilter,
     LeaseCount,
@@ -59,10 +60,10 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.settings import DatabaseSettings, Settings
     from asyncgate.parts.model.stored import Depth, Key, Lag, Receipt
 
-__all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "EntryFilter", "EventFilter",
-           "FileBackend", "LastingBackend", "LeaseCount", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf",
-           "Query", "QueueFilter", "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter",
-           "TransactingBackend",
+__all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "DeliveryFilter", "EntryFilter",
+           "EventFilter", "FileBackend", "LastingBackend", "LeaseCount", "LeaseFilter", "ObligationFilter",
+           "OutboxFilter", "OutboxOf", "Query", "QueueFilter", "ReceiptFilter", "Row", "Rows", "ScheduleFilter",
+           "SharedBackend", "TaskFilter", "TransactingBackend",
            "is_lasting", "is_shared", "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
 
 R = TypeVar("R", bound=Struct)
@@ -115,6 +116,9 @@ class Backend(Protocol):
 
     async def unsent(self) -> list[str]:
         """Return the tenants whose outbox has receipts, waiting or parked."""
+
+    async def webhook_tenants(self) -> list[str]:
+        """Return the tenants that have endpoints for webhooks."""
 
     async def lag(self, tenant_id: str) -> Lag:
         """Return how many receipts wait for the ledger, how many are parked, and when the oldest waiting one came."""

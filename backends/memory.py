@@ -30,6 +30,7 @@ from asyncgate.parts.model.queries import (
     QUEUE_KEPT_SECONDS,
     AheadOf,
     ArchivedFilter,
+    DeliveryFilter,
     EntryFilter,
     EventFilter,
     HoldingsOf,
@@ -78,6 +79,7 @@ from asyncgate.parts.model.stored import (
     export_key,
     key_of,
 )
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Principal
 
@@ -177,6 +179,15 @@ class Tenant:
                  and of.task_id in (None, row.task_id) and of.receipt_type in (None, row.receipt_type)
                  and of.instance in (None, row.asyncgate_instance))
         return islice(found, of.limit)
+
+    def find_deliveries(self, of: DeliveryFilter) -> Iterator[WebhookDelivery]:
+        """Yield what became of the events of an endpoint."""
+        rows = {id: row for (owner, id), row in self.records[WebhookDelivery].items()
+                if owner == of.webhook_id and of.state in (None, row.state)}
+        if of.newest:
+            ids = (id for id in sorted(rows, reverse=True) if of.after is None or id < of.after)
+            return islice((rows[id] for id in ids), of.limit)
+        return islice(after(rows, of.after), of.limit)
 
     def rows(self, table: type[Struct]) -> dict[str, Any]:
         """Return all rows of a table by their export keys."""
@@ -356,6 +367,8 @@ class Memory:
             case ArchivedFilter():
                 pointers = {id: one for (id,), one in tenant.records[Archived].items() if one.task_id == query.task_id}
                 return after(pointers, None)
+            case DeliveryFilter():
+                return tenant.find_deliveries(query)
             case Rows():
                 return islice(after(tenant.rows(query.table), query.after), query.limit)
         raise TypeError(f"no page of {query}")
@@ -382,6 +395,10 @@ class Memory:
     async def unsent(self) -> list[str]:
         """Return the tenants whose outbox has receipts."""
         return [tenant_id for tenant_id, tenant in self.all.items() if tenant.records[Outgoing]]
+
+    async def webhook_tenants(self) -> list[str]:
+        """Return the tenants that have endpoints for webhooks."""
+        return [tenant_id for tenant_id, tenant in self.all.items() if tenant.records[Webhook]]
 
     async def lag(self, tenant_id: str) -> Lag:
         """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""

@@ -53,6 +53,7 @@ from asyncgate.parts.model.queries import (
     QUEUE_KEPT_SECONDS,
     AheadOf,
     ArchivedFilter,
+    DeliveryFilter,
     EntryFilter,
     EventFilter,
     HoldingsOf,
@@ -98,6 +99,7 @@ from asyncgate.parts.model.stored import (
     Usage,
     export_order,
 )
+from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind, LeaseNext
 from asyncgate.parts.process.outages import OFTEN
@@ -342,6 +344,7 @@ UNSENT = """
 WAITING = f"""
     SELECT {listed(Outgoing)} FROM outbox
     WHERE tenant_id = ? AND state = 'waiting' AND receipt_id > ? ORDER BY receipt_id LIMIT ?"""
+WEBHOOK_DELIVERIES = f"SELECT {listed(WebhookDelivery)} FROM webhook_deliveries WHERE tenant_id = ?"
 OUTGOING = f"""
     SELECT {listed(Outgoing)} FROM outbox WHERE tenant_id = ? AND receipt_id IN (SELECT value FROM json_each(?))"""
 LAG = """
@@ -886,6 +889,20 @@ class Sqlite(Pages):
     async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
         """Return the outbox rows of some receipts."""
         return [Outgoing(*row) for row in await self._rows(OUTGOING, tenant_id, json.dumps(of.receipt_ids))]
+
+    async def find_deliveries(self, tenant_id: str, of: DeliveryFilter) -> list[WebhookDelivery]:
+        """Return a page of what became of the events of an endpoint."""
+        sql, given = f"{WEBHOOK_DELIVERIES} AND webhook_id = ?", [tenant_id, of.webhook_id]
+        for condition, value in (("state = ?", of.state), (f"delivery_id {'<' if of.newest else '>'} ?", of.after)):
+            if value is not None:
+                given.append(value)
+                sql += f" AND {condition}"
+        rows = await self._rows(f"{sql} ORDER BY delivery_id{' DESC' * of.newest} LIMIT {of.limit:d}", *given)
+        return [WebhookDelivery(*row) for row in rows]
+
+    async def webhook_tenants(self) -> list[str]:
+        """Return the tenants that have endpoints for webhooks."""
+        return [row[0] for row in await self._rows("SELECT tenant_id FROM webhook_heads WHERE number > 0")]
 
     async def lag(self, tenant_id: str) -> Lag:
         """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""

@@ -92,6 +92,15 @@ from asyncgate.parts.model.wire_usage import (
     Quantity,
     UsageReport,
 )
+from asyncgate.parts.model.wire_webhooks import (
+    CreatedWebhook,
+    Deliveries,
+    DeliveryState,
+    Replayed,
+    TestedWebhook,
+    WebhookRecord,
+    Webhooks,
+)
 from asyncgate.parts.model.wire_workers import (
     Explanation,
     Workers,
@@ -383,12 +392,14 @@ CALLS = {
     "cancel_task": CallSpec("cancel_task", "POST", "/v1/tasks/{task_id}/cancel", True, "principal", ()),
     "change_client": CallSpec("change_client", "POST", "/v1/clients/{client_id}", False, "", ()),
     "change_user": CallSpec("change_user", "POST", "/v1/users/{user_id}", False, "", ()),
+    "change_webhook": CallSpec("change_webhook", "POST", "/v1/webhooks/{webhook_id}", True, "", ()),
     "check_terminator": CallSpec("check_terminator", "POST", "/v1/receipts/check-terminator", True, "", ()),
     "complete": CallSpec("complete", "POST", "/v1/tasks/{task_id}/complete", True, "worker", ()),
     "complete_tasks": CallSpec("complete_tasks", "POST", "/v1/tasks/complete-batch", True, "worker", ()),
     "create_task": CallSpec("create_task", "POST", "/v1/tasks", True, "principal", ("idempotency_key",)),
     "create_tasks": CallSpec("create_tasks", "POST", "/v1/tasks/batch", True, "principal", ()),
     "create_tenant": CallSpec("create_tenant", "POST", "/v1/tenants", False, "", ()),
+    "create_webhook": CallSpec("create_webhook", "POST", "/v1/webhooks", False, "", ()),
     "drain_gate": CallSpec("drain_gate", "POST", "/v1/gate/drain", True, "", ()),
     "drain_work": CallSpec("drain_work", "POST", "/v1/pauses/drain", True, "", ()),
     "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
@@ -417,6 +428,8 @@ CALLS = {
     "list_audit": CallSpec("list_audit", "GET", "/v1/audit", True, "principal", ()),
     "list_clients": CallSpec("list_clients", "GET", "/v1/clients", True, "principal", ()),
     "list_consents": CallSpec("list_consents", "GET", "/v1/consents", True, "principal", ()),
+    "list_deliveries": CallSpec(
+        "list_deliveries", "GET", "/v1/webhooks/{webhook_id}/deliveries", True, "principal", ()),
     "list_keys": CallSpec("list_keys", "GET", "/v1/keys", True, "principal", ()),
     "list_leases": CallSpec("list_leases", "GET", "/v1/leases", True, "worker", ()),
     "list_obligations": CallSpec("list_obligations", "GET", "/v1/obligations", True, "principal", ()),
@@ -431,6 +444,7 @@ CALLS = {
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
     "list_users": CallSpec("list_users", "GET", "/v1/users", True, "principal", ()),
+    "list_webhooks": CallSpec("list_webhooks", "GET", "/v1/webhooks", True, "", ()),
     "list_workers": CallSpec("list_workers", "GET", "/v1/workers", True, "principal", ()),
     "make_sign_in_link": CallSpec("make_sign_in_link", "POST", "/v1/sign-in-links", False, "", ()),
     "pause_work": CallSpec("pause_work", "POST", "/v1/pauses", True, "", ()),
@@ -441,7 +455,9 @@ CALLS = {
     "release_lease": CallSpec("release_lease", "POST", "/v1/leases/release", True, "worker", ()),
     "remove_client": CallSpec("remove_client", "POST", "/v1/clients/{client_id}/remove", False, "", ()),
     "remove_user": CallSpec("remove_user", "POST", "/v1/users/{user_id}/remove", False, "", ()),
+    "remove_webhook": CallSpec("remove_webhook", "POST", "/v1/webhooks/{webhook_id}/remove", False, "", ()),
     "renew_lease": CallSpec("renew_lease", "POST", "/v1/leases/renew", True, "worker", ()),
+    "replay_deliveries": CallSpec("replay_deliveries", "POST", "/v1/webhooks/{webhook_id}/replay", False, "", ()),
     "report_progress": CallSpec("report_progress", "POST", "/v1/tasks/{task_id}/progress", False, "worker", ()),
     "report_schedule": CallSpec("report_schedule", "POST", "/v1/schedules/report", True, "worker", ()),
     "rerun_task": CallSpec("rerun_task", "POST", "/v1/tasks/{task_id}/rerun", True, "principal", ("idempotency_key",)),
@@ -452,6 +468,8 @@ CALLS = {
     "revoke_token": CallSpec("revoke_token", "POST", "/v1/access-tokens/revoke", True, "", ()),
     "rotate_credentials": CallSpec("rotate_credentials", "POST", "/v1/credentials/rotate", False, "", ()),
     "rotate_key": CallSpec("rotate_key", "POST", "/v1/keys/{key_id}/rotate", False, "", ()),
+    "rotate_webhook_secret": CallSpec(
+        "rotate_webhook_secret", "POST", "/v1/webhooks/{webhook_id}/rotate", False, "", ()),
     "run_archive": CallSpec("run_archive", "POST", "/v1/archive/run", False, "", ()),
     "run_bulk": CallSpec("run_bulk", "POST", "/v1/bulks", True, "", ()),
     "run_task": CallSpec("run_task", "POST", "/v1/tasks/run", True, "principal", ("idempotency_key",)),
@@ -461,6 +479,7 @@ CALLS = {
     "sign_out_everywhere": CallSpec("sign_out_everywhere", "POST", "/v1/sign-out", True, "", ()),
     "start_task": CallSpec("start_task", "POST", "/v1/tasks/{task_id}/running", True, "worker", ()),
     "suspend_tenant": CallSpec("suspend_tenant", "POST", "/v1/tenants/{tenant}/suspend", False, "", ()),
+    "test_webhook": CallSpec("test_webhook", "POST", "/v1/webhooks/{webhook_id}/test", False, "", ()),
     "whoami": CallSpec("whoami", "GET", "/v1/whoami", True, "", ()),
     "withdraw_consent": CallSpec("withdraw_consent", "POST", "/v1/consents/withdraw", True, "", ()),
 }
@@ -542,6 +561,19 @@ class AsyncOperations:
         """
         return await self.ask("change_user", UserRecord, locals())
 
+    async def change_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, endpoint: str | None = None, types: Names | None = None,
+        principals: Names | None = None, description: str | None = None, active: bool | None = None,
+        skip_missed: bool | None = None, tenant_id: str | None = None,
+    ) -> WebhookRecord:
+        """Change an endpoint; what is absent stays as it is.
+
+        While it is not active nothing is delivered, and nothing is lost: with active: true it goes on where it stopped,
+        or
+        with skip_missed at what happens from now on.
+        """
+        return await self.ask("change_webhook", WebhookRecord, locals())
+
     async def check_terminator(
         self, parent_receipt_id: str, *, tenant_id: str | None = None,
     ) -> Terminator:
@@ -605,6 +637,17 @@ class AsyncOperations:
         For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
         """
         return await self.ask("create_tenant", TenantRecord, locals())
+
+    async def create_webhook(
+        self, endpoint: str, *, tenant: str | None = None, types: Names | None = None, principals: Names | None = None,
+        description: str | None = None, tenant_id: str | None = None,
+    ) -> CreatedWebhook:
+        """Add an endpoint to which events of the tenant are posted from now on; only this answer shows its secret.
+
+        Each request is signed as Standard Webhooks say, and its webhook-id is the id of the receipt, the same at each
+        attempt.  A success is any 2xx.  Refused above webhooks.max_per_tenant.
+        """
+        return await self.ask("create_webhook", CreatedWebhook, locals())
 
     async def drain_gate(
         self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
@@ -898,6 +941,19 @@ class AsyncOperations:
         """List what you let programs do; an admin sees all of its tenant."""
         return await self.ask("list_consents", Consents, locals())
 
+    async def list_deliveries(
+        self, webhook_id: str, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        state: DeliveryState | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Deliveries:
+        """List what became of the events of an endpoint, the newest event first: attempts, answers, the next attempt.
+
+        A delivery is listed for webhooks.log_days after its last attempt.
+        """
+        return await self.ask("list_deliveries", Deliveries, locals())
+
     async def list_keys(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
@@ -1046,6 +1102,12 @@ class AsyncOperations:
         """List the people who may sign in or are invited, also disabled ones."""
         return await self.ask("list_users", Users, locals())
 
+    async def list_webhooks(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> Webhooks:
+        """List the endpoints of the tenant, without their secrets: what they are told, whether they fail, and why."""
+        return await self.ask("list_webhooks", Webhooks, locals())
+
     async def list_workers(
         self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
@@ -1153,6 +1215,12 @@ class AsyncOperations:
         """
         return await self.ask("remove_user", Ok, locals())
 
+    async def remove_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """Remove an endpoint, its secrets and the list of its deliveries; a request on its way may still arrive."""
+        return await self.ask("remove_webhook", Ok, locals())
+
     async def renew_lease(
         self, lease_id: str, *, task_id: str | None = None, fence: int | None = None,
         extend_by_seconds: int | None = None, tenant_id: str | None = None, worker_id: str | None = None,
@@ -1164,6 +1232,16 @@ class AsyncOperations:
         before the sweep has seen it (H.4).
         """
         return await self.ask("renew_lease", Renewed, locals())
+
+    async def replay_deliveries(
+        self, webhook_id: str, *, tenant: str | None = None, delivery_ids: Names | None = None,
+        since: datetime | None = None, tenant_id: str | None = None,
+    ) -> Replayed:
+        """Deliver events again, under the ids that they had: those named, all since a time, or all that are parked.
+
+        It also lets an endpoint that fails be tried again at once.
+        """
+        return await self.ask("replay_deliveries", Replayed, locals())
 
     async def report_progress(
         self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
@@ -1262,6 +1340,16 @@ class AsyncOperations:
         """
         return await self.ask("rotate_key", IssuedKey, locals())
 
+    async def rotate_webhook_secret(
+        self, webhook_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
+        tenant_id: str | None = None,
+    ) -> CreatedWebhook:
+        """Replace the signing secret of an endpoint; until the overlap is over, each request is signed with both.
+
+        Only this answer shows the new secret.
+        """
+        return await self.ask("rotate_webhook_secret", CreatedWebhook, locals())
+
     async def run_archive(
         self, *, most: int | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
     ) -> ArchiveRun:
@@ -1359,6 +1447,15 @@ class AsyncOperations:
         """
         return await self.ask("suspend_tenant", TenantRecord, locals())
 
+    async def test_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> TestedWebhook:
+        """Post an event of the type webhook.test to an endpoint now, once, and tell what became of it.
+
+        It works for an endpoint that is not active, too; a success does not make it active.
+        """
+        return await self.ask("test_webhook", TestedWebhook, locals())
+
     async def whoami(
         self, *, tenant_id: str | None = None,
     ) -> You:
@@ -1451,6 +1548,19 @@ class SyncOperations:
         """
         return self.ask("change_user", UserRecord, locals())
 
+    def change_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, endpoint: str | None = None, types: Names | None = None,
+        principals: Names | None = None, description: str | None = None, active: bool | None = None,
+        skip_missed: bool | None = None, tenant_id: str | None = None,
+    ) -> WebhookRecord:
+        """Change an endpoint; what is absent stays as it is.
+
+        While it is not active nothing is delivered, and nothing is lost: with active: true it goes on where it stopped,
+        or
+        with skip_missed at what happens from now on.
+        """
+        return self.ask("change_webhook", WebhookRecord, locals())
+
     def check_terminator(
         self, parent_receipt_id: str, *, tenant_id: str | None = None,
     ) -> Terminator:
@@ -1514,6 +1624,17 @@ class SyncOperations:
         For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
         """
         return self.ask("create_tenant", TenantRecord, locals())
+
+    def create_webhook(
+        self, endpoint: str, *, tenant: str | None = None, types: Names | None = None, principals: Names | None = None,
+        description: str | None = None, tenant_id: str | None = None,
+    ) -> CreatedWebhook:
+        """Add an endpoint to which events of the tenant are posted from now on; only this answer shows its secret.
+
+        Each request is signed as Standard Webhooks say, and its webhook-id is the id of the receipt, the same at each
+        attempt.  A success is any 2xx.  Refused above webhooks.max_per_tenant.
+        """
+        return self.ask("create_webhook", CreatedWebhook, locals())
 
     def drain_gate(
         self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
@@ -1807,6 +1928,19 @@ class SyncOperations:
         """List what you let programs do; an admin sees all of its tenant."""
         return self.ask("list_consents", Consents, locals())
 
+    def list_deliveries(
+        self, webhook_id: str, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        state: DeliveryState | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Deliveries:
+        """List what became of the events of an endpoint, the newest event first: attempts, answers, the next attempt.
+
+        A delivery is listed for webhooks.log_days after its last attempt.
+        """
+        return self.ask("list_deliveries", Deliveries, locals())
+
     def list_keys(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
@@ -1955,6 +2089,12 @@ class SyncOperations:
         """List the people who may sign in or are invited, also disabled ones."""
         return self.ask("list_users", Users, locals())
 
+    def list_webhooks(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> Webhooks:
+        """List the endpoints of the tenant, without their secrets: what they are told, whether they fail, and why."""
+        return self.ask("list_webhooks", Webhooks, locals())
+
     def list_workers(
         self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
@@ -2062,6 +2202,12 @@ class SyncOperations:
         """
         return self.ask("remove_user", Ok, locals())
 
+    def remove_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """Remove an endpoint, its secrets and the list of its deliveries; a request on its way may still arrive."""
+        return self.ask("remove_webhook", Ok, locals())
+
     def renew_lease(
         self, lease_id: str, *, task_id: str | None = None, fence: int | None = None,
         extend_by_seconds: int | None = None, tenant_id: str | None = None, worker_id: str | None = None,
@@ -2073,6 +2219,16 @@ class SyncOperations:
         before the sweep has seen it (H.4).
         """
         return self.ask("renew_lease", Renewed, locals())
+
+    def replay_deliveries(
+        self, webhook_id: str, *, tenant: str | None = None, delivery_ids: Names | None = None,
+        since: datetime | None = None, tenant_id: str | None = None,
+    ) -> Replayed:
+        """Deliver events again, under the ids that they had: those named, all since a time, or all that are parked.
+
+        It also lets an endpoint that fails be tried again at once.
+        """
+        return self.ask("replay_deliveries", Replayed, locals())
 
     def report_progress(
         self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
@@ -2171,6 +2327,16 @@ class SyncOperations:
         """
         return self.ask("rotate_key", IssuedKey, locals())
 
+    def rotate_webhook_secret(
+        self, webhook_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
+        tenant_id: str | None = None,
+    ) -> CreatedWebhook:
+        """Replace the signing secret of an endpoint; until the overlap is over, each request is signed with both.
+
+        Only this answer shows the new secret.
+        """
+        return self.ask("rotate_webhook_secret", CreatedWebhook, locals())
+
     def run_archive(
         self, *, most: int | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
     ) -> ArchiveRun:
@@ -2267,6 +2433,15 @@ class SyncOperations:
         For the operator.  Its tasks stay as they are; its leases run out.  Spec 21.9.
         """
         return self.ask("suspend_tenant", TenantRecord, locals())
+
+    def test_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> TestedWebhook:
+        """Post an event of the type webhook.test to an endpoint now, once, and tell what became of it.
+
+        It works for an endpoint that is not active, too; a success does not make it active.
+        """
+        return self.ask("test_webhook", TestedWebhook, locals())
 
     def whoami(
         self, *, tenant_id: str | None = None,

@@ -60,6 +60,10 @@ MATRIX: dict[str, tuple[str, str]] = {
     "list_users": ("admin", "admin:read"), "invite_user": ("admin", "admin:write"),
     "change_user": ("admin", "admin:write"), "remove_user": ("admin", "admin:write"),
     "make_sign_in_link": ("admin", "admin:write"),
+    "create_webhook": ("admin", "admin:write"), "list_webhooks": ("admin", "admin:read"),
+    "change_webhook": ("admin", "admin:write"), "remove_webhook": ("admin", "admin:write"),
+    "rotate_webhook_secret": ("admin", "admin:write"), "test_webhook": ("admin", "admin:write"),
+    "list_deliveries": ("admin", "admin:read"), "replay_deliveries": ("admin", "admin:write"),
     "export_tenant": ("admin", "admin:read"), "export_principal": ("agent worker admin", "admin:read"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"
@@ -178,7 +182,9 @@ OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits"]
 NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
           "get_usage", "set_budget", "get_budgets",
           "pause_work", "drain_work", "resume_work", "list_pauses", "register_client", "list_clients",
-          "list_users", "invite_user", "make_sign_in_link", "revoke_token", "export_tenant", "export_principal"]
+          "list_users", "invite_user", "make_sign_in_link", "revoke_token", "create_webhook", "list_webhooks",
+          "change_webhook", "remove_webhook", "rotate_webhook_secret", "test_webhook", "list_deliveries",
+          "replay_deliveries", "export_tenant", "export_principal"]
 
 
 def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:

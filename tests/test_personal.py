@@ -17,7 +17,7 @@ from asyncgate.parts.model.stored import APPEND_ONLY, RECORDS, TABLES, Archived,
 from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.privacy.rows import NESTED
-from asyncgate.parts.privacy.subjects import BARE_FIELDS, NAMELESS, OF_SIGN_IN, has_name, list_names
+from asyncgate.parts.privacy.subjects import BARE_FIELDS, LISTS, NAMELESS, OF_SIGN_IN, has_name, list_names
 
 STORED = sorted({*COPIED_TABLES, *RECORDS, *APPEND_ONLY}, key=lambda kind: kind.__name__)
 
@@ -66,7 +66,7 @@ def test_what_sounds_like_a_secret_is_declared_as_a_proof(kind: type[Struct]) ->
 
 def row_of(kind: type[Struct], named: dict[str, str]) -> Any:
     """A row that names nobody but these."""
-    return SimpleNamespace(**{**dict.fromkeys(kind.__struct_fields__, ""), "lost_to": "[]", **named})
+    return SimpleNamespace(**{**dict.fromkeys(kind.__struct_fields__, ""), **dict.fromkeys(LISTS, "[]"), **named})
 
 
 @pytest.mark.parametrize("kind", DECLARED, ids=lambda kind: kind.__name__)
@@ -74,7 +74,7 @@ def test_each_field_that_may_name_a_principal_finds_its_rows(kind: type[Struct])
     ada, bob, worker = Principal("agent", "ada"), Principal("agent", "bob"), Principal("worker", "ada")
     pairs, singles = list_names(kind)
     names = [{kind_field: "agent", id_field: "ada"} for kind_field, id_field in pairs]
-    names += [{name: '["ada"]' if name == "lost_to" else "ada" if name in BARE_FIELDS else "agent ada"}
+    names += [{name: '["ada"]' if name in LISTS else "ada" if name in BARE_FIELDS else "agent ada"}
               for name in singles]
 
     for named in names:

@@ -57,6 +57,7 @@ from asyncgate.parts.model.queries import (
     QUEUE_KEPT_SECONDS,
     AheadOf,
     ArchivedFilter,
+    DeliveryFilter,
     EntryFilter,
     EventFilter,
     HoldingsOf,
@@ -97,6 +98,7 @@ from asyncgate.parts.model.stored import (
     Usage,
     export_order,
 )
+from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import LeaseNext
 from asyncgate.parts.process.outages import OFTEN
 
@@ -727,6 +729,15 @@ class Postgres(Pages):
     async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
         """Return the outbox rows of some receipts."""
         return [Outgoing(*row) for row in await self._read(tenant_id, sql.ON_THE_WAY, list(of.receipt_ids))]
+
+    async def find_deliveries(self, tenant_id: str, of: DeliveryFilter) -> list[WebhookDelivery]:
+        """Return a page of what became of the events of an endpoint."""
+        statement, given = sql.select_deliveries(of)
+        return [WebhookDelivery(*row) for row in await self._read(tenant_id, statement, *given)]
+
+    async def webhook_tenants(self) -> list[str]:
+        """Return the tenants that have endpoints for webhooks."""
+        return [row[0] for row in await self._ask(sql.WEBHOOK_TENANTS)]
 
     async def lag(self, tenant_id: str) -> Lag:
         """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""

@@ -28,6 +28,7 @@ from asyncgate.parts.model.queries import (
     DUE_LOOKED_AT,
     MOST_PRIORITIES,
     OVERDUE_COUNTED,
+    DeliveryFilter,
     TaskFilter,
     merge_parts,
 )
@@ -54,6 +55,7 @@ from asyncgate.parts.model.stored import (
     export_order,
 )
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind
 
@@ -368,7 +370,8 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
                        "SELECT ctid FROM asyncgate.outbox WHERE tenant_id = :tenant "
                        "AND receipt_id = r.receipt_id LIMIT 1 FOR UPDATE) AS o))"),
     **{f"dropped_{RECORDS[kind]}": (dict.fromkeys(export_order(kind), "text[]"), delete_by_key(kind))
-       for kind in (OAuthClient, User, Consent, Grant, SignInLink, Revocation, Meter, UsageEvent)},
+       for kind in (OAuthClient, User, Consent, Grant, SignInLink, Revocation, Meter, UsageEvent, Webhook,
+                    WebhookDelivery)},
     # What is dropped of any minute is all that there is of it.
     "dropped_traffic": ({"minute": "text[]", "process": "text[]"}, "DELETE FROM asyncgate.traffic "
                         "WHERE tenant_id = :tenant AND minute = ANY (:dropped_traffic_minute) "
@@ -693,6 +696,8 @@ ARCHIVED = (f"SELECT {listed(typed(Archived))} FROM asyncgate.archived "
             "WHERE tenant_id = $1 AND task_id = $2 ORDER BY receipt_id")
 FIND_KEY = f"SELECT f.tenant::text, f.suspended, {listed(typed(Key), '(f.key).')} FROM asyncgate.find_key($1) AS f"
 UNSENT = "SELECT asyncgate.unsent()::text"
+WEBHOOK_TENANTS = "SELECT asyncgate.webhook_tenants()::text"
+WEBHOOK_DELIVERIES = f"SELECT {listed(typed(WebhookDelivery))} FROM asyncgate.webhook_deliveries WHERE tenant_id = $1"
 WAITING = f"""
 SELECT {listed(OUTGOING)} FROM asyncgate.outbox
 WHERE tenant_id = $1 AND state = 'waiting' AND receipt_id > $2 ORDER BY receipt_id LIMIT $3"""
@@ -767,6 +772,21 @@ def bound_range(of: TaskFilter, one: TaskRange, columns: list[str], bind: Callab
     names, row = [bind(value) for value in values], ", ".join(columns)
     return [f"({row}) {sign} ({', '.join([*names, bind(id)])})"
             for sign, id in (("<", of.before or HIGHEST), (">=", of.since or ""))]
+
+
+def select_deliveries(of: DeliveryFilter) -> tuple[str, list[str]]:
+    """Return the statement that reads a page of what became of the events of an endpoint, and its parameters.
+
+    Its place is a bound of a row, and the order names all its columns, so that it is read by the index of these.
+    """
+    led = {"webhook_id": of.webhook_id, **({"state": of.state} if of.state is not None else {})}
+    columns, given = ", ".join([*led, "delivery_id"]), list(led.values())
+    names = ", ".join(f"${at}" for at, _ in enumerate(given, 2))
+    first, last = (of.after or HIGHEST, "") if of.newest else (of.after or "", HIGHEST)
+    signs, order = ("<", ">=") if of.newest else (">", "<="), " DESC" * of.newest
+    bounds = [f"({columns}) {sign} ({names}, ${len(given) + at}::text)" for at, sign in enumerate(signs, 2)]
+    by = ", ".join(f"{name}{order}" for name in [*led, "delivery_id"])
+    return f"{WEBHOOK_DELIVERIES} AND {' AND '.join(bounds)} ORDER BY {by} LIMIT {of.limit:d}", [*given, first, last]
 
 
 def leave_out(of: TaskFilter, one: TaskRange) -> TaskFilter:

@@ -47,6 +47,7 @@ from asyncgate.parts.model.stored_oauth import (
     SignInLink,
     User,
 )
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
 
 
 class Declared(Struct, frozen=True):
@@ -175,4 +176,13 @@ DECLARED: dict[type[Struct], Declared] = {
         "access tokens that are refused before they expire", "until they would have expired",
         person="subject revoked_by", content="reason", plain="revocation_id number kind since expires_at revoked_at"),
     RevocationHead: Declared("where the revocations end", ALWAYS, plain="number"),
+    Webhook: Declared(
+        "where a tenant is told of its events", "until an admin removes it",
+        person="principals created_by", content="url description reason", proof="secret_id previous_id",
+        plain="webhook_id types previous_until position state created_at updated_at "
+              "failing_since noticed_at succeeded_at"),
+    WebhookHead: Declared("how many such endpoints a tenant has", ALWAYS, plain="number"),
+    WebhookDelivery: Declared(
+        "what became of each event that was posted", "`webhooks.log_days` after its last attempt", content="reason",
+        plain="webhook_id delivery_id type task_id state tries first_at last_at next_at http_status took_ms"),
 }

@@ -27,6 +27,7 @@ from asyncgate.parts.model.stored import (
     Schedule,
     Task,
 )
+from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import Kind, Principal
 
 R = TypeVar("R")
@@ -184,6 +185,16 @@ class ArchivedFilter(Query[Archived], frozen=True):
     """Where the archived receipts of a task are, oldest first."""
 
     task_id: str
+
+
+class DeliveryFilter(Query[WebhookDelivery], frozen=True):
+    """What became of the events of an endpoint, in the order of the events or the newest first."""
+
+    webhook_id: str
+    state: str | None
+    after: str | None           # a delivery_id
+    limit: int
+    newest: bool = False
 
 
 class Rows(Query[S], Generic[S], frozen=True):

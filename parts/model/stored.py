@@ -20,6 +20,7 @@ from asyncgate.parts.model.stored_oauth import (
     SignInLink,
     User,
 )
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
 from asyncgate.parts.model.wire import Kind, Principal, Role, Status, Terms
 
 # The states of a task (spec 5): before a lease, under one, at the end.
@@ -525,7 +526,8 @@ RECORDS: dict[type[Struct], str] = {
     SealHead: "seal_heads", Archived: "archived", Traffic: "traffic", Pauses: "pauses",
     Meter: "meters", UsageHead: "usage_heads", UsageEvent: "usage_events",
     Bulk: "bulks", OAuthClient: "oauth_clients", User: "oauth_users", Consent: "oauth_consents", Grant: "oauth_grants",
-    SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads"}
+    SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads",
+    Webhook: "webhooks", WebhookHead: "webhook_heads", WebhookDelivery: "webhook_deliveries"}
 
 # Every table of rows.
 TABLES: dict[type[Struct], str] = {
@@ -539,7 +541,8 @@ APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived, Revocat
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
     Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id"),
     Traffic: ("minute", "process"), Meter: ("period", "slot"), Consent: ("user_id", "client_id"),
-    Account: (), AuditHead: (), Usage: (), UsageHead: (), SealHead: (), Pauses: (), RevocationHead: ()}
+    WebhookDelivery: ("webhook_id", "delivery_id"),
+    Account: (), AuditHead: (), Usage: (), UsageHead: (), SealHead: (), Pauses: (), RevocationHead: (), WebhookHead: ()}
 
 
 def export_order(table: type[Struct]) -> tuple[str, ...]:

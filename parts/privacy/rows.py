@@ -35,6 +35,7 @@ from asyncgate.parts.model.stored import (
     export_order,
 )
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, SignInLink, User
+from asyncgate.parts.model.stored_webhooks import Webhook
 from asyncgate.parts.model.views import to_utc
 
 TABLE_OF_KIND: dict[str, type[Struct]] = {TABLES[table]: table for table in DECLARED}
@@ -44,7 +45,7 @@ NESTED: dict[type[Struct], str] = {
     Event: "payload", Presence: "claims", Key: "scopes capabilities task_types places", Account: "budgets",
     Audit: "body", Traffic: "counts", Pauses: "listed", Bulk: "asked", Outgoing: "content", Entry: "content",
     Seal: "late", Archived: "tasks", OAuthClient: "redirect_uris scopes document", User: "scopes", Consent: "scopes",
-    Grant: "scopes", SignInLink: "scopes"}
+    Grant: "scopes", SignInLink: "scopes", Webhook: "types principals"}
 
 TIMES = frozenset({"at", "until", "since", "before"})   # the last words of the names of times
 

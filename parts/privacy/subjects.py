@@ -39,13 +39,15 @@ from asyncgate.parts.model.stored_oauth import (
     SignInLink,
     User,
 )
+from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import Principal
 
 # These stand in the default tenant, whichever tenant they are for.
 OF_SIGN_IN: frozenset[type[Struct]] = frozenset({
     OAuthClient, User, Consent, Grant, SignInLink, Revocation, RevocationHead})
 # Fields that hold an id alone, and members of an audit line that do.
-BARE_FIELDS = {"principal_ai", "lost_to"}
+BARE_FIELDS = {"principal_ai", "lost_to", "principals"}
+LISTS = {"lost_to", "principals"}       # several ids, as JSON
 BARE_MEMBERS = {"link_for", "worker", "worker_id"}
 # Fields that are declared to name persons and name no principal.
 NAMELESS: dict[type[Struct], str] = {
@@ -119,7 +121,7 @@ class Subject:
         if names_principal(row, whom) or (receipt is not None and names_principal(receipt, whom)):
             return True
         match row:
-            case Task() | Lease() | Progress() | Event():
+            case Task() | Lease() | Progress() | Event() | WebhookDelivery():
                 return await self._has_task(row.task_id, whom)
             case Outgoing():
                 return await self._has_receipt(row, whom)
@@ -198,7 +200,7 @@ def is_name(field: str, value: str | None, whom: Principal) -> bool:
     """Whether one text names a principal: by kind and id, or in some fields by the id alone."""
     if value is None or field not in BARE_FIELDS:
         return value == str(whom)
-    return whom.id in decode_json(value) if field == "lost_to" else value == whom.id
+    return whom.id in decode_json(value) if field in LISTS else value == whom.id
 
 
 @cache

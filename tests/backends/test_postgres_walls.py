@@ -34,6 +34,7 @@ from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, settings_for_tests, under
 from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.conformance.webhook_rows import WEBHOOK_ID, keep_webhooks
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
@@ -65,6 +66,7 @@ from asyncgate.parts.model.settings import (
 )
 from asyncgate.parts.model.stored import Entry, Key, LedgerMark, Meter, Outgoing, Traffic, UsageEvent, UsageHead
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts import archive
@@ -118,7 +120,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT concat_ws(' ', cmd, tablename, roles) FROM pg_policies WHERE schemaname = 'asyncgate'
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
         {f"{what} {{asyncgate_sweeper}}"
-         for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox", "SELECT queues")}
+         for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox", "SELECT queues",
+                      "SELECT webhook_heads")}
         | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}
         | {f"ALL {table} {{asyncgate_owner}}" for table in KEPT} | {"ALL segments {asyncgate_archivist}"}
         | {f"SELECT {table} {{asyncgate_owner}}" for table in ("segments", "seal_heads", "obligations")}),
@@ -138,7 +141,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT proowner, proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
-        each("asyncgate_sweeper owns", "all_tenants overdue lapses unsent depths count_overdue")
+        each("asyncgate_sweeper owns", "all_tenants overdue lapses unsent webhook_tenants depths count_overdue")
         | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
@@ -148,15 +151,17 @@ RULES: dict[str, tuple[str, set[str]]] = {
         each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys "
                        "audit_heads usage meters usage_heads outbox ledger_marks seal_heads pauses "
                        "traffic bulks oauth_clients oauth_users oauth_consents oauth_grants "
-                       "oauth_links revocation_heads")
+                       "oauth_links revocation_heads webhooks webhook_heads webhook_deliveries")
         | each("DELETE", "obligations schedules instances outbox lanes queues traffic meters usage_events "
-                         "oauth_clients oauth_users oauth_consents oauth_grants oauth_links revocations")),
+                         "oauth_clients oauth_users oauth_consents oauth_grants oauth_links revocations webhooks "
+                         "webhook_deliveries")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) AS may, pg_attribute AS a, {TABLES}
         AND a.attrelid = c.oid AND a.attnum > 0 AND has_column_privilege(role, c.oid, a.attnum, may)""",
         each("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since outbox.tenant_id",
+             "webhook_heads.tenant_id webhook_heads.number",
              "schedules.tenant_id schedules.schedule_id schedules.late_at",
              "states.tenant_id states.task_id states.asyncgate_instance states.status states.attempt "
              "states.max_attempts states.deadline_at states.expires_at states.check_at "
@@ -183,8 +188,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
     "only the look-ups across tenants and the ways into the archive run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
-        {"all_tenants", "overdue", "lapses", "unsent", "find_key", "depths", "count_overdue", "archive_receipts",
-         "forget_pointers", "prune_tasks", "prune_audit"}),
+        {"all_tenants", "overdue", "lapses", "unsent", "webhook_tenants", "find_key", "depths", "count_overdue",
+         "archive_receipts", "forget_pointers", "prune_tasks", "prune_audit"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
         AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
@@ -340,7 +345,16 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
             "worker": "w1", "agent": "ada", "type": "waiting", **bulk,
+            **await webhook_of(gate, WEBHOOK_ID),
             "cursor": str((await ada.list_tasks(limit=1)).next_cursor), **await lists_of(gate, "waiting")}
+
+
+async def webhook_of(gate: Gate, webhook_id: str, mark: str = "") -> dict[str, str]:
+    """Return what an endpoint is called, and where the list of its deliveries goes on; with a mark it is made."""
+    if mark:
+        await gate.backend.transact(gate.tenant_id, Needs(), lambda work: keep_webhooks(work, mark, webhook_id))
+    page = await gate.as_admin().list_deliveries(webhook_id=webhook_id, limit=1)
+    return {"webhook_id": webhook_id, "deliveries_cursor": str(page.next_cursor)}
 
 
 async def bulk_of(gate: Gate, mark: str) -> dict[str, str]:
@@ -381,6 +395,7 @@ async def keep_books(gate: Gate, mark: str) -> None:
             work.keep_record(UsageEvent(period, mark, 0, 300))
             work.keep_record(Meter(period, "0009", 1))
         keep_sign_ins(work, mark)
+        keep_webhooks(work, mark)
 
     def take_out(work: Work) -> None:
         work.drop_record(Outgoing, "sent")
@@ -392,10 +407,13 @@ async def keep_books(gate: Gate, mark: str) -> None:
                                (Revocation, "00000001")):
                 work.drop_record(kind, name)
             work.drop_record(Consent, "user", "client")
+            work.drop_record(Webhook, WEBHOOK_ID)
+            work.drop_record(WebhookDelivery, WEBHOOK_ID, "delivery")
 
     def put_back(work: Work) -> None:
         if mark == OURS:
             keep_sign_ins(work, mark)
+            keep_webhooks(work, mark)
     for decide in (store, take_out, put_back):
         await gate.backend.transact(gate.tenant_id, Needs(), decide)
 
@@ -468,8 +486,9 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
     return {**under(first), **await keys_of(gate, mark), **await away(gate, mark),
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
-            **await bulk_of(gate, mark), "claim": "type-there-claim-there", "worker": "w-there",
-            "agent": "bob-there", "type": "type-there", "cursor": str((await bob.list_tasks(limit=1)).next_cursor),
+            **await bulk_of(gate, mark), **await webhook_of(gate, "webhook-there", mark),
+            "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
+            "cursor": str((await bob.list_tasks(limit=1)).next_cursor),
             **await lists_of(gate, "type-there")}
 
 
@@ -799,6 +818,14 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "change_user": [{"user_id": "{user_id}", "role": "worker"}, {"user_id": "{user_id}", "disabled": True}],
     "remove_user": [{"user_id": "{user_id}"}],
     "make_sign_in_link": [{"tenant": "{tenant}", "principal_id": "{worker}"}],
+    "create_webhook": [{"tenant": "{tenant}", "endpoint": "https://hooks.invalid/"}],
+    "list_webhooks": [{"tenant": "{tenant}"}],
+    **{name: [{"webhook_id": "{webhook_id}", "tenant": "{tenant}"}, {"webhook_id": "{webhook_id}"}]
+       for name in ("change_webhook", "remove_webhook", "rotate_webhook_secret", "test_webhook")},
+    "list_deliveries": [{"webhook_id": "{webhook_id}", "tenant": "{tenant}"},
+                        {"webhook_id": "{webhook_id}", "cursor": "{deliveries_cursor}"}],
+    "replay_deliveries": [{"webhook_id": "{webhook_id}", "tenant": "{tenant}"},
+                          {"webhook_id": "{webhook_id}", "delivery_ids": ["delivery"]}],
     "list_seals": [{"cursor": "{seals_cursor}"}],
     "export_receipts": [{"after": "{receipt_id}"}],
     "export_tenant": [{"tenant": "{tenant}"}, {"cursor": "{export_cursor}"}],

@@ -299,7 +299,8 @@ def client_of(gate: Gate) -> httpx2.AsyncClient:
 
 
 VARYING = {"uptime", "upkeep", "renew_every_seconds", "issued_before", "since", "findings", "counted_until"}
-DRAWN = {"api_key", "key_id", "rotated_to", "not_before", "confirmation", "sign_in_code"}   # another one each time
+DRAWN = {  # another one each time
+    "api_key", "key_id", "rotated_to", "not_before", "confirmation", "sign_in_code", "secret"}
 LOGGED = {"hash", "timestamp", "details"}       # when, from where, and about which key
 
 

@@ -187,6 +187,9 @@ async def known(served: Any, op: Operation) -> dict[str, Any]:
         ids["user_id"] = (await reply(served, "rest", "invite_user", email="x@example.com"))["user_id"]
     if "key_id" in op.takes.needed:
         ids["key_id"] = (await reply(served, "rest", "issue_key", name="x", principal_id="x"))["key"]["key_id"]
+    if "webhook_id" in op.takes.needed:
+        ids["webhook_id"] = (await reply(served, "rest", "create_webhook", endpoint="https://hooks.invalid/"))[
+            "webhook"]["webhook_id"]
     return ids
 
 
@@ -457,7 +460,7 @@ async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, 
             told = await code(served, tongue, name, **{**fields, carried: trick})
             assert told in {"invalid_request", "task_not_found", "receipt_not_found", "key_not_found",
                             "queue_not_found", "bulk_not_found", "tenant_not_found", "client_not_found",
-                            "user_not_found",
+                            "user_not_found", "webhook_not_found",
                             "lease_invalid_or_expired"}, trick
 
 

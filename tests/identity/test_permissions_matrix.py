@@ -35,7 +35,9 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "preview_bulk", "run_bulk", "get_bulk",
                   "register_client", "list_clients", "change_client", "remove_client",
                   "revoke_token", "list_signing_keys",
-                  "list_users", "invite_user", "change_user", "remove_user", "make_sign_in_link", "export_tenant"}
+                  "list_users", "invite_user", "change_user", "remove_user", "make_sign_in_link", "export_tenant",
+                  "create_webhook", "list_webhooks", "change_webhook", "remove_webhook", "rotate_webhook_secret",
+                  "test_webhook", "list_deliveries", "replay_deliveries"}
 # For everybody with a scope of administration, about nobody but itself.
 ABOUT_ONESELF = {"export_principal"}
 MORE: dict[str, dict[str, Any]] = {

@@ -600,6 +600,54 @@ CREATE TABLE asyncgate.ledger_marks (       -- how far a ledger was read for rec
 );
 
 
+-- Webhooks: where tenants are told of their events.
+
+CREATE TABLE asyncgate.webhooks (           -- endpoints, and how far their events are delivered
+    tenant_id       uuid NOT NULL,
+    webhook_id      asyncgate.id NOT NULL,
+    url             text NOT NULL,          -- where events are posted
+    description     text NOT NULL,          -- for people
+    types           text NOT NULL,          -- JSON array of event types; empty: every receipt
+    principals      text NOT NULL,          -- JSON array: only receipts to these ids; empty: to anybody
+    secret_id       text NOT NULL,          -- the signing secret is derived from it and the gate's secret
+    previous_id     text,                   -- the same for the signing secret before
+    previous_until  float8,                 -- until when that one signs, too
+    position        asyncgate.id NOT NULL,  -- every receipt up to it is delivered, or has a row in webhook_deliveries
+    state           text NOT NULL,          -- active disabled parked removing
+    reason          text,                   -- why it is not active, or why it fails
+    created_at      float8 NOT NULL,        -- when
+    created_by      text NOT NULL,          -- by which principal
+    updated_at      float8 NOT NULL,        -- when an admin last changed it
+    failing_since   float8,                 -- since when no delivery has succeeded
+    noticed_at      float8,                 -- when admins were last told of a parked delivery
+    succeeded_at    float8,                 -- the last success
+    PRIMARY KEY (tenant_id, webhook_id)
+);
+
+CREATE TABLE asyncgate.webhook_heads (      -- how many endpoints a tenant has
+    tenant_id       uuid PRIMARY KEY,
+    number          bigint NOT NULL
+);
+
+CREATE TABLE asyncgate.webhook_deliveries ( -- what became of each event
+    tenant_id       uuid NOT NULL,
+    webhook_id      asyncgate.id NOT NULL,  -- the endpoint
+    delivery_id     asyncgate.id NOT NULL,  -- of the event; the same at each attempt
+    type            text NOT NULL,          -- of the event
+    task_id         asyncgate.id NOT NULL,  -- events of one task are delivered in order; empty: no task
+    state           asyncgate.id NOT NULL,  -- waiting delivered parked
+    tries           bigint NOT NULL,        -- attempts
+    first_at        float8 NOT NULL,        -- when it was first due
+    last_at         float8,                 -- the last attempt
+    next_at         float8,                 -- the next attempt, while it waits
+    http_status     bigint,                 -- of the last answer
+    reason          text,                   -- why the last attempt failed
+    took_ms         float8,                 -- how long the last attempt took
+    PRIMARY KEY (tenant_id, webhook_id, delivery_id)
+);
+CREATE INDEX webhook_deliveries_state ON asyncgate.webhook_deliveries (tenant_id, webhook_id, state, delivery_id);
+
+
 -- Seals and archive.  Seals reveal a receipt that was changed, added or deleted without the gate.  The archive (H.11)
 -- moves receipts into segment files, and a pointer stays.
 
@@ -659,7 +707,7 @@ DECLARE
     sample text;
 BEGIN
     FOREACH name IN ARRAY ARRAY['tasks', 'states', 'receipts', 'edges', 'obligations', 'outbox', 'ledger',
-                                'ledger_marks', 'archived'] LOOP
+                                'ledger_marks', 'archived', 'webhook_deliveries'] LOOP
         SELECT string_agg(CASE WHEN attname = 'status' THEN '''leased'''
                                WHEN attname = 'state' THEN '''waiting'''
                                WHEN atttypid = 'uuid'::regtype THEN 'md5((n % 2)::text)::uuid'
@@ -695,7 +743,7 @@ BEGIN
             'meters', 'usage_heads', 'usage_events', 'outbox',
             'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments', 'pauses', 'traffic',
             'bulks', 'oauth_clients', 'oauth_users', 'oauth_consents', 'oauth_grants',
-            'oauth_links', 'revocations', 'revocation_heads'] LOOP
+            'oauth_links', 'revocations', 'revocation_heads', 'webhooks', 'webhook_heads', 'webhook_deliveries'] LOOP
         EXECUTE format('ALTER TABLE asyncgate.%I ENABLE ROW LEVEL SECURITY', name);
         EXECUTE format('ALTER TABLE asyncgate.%I FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY tenant ON asyncgate.%I TO asyncgate_app %s', name, own);
@@ -722,10 +770,12 @@ GRANT UPDATE ON asyncgate.states, asyncgate.queues, asyncgate.progress, asyncgat
     asyncgate.meters, asyncgate.usage_heads,
     asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads, asyncgate.pauses, asyncgate.traffic,
     asyncgate.bulks, asyncgate.oauth_clients, asyncgate.oauth_users, asyncgate.oauth_consents, asyncgate.oauth_grants,
-    asyncgate.oauth_links, asyncgate.revocation_heads TO asyncgate_app;
+    asyncgate.oauth_links, asyncgate.revocation_heads, asyncgate.webhooks, asyncgate.webhook_heads,
+    asyncgate.webhook_deliveries TO asyncgate_app;
 GRANT DELETE ON asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox,
     asyncgate.traffic, asyncgate.meters, asyncgate.usage_events, asyncgate.oauth_clients, asyncgate.oauth_users,
-    asyncgate.oauth_consents, asyncgate.oauth_grants, asyncgate.oauth_links, asyncgate.revocations TO asyncgate_app;
+    asyncgate.oauth_consents, asyncgate.oauth_grants, asyncgate.oauth_links, asyncgate.revocations, asyncgate.webhooks,
+    asyncgate.webhook_deliveries TO asyncgate_app;
 GRANT SELECT ON asyncgate.migrations, asyncgate.meta TO asyncgate_app;
 GRANT UPDATE (value) ON asyncgate.meta TO asyncgate_app;    -- a copied database gets its source's cursor_key
 GRANT SELECT, INSERT, UPDATE, DELETE ON asyncgate.instances TO asyncgate_app;
@@ -737,6 +787,7 @@ CREATE POLICY sweep ON asyncgate.schedules FOR SELECT TO asyncgate_sweeper USING
 CREATE POLICY sweep ON asyncgate.queues FOR SELECT TO asyncgate_sweeper USING (true);
 CREATE POLICY sweep ON asyncgate.states TO asyncgate_sweeper USING (true) WITH CHECK (true);
 CREATE POLICY sweep ON asyncgate.outbox FOR SELECT TO asyncgate_sweeper USING (true);
+CREATE POLICY sweep ON asyncgate.webhook_heads FOR SELECT TO asyncgate_sweeper USING (true);
 GRANT SELECT ON asyncgate.tenants TO asyncgate_sweeper;
 GRANT SELECT (tenant_id, schedule_id, late_at) ON asyncgate.schedules TO asyncgate_sweeper;
 GRANT SELECT (tenant_id, lane, type, queued, held, leased) ON asyncgate.queues TO asyncgate_sweeper;
@@ -744,6 +795,7 @@ GRANT SELECT (tenant_id, task_id, asyncgate_instance, status, attempt, max_attem
               lane, priority, ready, held, updated_at, next_eligible_at),
     UPDATE (check_at) ON asyncgate.states TO asyncgate_sweeper;
 GRANT SELECT (tenant_id) ON asyncgate.outbox TO asyncgate_sweeper;
+GRANT SELECT ON asyncgate.webhook_heads TO asyncgate_sweeper;
 
 -- A key is looked up before its tenant is known.
 CREATE POLICY auth ON asyncgate.api_keys FOR SELECT TO asyncgate_auth USING (true);
@@ -799,6 +851,11 @@ AS $$
     SELECT t.tenant_id FROM asyncgate.tenants AS t, LATERAL (
         SELECT FROM asyncgate.outbox WHERE tenant_id = t.tenant_id LIMIT 1) AS o
 $$;
+
+-- Tenants that have endpoints for webhooks.
+CREATE FUNCTION asyncgate.webhook_tenants() RETURNS SETOF uuid LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT h.tenant_id FROM asyncgate.webhook_heads AS h WHERE h.number > 0 $$;
 
 -- What upkeep must check, oldest first: leases that expired before lost_at; deadlines, spent attempts and late
 -- schedules as of now_at.  An expired lease is left to its own instance only while that process holds its instance lock
@@ -1009,6 +1066,7 @@ GRANT CREATE ON SCHEMA asyncgate TO asyncgate_sweeper, asyncgate_auth;
 RESET ROLE;
 ALTER FUNCTION asyncgate.all_tenants() OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.unsent() OWNER TO asyncgate_sweeper;
+ALTER FUNCTION asyncgate.webhook_tenants() OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.overdue(float8, float8, text[], text[], int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.lapses(float8, int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.depths(float8, int, int) OWNER TO asyncgate_sweeper;

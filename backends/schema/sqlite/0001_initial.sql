@@ -549,6 +549,54 @@ CREATE TABLE ledger_marks (                 -- how far a ledger was read for rec
 ) WITHOUT ROWID;
 
 
+-- Webhooks: where tenants are told of their events.
+
+CREATE TABLE webhooks (                     -- endpoints, and how far their events are delivered
+    tenant_id       TEXT NOT NULL,
+    webhook_id      TEXT NOT NULL,
+    url             TEXT NOT NULL,          -- where events are posted
+    description     TEXT NOT NULL,          -- for people
+    types           TEXT NOT NULL,          -- JSON array of event types; empty: every receipt
+    principals      TEXT NOT NULL,          -- JSON array: only receipts to these ids; empty: to anybody
+    secret_id       TEXT NOT NULL,          -- the signing secret is derived from it and the gate's secret
+    previous_id     TEXT,                   -- the same for the signing secret before
+    previous_until  REAL,                   -- until when that one signs, too
+    position        TEXT NOT NULL,          -- every receipt up to it is delivered, or has a row in webhook_deliveries
+    state           TEXT NOT NULL,          -- active disabled parked removing
+    reason          TEXT,                   -- why it is not active, or why it fails
+    created_at      REAL NOT NULL,          -- when
+    created_by      TEXT NOT NULL,          -- by which principal
+    updated_at      REAL NOT NULL,          -- when an admin last changed it
+    failing_since   REAL,                   -- since when no delivery has succeeded
+    noticed_at      REAL,                   -- when admins were last told of a parked delivery
+    succeeded_at    REAL,                   -- the last success
+    PRIMARY KEY (tenant_id, webhook_id)
+);
+
+CREATE TABLE webhook_heads (                -- how many endpoints a tenant has
+    tenant_id       TEXT PRIMARY KEY,
+    number          INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE webhook_deliveries (           -- what became of each event
+    tenant_id       TEXT NOT NULL,
+    webhook_id      TEXT NOT NULL,          -- the endpoint
+    delivery_id     TEXT NOT NULL,          -- of the event; the same at each attempt
+    type            TEXT NOT NULL,          -- of the event
+    task_id         TEXT NOT NULL,          -- events of one task are delivered in order; empty: no task
+    state           TEXT NOT NULL,          -- waiting delivered parked
+    tries           INTEGER NOT NULL,       -- attempts
+    first_at        REAL NOT NULL,          -- when it was first due
+    last_at         REAL,                   -- the last attempt
+    next_at         REAL,                   -- the next attempt, while it waits
+    http_status     INTEGER,                -- of the last answer
+    reason          TEXT,                   -- why the last attempt failed
+    took_ms         REAL,                   -- how long the last attempt took
+    PRIMARY KEY (tenant_id, webhook_id, delivery_id)
+) WITHOUT ROWID;
+CREATE INDEX webhook_deliveries_state ON webhook_deliveries (tenant_id, webhook_id, state, delivery_id);
+
+
 -- Seals and archive.  Seals reveal a receipt that was changed, added or deleted without the gate.  The archive (H.11)
 -- moves receipts into segment files, and a pointer stays.
 
@@ -872,6 +920,36 @@ CREATE TRIGGER oauth_links_update_wall BEFORE UPDATE ON oauth_links
     WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER oauth_links_delete_wall BEFORE DELETE ON oauth_links
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER webhooks_insert_wall BEFORE INSERT ON webhooks
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhooks_update_wall BEFORE UPDATE ON webhooks
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhooks_delete_wall BEFORE DELETE ON webhooks
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER webhook_heads_insert_wall BEFORE INSERT ON webhook_heads
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhook_heads_update_wall BEFORE UPDATE ON webhook_heads
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhook_heads_delete_wall BEFORE DELETE ON webhook_heads
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER webhook_deliveries_insert_wall BEFORE INSERT ON webhook_deliveries
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhook_deliveries_update_wall BEFORE UPDATE ON webhook_deliveries
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhook_deliveries_delete_wall BEFORE DELETE ON webhook_deliveries
     WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 
