@@ -113,7 +113,7 @@ class ExportState(Struct):
 
 
 class OtherExport(Exception):
-    """The unfinished archive belongs to another export."""
+    """The unfinished archive belongs to another export, or to one that cannot be resumed any more: it must go."""
 
 
 decode_page = msgspec.json.Decoder(Page).decode
@@ -196,7 +196,7 @@ def write_and_print(at: Connection, file: str, asked: dict[str, Any], as_json: b
         with closing(Bar("exporting", "rows")) as bar, exit_on_bad_file(file), connect_to_gate(at) as gate:
             manifest = write_archive(gate, file, asked, bar.add)
     except OtherExport as other:
-        raise exit_with(str(other), EXIT_CONFLICT) from None
+        raise exit_with(f"{escape_text(str(other))}: remove {file}.partial and export again", EXIT_CONFLICT) from None
     digest = hash_file(Path(file))
     rows = {one.kind: one.rows for one in manifest.kinds}
     print_answer(as_json, {"file": file, "rows": rows, "sha256": digest}, describe(manifest),
@@ -220,6 +220,8 @@ def fetch_page(gate: Http, operation: str, fields: dict[str, Any]) -> Page:
         try:
             return decode_page(gate.send(operation, fields))
         except Refusal as no:
+            if no.code == "invalid_cursor":
+                raise OtherExport(f"the gate does not resume this export: {no}") from None
             if no.status not in (429, 503) or no.retry_after is None:
                 raise
             time.sleep(min(no.retry_after, LONGEST_WAIT_SECONDS))
@@ -237,7 +239,7 @@ class PartialArchive:
             return ExportState(asked)
         state = msgspec.json.decode(path.read_bytes(), type=ExportState)
         if state.asked != asked:
-            raise OtherExport(f"{self.folder} belongs to another export; remove it, or choose another file")
+            raise OtherExport(f"{self.folder} belongs to another export")
         return state
 
     def add(self, page: Page) -> None:

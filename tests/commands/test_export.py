@@ -130,7 +130,19 @@ def test_a_piece_of_another_export_is_no_beginning(gate: Http, tmp_path: Path) -
 
     told = run(gate, "principal", str(tmp_path / "all.zip"), "--principal-id", "ada")
 
-    assert (told.exit_code, "belongs to another export" in told.output) == (5, True)
+    assert (told.exit_code, "belongs to another export: remove" in told.output) == (5, True)
+
+
+def test_an_export_that_the_gate_does_not_know_any_more_is_told_to_begin_again(gate: Http, tmp_path: Path) -> None:
+    with suppress(Killed):
+        write(gate, target := tmp_path / "all.zip", dies_after=2)
+    state = Path(f"{target}.partial") / "state.json"
+    said = msgspec.json.decode(state.read_bytes())
+    state.write_bytes(msgspec.json.encode(said | {"asked": {"operation": "export_tenant"}, "cursor": "none"}))
+
+    told = run(gate, "tenant", str(target))
+
+    assert (told.exit_code, f"remove {target}.partial and export again" in told.output) == (5, True)
 
 
 def test_a_refused_export_leaves_nothing(gate: Http, tmp_path: Path) -> None:
