@@ -19,7 +19,7 @@ from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings
-from asyncgate.parts.model.stored import RECORDS, TABLES, Archived, Audit, AuditHead, Seal, SealHead, Usage
+from asyncgate.parts.model.stored import RECORDS, TABLES, Archived, Audit, AuditHead, Lease, Seal, SealHead, Usage
 from asyncgate.parts.model.stored_oauth import Consent, Grant, Revocation, SignInLink, User
 from asyncgate.parts.privacy.export import PAGE_BYTES
 from asyncgate.parts.privacy.rows import NESTED, TABLE_OF_KIND, list_proofs
@@ -223,6 +223,23 @@ async def test_a_principal_is_exported_with_its_tasks_and_all_that_belongs_to_th
     assert bobs.encode() not in text
     assert b"hash" not in b"".join(map(encode_json, ada["api_keys"]))
     assert {*ada} == {TABLES[table] for table in DECLARED if may_name(table)}
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+async def test_the_tasks_of_a_worker_are_found_among_those_of_others_in_pages_of_any_size(
+        gate: Gate, limit: int) -> None:
+    tasks = [await gate.create(by="ada" if number % 5 else "bob") for number in range(40)]
+    for number in range(30):
+        assert await gate.claim(f"w{number % 3}")
+    leases = [row for row in await gate.backend.page(gate.tenant_id, Rows(Lease)) if row.worker_id == "w1"]
+
+    ask = {"principal_kind": "worker", "principal_id": "w1", "limit": limit}
+    w1, _ = await export(gate.as_admin(), "export_principal", **ask)
+    bob, _ = await export(gate.as_admin(), "export_principal", principal_id="bob", limit=limit)
+
+    assert [row["task_id"] for row in w1["tasks"]] == [row.task_id for row in leases] != []
+    assert [row["task_id"] for row in bob["tasks"]] == tasks[::5]
+    assert {row["task_id"] for row in bob["leases"]} < {*tasks[::5]}
 
 
 async def test_a_principal_is_exported_with_the_people_who_act_as_it(gate: Gate) -> None:

@@ -149,6 +149,7 @@ async def look(subject: Subject, table: type[Struct], after: str, most: int) -> 
     lines, looked_at, size, part = list[bytes](), 0, 0, FIRST_PART
     while True:
         rows = await subject.engine.backend.page(subject.home_of(table), Rows(table, after, part))
+        await subject.look_ahead(rows, after)
         for row, receipt in await add_archived(subject, rows):
             if has_open_keys(table) and (looked_at >= most or size >= PAGE_BYTES):
                 return Look(lines, looked_at, after)

@@ -17,6 +17,7 @@ from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.stored import (
     TABLES,
+    Account,
     Archived,
     Audit,
     Bulk,
@@ -41,9 +42,9 @@ TABLE_OF_KIND: dict[str, type[Struct]] = {TABLES[table]: table for table in DECL
 # Fields that hold JSON as text: they are exported as JSON.  A field that is missing here is exported as a text.
 NESTED: dict[type[Struct], str] = {
     Task: "payload requirements terms lost_to outcome artifacts handed", Progress: "progress", Receipt: "body",
-    Event: "payload", Presence: "claims", Key: "scopes capabilities task_types places", Audit: "body",
-    Traffic: "counts", Pauses: "listed", Bulk: "asked", Outgoing: "content", Entry: "content", Seal: "late",
-    Archived: "tasks", OAuthClient: "redirect_uris scopes document", User: "scopes", Consent: "scopes",
+    Event: "payload", Presence: "claims", Key: "scopes capabilities task_types places", Account: "budgets",
+    Audit: "body", Traffic: "counts", Pauses: "listed", Bulk: "asked", Outgoing: "content", Entry: "content",
+    Seal: "late", Archived: "tasks", OAuthClient: "redirect_uris scopes document", User: "scopes", Consent: "scopes",
     Grant: "scopes", SignInLink: "scopes", Webhook: "types principals"}
 
 TIMES = frozenset({"at", "until", "since", "before"})   # the last words of the names of times

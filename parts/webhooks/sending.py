@@ -21,7 +21,7 @@ from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Ask, Principal
 from asyncgate.parts.webhooks.events import secrets_of, sign
 from asyncgate.parts.webhooks.post import STATUS_GONE, Attempt, Post
-from asyncgate.parts.webhooks.sources import Happened, find_event, read_events
+from asyncgate.parts.webhooks.sources import Happened, find_event, read_behind
 
 if TYPE_CHECKING:
     from asyncgate import Work
@@ -168,7 +168,7 @@ class Courier:
 
     async def _read_new(self, waiting: set[str]) -> list[WebhookDelivery]:
         """Read the next page of events; return a new row for each that is to be delivered."""
-        found = await read_events(self.engine, self.tenant_id, self.webhook, self.position, PAGE)
+        found = await read_behind(self.engine, self.tenant_id, self.webhook, self.position, PAGE)
         self.called |= len(found) == PAGE
         self.page, now = [one.event_id for one in found], self.engine.backend.now()
         self.settled |= {one.event_id for one in found if one.event_id in waiting or not one.wanted}

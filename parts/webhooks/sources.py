@@ -37,7 +37,7 @@ class Happened(Struct, frozen=True):
         return render_usage(tenant_id, self.what)
 
 
-async def read_events(engine: Engine, tenant_id: str, webhook: Webhook, position: str, limit: int) -> list[Happened]:
+async def read_behind(engine: Engine, tenant_id: str, webhook: Webhook, position: str, limit: int) -> list[Happened]:
     """Return what has happened behind a position, the oldest first, wanted or not."""
     if not tells_usage(webhook):
         found = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, position or None, limit))

@@ -47,7 +47,8 @@ BEYOND_FIELDS = ("no receipt has the type", "endpoint: ", "types: no event has t
                  "the redirect URI ", "client_id is ", "client_id has ", "client_id must ", "access_days is 5 to 90",
                  "a program with a metadata document has no secret",
                  # People and sessions are named by exactly one of several fields.
-                 "send either token_id or access_token", "this credential is nobody's own")
+                 "send either token_id or access_token", "this credential is nobody's own",
+                 "principal_id is missing: name the principal to export")
 BEYOND_PATTERNS = ("alone names nobody", "is not an e-mail address in ASCII", "so there is nothing to pin",
                    "is not a time between 1970 and 9999", "has passed; say a later time",
                    "Expected a name without invisible characters")
