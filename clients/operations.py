@@ -644,7 +644,7 @@ class AsyncOperations:
     ) -> CreatedWebhook:
         """Add an endpoint to which events of the tenant are posted from now on; only this answer shows its secret.
 
-        Each request is signed as Standard Webhooks say, and its webhook-id is the id of the receipt, the same at each
+        Each request is signed as Standard Webhooks say, and its webhook-id is the id of the event, the same at each
         attempt.  A success is any 2xx.  Refused above webhooks.max_per_tenant.
         """
         return await self.ask("create_webhook", CreatedWebhook, locals())
@@ -1631,7 +1631,7 @@ class SyncOperations:
     ) -> CreatedWebhook:
         """Add an endpoint to which events of the tenant are posted from now on; only this answer shows its secret.
 
-        Each request is signed as Standard Webhooks say, and its webhook-id is the id of the receipt, the same at each
+        Each request is signed as Standard Webhooks say, and its webhook-id is the id of the event, the same at each
         attempt.  A success is any 2xx.  Refused above webhooks.max_per_tenant.
         """
         return self.ask("create_webhook", CreatedWebhook, locals())

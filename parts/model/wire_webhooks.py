@@ -16,7 +16,7 @@ WebhookState = Literal["active", "disabled", "parked", "removing"]
 DeliveryState = Literal["waiting", "delivered", "parked"]
 EndpointUrl = Annotated[str, Meta(min_length=1, max_length=2000), says("https, without a user and without a fragment")]
 EventTypes = Annotated[frozenset[Name], Meta(max_length=50), says(
-    "types of receipts, such as task.result_ready; empty is every receipt")]
+    "types of receipts, such as task.result_ready; empty is every receipt; or usage.recorded alone")]
 Recipients = Annotated[frozenset[Name], Meta(max_length=100), says(
     "only receipts in the inboxes of these principals, by id; empty is all")]
 Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds that the old secret signs, too")]

@@ -1,8 +1,8 @@
 """Webhooks: a tenant is told of its events by HTTP, at least once, in order per task, signed as Standard Webhooks say.
 
-**Nothing is written when an event happens.**  Receipts never change, and readers get them in the order of commits, so
-each endpoint has a cursor over them, its `position`, and a receipt with an endpoint costs its transaction nothing.
-Every receipt up to the position is settled: it is not wanted, it is delivered, or it has a row in `webhook_deliveries`
+**Nothing is written when an event happens.**  Receipts and usage events never change, and readers get them in the order
+of commits, so each endpoint has a cursor over them, its `position`, and an event costs its transaction nothing.
+Every event up to the position is settled: it is not wanted, it is delivered, or it has a row in `webhook_deliveries`
 that waits for its next attempt.  The position and the rows are stored together, after the attempts.  So a process that
 is killed at any moment has lost nothing; the next one may deliver again what was not stored yet, under the same id.
 
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from asyncgate import Engine, Extension, News
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored_webhooks import Webhook
-from asyncgate.parts.webhooks.events import wants
+from asyncgate.parts.webhooks.sources import has_event
 
 if TYPE_CHECKING:
     from asyncgate import Work
@@ -47,16 +47,15 @@ Couriers = defaultdict[str, "dict[str, Courier]"]       # by tenant and endpoint
 
 
 class Bell(Extension):
-    """Calls the couriers of a tenant when it has new receipts; a gate without couriers has no bell."""
+    """Calls the couriers of a tenant when it has new events; a gate without couriers has no bell."""
 
     def __init__(self, couriers: Couriers) -> None:
         self.couriers = couriers
 
     def after_commit(self, work: Work) -> None:
-        """Call the couriers that want a receipt of a batch."""
-        theirs = self.couriers.get(work.tenant_id) if work.written else None
-        for courier in theirs.values() if theirs else ():
-            if any(wants(courier.webhook, receipt) for receipt in work.written.values()):
+        """Call the couriers that want an event of a batch."""
+        for courier in self.couriers.get(work.tenant_id, {}).values():
+            if has_event(work, courier.webhook):
                 courier.call()
 
     def hear_news(self, news: News) -> None:

@@ -19,7 +19,7 @@ from asyncgate.parts.identity.audit import load_head
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, QuotaExceeded, WebhookNotFound
 from asyncgate.parts.model.ids import first_id
-from asyncgate.parts.model.queries import DeliveryFilter, ReceiptFilter
+from asyncgate.parts.model.queries import DeliveryFilter
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Ask, Ok
@@ -42,13 +42,16 @@ from asyncgate.parts.model.wire_webhooks import (
 )
 from asyncgate.parts.webhooks import Webhooks as Sender
 from asyncgate.parts.webhooks.events import (
+    USAGE,
     derive_secret,
     read_names,
     render_test,
     secrets_of,
     show_secret,
     sign,
+    tells_usage,
 )
+from asyncgate.parts.webhooks.sources import find_position
 
 AT_ONCE = 200       # deliveries that one transaction changes
 T = TypeVar("T")
@@ -58,12 +61,13 @@ RowKeys = Iterable[tuple[type[Any], tuple[str, ...]]]
 async def create_webhook(engine: Engine, caller: Caller, ask: CreateWebhook) -> CreatedWebhook:
     """Add an endpoint to which events of the tenant are posted from now on; only this answer shows its secret.
 
-    Each request is signed as Standard Webhooks say, and its webhook-id is the id of the receipt, the same at each
+    Each request is signed as Standard Webhooks say, and its webhook-id is the id of the event, the same at each
     attempt.  A success is any 2xx.  Refused above webhooks.max_per_tenant.
     """
     tenant_id = await tenant_for_webhooks(engine, caller, ask.tenant)
     check_endpoint(engine, ask.endpoint, ask.types)
-    newest, most = await find_last_receipt(engine, tenant_id), engine.settings.webhooks.max_per_tenant
+    check_principals(ask.types, ask.principals)
+    newest, most = await find_position(engine, tenant_id, ask.types), engine.settings.webhooks.max_per_tenant
 
     def create(work: Work) -> Webhook:
         head = work.find_record(WebhookHead) or WebhookHead(0)
@@ -98,7 +102,10 @@ async def change_webhook(engine: Engine, caller: Caller, ask: ChangeWebhook) -> 
     """
     tenant_id = await tenant_for_webhooks(engine, caller, ask.tenant)
     check_endpoint(engine, ask.endpoint, ask.types or frozenset())
-    newest = await find_last_receipt(engine, tenant_id)
+    there = await find_webhook(engine, tenant_id, ask.webhook_id)
+    types = read_names(there.types) if ask.types is None else ask.types
+    check_principals(types, read_names(there.principals) if ask.principals is None else ask.principals)
+    newest = await find_position(engine, tenant_id, types)
 
     def change(work: Work) -> Webhook:
         old = require_webhook(work, ask.webhook_id)
@@ -307,17 +314,20 @@ async def tenant_for_webhooks(engine: Engine, caller: Caller, named: str | None)
 
 def check_endpoint(engine: Engine, url: str | None, types: frozenset[str]) -> None:
     """Refuse a URL that could never be called, and types that there are not."""
-    if unknown := types - frozenset(RECEIPT_TYPES):
-        raise InvalidRequest(f"types: no event has the type {min(unknown)}; there are {', '.join(RECEIPT_TYPES)}")
+    if unknown := types - {*RECEIPT_TYPES, USAGE}:
+        raise InvalidRequest(f"types: no event has the type {min(unknown)}; there are "
+                             f"{', '.join([*RECEIPT_TYPES, USAGE])}")
+    if USAGE in types and len(types) > 1:
+        raise InvalidRequest(f"types: an endpoint is told of {USAGE} alone, or of receipts; add another endpoint")
     if url is not None:
         from asyncgate.parts.webhooks.post import check_url  # the HTTP client is large, and few gates need it
         check_url(engine.settings, url)
 
 
-async def find_last_receipt(engine: Engine, tenant_id: str) -> str:
-    """Return the last receipt of a tenant: what comes behind it happens from now on."""
-    found = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, None, 1, newest=True))
-    return found[-1].receipt_id if found else ""
+def check_principals(types: frozenset[str], principals: frozenset[str]) -> None:
+    """Refuse to choose usage events by inbox: they are in none."""
+    if USAGE in types and principals:
+        raise InvalidRequest(f"principals: {USAGE} is in nobody's inbox; leave principals out")
 
 
 async def find_webhook(engine: Engine, tenant_id: str, webhook_id: str) -> Webhook:
@@ -352,7 +362,9 @@ def apply_changes(old: Webhook, ask: ChangeWebhook, newest: str, by: str) -> Web
         old, url=ask.endpoint or old.url, description=old.description if ask.description is None else ask.description,
         types=old.types if ask.types is None else encode(ask.types),
         principals=old.principals if ask.principals is None else encode(ask.principals),
-        position=newest if ask.skip_missed else old.position)
+        position=old.position)
+    if ask.skip_missed or tells_usage(new) != tells_usage(old):     # the position of one kind is none of the other
+        new = replace(new, position=newest)
     if ask.active:
         return replace(new, state="active", reason=None, failing_since=None)
     if ask.active is False and old.state != "disabled":

@@ -11,12 +11,14 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
-from asyncgate.parts.model.stored import Receipt
+from asyncgate.parts.model.stored import Receipt, UsageEvent
 from asyncgate.parts.model.stored_webhooks import Webhook
 from asyncgate.parts.model.views import show_receipt, to_utc
 
 TEST = "webhook.test"       # the type of the event that test_webhook sends
+USAGE = "usage.recorded"    # the type of usage events (spec 21.6.4)
 
 
 class WebhookBody(Struct):
@@ -37,6 +39,18 @@ def wants(webhook: Webhook, receipt: Receipt) -> bool:
     """Whether an endpoint is told of a receipt."""
     types, principals = read_names(webhook.types), read_names(webhook.principals)
     return (not types or receipt.receipt_type in types) and (not principals or receipt.to_id in principals)
+
+
+def tells_usage(webhook: Webhook) -> bool:
+    """Whether an endpoint is told of usage events instead of receipts."""
+    return USAGE in read_names(webhook.types)
+
+
+def render_usage(tenant_id: str, event: UsageEvent) -> bytes:
+    """Return the body for a usage event: what was used, in whole numbers, so that sums are exact."""
+    data = {"tenant_id": tenant_id, **asdict(event), "begins": to_utc(event.begins), "ends": to_utc(event.ends)}
+    del data["period"]
+    return msgspec.json.encode(WebhookBody(USAGE, to_utc(event.ends), data))
 
 
 def render_receipt(tenant_id: str, receipt: Receipt) -> bytes:

@@ -15,12 +15,13 @@ from msgspec.structs import replace
 from asyncgate import Caller, Engine, Needs
 from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.queries import DeliveryFilter, ReceiptFilter
-from asyncgate.parts.model.stored import Account, Receipt
+from asyncgate.parts.model.queries import DeliveryFilter
+from asyncgate.parts.model.stored import Account
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Ask, Principal
-from asyncgate.parts.webhooks.events import render_receipt, secrets_of, sign, wants
+from asyncgate.parts.webhooks.events import secrets_of, sign
 from asyncgate.parts.webhooks.post import STATUS_GONE, Attempt, Post
+from asyncgate.parts.webhooks.sources import Happened, find_event, read_behind
 
 if TYPE_CHECKING:
     from asyncgate import Work
@@ -82,7 +83,7 @@ class Courier:
         self.stored_at = engine.backend.now()
         self.page: list[str] = []                           # the receipts behind the position, as last read
         self.settled: set[str] = set()                      # those of them that are delivered, kept or not wanted
-        self.fresh: dict[str, Receipt] = {}                 # those of them that are to be delivered
+        self.fresh: dict[str, Happened] = {}                 # those of them that are to be delivered
         self.failing_since, self.reason = webhook.failing_since, webhook.reason
         self.failures = 0 if webhook.failing_since is None else MOST_FAILURES       # in a row
         self.outcome = Results()
@@ -166,15 +167,14 @@ class Courier:
         self.page, self.fresh = [], {}
 
     async def _read_new(self, waiting: set[str]) -> list[WebhookDelivery]:
-        """Read the next page of receipts; return a new row for each that is to be delivered."""
-        found = await self.engine.backend.page(
-            self.tenant_id, ReceiptFilter(None, None, None, self.position or None, PAGE))
+        """Read the next page of events; return a new row for each that is to be delivered."""
+        found = await read_behind(self.engine, self.tenant_id, self.webhook, self.position, PAGE)
         self.called |= len(found) == PAGE
-        self.page, now = [receipt.receipt_id for receipt in found], self.engine.backend.now()
-        self.settled |= {one.receipt_id for one in found if one.receipt_id in waiting or not wants(self.webhook, one)}
-        self.fresh = {one.receipt_id: one for one in found if one.receipt_id not in self.settled}
-        return [WebhookDelivery(self.webhook.webhook_id, one.receipt_id, one.receipt_type, one.task_id, "waiting", 0,
-                                now, None, now) for one in self.fresh.values()]
+        self.page, now = [one.event_id for one in found], self.engine.backend.now()
+        self.settled |= {one.event_id for one in found if one.event_id in waiting or not one.wanted}
+        self.fresh = {one.event_id: one for one in found if one.event_id not in self.settled}
+        return [WebhookDelivery(self.webhook.webhook_id, one.event_id, one.type, one.task_id, "waiting", 0, now, None,
+                                now) for one in self.fresh.values()]
 
     def _find_pause(self, left: Iterable[WebhookDelivery]) -> float | None:
         """Return in how many seconds an event that waits is due."""
@@ -234,11 +234,11 @@ class Courier:
 
     async def _try(self, row: WebhookDelivery) -> WebhookDelivery:
         """Try to deliver an event once; return its row as it is then."""
-        receipt = self.fresh.get(row.delivery_id) or await self.engine.backend.receipt(self.tenant_id, row.delivery_id)
-        if receipt is None:
-            return replace(row, state="parked", next_at=None, reason="the receipt is in the archive",
+        event = self.fresh.get(row.delivery_id) or await find_event(self.engine, self.tenant_id, row)
+        if event is None:
+            return replace(row, state="parked", next_at=None, reason="the event is archived or pruned",
                            last_at=self.engine.backend.now())
-        body, now = render_receipt(self.tenant_id, receipt), self.engine.backend.now()
+        body, now = event.render(self.tenant_id), self.engine.backend.now()
         secrets = secrets_of(self.engine.backend.secret, self.tenant_id, self.webhook, now)
         attempt = await self.post.send(self.webhook.url, sign(secrets, row.delivery_id, now, body), body)
         return self._note(row, attempt)

@@ -13,7 +13,11 @@ from msgspec.structs import astuple
 from standardwebhooks import WebhookVerificationError
 
 from asyncgate.conformance.harness import Gate, View, refused
+from asyncgate.parts.identity.metering import Closer, floor_to
+from asyncgate.parts.identity.notices import read_rows
+from asyncgate.parts.model.counted import PERIOD_SECONDS
 from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.stored import UsageEvent
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.webhooks.pruning import DeliveryPruner
 from tests.support.receiver import CUT, OK, Came, Receiver
@@ -152,6 +156,36 @@ async def test_deliveries_are_replayed_by_id_by_time_and_when_they_are_parked(to
 
     assert types(receiver.taken) == [*STORY, "task.accepted", *STORY, "task.assigned"]
     assert len({one.id for one in receiver.taken}) == 5
+
+
+async def test_each_usage_event_is_posted_once_found_again_and_sums_up_to_the_usage(told: Told) -> None:
+    async with told() as gate, Receiver() as receiver:
+        closer = Closer(gate.engine)
+        await gate.create()
+        gate.skip(PERIOD_SECONDS)
+        await closer.close(gate.tenant_id, floor_to(gate.now(), PERIOD_SECONDS))     # before there is an endpoint
+        id, _ = await add(gate, receiver, types=["usage.recorded"])
+        for number in (1, 2, 3):
+            for _ in range(number):
+                await gate.create()
+            gate.skip(PERIOD_SECONDS)
+            await closer.close(gate.tenant_id, floor_to(gate.now(), PERIOD_SECONDS))
+        stored = [one async for one in read_rows(gate.engine, gate.tenant_id, UsageEvent)][1:]
+        await receiver.until(lambda: len(receiver.taken) == len(stored))
+        rows = await settled(gate, id, len(stored))
+        await gate.as_admin().replay_deliveries(webhook_id=id, delivery_ids=[rows[0].delivery_id])
+        await receiver.until(lambda: len(receiver.taken) == len(stored) + 1)
+        with refused("invalid_request"):
+            await add(gate, receiver, types=["usage.recorded", "task.failed"])
+        with refused("invalid_request"):
+            await gate.as_admin().change_webhook(webhook_id=id, principals=["ada"])
+
+    *once, again = receiver.taken
+    assert sorted(one.id for one in once) == [one.usage_event_id for one in stored] == [row.delivery_id for row in rows]
+    assert {one.type for one in once} == {"usage.recorded"}
+    assert {one.said["data"]["tenant_id"] for one in once} == {gate.tenant_id}
+    assert sum(one.said["data"]["tasks"] for one in once) == 6
+    assert again.body in [one.body for one in once if one.id == stored[0].usage_event_id]
 
 
 async def test_a_tenant_has_no_more_endpoints_than_its_quota_however_many_are_added_at_once(told: Told) -> None:
