@@ -124,6 +124,21 @@ class Tenant:
         self.progress.pop(id, None)
         self.events = {event_id: event for event_id, event in self.events.items() if event.task_id != id}
 
+    def erase(self, kind: type[Struct], place: tuple[str, ...], row: Any) -> None:
+        """Put a row without its content in place of one."""
+        if kind is Entry:
+            rows = self.records[Entry]
+            rows.pop(next(key for key, old in rows.items() if (old.arrival,) == place))
+            rows[row.receipt_id,] = row
+            return
+        if kind is Receipt:
+            old = self.receipts[place[0]]
+            self.recorded.discard((old.task_id, old.receipt_key))
+            self.recorded.add((row.task_id, row.receipt_key))
+        tables: dict[type[Struct], dict[str, Any]] = {
+            Receipt: self.receipts, Event: self.events, Audit: self.audit, Task: self.tasks, Lease: self.leases}
+        tables[kind][place[-1]] = row
+
     def shown(self, receipt: Receipt) -> Receipt:
         """Return a receipt with its delivery time."""
         return replace(receipt, delivered_at=self.delivered.get(receipt.receipt_id))
@@ -309,6 +324,8 @@ class Memory:
             tenant.records[kind].pop(place, None)
             tenant.records[kind].update({place: row} if row is not None else {})
         tenant.delivered.update(work.delivered)
+        for (kind, place), row in work.erased.items():
+            tenant.erase(kind, place, row)
 
     # Reading.
 
@@ -444,16 +461,16 @@ class Memory:
         ends = [(lease.expires_at, id, lease.task_id) for id, tenant in self.all.items() for lease in tenant.live()]
         return sorted(end for end in ends if end[0] >= since)[:limit]
 
-    async def drop_lanes(self) -> int:
+    async def drop_lanes(self, tenant_id: str | None = None) -> int:
         """Delete the lanes in which no task waits."""
-        dropped = 0
-        for tenant in self.all.values():
+        dropped, kept_since = 0, self.now() - (QUEUE_KEPT_SECONDS if tenant_id is None else 0.0)
+        for tenant in self.all.values() if tenant_id is None else [self.all[tenant_id]]:
             waiting = {task.lane for task in tenant.tasks.values() if task.status == "queued" and task.held is None}
             gone = tenant.lanes.known.keys() - waiting
             tenant.lanes.forget(gone)
             dropped += len(gone)
             tenant.queues = {lane: row for lane, row in tenant.queues.items()
-                             if any(row[2:5]) or row[5] > self.now() - QUEUE_KEPT_SECONDS}
+                             if any(row[2:5]) or row[5] > kept_since}
         return dropped
 
     async def next_due(self, tenant_id: str) -> float | None:

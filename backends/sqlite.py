@@ -75,6 +75,7 @@ from asyncgate.parts.model.queries import (
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.model.stored import (
     APPEND_ONLY,
+    ERASABLE,
     RECORDS,
     TABLES,
     Archived,
@@ -126,6 +127,11 @@ ALTER TABLE presences ADD COLUMN failed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN expired INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN released INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE accounts ADD COLUMN budgets TEXT NOT NULL DEFAULT '{}';
+DROP TRIGGER receipts_stay;
+DROP TRIGGER events_stay;
+DROP TRIGGER ledger_stay;
+DROP TRIGGER audit_stay;
+DROP TRIGGER tasks_keep;
 DROP INDEX leases_claim;
 DROP INDEX tasks_delayed;
 """
@@ -230,6 +236,10 @@ DROP: dict[type[Struct], list[str]] = {
     Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
     Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
         "tasks", "leases", "progress", "events")]}
+ERASABLE_TABLES: dict[type[Struct], str] = {Receipt: "receipts", Event: "events", Audit: "audit", Entry: "ledger",
+                                            Task: "tasks", Lease: "leases"}
+ERASE = {kind: f"UPDATE {ERASABLE_TABLES[kind]} SET {', '.join(f'{name} = ?' for name in names)} WHERE tenant_id = ? "
+               f"AND {' AND '.join(f'{name} = ?' for name in key)}" for kind, (names, key) in ERASABLE.items()}
 EMPTY_LANES = """
     SELECT lane FROM lanes
     WHERE tenant_id = ?1
@@ -730,6 +740,8 @@ class Sqlite(Pages):
             for sql in [KEEP[kind]] if row is not None else DROP[kind]:
                 many(sql, [astuple(row) if row is not None else key])
         many(ADD_DELIVERY, work.delivered.items())
+        for (kind, place), erased in work.erased.items():       # behind the records: the triggers look at those
+            self.db.execute(ERASE[kind], (*(getattr(erased, name) for name in ERASABLE[kind][0]), tenant_id, *place))
 
     def _measure_bodies(self, work: Work, added: int) -> int:
         """Return how many bytes a batch stores in receipts; one that was stored already is not stored again."""
@@ -956,18 +968,19 @@ class Sqlite(Pages):
         """Return when live leases expire."""
         return await self._rows(LAPSES, since, limit)
 
-    async def drop_lanes(self) -> int:
+    async def drop_lanes(self, tenant_id: str | None = None) -> int:
         """Delete the lanes in which no task waits; on the writer thread, so that no batch runs meanwhile."""
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.queue.put(WriterCall(self._drop_lanes, answer))
+        self.queue.put(WriterCall(lambda: self._drop_lanes(tenant_id), answer))
         return await answer
 
-    def _drop_lanes(self) -> int:
+    def _drop_lanes(self, only: str | None) -> int:
         dropped: dict[str, list[int]] = {}
+        kept_since = self.now() - (QUEUE_KEPT_SECONDS if only is None else 0.0)
         with transaction(self.db):
-            for tenant_id in list(self.lanes):
+            for tenant_id in list(self.lanes) if only is None else [only]:
                 self.db.execute(WALL, (tenant_id,))
-                self.db.execute(EMPTY_QUEUES, (tenant_id, self.now() - QUEUE_KEPT_SECONDS))
+                self.db.execute(EMPTY_QUEUES, (tenant_id, kept_since))
                 dropped[tenant_id] = [lane for (lane,) in self.db.execute(EMPTY_LANES, (tenant_id,)).fetchall()]
                 self.db.executemany("DELETE FROM lanes WHERE tenant_id = ? AND lane = ?",
                                     [(tenant_id, lane) for lane in dropped[tenant_id]])

@@ -53,6 +53,10 @@ from asyncgate.parts.model.wire_admin import (
     Tenants,
     Tier,
 )
+from asyncgate.parts.model.wire_erasure import (
+    ErasureReport,
+    Erasures,
+)
 from asyncgate.parts.model.wire_oauth import (
     Clients,
     Consents,
@@ -404,6 +408,8 @@ CALLS = {
     "drain_work": CallSpec("drain_work", "POST", "/v1/pauses/drain", True, "", ()),
     "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
     "end_session": CallSpec("end_session", "POST", "/v1/sessions/end", True, "", ()),
+    "erase_principal": CallSpec("erase_principal", "POST", "/v1/principals/erase", True, "", ()),
+    "erase_tenant": CallSpec("erase_tenant", "POST", "/v1/tenants/{tenant}/erase", True, "", ()),
     "examine_gate": CallSpec("examine_gate", "GET", "/v1/examination", True, "", ()),
     "explain_task": CallSpec("explain_task", "GET", "/v1/tasks/{task_id}/explain", True, "principal", ()),
     "export_principal": CallSpec("export_principal", "GET", "/v1/export/principal", True, "", ()),
@@ -430,6 +436,7 @@ CALLS = {
     "list_consents": CallSpec("list_consents", "GET", "/v1/consents", True, "principal", ()),
     "list_deliveries": CallSpec(
         "list_deliveries", "GET", "/v1/webhooks/{webhook_id}/deliveries", True, "principal", ()),
+    "list_erasures": CallSpec("list_erasures", "GET", "/v1/erasures", True, "principal", ()),
     "list_keys": CallSpec("list_keys", "GET", "/v1/keys", True, "principal", ()),
     "list_leases": CallSpec("list_leases", "GET", "/v1/leases", True, "worker", ()),
     "list_obligations": CallSpec("list_obligations", "GET", "/v1/obligations", True, "principal", ()),
@@ -689,6 +696,31 @@ class AsyncOperations:
     ) -> Ok:
         """End a session; its tokens are refused within five seconds."""
         return await self.ask("end_session", Ok, locals())
+
+    async def erase_principal(
+        self, principal_id: str, *, tenant: str | None = None, plan: bool | None = None, confirm: str | None = None,
+        vacuum: bool | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+    ) -> ErasureReport:
+        """Erase everything that is kept of a principal: first with plan, which changes nothing, then with confirm.
+
+        Credentials go first, work in flight is canceled, obligations are discharged; receipts stay without content, so
+        that
+        seals and the chains of others stay sound.  An interrupted erasure goes on when it is called again.  Spec
+        21.12.1.
+        """
+        return await self.ask("erase_principal", ErasureReport, locals())
+
+    async def erase_tenant(
+        self, tenant: str, *, plan: bool | None = None, confirm: str | None = None, vacuum: bool | None = None,
+        tenant_id: str | None = None,
+    ) -> ErasureReport:
+        """Erase everything that is kept of a tenant: first with plan, which changes nothing, then with confirm.
+
+        For the operator.  The tenant is suspended at once and stays so, without a name.  Receipts stay without content,
+        so
+        that its seals stay sound.  An interrupted erasure goes on when it is called again.  Spec 21.12.1.
+        """
+        return await self.ask("erase_tenant", ErasureReport, locals())
 
     async def examine_gate(
         self, *, tenant_id: str | None = None,
@@ -953,6 +985,15 @@ class AsyncOperations:
         A delivery is listed for webhooks.log_days after its last attempt.
         """
         return await self.ask("list_deliveries", Deliveries, locals())
+
+    async def list_erasures(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Erasures:
+        """List the tenant's erasures, the oldest first, with their counts and proofs."""
+        return await self.ask("list_erasures", Erasures, locals())
 
     async def list_keys(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
@@ -1677,6 +1718,31 @@ class SyncOperations:
         """End a session; its tokens are refused within five seconds."""
         return self.ask("end_session", Ok, locals())
 
+    def erase_principal(
+        self, principal_id: str, *, tenant: str | None = None, plan: bool | None = None, confirm: str | None = None,
+        vacuum: bool | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+    ) -> ErasureReport:
+        """Erase everything that is kept of a principal: first with plan, which changes nothing, then with confirm.
+
+        Credentials go first, work in flight is canceled, obligations are discharged; receipts stay without content, so
+        that
+        seals and the chains of others stay sound.  An interrupted erasure goes on when it is called again.  Spec
+        21.12.1.
+        """
+        return self.ask("erase_principal", ErasureReport, locals())
+
+    def erase_tenant(
+        self, tenant: str, *, plan: bool | None = None, confirm: str | None = None, vacuum: bool | None = None,
+        tenant_id: str | None = None,
+    ) -> ErasureReport:
+        """Erase everything that is kept of a tenant: first with plan, which changes nothing, then with confirm.
+
+        For the operator.  The tenant is suspended at once and stays so, without a name.  Receipts stay without content,
+        so
+        that its seals stay sound.  An interrupted erasure goes on when it is called again.  Spec 21.12.1.
+        """
+        return self.ask("erase_tenant", ErasureReport, locals())
+
     def examine_gate(
         self, *, tenant_id: str | None = None,
     ) -> Examination:
@@ -1940,6 +2006,15 @@ class SyncOperations:
         A delivery is listed for webhooks.log_days after its last attempt.
         """
         return self.ask("list_deliveries", Deliveries, locals())
+
+    def list_erasures(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Erasures:
+        """List the tenant's erasures, the oldest first, with their counts and proofs."""
+        return self.ask("list_erasures", Erasures, locals())
 
     def list_keys(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,

@@ -30,6 +30,8 @@ from asyncgate.parts.model.stored import (
     AuditHead,
     Bulk,
     Entry,
+    Erased,
+    Erasure,
     Event,
     Key,
     Lease,
@@ -71,7 +73,8 @@ COPIED_TABLES: dict[type[Struct], str] = {
     Meter: "meters", UsageHead: "usage_heads", UsageEvent: "usage_events",
     Bulk: "bulks", OAuthClient: "oauth_clients", User: "oauth_users", Consent: "oauth_consents", Grant: "oauth_grants",
     SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads",
-    Webhook: "webhooks", WebhookHead: "webhook_heads", WebhookDelivery: "webhook_deliveries"}
+    Webhook: "webhooks", WebhookHead: "webhook_heads", WebhookDelivery: "webhook_deliveries",
+    Erasure: "erasures", Erased: "erased"}
 
 # What every batch of the source changes: there the source's rows replace those of an earlier part of the copy.
 COUNTERS = (Meter, UsageHead)
@@ -333,5 +336,5 @@ def add_row(work: Work, row: Any, ids: Ids) -> None:
         case (Schedule() | Presence() | Account() | Key() | AuditHead() | Outgoing() | Entry() | LedgerMark()
               | Seal() | SealHead() | Archived() | Pauses() | Bulk() | OAuthClient() | User() | Consent() | Grant()
               | SignInLink() | Revocation() | RevocationHead() | Meter() | UsageHead() | UsageEvent()
-              | Webhook() | WebhookHead() | WebhookDelivery()):
+              | Webhook() | WebhookHead() | WebhookDelivery() | Erasure() | Erased()):
             work.keep_record(row)

@@ -22,6 +22,7 @@ from asyncgate.parts.model import (
     findings,
     wire,
     wire_admin,
+    wire_erasure,
     wire_oauth,
     wire_operating,
     wire_receipts,
@@ -32,8 +33,8 @@ from asyncgate.parts.model import (
 from asyncgate.parts.model.wire import AsEither, AsPrincipal, CreateTask
 from asyncgate.parts.operations import OPERATIONS
 
-MODULES = (findings, wire, wire_admin, wire_oauth, wire_operating, wire_receipts, wire_usage, wire_webhooks,
-           wire_workers)
+MODULES = (findings, wire, wire_admin, wire_erasure, wire_oauth, wire_operating, wire_receipts, wire_usage,
+           wire_webhooks, wire_workers)
 FILE = Path(__file__).parents[1] / "clients" / "operations.py"
 WIDE = 120
 KEY_FIELDS = ("idempotency_key", "claim_id")

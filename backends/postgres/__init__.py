@@ -506,7 +506,7 @@ class Postgres(Pages):
         """Save the changes of a batch; return how to find out whether it was committed; None without changes."""
         changes = sql.changes(work, slot)
         tables, dropped = tuple(table for table, rows in changes.items() if rows), sql.drop_statements(work)
-        if not tables and not dropped:
+        if not tables and not dropped and not work.erased:
             return None
         if work.tenant_id not in self.known:
             changes["tenants"], tables = [(work.now,)], ("tenants", *tables)
@@ -515,6 +515,8 @@ class Postgres(Pages):
         transaction: str = await db.fetchval(text, *(given[name] for name in names))
         for statement, ids in dropped:      # order: these functions check rows that were saved just now
             await db.fetchval(statement, ids)
+        for statement, columns in sql.erase_statements(work):
+            await db.execute(statement, *columns)
         return Saved(transaction, sql.find_proof(changes))
 
     # Reading.
@@ -795,12 +797,14 @@ class Postgres(Pages):
         """Return when live leases expire, and deadlines of tasks, which are in the same index."""
         return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]
 
-    async def drop_lanes(self) -> int:
+    async def drop_lanes(self, tenant_id: str | None = None) -> int:
         """Delete the lanes in which no task waits, of the tenants that this process knows."""
-        return sum([await self._drop_lanes(tenant_id) for tenant_id in self.lanes.keys() | self.counting.keys()])
-
-    async def _drop_lanes(self, tenant_id: str) -> int:
+        if tenant_id is not None:
+            return await self._drop_lanes(tenant_id, self.now())
         kept_since = self.now() - QUEUE_KEPT_SECONDS
+        return sum([await self._drop_lanes(one, kept_since) for one in self.lanes.keys() | self.counting.keys()])
+
+    async def _drop_lanes(self, tenant_id: str, kept_since: float) -> int:
         if not (await self._read(tenant_id, f"{sql.EMPTY_LANES} LIMIT 1")
                 or await self._read(tenant_id, f"{sql.EMPTY_QUEUES} LIMIT 1", kept_since)):
             return 0        # without the exclusive lock

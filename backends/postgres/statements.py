@@ -11,7 +11,7 @@ import json
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple, get_args
 
@@ -35,6 +35,7 @@ from asyncgate.parts.model.queries import (
 from asyncgate.parts.model.stored import (
     ACTIVE,
     APPEND_ONLY,
+    ERASABLE,
     RECORDS,
     TERMINAL,
     Archived,
@@ -371,7 +372,7 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
                        "AND receipt_id = r.receipt_id LIMIT 1 FOR UPDATE) AS o))"),
     **{f"dropped_{RECORDS[kind]}": (dict.fromkeys(export_order(kind), "text[]"), delete_by_key(kind))
        for kind in (OAuthClient, User, Consent, Grant, SignInLink, Revocation, Meter, UsageEvent, Webhook,
-                    WebhookDelivery)},
+                    WebhookDelivery, Presence)},
     # What is dropped of any minute is all that there is of it.
     "dropped_traffic": ({"minute": "text[]", "process": "text[]"}, "DELETE FROM asyncgate.traffic "
                         "WHERE tenant_id = :tenant AND minute = ANY (:dropped_traffic_minute) "
@@ -482,12 +483,35 @@ def proof_statement(table: str) -> str:
 
 # Rows that only these functions may delete; each function checks that the row may be deleted.
 DROPS = {Receipt: "asyncgate.archive_receipts($1::text[])", Archived: "asyncgate.forget_pointers($1::text[])",
-         Task: "asyncgate.prune_tasks($1::text[])", Audit: "asyncgate.prune_audit($1::text[])"}
+         Task: "asyncgate.prune_tasks($1::text[])", Audit: "asyncgate.prune_audit($1::text[])",
+         Key: "asyncgate.erase_keys($1::text[])"}
 
 
 def is_dropped(work: Work, one: tuple[type[Struct], tuple[str, ...]]) -> bool:
     """Whether a batch drops a row that only one of these functions may delete."""
     return one[0] in DROPS and work.kept[one] is None
+
+
+# Rows that only these functions may change, and of mutable ones the statements that change nothing else.
+ERASES: dict[type[Struct], str] = {
+    Receipt: "SELECT asyncgate.erase_receipts({given})", Event: "SELECT asyncgate.erase_events({given})",
+    Audit: "SELECT asyncgate.erase_audit({given})", Entry: "SELECT asyncgate.erase_entries({given})",
+    Task: "UPDATE asyncgate.states AS s SET lost_to = n.lost_to FROM unnest({given}) AS n (task_id, lost_to) "
+          "WHERE s.tenant_id = asyncgate.tenant() AND s.task_id = n.task_id",
+    Lease: "UPDATE asyncgate.states AS s SET worker_id = n.worker_id, worker_instance = n.worker_instance, "
+           "claim_id = n.claim_id, resumed_by = n.resumed_by "
+           "FROM unnest({given}) AS n (task_id, worker_id, worker_instance, claim_id, resumed_by) "
+           "WHERE s.tenant_id = asyncgate.tenant() AND s.task_id = n.task_id"}
+
+
+def erase_statements(work: Work) -> Iterator[tuple[str, list[list[Any]]]]:
+    """Yield the statements that take content away, and their arguments: the keys of rows, then their new fields."""
+    for kind, (names, key) in ERASABLE.items():
+        if rows := [(*place, *(getattr(row, name) for name in names))
+                    for (of, place), row in sorted(work.erased.items(), key=lambda one: one[0][1]) if of is kind]:
+            width = len(key) + len(names)
+            given = ", ".join(f"${at}::text[]" for at in range(1, width + 1))
+            yield ERASES[kind].format(given=given), columns(rows, width)
 
 
 def drop_statements(work: Work) -> list[tuple[str, list[str]]]:

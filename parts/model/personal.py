@@ -18,6 +18,8 @@ from asyncgate.parts.model.stored import (
     AuditHead,
     Bulk,
     Entry,
+    Erased,
+    Erasure,
     Event,
     Key,
     Lease,
@@ -176,6 +178,11 @@ DECLARED: dict[type[Struct], Declared] = {
         "access tokens that are refused before they expire", "until they would have expired",
         person="subject revoked_by", content="reason", plain="revocation_id number kind since expires_at revoked_at"),
     RevocationHead: Declared("where the revocations end", ALWAYS, plain="number"),
+    Erasure: Declared(
+        "the evidence of erasures", ALWAYS, person="principal_kind principal_id names", proof="key",
+        plain="erasure_id of_tenant step segments counts begun_at ended_at digest proof"),
+    Erased: Declared(
+        "which rows an erasure has changed", ALWAYS, plain="source row_id erasure_id before kept"),
     Webhook: Declared(
         "where a tenant is told of its events", "until an admin removes it",
         person="principals created_by", content="url description reason", proof="secret_id previous_id",

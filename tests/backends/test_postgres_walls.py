@@ -31,6 +31,7 @@ from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.hosts import as_user
 from asyncgate.clients.http import Exchange
+from asyncgate.conformance.erasure_rows import keep_erasure
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, settings_for_tests, under
 from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.postgres_server import Cluster, connected
@@ -64,7 +65,17 @@ from asyncgate.parts.model.settings import (
     Settings,
     Tier,
 )
-from asyncgate.parts.model.stored import Entry, Key, LedgerMark, Meter, Outgoing, Traffic, UsageEvent, UsageHead
+from asyncgate.parts.model.stored import (
+    Entry,
+    Key,
+    LedgerMark,
+    Meter,
+    Outgoing,
+    Presence,
+    Traffic,
+    UsageEvent,
+    UsageHead,
+)
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
@@ -85,7 +96,8 @@ FILE = [{"type": "file", "uri": "file:///out"}]
 TENANTLESS = {"meta", "migrations", "instances"}
 LED_BY_TIME, LED_BY_ID = {"states_check", "schedules_late"}, {"api_keys_id"}
 # What the owner may take rows of, behind the wall, in the functions that look whether they may go.
-KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "events", "audit")
+KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "events", "audit",
+        "ledger", "api_keys")
 WALL = "(tenant_id = ( SELECT asyncgate.tenant() AS tenant))"
 TABLES = "pg_class AS c WHERE c.relnamespace = 'asyncgate'::regnamespace AND c.relkind IN ('r', 'p')"
 
@@ -124,7 +136,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
                       "SELECT webhook_heads")}
         | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}
         | {f"ALL {table} {{asyncgate_owner}}" for table in KEPT} | {"ALL segments {asyncgate_archivist}"}
-        | {f"SELECT {table} {{asyncgate_owner}}" for table in ("segments", "seal_heads", "obligations")}),
+        | {f"SELECT {table} {{asyncgate_owner}}" for table in (
+            "segments", "seal_heads", "obligations", "erasures", "erased")}),
     "no role of ours is strong": ("""
         SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%'
         AND (rolsuper OR rolbypassrls OR rolcreaterole OR rolcreatedb OR rolreplication)""", set()),
@@ -151,10 +164,11 @@ RULES: dict[str, tuple[str, set[str]]] = {
         each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys "
                        "audit_heads usage meters usage_heads outbox ledger_marks seal_heads pauses "
                        "traffic bulks oauth_clients oauth_users oauth_consents oauth_grants "
-                       "oauth_links revocation_heads webhooks webhook_heads webhook_deliveries")
+                       "oauth_links revocation_heads webhooks webhook_heads webhook_deliveries "
+                       "erasures")
         | each("DELETE", "obligations schedules instances outbox lanes queues traffic meters usage_events "
                          "oauth_clients oauth_users oauth_consents oauth_grants oauth_links revocations webhooks "
-                         "webhook_deliveries")),
+                         "webhook_deliveries presences")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -186,10 +200,11 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT relname FROM {TABLES} AND EXISTS (SELECT FROM aclexplode(relacl) WHERE grantee = 0)
         UNION ALL SELECT nspname FROM pg_namespace
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
-    "only the look-ups across tenants and the ways into the archive run as another role": ("""
+    "only the look-ups across tenants and the ways to take rows away run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
         {"all_tenants", "overdue", "lapses", "unsent", "webhook_tenants", "find_key", "depths", "count_overdue",
-         "archive_receipts", "forget_pointers", "prune_tasks", "prune_audit"}),
+         "archive_receipts", "forget_pointers", "prune_tasks", "prune_audit",
+         "erase_receipts", "erase_events", "erase_audit", "erase_entries", "erase_keys"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
         AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
@@ -219,7 +234,7 @@ BREACHES = {
     "nor may they take rows away": "GRANT DELETE ON asyncgate.states TO asyncgate_sweeper",
     "nobody else may anything": "GRANT SELECT (body) ON asyncgate.receipts TO PUBLIC; "
                                 "GRANT SELECT ON asyncgate.edges TO PUBLIC",
-    "only the look-ups across tenants and the ways into the archive run as another role":
+    "only the look-ups across tenants and the ways to take rows away run as another role":
         "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
     "nobody can lend them other tables, nor call them unasked": "ALTER FUNCTION asyncgate.overdue RESET search_path",
     "a view shows what its reader may see": "CREATE VIEW asyncgate.stray AS SELECT * FROM asyncgate.receipts",
@@ -373,6 +388,7 @@ async def lists_of(gate: Gate, type: str) -> dict[str, str]:
             "queue_id": (await root.list_queues(type=type)).queues[0].queue_id,
             "queues_cursor": str((await root.list_queues(limit=1)).next_cursor),
             "schedules_cursor": str((await root.list_schedules(limit=1)).cursor),
+            "erasures_cursor": str((await root.list_erasures(limit=1)).cursor),
             "obligations_cursor": str((await root.list_obligations(limit=1)).next_cursor)}
 
 
@@ -395,6 +411,8 @@ async def keep_books(gate: Gate, mark: str) -> None:
             work.keep_record(UsageEvent(period, mark, 0, 300))
             work.keep_record(Meter(period, "0009", 1))
         keep_sign_ins(work, mark)
+        keep_erasure(work, mark)
+        work.keep_record(Presence("agent", "gone", None, 0.0, 0.0, 0))
         keep_webhooks(work, mark)
 
     def take_out(work: Work) -> None:
@@ -407,6 +425,7 @@ async def keep_books(gate: Gate, mark: str) -> None:
                                (Revocation, "00000001")):
                 work.drop_record(kind, name)
             work.drop_record(Consent, "user", "client")
+            work.drop_record(Presence, "agent", "gone")
             work.drop_record(Webhook, WEBHOOK_ID)
             work.drop_record(WebhookDelivery, WEBHOOK_ID, "delivery")
 
@@ -802,6 +821,10 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "rotate_credentials": [{"tenant": "{tenant}"}],
     "revoke_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
     "revoke_token": [{"token_id": "t1", "tenant": "{tenant}"}],
+    "erase_principal": [{"principal_id": "{agent}", "plan": True},
+                        {"tenant": "{tenant}", "principal_id": "{agent}", "plan": True}],
+    "erase_tenant": [{"tenant": "{tenant}", "plan": True}],
+    "list_erasures": [{"tenant": "{tenant}"}, {"cursor": "{erasures_cursor}"}],
     "register_client": [{"tenant": "{tenant}", "client_name": "an app", "redirect_uris": ["https://app.example/cb"]},
                         {"client_id": "{client_id}", "client_name": "an app", "redirect_uris": [
                             "https://app.example/cb"]}],
@@ -843,7 +866,8 @@ HOW: dict[str, list[dict[str, Any]]] = {
                    {"key_id": "{key_id}"}, {"session_id": "{session_id}"}, {"token_id": "{session_id}"}],
 }
 # These are for the operator only, who looks after all tenants.
-OPERATORS = {"create_tenant", "list_tenants", "suspend_tenant", "set_limits", "drain_gate", "resume_gate"}
+OPERATORS = {"create_tenant", "list_tenants", "suspend_tenant", "set_limits", "drain_gate", "resume_gate",
+             "erase_tenant"}
 # Whoever asks is named by these, and by these all that is asked about.
 ASKERS = {"tenant_id", "principal_id", "principal_instance_id", "agent_id", "agent_instance_id", "worker_id",
           "worker_instance_id"}

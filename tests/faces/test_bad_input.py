@@ -87,6 +87,7 @@ def filled(op: Operation, known: dict[str, str]) -> dict[str, Any]:
         "invite_user": {"email": "ada@example.com"}, "make_sign_in_link": {"principal_id": "ada"},
         "revoke_token": {"token_id": "t1"}, "set_budget": {"quantity": "tasks"},
         "create_webhook": {"endpoint": "https://hooks.invalid/"},
+        "erase_principal": {"principal_id": "x", "plan": True}, "erase_tenant": {"plan": True},
         "register_client": {"client_name": "App", "redirect_uris": ["https://app.example/cb"]}}
     return fields | least.get(op.name, {})
 

@@ -161,6 +161,7 @@ class Walk:
             "set_limits": {"tenant": OTHER, "tier": "paid"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
             "invite_user": {"email": "bob@example.com"}, "make_sign_in_link": {"principal_id": "ada"},
             "create_webhook": {"endpoint": URL}, "set_budget": {"quantity": "tasks", "monthly": 9},
+            "erase_principal": {"principal_id": "x", "plan": True}, "erase_tenant": {"tenant": OTHER, "plan": True},
             "revoke_token": {"token_id": "t1"}, "register_client": CLIENT, "import_receipts": {"receipts": []}, **{
                 name: {"type": "demo"} for name in ("pause_work", "drain_work", "resume_work")},
             "complete_tasks": {"tasks": [await self.held()] if op.name == "complete_tasks" else []}}

@@ -162,7 +162,8 @@ def least(op: Operation, known: dict[str, Any]) -> dict[str, Any]:
         "emit_receipt": {"receipt_type": "schedule.created"},
         "complete_tasks": {"tasks": [{"task_id": known["task_id"], "lease_id": known["lease_id"]}]},
         "report_schedule": {"schedules": [{"schedule_id": "s"}]}, "preview_bulk": {"action": "cancel"},
-        "run_bulk": {"confirmation": known.get("confirmation")},
+        "run_bulk": {"confirmation": known.get("confirmation")}, "erase_principal": {"principal_id": "x", "plan": True},
+        "erase_tenant": {"plan": True},
         **{name: {"worker": "nobody"} for name in ("pause_work", "drain_work", "resume_work")}}
     worker = {"worker_id": "w1"} if "worker_id" in op.takes.__struct_fields__ else {}
     return fields | worker | more.get(op.name, {})

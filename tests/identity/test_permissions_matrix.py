@@ -34,13 +34,14 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "pause_work", "drain_work", "resume_work", "list_pauses",
                   "preview_bulk", "run_bulk", "get_bulk",
                   "register_client", "list_clients", "change_client", "remove_client",
-                  "revoke_token", "list_signing_keys",
+                  "revoke_token", "list_signing_keys", "erase_principal", "erase_tenant", "list_erasures",
                   "list_users", "invite_user", "change_user", "remove_user", "make_sign_in_link", "export_tenant",
                   "create_webhook", "list_webhooks", "change_webhook", "remove_webhook", "rotate_webhook_secret",
                   "test_webhook", "list_deliveries", "replay_deliveries"}
 # For everybody with a scope of administration, about nobody but itself.
 ABOUT_ONESELF = {"export_principal"}
 MORE: dict[str, dict[str, Any]] = {
+    "erase_principal": {"plan": True}, "erase_tenant": {"tenant": OTHER, "plan": True},
     "run_task": {"wait_seconds": 0}, "suspend_tenant": {"tenant": OTHER}, "set_limits": {"tenant": OTHER},
     "issue_key": {"scopes": []}, "invite_user": {"scopes": []}, "make_sign_in_link": {"scopes": []},
     "rotate_credentials": {"issued_before": "1970-01-02T00:00:00Z"},

@@ -637,18 +637,103 @@ CREATE TABLE archived (
 CREATE INDEX archived_task ON archived (tenant_id, task_id, receipt_id);
 
 
--- What may not change.  None of these rows is ever updated; some are deleted, in the cases that the conditions name.
+-- Erasure (spec 21.12.1): while one is open, and only then, declared columns of rows that never change otherwise may be
+-- emptied or replaced by pseudonyms; see the triggers.
+
+CREATE TABLE erasures (                     -- one that has ended never changes: see the triggers
+    tenant_id       TEXT NOT NULL,
+    erasure_id      TEXT NOT NULL,          -- UUIDv7
+    of_tenant       TEXT NOT NULL,          -- whose data; in the operator's tenant it may be another one
+    principal_kind  TEXT NOT NULL,          -- whose data; empty: of the whole tenant
+    principal_id    TEXT NOT NULL,          -- the same; at the end its pseudonym
+    names           TEXT NOT NULL,          -- JSON array: what else names the principal; empty at the end
+    key             TEXT NOT NULL,          -- that makes the pseudonyms; empty at the end
+    step            TEXT NOT NULL,          -- what is done now
+    segments        TEXT NOT NULL,          -- JSON array: files of the archive to delete
+    counts          TEXT NOT NULL,          -- JSON: by table, how many rows were changed and deleted
+    begun_at        REAL NOT NULL,
+    ended_at        REAL,                   -- when its key was destroyed
+    digest          TEXT NOT NULL,          -- SHA-256 over the rows of erased, in their order
+    proof           TEXT,                   -- a signature over all of that (JWS), if the gate has a key that signs
+    PRIMARY KEY (tenant_id, erasure_id)
+) WITHOUT ROWID;
+
+CREATE TABLE erased (                       -- append-only: the rows that an erasure has changed
+    tenant_id       TEXT NOT NULL,
+    source          TEXT NOT NULL,          -- receipts, audit or ledger
+    row_id          TEXT NOT NULL,          -- the receipt, the line or the arrival
+    erasure_id      TEXT NOT NULL,          -- the first one that has changed it
+    before          TEXT NOT NULL,          -- the digest that seals, or the chain of the audit log, have of it
+    kept            TEXT NOT NULL,          -- SHA-256 over the columns that no erasure changes
+    PRIMARY KEY (tenant_id, source, row_id)
+) WITHOUT ROWID;
+
+
+-- What may not change.  None of these rows is ever updated, but for an erasure, which only takes content away; some are
+-- deleted, in the cases that the conditions name.
 -- INSERT OR REPLACE deletes without asking the triggers of a DELETE: hence the triggers called `once`.
 
-CREATE TRIGGER receipts_stay BEFORE UPDATE ON receipts BEGIN SELECT RAISE(ABORT, 'receipts are append-only'); END;
+CREATE TRIGGER receipts_stay BEFORE UPDATE ON receipts
+    WHEN NOT EXISTS (
+        SELECT 1 FROM erased AS e JOIN erasures AS u ON u.tenant_id = e.tenant_id AND u.ended_at IS NULL
+        WHERE e.tenant_id = OLD.tenant_id AND e.source = 'receipts' AND e.row_id = OLD.receipt_id
+            AND (NEW.body = '{"erased":"' || e.erasure_id || '","sealed":"' || e.before || '"}'
+                 OR NEW.body = '' AND OLD.body = '')
+            AND (u.principal_kind = '' OR OLD.body LIKE '{"erased":"' || u.erasure_id || '"%'
+                 OR u.principal_id IN (OLD.from_id, OLD.to_id) OR instr(OLD.body, u.principal_id)
+                 OR EXISTS (SELECT 1 FROM receipts AS r
+                            WHERE r.tenant_id = OLD.tenant_id AND r.task_id = OLD.task_id AND OLD.task_id <> ''
+                                AND r.receipt_type = 'task.assigned'
+                                AND (r.from_id = u.principal_id OR r.body LIKE '{"erased":"' || u.erasure_id || '"%')))
+            AND (NEW.from_id = OLD.from_id OR NEW.from_id LIKE 'erased-%')
+            AND (NEW.to_id = OLD.to_id OR NEW.to_id LIKE 'erased-%')
+            AND (NEW.schedule_id IS OLD.schedule_id OR NEW.schedule_id LIKE 'erased-%'))
+        OR (NEW.tenant_id, NEW.receipt_id, NEW.receipt_type, NEW.created_at, NEW.from_kind, NEW.to_kind, NEW.task_id,
+            NEW.lease_id, NEW.asyncgate_instance, NEW.parent_id)
+        IS NOT (OLD.tenant_id, OLD.receipt_id, OLD.receipt_type, OLD.created_at, OLD.from_kind, OLD.to_kind,
+                OLD.task_id, OLD.lease_id, OLD.asyncgate_instance, OLD.parent_id)
+    BEGIN SELECT RAISE(ABORT, 'receipts are append-only'); END;
 CREATE TRIGGER edges_stay BEFORE UPDATE ON edges BEGIN SELECT RAISE(ABORT, 'receipts are append-only'); END;
-CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
+CREATE TRIGGER events_stay BEFORE UPDATE ON events
+    WHEN NOT EXISTS (SELECT 1 FROM erasures WHERE tenant_id = OLD.tenant_id AND ended_at IS NULL
+                     AND NEW.payload = '{"erased":"' || erasure_id || '"}')
+        OR (NEW.tenant_id, NEW.event_id, NEW.task_id, NEW.event_type, NEW.created_at)
+        IS NOT (OLD.tenant_id, OLD.event_id, OLD.task_id, OLD.event_type, OLD.created_at)
+    BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
 CREATE TRIGGER archived_stay BEFORE UPDATE ON archived BEGIN SELECT RAISE(ABORT, 'pointers are append-only'); END;
 CREATE TRIGGER seals_stay BEFORE UPDATE ON seals BEGIN SELECT RAISE(ABORT, 'seals are append-only'); END;
-CREATE TRIGGER ledger_stay BEFORE UPDATE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER usage_events_stay BEFORE UPDATE ON usage_events
     BEGIN SELECT RAISE(ABORT, 'usage events are append-only'); END;
-CREATE TRIGGER audit_stay BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+CREATE TRIGGER ledger_stay BEFORE UPDATE ON ledger
+    WHEN NOT EXISTS (
+        SELECT 1 FROM erased AS e JOIN erasures AS u ON u.tenant_id = e.tenant_id AND u.ended_at IS NULL
+        WHERE e.tenant_id = OLD.tenant_id AND e.source = 'ledger' AND e.row_id = OLD.arrival
+            AND NEW.content = '{"erased":"' || e.erasure_id || '","sealed":"' || e.before || '"}'
+            AND (NEW.receipt_id = OLD.receipt_id OR NEW.receipt_id LIKE 'erased-%')
+            AND (NEW.from_id = OLD.from_id OR NEW.from_id LIKE 'erased-%')
+            AND (NEW.to_id = OLD.to_id OR NEW.to_id LIKE 'erased-%')
+            AND (NEW.stated_id = OLD.stated_id OR NEW.stated_id LIKE 'erased-%'))
+        OR (NEW.tenant_id, NEW.arrival, NEW.receipt_type, NEW.task_id, NEW.from_kind, NEW.to_kind,
+            NEW.asyncgate_instance, NEW.stated_kind, NEW.stated_role)
+        IS NOT (OLD.tenant_id, OLD.arrival, OLD.receipt_type, OLD.task_id, OLD.from_kind, OLD.to_kind,
+                OLD.asyncgate_instance, OLD.stated_kind, OLD.stated_role)
+    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+-- Of a line of the audit log, members may go or become pseudonyms; none may come or say something else.
+CREATE TRIGGER audit_stay BEFORE UPDATE ON audit
+    WHEN NOT EXISTS (
+        SELECT 1 FROM erased AS e JOIN erasures AS u ON u.tenant_id = e.tenant_id AND u.ended_at IS NULL
+        WHERE e.tenant_id = OLD.tenant_id AND e.source = 'audit' AND e.row_id = OLD.audit_id
+            AND json_extract(NEW.body, '$.erased') = e.erasure_id)
+        OR EXISTS (SELECT 1 FROM json_each(NEW.body) AS n WHERE n.key <> 'erased' AND n.value NOT LIKE 'erased-%'
+                   AND n.value IS NOT (SELECT o.value FROM json_each(OLD.body) AS o WHERE o.key = n.key))
+        OR (NEW.tenant_id, NEW.audit_id, NEW.number, NEW.at, NEW.event, NEW.severity, NEW.hash)
+        IS NOT (OLD.tenant_id, OLD.audit_id, OLD.number, OLD.at, OLD.event, OLD.severity, OLD.hash)
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+CREATE TRIGGER erased_stay BEFORE UPDATE ON erased BEGIN SELECT RAISE(ABORT, 'what was erased stays noted'); END;
+CREATE TRIGGER erased_keep BEFORE DELETE ON erased BEGIN SELECT RAISE(ABORT, 'what was erased stays noted'); END;
+CREATE TRIGGER erasures_stay BEFORE UPDATE ON erasures WHEN OLD.ended_at IS NOT NULL
+    BEGIN SELECT RAISE(ABORT, 'an erasure that has ended stays as it is'); END;
+CREATE TRIGGER erasures_keep BEFORE DELETE ON erasures BEGIN SELECT RAISE(ABORT, 'erasures stay noted'); END;
 
 CREATE TRIGGER seals_once BEFORE INSERT ON seals
     WHEN EXISTS (SELECT 1 FROM seals WHERE tenant_id = NEW.tenant_id AND seal_id = NEW.seal_id)
@@ -683,7 +768,17 @@ CREATE TRIGGER archived_keep BEFORE DELETE ON archived
 CREATE TRIGGER tasks_keep BEFORE DELETE ON tasks
     WHEN OLD.status IN ('queued', 'leased', 'running') OR OLD.owed
         OR EXISTS (SELECT 1 FROM receipts WHERE tenant_id = OLD.tenant_id AND task_id = OLD.task_id)
+        AND NOT EXISTS (SELECT 1 FROM erasures WHERE tenant_id = OLD.tenant_id AND ended_at IS NULL
+                        AND (principal_kind = '' OR (principal_kind, principal_id) = (OLD.owner_kind, OLD.owner_id)))
     BEGIN SELECT RAISE(ABORT, 'only a settled task whose receipts are in the archive goes'); END;
+-- A key may be deleted when it is revoked, in the erasure of whom it stands for.
+CREATE TRIGGER api_keys_keep BEFORE DELETE ON api_keys
+    WHEN OLD.tenant_id IS (SELECT tenant_id FROM wall)
+        AND (OLD.revoked_at IS NULL
+             OR NOT EXISTS (SELECT 1 FROM erasures WHERE tenant_id = OLD.tenant_id AND ended_at IS NULL
+                            AND (principal_kind = ''
+                                 OR (principal_kind, principal_id) = (OLD.principal_kind, OLD.principal_id))))
+    BEGIN SELECT RAISE(ABORT, 'a key stays until who it stands for is erased'); END;
 CREATE TRIGGER events_keep BEFORE DELETE ON events
     WHEN EXISTS (SELECT 1 FROM tasks WHERE tenant_id = OLD.tenant_id AND task_id = OLD.task_id)
     BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
@@ -1008,4 +1103,28 @@ CREATE TRIGGER seal_heads_delete_wall BEFORE DELETE ON seal_heads WHEN OLD.tenan
 CREATE TRIGGER archived_insert_wall BEFORE INSERT ON archived WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER archived_delete_wall BEFORE DELETE ON archived WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER erasures_insert_wall BEFORE INSERT ON erasures WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER erasures_update_wall BEFORE UPDATE ON erasures
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER erased_insert_wall BEFORE INSERT ON erased WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER receipts_update_wall BEFORE UPDATE ON receipts
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER events_update_wall BEFORE UPDATE ON events
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER audit_update_wall BEFORE UPDATE ON audit
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER ledger_update_wall BEFORE UPDATE ON ledger
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER erasures_delete_wall BEFORE DELETE ON erasures WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
