@@ -1100,16 +1100,16 @@ DECLARE
     one record;
 BEGIN
     FOR one IN SELECT * FROM unnest(ids, keys, senders, recipients, schedules, hashes, bodies)
-                             AS n (id, key, sender, recipient, schedule, hash, body) LOOP
+                             AS n (item, key, sender, recipient, schedule, hash, body) LOOP
         UPDATE asyncgate.receipts AS r
         SET receipt_key = one.key, from_id = one.sender, to_id = one.recipient, schedule_id = one.schedule,
             hash = one.hash, body = one.body
-        WHERE r.tenant_id = tenant AND r.receipt_id = one.id AND asyncgate.is_pseudonym_or(r.from_id, one.sender)
+        WHERE r.tenant_id = tenant AND r.receipt_id = one.item AND asyncgate.is_pseudonym_or(r.from_id, one.sender)
             AND asyncgate.is_pseudonym_or(r.to_id, one.recipient)
             AND asyncgate.is_pseudonym_or(r.schedule_id, one.schedule)
             AND EXISTS (
                 SELECT FROM asyncgate.erased AS e JOIN asyncgate.erasures AS u ON u.tenant_id = tenant
-                WHERE e.tenant_id = tenant AND e.source = 'receipts' AND e.row_id = one.id AND u.ended_at IS NULL
+                WHERE e.tenant_id = tenant AND e.source = 'receipts' AND e.row_id = one.item AND u.ended_at IS NULL
                 AND (one.body = '{"erased":"' || e.erasure_id || '","sealed":"' || e.before || '"}'
                      OR one.body = '' AND r.body = '')
                 AND (u.principal_kind = '' OR r.body LIKE '{"erased":"' || u.erasure_id || '"%'
@@ -1120,7 +1120,7 @@ BEGIN
                                 AND (a.from_id = u.principal_id
                                      OR a.body LIKE '{"erased":"' || u.erasure_id || '"%'))));
         IF NOT FOUND THEN
-            RAISE 'receipt % may not be erased: no open erasure is about it', one.id
+            RAISE 'receipt % may not be erased: no open erasure is about it', one.item
                 USING ERRCODE = 'insufficient_privilege';
         END IF;
     END LOOP;
@@ -1133,13 +1133,13 @@ DECLARE
     tenant uuid := asyncgate.tenant();
     one record;
 BEGIN
-    FOR one IN SELECT * FROM unnest(tasks, ids, payloads) AS n (task_id, id, payload) LOOP
+    FOR one IN SELECT * FROM unnest(tasks, ids, payloads) AS n (task_id, item, payload) LOOP
         UPDATE asyncgate.events AS v SET payload = one.payload
-        WHERE v.tenant_id = tenant AND v.task_id = one.task_id AND v.event_id = one.id
+        WHERE v.tenant_id = tenant AND v.task_id = one.task_id AND v.event_id = one.item
             AND EXISTS (SELECT FROM asyncgate.erasures AS u WHERE u.tenant_id = tenant AND u.ended_at IS NULL
                         AND one.payload = '{"erased":"' || u.erasure_id || '"}');
         IF NOT FOUND THEN
-            RAISE 'event % may not be erased: no erasure is open', one.id USING ERRCODE = 'insufficient_privilege';
+            RAISE 'event % may not be erased: no erasure is open', one.item USING ERRCODE = 'insufficient_privilege';
         END IF;
     END LOOP;
 END $$;
@@ -1152,19 +1152,19 @@ DECLARE
     tenant uuid := asyncgate.tenant();
     one record;
 BEGIN
-    FOR one IN SELECT * FROM unnest(ids, bodies) AS n (id, body) LOOP
+    FOR one IN SELECT * FROM unnest(ids, bodies) AS n (item, body) LOOP
         UPDATE asyncgate.audit AS l SET body = one.body
-        WHERE l.tenant_id = tenant AND l.audit_id = one.id
+        WHERE l.tenant_id = tenant AND l.audit_id = one.item
             AND EXISTS (
                 SELECT FROM asyncgate.erased AS e JOIN asyncgate.erasures AS u ON u.tenant_id = tenant
-                WHERE e.tenant_id = tenant AND e.source = 'audit' AND e.row_id = one.id AND u.ended_at IS NULL
+                WHERE e.tenant_id = tenant AND e.source = 'audit' AND e.row_id = one.item AND u.ended_at IS NULL
                 AND one.body::jsonb ->> 'erased' = e.erasure_id)
             AND NOT EXISTS (
                 SELECT FROM jsonb_each(one.body::jsonb) AS n
                 WHERE n.key <> 'erased' AND n.value #>> '{}' NOT LIKE 'erased-%'
                 AND n.value IS DISTINCT FROM l.body::jsonb -> n.key);
         IF NOT FOUND THEN
-            RAISE 'line % of the audit log may not be erased so', one.id USING ERRCODE = 'insufficient_privilege';
+            RAISE 'line % of the audit log may not be erased so', one.item USING ERRCODE = 'insufficient_privilege';
         END IF;
     END LOOP;
 END $$;
@@ -1178,11 +1178,11 @@ DECLARE
     one record;
 BEGIN
     FOR one IN SELECT * FROM unnest(arrivals, ids, senders, recipients, authors, digests, contents)
-                             AS n (arrival, id, sender, recipient, author, digest, content) LOOP
+                             AS n (arrival, item, sender, recipient, author, digest, content) LOOP
         UPDATE asyncgate.ledger AS l
-        SET receipt_id = one.id, from_id = one.sender, to_id = one.recipient, stated_id = one.author,
+        SET receipt_id = one.item, from_id = one.sender, to_id = one.recipient, stated_id = one.author,
             digest = one.digest, content = one.content
-        WHERE l.tenant_id = tenant AND l.arrival = one.arrival AND asyncgate.is_pseudonym_or(l.receipt_id, one.id)
+        WHERE l.tenant_id = tenant AND l.arrival = one.arrival AND asyncgate.is_pseudonym_or(l.receipt_id, one.item)
             AND asyncgate.is_pseudonym_or(l.from_id, one.sender)
             AND asyncgate.is_pseudonym_or(l.to_id, one.recipient)
             AND asyncgate.is_pseudonym_or(l.stated_id, one.author)
