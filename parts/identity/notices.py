@@ -39,6 +39,10 @@ ADVICE = {
     "budget_warning": "get_budgets shows what is left, set_budget raises a budget; at 100 % no task can be created",
     "budget_reached": "no task can be created until the month ends, or set_budget raises the budget",
     "token_revoked": "find out what was done with it: list_audit",
+    "data_erased": "look after what is outside of the gate's reach: erase_principal with plan lists it",
+    "webhook_parked": "repair the receiver, then change_webhook with active: true; events since then are delivered",
+    "webhook_gone": "the receiver answered 410; remove_webhook, or change_webhook with active: true",
+    "delivery_parked": "list_deliveries with state: parked shows what was given up; replay_deliveries tries it again",
     "cross_tenant_attempt": "find out how the key was used: list_audit with its key_id",
 }
 
