@@ -1,10 +1,11 @@
 // The text filter: `type:ocr status:queued owner:ada age:>1h summary:"monthly report"`.
 //
-// A filter is text that people copy to each other.  Each view names the words that it knows; an unknown word is an error
-// that names those it may be, and nothing is left out in silence.
+// A filter is text that people copy to each other.  Each view names the words that it knows.  Nothing is left out in
+// silence: an unknown word is an error that names the known ones.
 
 import {readLength} from "./time.js";
 
+const SAID_ALREADY = "the filter says this already; put words that belong together into quotes";
 const WORD = /([a-z_]+):(?:"((?:[^"\\]|\\.)*)"|(\S*))|"((?:[^"\\]|\\.)*)"|(\S+)/gi;
 
 /** Read a filter into `{values, problems}`; `words` maps each word to `(text) => request fields`, which may throw. */
@@ -21,7 +22,7 @@ export function readFilter(text, words) {
     else {
       try {
         const found = words[word](said);
-        if (Object.keys(found).some((one) => one in values)) throw new Error("the filter says this already; put words that belong together into quotes");
+        if (Object.keys(found).some((one) => one in values)) throw new Error(SAID_ALREADY);
         Object.assign(values, found);
       } catch (wrong) {
         problems.push(`${whole}: ${wrong.message}`);
@@ -63,7 +64,9 @@ export function readWho(text) {
 /** Read `>1h` or `<2d` into `{over, seconds}`. */
 export function readAge(text) {
   const seconds = readLength(text.slice(1));
-  if (!"<>".includes(text[0]) || seconds === null) throw new Error("say >1h for what is older, or <30min for what is newer");
+  if (!"<>".includes(text[0]) || seconds === null) {
+    throw new Error("say >1h for what is older, or <30min for what is newer");
+  }
   return {over: text[0] === ">", seconds};
 }
 
@@ -71,6 +74,8 @@ export function readAge(text) {
 export function readMoment(text) {
   const said = text.slice(1);
   const moment = new Date(/T/.test(said) && !/(Z|[+-]\d\d:?\d\d)$/i.test(said) ? `${said}Z` : said);
-  if (!"<>".includes(text[0]) || Number.isNaN(moment.getTime())) throw new Error("say >2026-11-01 or <2026-11-01T08:00 (UTC)");
+  if (!"<>".includes(text[0]) || Number.isNaN(moment.getTime())) {
+    throw new Error("say >2026-11-01 or <2026-11-01T08:00 (UTC)");
+  }
   return {after: text[0] === ">", moment: moment.toISOString()};
 }

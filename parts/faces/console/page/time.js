@@ -1,12 +1,13 @@
 // Times and lengths of time, as people say them.
 
+import {h} from "./dom.js";
+
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 const SECONDS = {s: 1, sec: 1, m: 60, min: 60, h: 3600, d: 86400, w: 604800};
-const clock = new Intl.DateTimeFormat(undefined, {hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false});
+const CLOCK = {hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false};
+const clock = new Intl.DateTimeFormat(undefined, CLOCK);
 const full = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "long"});
 const day = new Intl.DateTimeFormat(undefined, {day: "numeric", month: "short"});
-
-import {h} from "./dom.js";
 
 /** Say a length of time in at most two units: 41 s, 3 min 5 s, 2 d 4 h. */
 export function sayLength(seconds) {
@@ -51,7 +52,7 @@ export function sayClock(moment, now) {
   return today ? clock.format(time) : `${day.format(time)} ${clock.format(time)}`;
 }
 
-/** Show a time: how long ago, with the whole time for whoever asks. */
+/** Show a time: how long ago, and the whole time for whoever points at it. */
 export function when(moment, now) {
   if (!moment) return h("span", {class: "quiet"}, "–");
   return h("time", {datetime: moment, title: `${full.format(new Date(moment))}\n${moment}`}, sayWhen(moment, now));
