@@ -721,7 +721,6 @@ ARCHIVED = (f"SELECT {listed(typed(Archived))} FROM asyncgate.archived "
 FIND_KEY = f"SELECT f.tenant::text, f.suspended, {listed(typed(Key), '(f.key).')} FROM asyncgate.find_key($1) AS f"
 UNSENT = "SELECT asyncgate.unsent()::text"
 WEBHOOK_TENANTS = "SELECT asyncgate.webhook_tenants()::text"
-WEBHOOK_DELIVERIES = f"SELECT {listed(typed(WebhookDelivery))} FROM asyncgate.webhook_deliveries WHERE tenant_id = $1"
 WAITING = f"""
 SELECT {listed(OUTGOING)} FROM asyncgate.outbox
 WHERE tenant_id = $1 AND state = 'waiting' AND receipt_id > $2 ORDER BY receipt_id LIMIT $3"""
@@ -810,7 +809,8 @@ def select_deliveries(of: DeliveryFilter) -> tuple[str, list[str]]:
     signs, order = ("<", ">=") if of.newest else (">", "<="), " DESC" * of.newest
     bounds = [f"({columns}) {sign} ({names}, ${len(given) + at}::text)" for at, sign in enumerate(signs, 2)]
     by = ", ".join(f"{name}{order}" for name in [*led, "delivery_id"])
-    return f"{WEBHOOK_DELIVERIES} AND {' AND '.join(bounds)} ORDER BY {by} LIMIT {of.limit:d}", [*given, first, last]
+    return (f"SELECT {listed(typed(WebhookDelivery))} FROM asyncgate.webhook_deliveries "
+            f"WHERE tenant_id = $1 AND {' AND '.join(bounds)} ORDER BY {by} LIMIT {of.limit:d}"), [*given, first, last]
 
 
 def leave_out(of: TaskFilter, one: TaskRange) -> TaskFilter:

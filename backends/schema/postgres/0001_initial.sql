@@ -604,7 +604,7 @@ CREATE TABLE asyncgate.ledger_marks (       -- how far a ledger was read for rec
 
 CREATE TABLE asyncgate.webhooks (           -- endpoints, and how far their events are delivered
     tenant_id       uuid NOT NULL,
-    webhook_id      asyncgate.id NOT NULL,
+    webhook_id      asyncgate.id NOT NULL,  -- UUIDv7
     url             text NOT NULL,          -- where events are posted
     description     text NOT NULL,          -- for people
     types           text NOT NULL,          -- JSON array of event types; empty: every receipt
@@ -626,7 +626,7 @@ CREATE TABLE asyncgate.webhooks (           -- endpoints, and how far their even
 
 CREATE TABLE asyncgate.webhook_heads (      -- how many endpoints a tenant has
     tenant_id       uuid PRIMARY KEY,
-    number          bigint NOT NULL
+    number          bigint NOT NULL         -- of endpoints
 );
 
 CREATE TABLE asyncgate.webhook_deliveries ( -- what became of each event
