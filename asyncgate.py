@@ -91,8 +91,8 @@ from asyncgate.parts.model.queries import (
     EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, TaskFilter, wanted_is)
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    ACTIVE, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing, Pauses,
-    Presence, Progress, Receipt, Schedule, Task, Usage)
+    ACTIVE, ERASABLE, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing,
+    Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
 from asyncgate.parts.model.views import (
     decode_terms, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
 from asyncgate.parts.model.wire import (
@@ -429,6 +429,8 @@ class Work:
         self.closed: dict[str, Principal] = {}
         self.kept: dict[tuple[type[Struct], tuple[str, ...]], Any] = {}     # None: dropped
         self.delivered: dict[str, float] = {}
+        self.erased: dict[tuple[type[Struct], tuple[str, ...]], Struct] = {}    # by the fields of ERASABLE
+        self.freed: dict[Struct, int] = {}                              # bytes that their bodies have got shorter
         self.called: dict[str, int] = {}                                # calls of the tenant, by kind
         self.metered = True                                             # False: rows come with what was counted of them
         self._undo: list[tuple[dict[Any, Any], Any, Any]] = []
@@ -611,6 +613,15 @@ class Work:
         """Forget a record."""
         self._set(self.records, (kind, key), None)
         self._set(self.kept, (kind, key), None)
+
+    def erase_row(self, row: Struct, freed_bytes: int = 0) -> None:
+        """Put a row in place of the one that it is found by, whose other fields stay; only an erasure may.
+
+        `freed_bytes` is by how much the body of a receipt gets shorter.
+        """
+        self.count_usage(receipt_bytes=-freed_bytes)
+        self._set(self.freed, row, freed_bytes)
+        self._set(self.erased, (type(row), tuple([getattr(row, name) for name in ERASABLE[type(row)][1]])), row)
 
     def add_audit(self, line: Audit) -> None:
         """Add a line to the audit log."""
@@ -905,7 +916,8 @@ class Engine:
     def _note_caller(self, caller: Caller, ask: Ask) -> None:
         """Note the principal that calls, not the one it asks about; upkeep stores it every half minute."""
         who = speaker(caller, ask)
-        who = caller.principal if caller.bound and not who.same(caller.principal) else who
+        if ask.asks_about() or (caller.bound and not who.same(caller.principal)):
+            who = caller.principal
         self.sightings.calls.append((caller.tenant_id, who, time.time() + self.backend.skew))
         if len(self.sightings.calls) >= MOST_CALLS:
             self.sightings.count()

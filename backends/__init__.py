@@ -35,6 +35,7 @@ from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.queries import (
     ANY_KIND,
     ArchivedFilter,
+    DeliveryFilter,
     EntryFilter,
     EventFilter,
     LeaseCount,
@@ -59,10 +60,10 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.settings import DatabaseSettings, Settings
     from asyncgate.parts.model.stored import Depth, Key, Lag, Receipt
 
-__all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "EntryFilter", "EventFilter",
-           "FileBackend", "LastingBackend", "LeaseCount", "LeaseFilter", "ObligationFilter", "OutboxFilter", "OutboxOf",
-           "Query", "QueueFilter", "ReceiptFilter", "Row", "Rows", "ScheduleFilter", "SharedBackend", "TaskFilter",
-           "TransactingBackend",
+__all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "DeliveryFilter", "EntryFilter",
+           "EventFilter", "FileBackend", "LastingBackend", "LeaseCount", "LeaseFilter", "ObligationFilter",
+           "OutboxFilter", "OutboxOf", "Query", "QueueFilter", "ReceiptFilter", "Row", "Rows", "ScheduleFilter",
+           "SharedBackend", "TaskFilter", "TransactingBackend",
            "is_lasting", "is_shared", "look_into", "migrate", "migration_sql", "open_backend", "wanted_is"]
 
 R = TypeVar("R", bound=Struct)
@@ -94,6 +95,8 @@ class Backend(Protocol):
         A dropped row takes its dependents with it: a Receipt its edges and delivery time, a Task its lease, progress
         and events.  Lines of the audit log are dropped oldest first.  The rules drop a Receipt only in the batch that
         keeps its Archived, and the reverse; a database that can check this should.
+        A row in `erased` is changed last, in the fields that ERASABLE names and no others; a database that can check it
+        lets that pass in an open Erasure only, and a Task with receipts go, too.
         Raises Refused if the database refused the batch and nothing of it was kept.  After any other exception the
         outcome may be unknown.
         """
@@ -115,6 +118,9 @@ class Backend(Protocol):
 
     async def unsent(self) -> list[str]:
         """Return the tenants whose outbox has receipts, waiting or parked."""
+
+    async def webhook_tenants(self) -> list[str]:
+        """Return the tenants that have endpoints for webhooks."""
 
     async def lag(self, tenant_id: str) -> Lag:
         """Return how many receipts wait for the ledger, how many are parked, and when the oldest waiting one came."""
@@ -147,8 +153,10 @@ class Backend(Protocol):
         returned too.
         """
 
-    async def drop_lanes(self) -> int:
+    async def drop_lanes(self, tenant_id: str | None = None) -> int:
         """Delete the lanes in which no task waits, and the numbers of empty queues; return how many lanes.
+
+        The numbers are kept for an hour, unless a tenant is named: then they go at once, of that tenant alone.
 
         Must not run during `decide`, because a batch relies on the lanes that its Work knows.
         """

@@ -30,6 +30,7 @@ from asyncgate.parts.model.queries import (
     QUEUE_KEPT_SECONDS,
     AheadOf,
     ArchivedFilter,
+    DeliveryFilter,
     EntryFilter,
     EventFilter,
     HoldingsOf,
@@ -78,6 +79,7 @@ from asyncgate.parts.model.stored import (
     export_key,
     key_of,
 )
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Principal
 
@@ -121,6 +123,21 @@ class Tenant:
         self.leases.pop(id, None)
         self.progress.pop(id, None)
         self.events = {event_id: event for event_id, event in self.events.items() if event.task_id != id}
+
+    def erase(self, kind: type[Struct], place: tuple[str, ...], row: Any) -> None:
+        """Put a row without its content in place of one."""
+        if kind is Entry:
+            rows = self.records[Entry]
+            rows.pop(next(key for key, old in rows.items() if (old.arrival,) == place))
+            rows[row.receipt_id,] = row
+            return
+        if kind is Receipt:
+            old = self.receipts[place[0]]
+            self.recorded.discard((old.task_id, old.receipt_key))
+            self.recorded.add((row.task_id, row.receipt_key))
+        tables: dict[type[Struct], dict[str, Any]] = {
+            Receipt: self.receipts, Event: self.events, Audit: self.audit, Task: self.tasks, Lease: self.leases}
+        tables[kind][place[-1]] = row
 
     def shown(self, receipt: Receipt) -> Receipt:
         """Return a receipt with its delivery time."""
@@ -177,6 +194,15 @@ class Tenant:
                  and of.task_id in (None, row.task_id) and of.receipt_type in (None, row.receipt_type)
                  and of.instance in (None, row.asyncgate_instance))
         return islice(found, of.limit)
+
+    def find_deliveries(self, of: DeliveryFilter) -> Iterator[WebhookDelivery]:
+        """Yield what became of the events of an endpoint."""
+        rows = {id: row for (owner, id), row in self.records[WebhookDelivery].items()
+                if owner == of.webhook_id and of.state in (None, row.state)}
+        if of.newest:
+            ids = (id for id in sorted(rows, reverse=True) if of.after is None or id < of.after)
+            return islice((rows[id] for id in ids), of.limit)
+        return islice(after(rows, of.after), of.limit)
 
     def rows(self, table: type[Struct]) -> dict[str, Any]:
         """Return all rows of a table by their export keys."""
@@ -298,6 +324,8 @@ class Memory:
             tenant.records[kind].pop(place, None)
             tenant.records[kind].update({place: row} if row is not None else {})
         tenant.delivered.update(work.delivered)
+        for (kind, place), row in work.erased.items():
+            tenant.erase(kind, place, row)
 
     # Reading.
 
@@ -356,8 +384,10 @@ class Memory:
             case ArchivedFilter():
                 pointers = {id: one for (id,), one in tenant.records[Archived].items() if one.task_id == query.task_id}
                 return after(pointers, None)
+            case DeliveryFilter():
+                return tenant.find_deliveries(query)
             case Rows():
-                return islice(after(tenant.rows(query.table), query.after), 1000)
+                return islice(after(tenant.rows(query.table), query.after), query.limit)
         raise TypeError(f"no page of {query}")
 
     def _counts(self, tenant: Tenant, of: LeaseCount, lease: Lease) -> bool:
@@ -382,6 +412,10 @@ class Memory:
     async def unsent(self) -> list[str]:
         """Return the tenants whose outbox has receipts."""
         return [tenant_id for tenant_id, tenant in self.all.items() if tenant.records[Outgoing]]
+
+    async def webhook_tenants(self) -> list[str]:
+        """Return the tenants that have endpoints for webhooks."""
+        return [tenant_id for tenant_id, tenant in self.all.items() if tenant.records[Webhook]]
 
     async def lag(self, tenant_id: str) -> Lag:
         """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""
@@ -427,16 +461,16 @@ class Memory:
         ends = [(lease.expires_at, id, lease.task_id) for id, tenant in self.all.items() for lease in tenant.live()]
         return sorted(end for end in ends if end[0] >= since)[:limit]
 
-    async def drop_lanes(self) -> int:
+    async def drop_lanes(self, tenant_id: str | None = None) -> int:
         """Delete the lanes in which no task waits."""
-        dropped = 0
-        for tenant in self.all.values():
+        dropped, kept_since = 0, self.now() - (QUEUE_KEPT_SECONDS if tenant_id is None else 0.0)
+        for tenant in self.all.values() if tenant_id is None else [self.all[tenant_id]]:
             waiting = {task.lane for task in tenant.tasks.values() if task.status == "queued" and task.held is None}
             gone = tenant.lanes.known.keys() - waiting
             tenant.lanes.forget(gone)
             dropped += len(gone)
             tenant.queues = {lane: row for lane, row in tenant.queues.items()
-                             if any(row[2:5]) or row[5] > self.now() - QUEUE_KEPT_SECONDS}
+                             if any(row[2:5]) or row[5] > kept_since}
         return dropped
 
     async def next_due(self, tenant_id: str) -> float | None:

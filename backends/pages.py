@@ -12,6 +12,7 @@ from asyncgate.parts.model.queries import (
     DELAYED_COUNTED,
     AheadOf,
     ArchivedFilter,
+    DeliveryFilter,
     EntryFilter,
     EventFilter,
     HoldingsOf,
@@ -46,6 +47,7 @@ from asyncgate.parts.model.stored import (
     Schedule,
     Task,
 )
+from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import Kind
 
 T = TypeVar("T")
@@ -162,8 +164,10 @@ class Pages(ABC):
                 return await self.find_entries(tenant_id, query)
             case ArchivedFilter():
                 return await self.find_archived(tenant_id, query)
+            case DeliveryFilter():
+                return await self.find_deliveries(tenant_id, query)
             case Rows():
-                return await self.find_rows(tenant_id, query.table, query.after)
+                return await self.find_rows(tenant_id, query.table, query.after, query.limit)
         raise TypeError(f"no page of {query}")
 
     async def find_tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
@@ -268,5 +272,9 @@ class Pages(ABC):
         """Return the pointers to a task's archived receipts."""
 
     @abstractmethod
-    async def find_rows(self, tenant_id: str, table: type[Struct], after: str) -> list[Any]:
-        """Return the next 1,000 rows of a table."""
+    async def find_deliveries(self, tenant_id: str, of: DeliveryFilter) -> list[WebhookDelivery]:
+        """Return a page of what became of the events of an endpoint."""
+
+    @abstractmethod
+    async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:
+        """Return the next rows of a table."""

@@ -53,6 +53,7 @@ from asyncgate.parts.model.queries import (
     QUEUE_KEPT_SECONDS,
     AheadOf,
     ArchivedFilter,
+    DeliveryFilter,
     EntryFilter,
     EventFilter,
     HoldingsOf,
@@ -74,7 +75,9 @@ from asyncgate.parts.model.queries import (
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.model.stored import (
     APPEND_ONLY,
+    ERASABLE,
     RECORDS,
+    TABLES,
     Archived,
     Audit,
     Depth,
@@ -97,6 +100,7 @@ from asyncgate.parts.model.stored import (
     Usage,
     export_order,
 )
+from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind, LeaseNext
 from asyncgate.parts.process.outages import OFTEN
@@ -123,6 +127,11 @@ ALTER TABLE presences ADD COLUMN failed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN expired INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE presences ADD COLUMN released INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE accounts ADD COLUMN budgets TEXT NOT NULL DEFAULT '{}';
+DROP TRIGGER receipts_stay;
+DROP TRIGGER events_stay;
+DROP TRIGGER ledger_stay;
+DROP TRIGGER audit_stay;
+DROP TRIGGER tasks_keep;
 DROP INDEX leases_claim;
 DROP INDEX tasks_delayed;
 """
@@ -227,6 +236,10 @@ DROP: dict[type[Struct], list[str]] = {
     Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
     Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
         "tasks", "leases", "progress", "events")]}
+ERASABLE_TABLES: dict[type[Struct], str] = {Receipt: "receipts", Event: "events", Audit: "audit", Entry: "ledger",
+                                            Task: "tasks", Lease: "leases"}
+ERASE = {kind: f"UPDATE {ERASABLE_TABLES[kind]} SET {', '.join(f'{name} = ?' for name in names)} WHERE tenant_id = ? "
+               f"AND {' AND '.join(f'{name} = ?' for name in key)}" for kind, (names, key) in ERASABLE.items()}
 EMPTY_LANES = """
     SELECT lane FROM lanes
     WHERE tenant_id = ?1
@@ -341,6 +354,7 @@ UNSENT = """
 WAITING = f"""
     SELECT {listed(Outgoing)} FROM outbox
     WHERE tenant_id = ? AND state = 'waiting' AND receipt_id > ? ORDER BY receipt_id LIMIT ?"""
+WEBHOOK_DELIVERIES = f"SELECT {listed(WebhookDelivery)} FROM webhook_deliveries WHERE tenant_id = ?"
 OUTGOING = f"""
     SELECT {listed(Outgoing)} FROM outbox WHERE tenant_id = ? AND receipt_id IN (SELECT value FROM json_each(?))"""
 LAG = """
@@ -397,8 +411,6 @@ COUNT_OVERDUE = f"""
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
     WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
-EXPORTS: dict[type[Struct], str] = {Task: "tasks", Lease: "leases", Progress: "progress",
-                                    Event: "events", Obligation: "obligations", Audit: "audit", **RECORDS}
 
 
 def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None]:
@@ -728,6 +740,8 @@ class Sqlite(Pages):
             for sql in [KEEP[kind]] if row is not None else DROP[kind]:
                 many(sql, [astuple(row) if row is not None else key])
         many(ADD_DELIVERY, work.delivered.items())
+        for (kind, place), erased in work.erased.items():       # behind the records: the triggers look at those
+            self.db.execute(ERASE[kind], (*(getattr(erased, name) for name in ERASABLE[kind][0]), tenant_id, *place))
 
     def _measure_bodies(self, work: Work, added: int) -> int:
         """Return how many bytes a batch stores in receipts; one that was stored already is not stored again."""
@@ -888,6 +902,20 @@ class Sqlite(Pages):
         """Return the outbox rows of some receipts."""
         return [Outgoing(*row) for row in await self._rows(OUTGOING, tenant_id, json.dumps(of.receipt_ids))]
 
+    async def find_deliveries(self, tenant_id: str, of: DeliveryFilter) -> list[WebhookDelivery]:
+        """Return a page of what became of the events of an endpoint."""
+        sql, given = f"{WEBHOOK_DELIVERIES} AND webhook_id = ?", [tenant_id, of.webhook_id]
+        for condition, value in (("state = ?", of.state), (f"delivery_id {'<' if of.newest else '>'} ?", of.after)):
+            if value is not None:
+                given.append(value)
+                sql += f" AND {condition}"
+        rows = await self._rows(f"{sql} ORDER BY delivery_id{' DESC' * of.newest} LIMIT {of.limit:d}", *given)
+        return [WebhookDelivery(*row) for row in rows]
+
+    async def webhook_tenants(self) -> list[str]:
+        """Return the tenants that have endpoints for webhooks."""
+        return [row[0] for row in await self._rows("SELECT tenant_id FROM webhook_heads WHERE number > 0")]
+
     async def lag(self, tenant_id: str) -> Lag:
         """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""
         return Lag(*(await self._rows(LAG, tenant_id))[0])
@@ -940,18 +968,19 @@ class Sqlite(Pages):
         """Return when live leases expire."""
         return await self._rows(LAPSES, since, limit)
 
-    async def drop_lanes(self) -> int:
+    async def drop_lanes(self, tenant_id: str | None = None) -> int:
         """Delete the lanes in which no task waits; on the writer thread, so that no batch runs meanwhile."""
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.queue.put(WriterCall(self._drop_lanes, answer))
+        self.queue.put(WriterCall(lambda: self._drop_lanes(tenant_id), answer))
         return await answer
 
-    def _drop_lanes(self) -> int:
+    def _drop_lanes(self, only: str | None) -> int:
         dropped: dict[str, list[int]] = {}
+        kept_since = self.now() - (QUEUE_KEPT_SECONDS if only is None else 0.0)
         with transaction(self.db):
-            for tenant_id in list(self.lanes):
+            for tenant_id in list(self.lanes) if only is None else [only]:
                 self.db.execute(WALL, (tenant_id,))
-                self.db.execute(EMPTY_QUEUES, (tenant_id, self.now() - QUEUE_KEPT_SECONDS))
+                self.db.execute(EMPTY_QUEUES, (tenant_id, kept_since))
                 dropped[tenant_id] = [lane for (lane,) in self.db.execute(EMPTY_LANES, (tenant_id,)).fetchall()]
                 self.db.executemany("DELETE FROM lanes WHERE tenant_id = ? AND lane = ?",
                                     [(tenant_id, lane) for lane in dropped[tenant_id]])
@@ -965,15 +994,15 @@ class Sqlite(Pages):
         due: float | None = (await self._rows(DUE, tenant_id, self.now()))[0][0]
         return due
 
-    async def find_rows(self, tenant_id: str, table: type[Struct], after: str) -> list[Any]:
-        """Return the next 1,000 rows of a table, in the order of its primary key."""
+    async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:
+        """Return the next rows of a table, in the order of its primary key."""
         if table is Receipt:
-            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
+            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, limit))
         if not (order := export_order(table)):
             return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
         names, marks = ", ".join(order), ", ".join("?" * len(order))
-        sql = (f"SELECT {listed(table)} FROM {EXPORTS[table]} WHERE tenant_id = ? AND ({names}) > ({marks}) "
-               f"ORDER BY {names} LIMIT 1000")
+        sql = (f"SELECT {listed(table)} FROM {TABLES[table]} WHERE tenant_id = ? AND ({names}) > ({marks}) "
+               f"ORDER BY {names} LIMIT {limit:d}")
         behind = after.split("\0") if after else [""] * len(order)
         return [table(*row) for row in await self._rows(sql, tenant_id, *behind)]
 
@@ -1007,7 +1036,7 @@ class Sqlite(Pages):
 
     async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
         """Return how many rows some tables have, over all tenants."""
-        names = ["receipts" if table is Receipt else EXPORTS[table] for table in tables]
+        names = ["receipts" if table is Receipt else TABLES[table] for table in tables]
         return sum([(await self._rows(f"SELECT count(*) FROM {name}"))[0][0] for name in names])
 
 

@@ -53,6 +53,10 @@ from asyncgate.parts.model.wire_admin import (
     Tenants,
     Tier,
 )
+from asyncgate.parts.model.wire_erasure import (
+    ErasureReport,
+    Erasures,
+)
 from asyncgate.parts.model.wire_oauth import (
     Clients,
     Consents,
@@ -91,6 +95,15 @@ from asyncgate.parts.model.wire_usage import (
     Period,
     Quantity,
     UsageReport,
+)
+from asyncgate.parts.model.wire_webhooks import (
+    CreatedWebhook,
+    Deliveries,
+    DeliveryState,
+    Replayed,
+    TestedWebhook,
+    WebhookRecord,
+    Webhooks,
 )
 from asyncgate.parts.model.wire_workers import (
     Explanation,
@@ -251,6 +264,22 @@ class Welcome(Struct, kw_only=True):
     warnings: list[str] = []
 
 
+class ExportPage(Struct, kw_only=True):
+    """One page of an export: some rows of one kind."""
+
+    tenant: str
+    principal: Principal | None = None
+    kind: str
+    purpose: str
+    begun_at: datetime
+    read_at: datetime
+    looked_at: int
+    rows: list[Any]
+    left_out: list[str]
+    kinds: list[str]
+    next_cursor: str | None = None
+
+
 class HistoryEvent(Struct, kw_only=True):
     """One event in the history of a task, with its receipt if it has one."""
 
@@ -367,19 +396,25 @@ CALLS = {
     "cancel_task": CallSpec("cancel_task", "POST", "/v1/tasks/{task_id}/cancel", True, "principal", ()),
     "change_client": CallSpec("change_client", "POST", "/v1/clients/{client_id}", False, "", ()),
     "change_user": CallSpec("change_user", "POST", "/v1/users/{user_id}", False, "", ()),
+    "change_webhook": CallSpec("change_webhook", "POST", "/v1/webhooks/{webhook_id}", True, "", ()),
     "check_terminator": CallSpec("check_terminator", "POST", "/v1/receipts/check-terminator", True, "", ()),
     "complete": CallSpec("complete", "POST", "/v1/tasks/{task_id}/complete", True, "worker", ()),
     "complete_tasks": CallSpec("complete_tasks", "POST", "/v1/tasks/complete-batch", True, "worker", ()),
     "create_task": CallSpec("create_task", "POST", "/v1/tasks", True, "principal", ("idempotency_key",)),
     "create_tasks": CallSpec("create_tasks", "POST", "/v1/tasks/batch", True, "principal", ()),
     "create_tenant": CallSpec("create_tenant", "POST", "/v1/tenants", False, "", ()),
+    "create_webhook": CallSpec("create_webhook", "POST", "/v1/webhooks", False, "", ()),
     "drain_gate": CallSpec("drain_gate", "POST", "/v1/gate/drain", True, "", ()),
     "drain_work": CallSpec("drain_work", "POST", "/v1/pauses/drain", True, "", ()),
     "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
     "end_session": CallSpec("end_session", "POST", "/v1/sessions/end", True, "", ()),
+    "erase_principal": CallSpec("erase_principal", "POST", "/v1/principals/erase", True, "", ()),
+    "erase_tenant": CallSpec("erase_tenant", "POST", "/v1/tenants/{tenant}/erase", True, "", ()),
     "examine_gate": CallSpec("examine_gate", "GET", "/v1/examination", True, "", ()),
     "explain_task": CallSpec("explain_task", "GET", "/v1/tasks/{task_id}/explain", True, "principal", ()),
+    "export_principal": CallSpec("export_principal", "GET", "/v1/export/principal", True, "", ()),
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
+    "export_tenant": CallSpec("export_tenant", "GET", "/v1/export/tenant", True, "", ()),
     "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
     "get_budgets": CallSpec("get_budgets", "GET", "/v1/budgets", True, "", ()),
     "get_bulk": CallSpec("get_bulk", "GET", "/v1/bulks/{bulk_id}", True, "", ()),
@@ -399,6 +434,9 @@ CALLS = {
     "list_audit": CallSpec("list_audit", "GET", "/v1/audit", True, "principal", ()),
     "list_clients": CallSpec("list_clients", "GET", "/v1/clients", True, "principal", ()),
     "list_consents": CallSpec("list_consents", "GET", "/v1/consents", True, "principal", ()),
+    "list_deliveries": CallSpec(
+        "list_deliveries", "GET", "/v1/webhooks/{webhook_id}/deliveries", True, "principal", ()),
+    "list_erasures": CallSpec("list_erasures", "GET", "/v1/erasures", True, "principal", ()),
     "list_keys": CallSpec("list_keys", "GET", "/v1/keys", True, "principal", ()),
     "list_leases": CallSpec("list_leases", "GET", "/v1/leases", True, "worker", ()),
     "list_obligations": CallSpec("list_obligations", "GET", "/v1/obligations", True, "principal", ()),
@@ -413,6 +451,7 @@ CALLS = {
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
     "list_users": CallSpec("list_users", "GET", "/v1/users", True, "principal", ()),
+    "list_webhooks": CallSpec("list_webhooks", "GET", "/v1/webhooks", True, "", ()),
     "list_workers": CallSpec("list_workers", "GET", "/v1/workers", True, "principal", ()),
     "make_sign_in_link": CallSpec("make_sign_in_link", "POST", "/v1/sign-in-links", False, "", ()),
     "pause_work": CallSpec("pause_work", "POST", "/v1/pauses", True, "", ()),
@@ -423,7 +462,9 @@ CALLS = {
     "release_lease": CallSpec("release_lease", "POST", "/v1/leases/release", True, "worker", ()),
     "remove_client": CallSpec("remove_client", "POST", "/v1/clients/{client_id}/remove", False, "", ()),
     "remove_user": CallSpec("remove_user", "POST", "/v1/users/{user_id}/remove", False, "", ()),
+    "remove_webhook": CallSpec("remove_webhook", "POST", "/v1/webhooks/{webhook_id}/remove", False, "", ()),
     "renew_lease": CallSpec("renew_lease", "POST", "/v1/leases/renew", True, "worker", ()),
+    "replay_deliveries": CallSpec("replay_deliveries", "POST", "/v1/webhooks/{webhook_id}/replay", False, "", ()),
     "report_progress": CallSpec("report_progress", "POST", "/v1/tasks/{task_id}/progress", False, "worker", ()),
     "report_schedule": CallSpec("report_schedule", "POST", "/v1/schedules/report", True, "worker", ()),
     "rerun_task": CallSpec("rerun_task", "POST", "/v1/tasks/{task_id}/rerun", True, "principal", ("idempotency_key",)),
@@ -434,6 +475,8 @@ CALLS = {
     "revoke_token": CallSpec("revoke_token", "POST", "/v1/access-tokens/revoke", True, "", ()),
     "rotate_credentials": CallSpec("rotate_credentials", "POST", "/v1/credentials/rotate", False, "", ()),
     "rotate_key": CallSpec("rotate_key", "POST", "/v1/keys/{key_id}/rotate", False, "", ()),
+    "rotate_webhook_secret": CallSpec(
+        "rotate_webhook_secret", "POST", "/v1/webhooks/{webhook_id}/rotate", False, "", ()),
     "run_archive": CallSpec("run_archive", "POST", "/v1/archive/run", False, "", ()),
     "run_bulk": CallSpec("run_bulk", "POST", "/v1/bulks", True, "", ()),
     "run_task": CallSpec("run_task", "POST", "/v1/tasks/run", True, "principal", ("idempotency_key",)),
@@ -443,6 +486,7 @@ CALLS = {
     "sign_out_everywhere": CallSpec("sign_out_everywhere", "POST", "/v1/sign-out", True, "", ()),
     "start_task": CallSpec("start_task", "POST", "/v1/tasks/{task_id}/running", True, "worker", ()),
     "suspend_tenant": CallSpec("suspend_tenant", "POST", "/v1/tenants/{tenant}/suspend", False, "", ()),
+    "test_webhook": CallSpec("test_webhook", "POST", "/v1/webhooks/{webhook_id}/test", False, "", ()),
     "whoami": CallSpec("whoami", "GET", "/v1/whoami", True, "", ()),
     "withdraw_consent": CallSpec("withdraw_consent", "POST", "/v1/consents/withdraw", True, "", ()),
 }
@@ -524,6 +568,19 @@ class AsyncOperations:
         """
         return await self.ask("change_user", UserRecord, locals())
 
+    async def change_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, endpoint: str | None = None, types: Names | None = None,
+        principals: Names | None = None, description: str | None = None, active: bool | None = None,
+        skip_missed: bool | None = None, tenant_id: str | None = None,
+    ) -> WebhookRecord:
+        """Change an endpoint; what is absent stays as it is.
+
+        While it is not active nothing is delivered, and nothing is lost: with active: true it goes on where it stopped,
+        or
+        with skip_missed at what happens from now on.
+        """
+        return await self.ask("change_webhook", WebhookRecord, locals())
+
     async def check_terminator(
         self, parent_receipt_id: str, *, tenant_id: str | None = None,
     ) -> Terminator:
@@ -588,6 +645,17 @@ class AsyncOperations:
         """
         return await self.ask("create_tenant", TenantRecord, locals())
 
+    async def create_webhook(
+        self, endpoint: str, *, tenant: str | None = None, types: Names | None = None, principals: Names | None = None,
+        description: str | None = None, tenant_id: str | None = None,
+    ) -> CreatedWebhook:
+        """Add an endpoint to which events of the tenant are posted from now on; only this answer shows its secret.
+
+        Each request is signed as Standard Webhooks say, and its webhook-id is the id of the event, the same at each
+        attempt.  A success is any 2xx.  Refused above webhooks.max_per_tenant.
+        """
+        return await self.ask("create_webhook", CreatedWebhook, locals())
+
     async def drain_gate(
         self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Drained:
@@ -629,6 +697,31 @@ class AsyncOperations:
         """End a session; its tokens are refused within five seconds."""
         return await self.ask("end_session", Ok, locals())
 
+    async def erase_principal(
+        self, principal_id: str, *, tenant: str | None = None, plan: bool | None = None, confirm: str | None = None,
+        vacuum: bool | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+    ) -> ErasureReport:
+        """Erase everything that is kept of a principal: first with plan, which changes nothing, then with confirm.
+
+        Credentials go first, work in flight is canceled, obligations are discharged; receipts stay without content, so
+        that
+        seals and the chains of others stay sound.  An interrupted erasure goes on when it is called again.  Spec
+        21.12.1.
+        """
+        return await self.ask("erase_principal", ErasureReport, locals())
+
+    async def erase_tenant(
+        self, tenant: str, *, plan: bool | None = None, confirm: str | None = None, vacuum: bool | None = None,
+        tenant_id: str | None = None,
+    ) -> ErasureReport:
+        """Erase everything that is kept of a tenant: first with plan, which changes nothing, then with confirm.
+
+        For the operator.  The tenant is suspended at once and stays so, without a name.  Receipts stay without content,
+        so
+        that its seals stay sound.  An interrupted erasure goes on when it is called again.  Spec 21.12.1.
+        """
+        return await self.ask("erase_tenant", ErasureReport, locals())
+
     async def examine_gate(
         self, *, tenant_id: str | None = None,
     ) -> Examination:
@@ -653,6 +746,21 @@ class AsyncOperations:
         """
         return await self.ask("explain_task", Explanation, locals())
 
+    async def export_principal(
+        self, *, tenant: str | None = None, limit: int | None = None, cursor: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+    ) -> ExportPage:
+        """Export everything about a principal, page by page; without principal_id, about the caller itself.
+
+        That is what names it, the tasks that it owns or was the last to work on, and what belongs to these.  An admin
+        may
+        name any principal of its tenant; others export themselves, and need the scope admin:read for it.  `asyncgate
+        export
+        principal FILE` writes all pages into one archive.  The beginning is audited; a cursor is valid for seven days.
+        Spec 21.12.1.
+        """
+        return await self.ask("export_principal", ExportPage, locals())
+
     async def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
     ) -> Exported:
@@ -661,6 +769,18 @@ class AsyncOperations:
         `asyncgate receipts export FILE` writes all of them into a file, with their seals.  Spec 20.9.
         """
         return await self.ask("export_receipts", Exported, locals())
+
+    async def export_tenant(
+        self, *, tenant: str | None = None, limit: int | None = None, cursor: str | None = None,
+        tenant_id: str | None = None,
+    ) -> ExportPage:
+        """Export everything about a tenant, page by page, without secrets and their hashes.
+
+        `asyncgate export tenant FILE` writes all pages into one archive.  The beginning is audited; a cursor is valid
+        for
+        seven days.  Each page says when it was read.  Spec 21.12.1.
+        """
+        return await self.ask("export_tenant", ExportPage, locals())
 
     async def fail(
         self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,
@@ -853,6 +973,28 @@ class AsyncOperations:
         """List what you let programs do; an admin sees all of its tenant."""
         return await self.ask("list_consents", Consents, locals())
 
+    async def list_deliveries(
+        self, webhook_id: str, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        state: DeliveryState | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Deliveries:
+        """List what became of the events of an endpoint, the newest event first: attempts, answers, the next attempt.
+
+        A delivery is listed for webhooks.log_days after its last attempt.
+        """
+        return await self.ask("list_deliveries", Deliveries, locals())
+
+    async def list_erasures(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Erasures:
+        """List the tenant's erasures, the oldest first, with their counts and proofs."""
+        return await self.ask("list_erasures", Erasures, locals())
+
     async def list_keys(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
@@ -1001,6 +1143,12 @@ class AsyncOperations:
         """List the people who may sign in or are invited, also disabled ones."""
         return await self.ask("list_users", Users, locals())
 
+    async def list_webhooks(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> Webhooks:
+        """List the endpoints of the tenant, without their secrets: what they are told, whether they fail, and why."""
+        return await self.ask("list_webhooks", Webhooks, locals())
+
     async def list_workers(
         self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
@@ -1108,6 +1256,12 @@ class AsyncOperations:
         """
         return await self.ask("remove_user", Ok, locals())
 
+    async def remove_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """Remove an endpoint, its secrets and the list of its deliveries; a request on its way may still arrive."""
+        return await self.ask("remove_webhook", Ok, locals())
+
     async def renew_lease(
         self, lease_id: str, *, task_id: str | None = None, fence: int | None = None,
         extend_by_seconds: int | None = None, tenant_id: str | None = None, worker_id: str | None = None,
@@ -1119,6 +1273,16 @@ class AsyncOperations:
         before the sweep has seen it (H.4).
         """
         return await self.ask("renew_lease", Renewed, locals())
+
+    async def replay_deliveries(
+        self, webhook_id: str, *, tenant: str | None = None, delivery_ids: Names | None = None,
+        since: datetime | None = None, tenant_id: str | None = None,
+    ) -> Replayed:
+        """Deliver events again, under the ids that they had: those named, all since a time, or all that are parked.
+
+        It also lets an endpoint that fails be tried again at once.
+        """
+        return await self.ask("replay_deliveries", Replayed, locals())
 
     async def report_progress(
         self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
@@ -1217,6 +1381,16 @@ class AsyncOperations:
         """
         return await self.ask("rotate_key", IssuedKey, locals())
 
+    async def rotate_webhook_secret(
+        self, webhook_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
+        tenant_id: str | None = None,
+    ) -> CreatedWebhook:
+        """Replace the signing secret of an endpoint; until the overlap is over, each request is signed with both.
+
+        Only this answer shows the new secret.
+        """
+        return await self.ask("rotate_webhook_secret", CreatedWebhook, locals())
+
     async def run_archive(
         self, *, most: int | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
     ) -> ArchiveRun:
@@ -1314,6 +1488,15 @@ class AsyncOperations:
         """
         return await self.ask("suspend_tenant", TenantRecord, locals())
 
+    async def test_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> TestedWebhook:
+        """Post an event of the type webhook.test to an endpoint now, once, and tell what became of it.
+
+        It works for an endpoint that is not active, too; a success does not make it active.
+        """
+        return await self.ask("test_webhook", TestedWebhook, locals())
+
     async def whoami(
         self, *, tenant_id: str | None = None,
     ) -> You:
@@ -1406,6 +1589,19 @@ class SyncOperations:
         """
         return self.ask("change_user", UserRecord, locals())
 
+    def change_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, endpoint: str | None = None, types: Names | None = None,
+        principals: Names | None = None, description: str | None = None, active: bool | None = None,
+        skip_missed: bool | None = None, tenant_id: str | None = None,
+    ) -> WebhookRecord:
+        """Change an endpoint; what is absent stays as it is.
+
+        While it is not active nothing is delivered, and nothing is lost: with active: true it goes on where it stopped,
+        or
+        with skip_missed at what happens from now on.
+        """
+        return self.ask("change_webhook", WebhookRecord, locals())
+
     def check_terminator(
         self, parent_receipt_id: str, *, tenant_id: str | None = None,
     ) -> Terminator:
@@ -1470,6 +1666,17 @@ class SyncOperations:
         """
         return self.ask("create_tenant", TenantRecord, locals())
 
+    def create_webhook(
+        self, endpoint: str, *, tenant: str | None = None, types: Names | None = None, principals: Names | None = None,
+        description: str | None = None, tenant_id: str | None = None,
+    ) -> CreatedWebhook:
+        """Add an endpoint to which events of the tenant are posted from now on; only this answer shows its secret.
+
+        Each request is signed as Standard Webhooks say, and its webhook-id is the id of the event, the same at each
+        attempt.  A success is any 2xx.  Refused above webhooks.max_per_tenant.
+        """
+        return self.ask("create_webhook", CreatedWebhook, locals())
+
     def drain_gate(
         self, *, instance_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Drained:
@@ -1511,6 +1718,31 @@ class SyncOperations:
         """End a session; its tokens are refused within five seconds."""
         return self.ask("end_session", Ok, locals())
 
+    def erase_principal(
+        self, principal_id: str, *, tenant: str | None = None, plan: bool | None = None, confirm: str | None = None,
+        vacuum: bool | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+    ) -> ErasureReport:
+        """Erase everything that is kept of a principal: first with plan, which changes nothing, then with confirm.
+
+        Credentials go first, work in flight is canceled, obligations are discharged; receipts stay without content, so
+        that
+        seals and the chains of others stay sound.  An interrupted erasure goes on when it is called again.  Spec
+        21.12.1.
+        """
+        return self.ask("erase_principal", ErasureReport, locals())
+
+    def erase_tenant(
+        self, tenant: str, *, plan: bool | None = None, confirm: str | None = None, vacuum: bool | None = None,
+        tenant_id: str | None = None,
+    ) -> ErasureReport:
+        """Erase everything that is kept of a tenant: first with plan, which changes nothing, then with confirm.
+
+        For the operator.  The tenant is suspended at once and stays so, without a name.  Receipts stay without content,
+        so
+        that its seals stay sound.  An interrupted erasure goes on when it is called again.  Spec 21.12.1.
+        """
+        return self.ask("erase_tenant", ErasureReport, locals())
+
     def examine_gate(
         self, *, tenant_id: str | None = None,
     ) -> Examination:
@@ -1535,6 +1767,21 @@ class SyncOperations:
         """
         return self.ask("explain_task", Explanation, locals())
 
+    def export_principal(
+        self, *, tenant: str | None = None, limit: int | None = None, cursor: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+    ) -> ExportPage:
+        """Export everything about a principal, page by page; without principal_id, about the caller itself.
+
+        That is what names it, the tasks that it owns or was the last to work on, and what belongs to these.  An admin
+        may
+        name any principal of its tenant; others export themselves, and need the scope admin:read for it.  `asyncgate
+        export
+        principal FILE` writes all pages into one archive.  The beginning is audited; a cursor is valid for seven days.
+        Spec 21.12.1.
+        """
+        return self.ask("export_principal", ExportPage, locals())
+
     def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
     ) -> Exported:
@@ -1543,6 +1790,18 @@ class SyncOperations:
         `asyncgate receipts export FILE` writes all of them into a file, with their seals.  Spec 20.9.
         """
         return self.ask("export_receipts", Exported, locals())
+
+    def export_tenant(
+        self, *, tenant: str | None = None, limit: int | None = None, cursor: str | None = None,
+        tenant_id: str | None = None,
+    ) -> ExportPage:
+        """Export everything about a tenant, page by page, without secrets and their hashes.
+
+        `asyncgate export tenant FILE` writes all pages into one archive.  The beginning is audited; a cursor is valid
+        for
+        seven days.  Each page says when it was read.  Spec 21.12.1.
+        """
+        return self.ask("export_tenant", ExportPage, locals())
 
     def fail(
         self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,
@@ -1735,6 +1994,28 @@ class SyncOperations:
         """List what you let programs do; an admin sees all of its tenant."""
         return self.ask("list_consents", Consents, locals())
 
+    def list_deliveries(
+        self, webhook_id: str, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        state: DeliveryState | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Deliveries:
+        """List what became of the events of an endpoint, the newest event first: attempts, answers, the next attempt.
+
+        A delivery is listed for webhooks.log_days after its last attempt.
+        """
+        return self.ask("list_deliveries", Deliveries, locals())
+
+    def list_erasures(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Erasures:
+        """List the tenant's erasures, the oldest first, with their counts and proofs."""
+        return self.ask("list_erasures", Erasures, locals())
+
     def list_keys(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
         tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
@@ -1883,6 +2164,12 @@ class SyncOperations:
         """List the people who may sign in or are invited, also disabled ones."""
         return self.ask("list_users", Users, locals())
 
+    def list_webhooks(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> Webhooks:
+        """List the endpoints of the tenant, without their secrets: what they are told, whether they fail, and why."""
+        return self.ask("list_webhooks", Webhooks, locals())
+
     def list_workers(
         self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
@@ -1990,6 +2277,12 @@ class SyncOperations:
         """
         return self.ask("remove_user", Ok, locals())
 
+    def remove_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """Remove an endpoint, its secrets and the list of its deliveries; a request on its way may still arrive."""
+        return self.ask("remove_webhook", Ok, locals())
+
     def renew_lease(
         self, lease_id: str, *, task_id: str | None = None, fence: int | None = None,
         extend_by_seconds: int | None = None, tenant_id: str | None = None, worker_id: str | None = None,
@@ -2001,6 +2294,16 @@ class SyncOperations:
         before the sweep has seen it (H.4).
         """
         return self.ask("renew_lease", Renewed, locals())
+
+    def replay_deliveries(
+        self, webhook_id: str, *, tenant: str | None = None, delivery_ids: Names | None = None,
+        since: datetime | None = None, tenant_id: str | None = None,
+    ) -> Replayed:
+        """Deliver events again, under the ids that they had: those named, all since a time, or all that are parked.
+
+        It also lets an endpoint that fails be tried again at once.
+        """
+        return self.ask("replay_deliveries", Replayed, locals())
 
     def report_progress(
         self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
@@ -2099,6 +2402,16 @@ class SyncOperations:
         """
         return self.ask("rotate_key", IssuedKey, locals())
 
+    def rotate_webhook_secret(
+        self, webhook_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
+        tenant_id: str | None = None,
+    ) -> CreatedWebhook:
+        """Replace the signing secret of an endpoint; until the overlap is over, each request is signed with both.
+
+        Only this answer shows the new secret.
+        """
+        return self.ask("rotate_webhook_secret", CreatedWebhook, locals())
+
     def run_archive(
         self, *, most: int | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
     ) -> ArchiveRun:
@@ -2195,6 +2508,15 @@ class SyncOperations:
         For the operator.  Its tasks stay as they are; its leases run out.  Spec 21.9.
         """
         return self.ask("suspend_tenant", TenantRecord, locals())
+
+    def test_webhook(
+        self, webhook_id: str, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> TestedWebhook:
+        """Post an event of the type webhook.test to an endpoint now, once, and tell what became of it.
+
+        It works for an endpoint that is not active, too; a success does not make it active.
+        """
+        return self.ask("test_webhook", TestedWebhook, locals())
 
     def whoami(
         self, *, tenant_id: str | None = None,

@@ -60,13 +60,14 @@ SECTIONS = {
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
     "Use a gate": ("login", "logout", "profiles", "login-link", "wait", "tail", "top", "bulk", "usage"),
     "Do the work": ("worker", "scheduler"),
-    "Maintain a gate": ("doctor", "receipts", "archive", "verify", "reconcile", "rebuild", "backup", "restore", "copy",
-                        "conformance", "bench", "bench-server"),
+    "Maintain a gate": ("doctor", "receipts", "archive", "export", "verify", "reconcile", "rebuild", "backup",
+                        "restore", "copy", "conformance", "bench", "bench-server"),
 }
 
 
 # Commands in other modules, imported on demand; some of these modules import this one.
-MODULES = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "commands.receipts",
+MODULES = {"archive": "commands.archive", "export": "commands.export", "keys": "commands.keys",
+           "receipts": "commands.receipts",
            "scheduler": "commands.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
            "restore": "commands.restore",
            "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
@@ -168,14 +169,15 @@ SCALARS: list[tuple[type[inspect.Type], click.ParamType[Any]]] = [
 
 
 # Fields that compare with what has happened: in these, 1h is an hour ago.
-FILTERS_BY_TIME = re.compile("(created|ended|issued)_(after|before)")
+FILTERS_BY_TIME = re.compile("(created|ended|issued)_(after|before)|since")
 
 
 def find_form(kind: inspect.Type) -> OptionForm:
     """Return the form of an option for a field of this type."""
     if isinstance(kind, inspect.Metadata):
-        inner = find_form(kind.type)
-        return OptionForm(inner.type, inner.repeats, (kind.extra_json_schema or {}).get("description") or inner.says)
+        inner, described = find_form(kind.type), (kind.extra_json_schema or {}).get("description", "")
+        form = inner.says if inner.repeats or inner.type is MOMENT or not described else ""     # how it is written
+        return OptionForm(inner.type, inner.repeats, "; ".join(filter(None, [described, form])))
     if isinstance(kind, inspect.UnionType):
         return next(find_form(one) for one in kind.types if not isinstance(one, inspect.NoneType))
     if isinstance(kind, inspect.LiteralType):
@@ -225,7 +227,7 @@ def make_option(op: Operation, field: inspect.Field) -> click.Parameter:
     if (op.name, field.name) == ("run_task", "wait_seconds"):
         known.says = "longest time to wait for the end, such as 10m"
     says = [known.says, "required" if is_needed(op.takes, field) else "",
-            f"default {field.default}" if field.default not in (NODEFAULT, None, "", 0.0) else ""]
+            f"default {field.default}" if field.default not in (NODEFAULT, None, "", 0.0, frozenset()) else ""]
     declared = f"{name}/--no-{name[2:]}" if known.type is click.BOOL else name
     metavar = "JSON" if known.type is JSON else None
     return click.Option([declared, field.name], type=None if known.type is click.BOOL else known.type, default=None,

@@ -30,6 +30,8 @@ from asyncgate.parts.model.stored import (
     AuditHead,
     Bulk,
     Entry,
+    Erased,
+    Erasure,
     Event,
     Key,
     Lease,
@@ -59,6 +61,7 @@ from asyncgate.parts.model.stored_oauth import (
     SignInLink,
     User,
 )
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
 from asyncgate.parts.model.wire import Principal
 
 # In this order, so that no task arrives before its history: see `TenantCopy.raised`.  Usage is counted again.
@@ -69,7 +72,9 @@ COPIED_TABLES: dict[type[Struct], str] = {
     LedgerMark: "ledger_marks", Seal: "seals", SealHead: "seal_heads", Archived: "archived", Pauses: "pauses",
     Meter: "meters", UsageHead: "usage_heads", UsageEvent: "usage_events",
     Bulk: "bulks", OAuthClient: "oauth_clients", User: "oauth_users", Consent: "oauth_consents", Grant: "oauth_grants",
-    SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads"}
+    SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads",
+    Webhook: "webhooks", WebhookHead: "webhook_heads", WebhookDelivery: "webhook_deliveries",
+    Erasure: "erasures", Erased: "erased"}
 
 # What every batch of the source changes: there the source's rows replace those of an earlier part of the copy.
 COUNTERS = (Meter, UsageHead)
@@ -330,5 +335,6 @@ def add_row(work: Work, row: Any, ids: Ids) -> None:
             work.add_audit(row)
         case (Schedule() | Presence() | Account() | Key() | AuditHead() | Outgoing() | Entry() | LedgerMark()
               | Seal() | SealHead() | Archived() | Pauses() | Bulk() | OAuthClient() | User() | Consent() | Grant()
-              | SignInLink() | Revocation() | RevocationHead() | Meter() | UsageHead() | UsageEvent()):
+              | SignInLink() | Revocation() | RevocationHead() | Meter() | UsageHead() | UsageEvent()
+              | Webhook() | WebhookHead() | WebhookDelivery() | Erasure() | Erased()):
             work.keep_record(row)

@@ -22,16 +22,19 @@ from asyncgate.parts.model import (
     findings,
     wire,
     wire_admin,
+    wire_erasure,
     wire_oauth,
     wire_operating,
     wire_receipts,
     wire_usage,
+    wire_webhooks,
     wire_workers,
 )
 from asyncgate.parts.model.wire import AsEither, AsPrincipal, CreateTask
 from asyncgate.parts.operations import OPERATIONS
 
-MODULES = (findings, wire, wire_admin, wire_oauth, wire_operating, wire_receipts, wire_usage, wire_workers)
+MODULES = (findings, wire, wire_admin, wire_erasure, wire_oauth, wire_operating, wire_receipts, wire_usage,
+           wire_webhooks, wire_workers)
 FILE = Path(__file__).parents[1] / "clients" / "operations.py"
 WIDE = 120
 KEY_FIELDS = ("idempotency_key", "claim_id")
@@ -251,7 +254,8 @@ def render_calls(ops: Sequence[Operation]) -> str:
     """Return the source of the REST call of each operation, and whether a retry is safe."""
     lines = [f'    "{op.name}": CallSpec("{op.name}", "{op.rest[0][0]}", "{op.rest[0][1]}", {is_repeatable(op)}, '
              f'"{find_caller(op)}", {list_key_fields(op)}),'.replace("'", '"') for op in ops]
-    return "\n".join(["CALLS = {", *lines, "}"])
+    wrapped = [line if len(line) <= WIDE else line.replace(": CallSpec(", ": CallSpec(\n        ") for line in lines]
+    return "\n".join(["CALLS = {", *wrapped, "}"])
 
 
 def find_caller(op: Operation) -> str:

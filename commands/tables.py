@@ -98,12 +98,11 @@ def make_commands_table(group: click.Group, operations: Iterable[str]) -> str:
 
 def make_data_table() -> str:
     """Return one row per kind of stored row: its purpose, what of it may be personal, and how long it is kept."""
-    from asyncgate.commands.copy import COPIED_TABLES
     from asyncgate.parts.model.personal import DECLARED
-    from asyncgate.parts.model.stored import RECORDS
-    names = {**RECORDS, **COPIED_TABLES}
+    from asyncgate.parts.model.stored import TABLES
     return format_markdown(["table", "why it is there", "names", "content", "places", "secrets", "kept"], (
-        [f"`{names[kind]}`", one.purpose, *map(list_as_code, (one.person, one.content, one.place, one.proof)), one.kept]
+        [f"`{TABLES[kind]}`", one.purpose, *map(list_as_code, (one.person, one.content, one.place, one.proof)),
+         one.kept]
         for kind, one in DECLARED.items()))
 
 

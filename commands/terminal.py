@@ -196,8 +196,11 @@ def cut_text(text: str) -> str:
 
 
 def flatten_reply(reply: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """List the members of a reply and of its important parts."""
+    """List the members of a reply and of its important parts; sentences get a line each."""
     for name, value in reply.items():
+        if isinstance(value, list) and value and all(isinstance(one, str) and " " in one for one in value):
+            yield from ((name if at == 0 else "", one) for at, one in enumerate(value))
+            continue
         if name in OPENED and isinstance(value, dict):
             yield from ((f"{name}.{inner}", held) for inner, held in value.items())
         else:

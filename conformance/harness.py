@@ -134,6 +134,10 @@ class OwnTenants(Around):
         """Return the tenants of this test with unsent receipts."""
         return [tenant_id for tenant_id in await self.backend.unsent() if tenant_id in self.own]
 
+    async def webhook_tenants(self) -> list[str]:
+        """Return the tenants of this test that have endpoints for webhooks."""
+        return [tenant_id for tenant_id in await self.backend.webhook_tenants() if tenant_id in self.own]
+
     async def aclose(self) -> None:
         """Close the backend."""
         await self.backend.close()

@@ -60,11 +60,20 @@ MATRIX: dict[str, tuple[str, str]] = {
     "list_users": ("admin", "admin:read"), "invite_user": ("admin", "admin:write"),
     "change_user": ("admin", "admin:write"), "remove_user": ("admin", "admin:write"),
     "make_sign_in_link": ("admin", "admin:write"),
+    "erase_principal": ("admin", "admin:write"), "erase_tenant": ("admin", "admin:write"),
+    "list_erasures": ("admin", "admin:read"),
+    "create_webhook": ("admin", "admin:write"), "list_webhooks": ("admin", "admin:read"),
+    "change_webhook": ("admin", "admin:write"), "remove_webhook": ("admin", "admin:write"),
+    "rotate_webhook_secret": ("admin", "admin:write"), "test_webhook": ("admin", "admin:write"),
+    "list_deliveries": ("admin", "admin:read"), "replay_deliveries": ("admin", "admin:write"),
+    "export_tenant": ("admin", "admin:read"), "export_principal": ("agent worker admin", "admin:read"),
 }
 OTHER = "00000000-0000-4000-8000-000000000000"
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "issue_key": {"scopes": frozenset()}, "invite_user": {"scopes": frozenset()},
     "make_sign_in_link": {"scopes": frozenset()},
+    "erase_principal": {"plan": True}, "erase_tenant": {"plan": True},
+    "export_tenant": {"tenant": None}, "export_principal": {"tenant": None},
     "list_archived_receipts": {"task_id": "none"}, "revoke_token": {"token_id": "none"},
     "pause_work": {"worker": "none"}, "drain_work": {"worker": "none"}, "resume_work": {"worker": "none"}}
 # Callers with the role and one of the scopes may call it.
@@ -172,11 +181,13 @@ async def test_a_refusal_names_the_role_that_is_needed(gate: Gate, operation: st
         await getattr(gate.as_agent(), operation)(**filled(operation))
 
 
-OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits"]
+OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits", "erase_tenant"]
 NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
           "get_usage", "set_budget", "get_budgets",
           "pause_work", "drain_work", "resume_work", "list_pauses", "register_client", "list_clients",
-          "list_users", "invite_user", "make_sign_in_link", "revoke_token"]
+          "list_users", "invite_user", "make_sign_in_link", "revoke_token", "create_webhook", "list_webhooks",
+          "change_webhook", "remove_webhook", "rotate_webhook_secret", "test_webhook", "list_deliveries",
+          "replay_deliveries", "export_tenant", "export_principal", "erase_principal", "list_erasures"]
 
 
 def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:
@@ -196,7 +207,7 @@ async def test_only_an_admin_of_the_default_tenant_looks_after_tenants(gate: Gat
 
 @pytest.mark.parametrize("operation", NAMING)
 async def test_for_every_other_admin_there_is_only_the_own_tenant(gate: Gate, operation: str) -> None:
-    ask = filled(operation)
+    ask = filled(operation) | {"tenant": OTHER}
 
     async with gate.unchanged():
         with refused("tenant_not_found"):

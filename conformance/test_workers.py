@@ -47,6 +47,23 @@ async def test_a_worker_is_listed_with_what_it_offered_holds_and_did(gate: Gate,
     assert held.lease_id
 
 
+async def test_looking_at_somebody_is_no_sign_of_their_life(gate: Gate) -> None:
+    await gate.leased("w1")
+    await store(gate)
+    before = await workers(gate)
+    gate.skip(600)
+
+    await gate.list_workers(worker_id="w1")
+    await gate.list_leases(worker_id="w1", resume=False)
+    await gate.list_obligations(worker_id="w2")
+    await gate.list_tasks(worker_id="w3")
+    await store(gate)
+
+    assert [(one.worker.id, one.last_seen_at) for one in await workers(gate)] == [("w1", before[0].last_seen_at)]
+    await gate.list_leases(worker_id="w1")
+    assert (await workers(gate))[0].last_seen_at != before[0].last_seen_at
+
+
 async def test_another_process_knows_what_was_stored(gate: Gate) -> None:
     await gate.finished()
     other = gate.beside()

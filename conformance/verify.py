@@ -16,9 +16,11 @@ from msgspec import Struct
 
 from asyncgate import DISCHARGING, TERMINATES, fences_skipped, receipt_hash
 from asyncgate.conformance.history import ENDING_RECEIPTS
+from asyncgate.conformance.verify_erasures import find_false_erasure, read_erased
 from asyncgate.parts.identity.audit import find_break, last_pruned
 from asyncgate.parts.model.counted import place_of
 from asyncgate.parts.model.database import FileBackend
+from asyncgate.parts.model.erased import is_erased_line, place_of_row, read_note
 from asyncgate.parts.model.queries import QueueFilter, Rows
 from asyncgate.parts.model.stored import (
     ACTIVE,
@@ -26,6 +28,7 @@ from asyncgate.parts.model.stored import (
     Archived,
     Audit,
     AuditHead,
+    Erased,
     Event,
     Lease,
     Obligation,
@@ -125,12 +128,16 @@ class Tenant:
         self.created = 0
         self.away: set[str] = set()                         # archived receipts
         self.settled: set[str] = set()                      # their tasks
+        self.erased: dict[tuple[str, str], Erased] = {}     # rows without their content
         self.queues: dict[int, list[int]] = {}              # by lane, its tasks: queued, on hold, leased
 
     async def checked(self) -> AsyncIterator[int]:
         """Check all data of the tenant; yield the number of rows of each page."""
         index: dict[str, Principal] = {}
         counted = await self._read_queues()
+        self.erased, problems = await read_erased(self.backend, self.tenant_id)
+        for problem in problems:
+            self._wrong(f"tenant {self.tenant_id}: {problem}")
         looks: tuple[tuple[type[Struct], Callable[[Any], None]], ...] = (
             (Task, self._task), (Event, self._event), (Lease, self._lease), (Receipt, self._receipt))
         for table, look in looks:
@@ -188,6 +195,8 @@ class Tenant:
                     pass        # its predecessor was removed; a later line, covered by the chain, records that
                 elif problem := find_break([line], end):
                     self._wrong(f"tenant {self.tenant_id}: {problem}")
+                if is_erased_line(line):
+                    self._note(line)
                 end = AuditHead(line.number, line.hash)
             self.verdict.audited += len(lines)
             yield len(lines)
@@ -236,7 +245,10 @@ class Tenant:
 
     def _receipt(self, receipt: Receipt) -> None:
         self.receipts.add(receipt.receipt_id)
-        if receipt.body and hash_of(receipt) != receipt.hash:     # the ledger has the body of a skeleton
+        if read_note(receipt.body) is not None:
+            self._note(receipt)
+        elif receipt.body and hash_of(receipt) != receipt.hash and (
+                place_of_row(receipt) not in self.erased):      # the ledger has the body of a skeleton
             self._wrong(f"receipt {receipt.receipt_id} ({receipt.receipt_type}) does not match its hash")
         self.early.update((parent, receipt.receipt_type) for parent in receipt.parents if parent not in self.receipts)
         if receipt.receipt_type in TERMINATES:
@@ -246,6 +258,11 @@ class Tenant:
                 self._discharges(parent, receipt.receipt_type)
         if facts := self.tasks.get(receipt.task_id):
             self._of_task(facts, receipt)
+
+    def _note(self, row: Receipt | Audit) -> None:
+        """Check that a row that says that it was erased is on the list of its erasure, and otherwise as it was."""
+        if (problem := find_false_erasure(self.erased, row)) is not None:
+            self._wrong(f"tenant {self.tenant_id}: {problem}")
 
     def _opens(self, receipt: Receipt) -> None:
         self.created += 1

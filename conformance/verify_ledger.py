@@ -14,8 +14,10 @@ from typing import Any
 from msgspec import Struct
 
 from asyncgate.conformance.verify import Told
+from asyncgate.conformance.verify_erasures import Listed, find_false_erasure, read_erased
+from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.queries import EntryFilter, Rows
-from asyncgate.parts.model.stored import Archived, Receipt, Seal, SealHead, export_key
+from asyncgate.parts.model.stored import Archived, Entry, Receipt, Seal, SealHead, export_key
 from asyncgate.parts.receipts.files import Reading
 from asyncgate.parts.receipts.seals import SealChain, entry_digest, receipt_digest
 
@@ -78,7 +80,9 @@ async def _held(backend: Any, tenant_id: str, chain: SealChain, noted: dict[str,
                 chain.add(seal)
             noted |= {name: True for name in noted if name == f"{seal.number}:{seal.hash}"}
     chain.ends(head)
-    async for part in all_digests(backend, tenant_id):
+    erased, problems = await read_erased(backend, tenant_id)
+    chain.problems += problems
+    async for part in all_digests(backend, tenant_id, erased):
         for receipt_id, one in part:
             chain.see(receipt_id, one)
         yield len(part)
@@ -87,9 +91,9 @@ async def _held(backend: Any, tenant_id: str, chain: SealChain, noted: dict[str,
 Digests = list[tuple[str, bytes]]
 
 
-async def all_digests(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
+async def all_digests(backend: Any, tenant_id: str, erased: Listed) -> AsyncIterator[Digests]:
     """Yield the digests of all receipts in order of ids, then of a ledger's entries in order of arrival."""
-    sources = [here(backend, tenant_id), away(backend, tenant_id), filed(backend, tenant_id)]
+    sources = [here(backend, tenant_id, erased), away(backend, tenant_id), filed(backend, tenant_id, erased)]
     waiting: list[Digests] = [[] for _ in sources]
     while True:
         waiting = [part or await anext(source, []) for part, source in zip(waiting, sources, strict=True)]
@@ -101,10 +105,16 @@ async def all_digests(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
         waiting = [part[cut:] for part, cut in zip(waiting, cuts, strict=True)]
 
 
-async def here(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
-    """Yield the digests of the receipts in the database."""
+async def here(backend: Any, tenant_id: str, erased: Listed) -> AsyncIterator[Digests]:
+    """Yield the digests of the receipts in the database; one that only says that it was erased has none."""
     async for receipts in pages(backend, Receipt, tenant_id):
-        yield [(one.receipt_id, receipt_digest(one)) for one in receipts]
+        yield [(one.receipt_id, b"" if is_falsely_erased(erased, one) else receipt_digest(one)) for one in receipts]
+
+
+def is_falsely_erased(erased: Listed, row: Receipt | Entry) -> bool:
+    """Whether a row says that it was erased, and no erasure lists it so."""
+    content = row.body if isinstance(row, Receipt) else row.content
+    return read_note(content) is not None and find_false_erasure(erased, row) is not None
 
 
 async def away(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
@@ -113,11 +123,11 @@ async def away(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
         yield [(one.receipt_id, as_bytes(one)) for one in pointers]
 
 
-async def filed(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
+async def filed(backend: Any, tenant_id: str, erased: Listed) -> AsyncIterator[Digests]:
     """Yield the digests of a ledger's entries, which other gates stored."""
     after: str | None = None
     while entries := await backend.page(tenant_id, EntryFilter(None, None, None, None, after, ENTRIES_PER_READ)):
-        yield [(one.arrival, entry_digest(one)) for one in entries]
+        yield [(one.arrival, b"" if is_falsely_erased(erased, one) else entry_digest(one)) for one in entries]
         after = entries[-1].arrival
 
 
@@ -141,16 +151,17 @@ async def check_segments(backend: Any, directory: str, found: Sealed, progress: 
             found.problems.append(f"tenant {tenant_id}: {count} receipts are in the archive, which was not "
                                   "checked: set its folder (archive.directory)")
             continue
+        erased, _ = await read_erased(backend, tenant_id) if named else ({}, [])
         for segment, wanted in named.items():
             found.segments += 1
             found.archived += len(wanted)
             found.problems += [f"tenant {tenant_id}: segment {segment}: {problem}"
-                               for problem in segment_problems(directory, segment, wanted)]
+                               for problem in segment_problems(directory, segment, wanted, erased)]
             if progress is not None:
                 progress(found.receipts + found.archived)
 
 
-def segment_problems(directory: str, segment: str, wanted: list[Archived]) -> list[str]:
+def segment_problems(directory: str, segment: str, wanted: list[Archived], erased: Listed) -> list[str]:
     """Yield the problems of one segment; of several pointers to one line at most one is valid."""
     folder, path = os.path.realpath(directory), os.path.realpath(os.path.join(directory, segment))
     if os.path.commonpath([folder, path]) != folder:
@@ -162,7 +173,8 @@ def segment_problems(directory: str, segment: str, wanted: list[Archived]) -> li
         for number, line in enumerate(reading.lines(), 1):
             problems += [f"line {number} differs from the archived receipt {pointer.receipt_id}"
                          for pointer in left.pop(number, ())
-                         if line.receipt is None or receipt_digest(line.receipt).hex() != pointer.digest]
+                         if line.receipt is None or receipt_digest(line.receipt).hex() != pointer.digest
+                         or is_falsely_erased(erased, line.receipt)]
     except OSError as error:
         return [f"it cannot be read: {error.strerror or error}"]
     return [*reading.problems, *problems, *(f"line {number}, receipt {pointer.receipt_id}, is missing"

@@ -34,6 +34,7 @@ from asyncgate.parts.process.notify import Notifier
 from asyncgate.parts.receipts.archive import free_storage
 from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
+from asyncgate.parts.webhooks import Webhooks
 
 if TYPE_CHECKING:
     from asyncgate.parts.identity.oauth.server import AuthorizationServer
@@ -81,7 +82,8 @@ class Gate(Front):
             sign = await lasting.join(self.engine.instance, beats, self.engine.hear_news) if lasting else None
             await self.upkeep.begin(sign)
             nothing = contextlib.nullcontext()
-            async with self.guard, self.upkeep, self.ledger or nothing, self.counting or nothing, self._beside():
+            counting = self.counting or nothing
+            async with self.guard, self.upkeep, self.ledger or nothing, counting, Webhooks(self.engine), self._beside():
                 yield
 
     def _add_parts(self, engine: Engine) -> None:

@@ -11,10 +11,12 @@ from asyncgate.parts.identity import admin, budgets, incidents, usage
 from asyncgate.parts.identity.oauth import client_admin, links, revoking, sessions, users
 from asyncgate.parts.model.wire import WhoAmI, You
 from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, workers
+from asyncgate.parts.privacy import erasure, export
 from asyncgate.parts.receipts import admin as receipts_admin
 from asyncgate.parts.receipts import archive_admin
 from asyncgate.parts.receipts.emitting import EMIT_RECEIPT
 from asyncgate.parts.receipts.schedules import REPORT_SCHEDULE
+from asyncgate.parts.webhooks import admin as webhooks_admin
 
 
 def table_of(*operations: Operation) -> dict[str, Operation]:
@@ -45,5 +47,6 @@ OPERATIONS: dict[str, Operation] = table_of(
     *CORE[:AT], EMIT_RECEIPT, REPORT_SCHEDULE, *CORE[AT:], *rerun.OPERATIONS, *explain.OPERATIONS, *lists.OPERATIONS,
     *queues.OPERATIONS, *workers.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS, *admin.OPERATIONS,
     *usage.OPERATIONS, *budgets.OPERATIONS, *incidents.OPERATIONS, *client_admin.OPERATIONS, *users.OPERATIONS,
-    *links.OPERATIONS, *sessions.OPERATIONS, *revoking.OPERATIONS, *receipts_admin.OPERATIONS,
-    *archive_admin.OPERATIONS, *service.OPERATIONS, *running.OPERATIONS)
+    *links.OPERATIONS, *sessions.OPERATIONS, *revoking.OPERATIONS, *webhooks_admin.OPERATIONS,
+    *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *export.OPERATIONS, *erasure.OPERATIONS,
+    *service.OPERATIONS, *running.OPERATIONS)

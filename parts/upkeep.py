@@ -29,6 +29,7 @@ from asyncgate.parts.process.duties import Duties, Duty
 from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, Sighting, add_sighting
 from asyncgate.parts.receipts.schedules import load_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
+from asyncgate.parts.webhooks.pruning import DeliveryPruner
 
 log = logging.getLogger("asyncgate")
 
@@ -65,6 +66,7 @@ class Upkeep(Duties, Extension):
                           "budgets": Duty(BUDGET_SECONDS, self.check_budgets),
                           "audit": Duty(3600.0, Pruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
+                          "deliveries": Duty(3600.0, DeliveryPruner(engine).run),
                           **oauth_duties(engine), **duties(engine)})
 
     async def __aenter__(self) -> Upkeep:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import asyncgate
-from asyncgate.commands.site import build_site
+from asyncgate.commands.site import build_site, read_pictures
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("backends", "clients", "commands", "conformance", "docs", "parts", "skills")
@@ -208,7 +208,8 @@ def test_the_installed_gate_brings_its_documentation_and_its_skill(installed: Pa
 def test_the_site_of_the_installed_gate_is_that_of_the_checkout(installed: Path, tmp_path: Path) -> None:
     run(installed / "asyncgate", "docs", "--build", "site", cwd=tmp_path)
 
-    assert {file.name: file.read_text() for file in (tmp_path / "site").iterdir()} == build_site()
+    pages = {name: text.encode() for name, text in build_site().items()}
+    assert {file.name: file.read_bytes() for file in (tmp_path / "site").iterdir()} == pages | read_pictures()
 
 
 def test_a_bare_checkout_runs_and_finds_its_parts(checkout: Path) -> None:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top; a room knows those that are named, and itself.
 BELOW = ("model", "process", "heart")
-PARTS = (*BELOW, "identity", "receipts", "operating", "faces", "metrics", "backends", "app")
+PARTS = (*BELOW, "identity", "receipts", "operating", "privacy", "webhooks", "faces", "metrics", "backends", "app")
 KNOWS = {
     "model": (),
     "process": ("model",),
@@ -21,6 +21,8 @@ KNOWS = {
     "identity": BELOW,
     "receipts": (*BELOW, "identity"),
     "operating": (*BELOW, "identity"),
+    "webhooks": (*BELOW, "identity"),
+    "privacy": (*BELOW, "identity", "receipts"),
     "faces": BELOW,
     "metrics": (*BELOW, "identity", "receipts", "faces"),
     "app": PARTS,

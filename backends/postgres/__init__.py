@@ -57,6 +57,7 @@ from asyncgate.parts.model.queries import (
     QUEUE_KEPT_SECONDS,
     AheadOf,
     ArchivedFilter,
+    DeliveryFilter,
     EntryFilter,
     EventFilter,
     HoldingsOf,
@@ -97,6 +98,7 @@ from asyncgate.parts.model.stored import (
     Usage,
     export_order,
 )
+from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import LeaseNext
 from asyncgate.parts.process.outages import OFTEN
 
@@ -504,7 +506,7 @@ class Postgres(Pages):
         """Save the changes of a batch; return how to find out whether it was committed; None without changes."""
         changes = sql.changes(work, slot)
         tables, dropped = tuple(table for table, rows in changes.items() if rows), sql.drop_statements(work)
-        if not tables and not dropped:
+        if not tables and not dropped and not work.erased:
             return None
         if work.tenant_id not in self.known:
             changes["tenants"], tables = [(work.now,)], ("tenants", *tables)
@@ -513,6 +515,8 @@ class Postgres(Pages):
         transaction: str = await db.fetchval(text, *(given[name] for name in names))
         for statement, ids in dropped:      # order: these functions check rows that were saved just now
             await db.fetchval(statement, ids)
+        for statement, columns in sql.erase_statements(work):
+            await db.execute(statement, *columns)
         return Saved(transaction, sql.find_proof(changes))
 
     # Reading.
@@ -728,6 +732,15 @@ class Postgres(Pages):
         """Return the outbox rows of some receipts."""
         return [Outgoing(*row) for row in await self._read(tenant_id, sql.ON_THE_WAY, list(of.receipt_ids))]
 
+    async def find_deliveries(self, tenant_id: str, of: DeliveryFilter) -> list[WebhookDelivery]:
+        """Return a page of what became of the events of an endpoint."""
+        statement, given = sql.select_deliveries(of)
+        return [WebhookDelivery(*row) for row in await self._read(tenant_id, statement, *given)]
+
+    async def webhook_tenants(self) -> list[str]:
+        """Return the tenants that have endpoints for webhooks."""
+        return [row[0] for row in await self._ask(sql.WEBHOOK_TENANTS)]
+
     async def lag(self, tenant_id: str) -> Lag:
         """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""
         return Lag(*(await self._read(tenant_id, sql.LAG))[0])
@@ -784,12 +797,14 @@ class Postgres(Pages):
         """Return when live leases expire, and deadlines of tasks, which are in the same index."""
         return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]
 
-    async def drop_lanes(self) -> int:
+    async def drop_lanes(self, tenant_id: str | None = None) -> int:
         """Delete the lanes in which no task waits, of the tenants that this process knows."""
-        return sum([await self._drop_lanes(tenant_id) for tenant_id in self.lanes.keys() | self.counting.keys()])
-
-    async def _drop_lanes(self, tenant_id: str) -> int:
+        if tenant_id is not None:
+            return await self._drop_lanes(tenant_id, self.now())
         kept_since = self.now() - QUEUE_KEPT_SECONDS
+        return sum([await self._drop_lanes(one, kept_since) for one in self.lanes.keys() | self.counting.keys()])
+
+    async def _drop_lanes(self, tenant_id: str, kept_since: float) -> int:
         if not (await self._read(tenant_id, f"{sql.EMPTY_LANES} LIMIT 1")
                 or await self._read(tenant_id, f"{sql.EMPTY_QUEUES} LIMIT 1", kept_since)):
             return 0        # without the exclusive lock
@@ -809,19 +824,19 @@ class Postgres(Pages):
         due: float | None = (await self._read(tenant_id, sql.NEXT_DUE, self.now()))[0][0]
         return due
 
-    async def find_rows(self, tenant_id: str, table: type[Struct], after: str) -> list[Any]:
-        """Return the next 1,000 rows of a table, in the order of their export keys."""
+    async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:
+        """Return the next rows of a table, in the order of their export keys."""
         keys = export_order(table)
         if table is Receipt:
-            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
+            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, limit))
         if not keys:
             return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
         if table in (Task, Lease):
             leased = " AND s.lease_id IS NOT NULL" * (table is Lease)
-            statement = f"{sql.ROWS} AND t.task_id > $2{leased} ORDER BY t.task_id LIMIT 1000"
+            statement = f"{sql.ROWS} AND t.task_id > $2{leased} ORDER BY t.task_id LIMIT {limit:d}"
             return [row[table is Lease] for row in map(sql.named_row, await self._read(tenant_id, statement, after))]
         position = (*after.split("\0"), *[""] * len(keys))[:len(keys)]
-        return [table(*row) for row in await self._read(tenant_id, sql.export(table, keys), *position)]
+        return [table(*row) for row in await self._read(tenant_id, sql.export(table, keys, limit), *position)]
 
     async def keep_secret(self, secret: bytes) -> None:
         """Replace the key that signs cursors, durably."""

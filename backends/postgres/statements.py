@@ -11,7 +11,7 @@ import json
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple, get_args
 
@@ -28,12 +28,14 @@ from asyncgate.parts.model.queries import (
     DUE_LOOKED_AT,
     MOST_PRIORITIES,
     OVERDUE_COUNTED,
+    DeliveryFilter,
     TaskFilter,
     merge_parts,
 )
 from asyncgate.parts.model.stored import (
     ACTIVE,
     APPEND_ONLY,
+    ERASABLE,
     RECORDS,
     TERMINAL,
     Archived,
@@ -54,6 +56,7 @@ from asyncgate.parts.model.stored import (
     export_order,
 )
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind
 
@@ -368,7 +371,8 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
                        "SELECT ctid FROM asyncgate.outbox WHERE tenant_id = :tenant "
                        "AND receipt_id = r.receipt_id LIMIT 1 FOR UPDATE) AS o))"),
     **{f"dropped_{RECORDS[kind]}": (dict.fromkeys(export_order(kind), "text[]"), delete_by_key(kind))
-       for kind in (OAuthClient, User, Consent, Grant, SignInLink, Revocation, Meter, UsageEvent)},
+       for kind in (OAuthClient, User, Consent, Grant, SignInLink, Revocation, Meter, UsageEvent, Webhook,
+                    WebhookDelivery, Presence)},
     # What is dropped of any minute is all that there is of it.
     "dropped_traffic": ({"minute": "text[]", "process": "text[]"}, "DELETE FROM asyncgate.traffic "
                         "WHERE tenant_id = :tenant AND minute = ANY (:dropped_traffic_minute) "
@@ -479,12 +483,35 @@ def proof_statement(table: str) -> str:
 
 # Rows that only these functions may delete; each function checks that the row may be deleted.
 DROPS = {Receipt: "asyncgate.archive_receipts($1::text[])", Archived: "asyncgate.forget_pointers($1::text[])",
-         Task: "asyncgate.prune_tasks($1::text[])", Audit: "asyncgate.prune_audit($1::text[])"}
+         Task: "asyncgate.prune_tasks($1::text[])", Audit: "asyncgate.prune_audit($1::text[])",
+         Key: "asyncgate.erase_keys($1::text[])"}
 
 
 def is_dropped(work: Work, one: tuple[type[Struct], tuple[str, ...]]) -> bool:
     """Whether a batch drops a row that only one of these functions may delete."""
     return one[0] in DROPS and work.kept[one] is None
+
+
+# Rows that only these functions may change, and of mutable ones the statements that change nothing else.
+ERASES: dict[type[Struct], str] = {
+    Receipt: "SELECT asyncgate.erase_receipts({given})", Event: "SELECT asyncgate.erase_events({given})",
+    Audit: "SELECT asyncgate.erase_audit({given})", Entry: "SELECT asyncgate.erase_entries({given})",
+    Task: "UPDATE asyncgate.states AS s SET lost_to = n.lost_to FROM unnest({given}) AS n (task_id, lost_to) "
+          "WHERE s.tenant_id = asyncgate.tenant() AND s.task_id = n.task_id",
+    Lease: "UPDATE asyncgate.states AS s SET worker_id = n.worker_id, worker_instance = n.worker_instance, "
+           "claim_id = n.claim_id, resumed_by = n.resumed_by "
+           "FROM unnest({given}) AS n (task_id, worker_id, worker_instance, claim_id, resumed_by) "
+           "WHERE s.tenant_id = asyncgate.tenant() AND s.task_id = n.task_id"}
+
+
+def erase_statements(work: Work) -> Iterator[tuple[str, list[list[Any]]]]:
+    """Yield the statements that take content away, and their arguments: the keys of rows, then their new fields."""
+    for kind, (names, key) in ERASABLE.items():
+        if rows := [(*place, *(getattr(row, name) for name in names))
+                    for (of, place), row in sorted(work.erased.items(), key=lambda one: one[0][1]) if of is kind]:
+            width = len(key) + len(names)
+            given = ", ".join(f"${at}::text[]" for at in range(1, width + 1))
+            yield ERASES[kind].format(given=given), columns(rows, width)
 
 
 def drop_statements(work: Work) -> list[tuple[str, list[str]]]:
@@ -693,6 +720,7 @@ ARCHIVED = (f"SELECT {listed(typed(Archived))} FROM asyncgate.archived "
             "WHERE tenant_id = $1 AND task_id = $2 ORDER BY receipt_id")
 FIND_KEY = f"SELECT f.tenant::text, f.suspended, {listed(typed(Key), '(f.key).')} FROM asyncgate.find_key($1) AS f"
 UNSENT = "SELECT asyncgate.unsent()::text"
+WEBHOOK_TENANTS = "SELECT asyncgate.webhook_tenants()::text"
 WAITING = f"""
 SELECT {listed(OUTGOING)} FROM asyncgate.outbox
 WHERE tenant_id = $1 AND state = 'waiting' AND receipt_id > $2 ORDER BY receipt_id LIMIT $3"""
@@ -724,12 +752,12 @@ EXPORTS: dict[type[Struct], tuple[str, dict[str, str]]] = {
 
 
 @cache
-def export(table: type[Struct], keys: tuple[str, ...]) -> str:
-    """Return the statement that reads the next 1,000 rows of a table that stores one Struct per row."""
+def export(table: type[Struct], keys: tuple[str, ...], limit: int) -> str:
+    """Return the statement that reads the next rows of a table that stores one Struct per row."""
     name, columns = EXPORTS[table]
     after = ", ".join(f"${at}" for at, _ in enumerate(keys, 2))
     return (f"SELECT {listed(columns)} FROM asyncgate.{name} "
-            f"WHERE tenant_id = $1 AND ({listed(keys)}) > ({after}) ORDER BY {listed(keys)} LIMIT 1000")
+            f"WHERE tenant_id = $1 AND ({listed(keys)}) > ({after}) ORDER BY {listed(keys)} LIMIT {limit:d}")
 
 
 # What an index of tasks begins with, before the ids.
@@ -767,6 +795,22 @@ def bound_range(of: TaskFilter, one: TaskRange, columns: list[str], bind: Callab
     names, row = [bind(value) for value in values], ", ".join(columns)
     return [f"({row}) {sign} ({', '.join([*names, bind(id)])})"
             for sign, id in (("<", of.before or HIGHEST), (">=", of.since or ""))]
+
+
+def select_deliveries(of: DeliveryFilter) -> tuple[str, list[str]]:
+    """Return the statement that reads a page of what became of the events of an endpoint, and its parameters.
+
+    Its place is a bound of a row, and the order names all its columns, so that it is read by the index of these.
+    """
+    led = {"webhook_id": of.webhook_id, **({"state": of.state} if of.state is not None else {})}
+    columns, given = ", ".join([*led, "delivery_id"]), list(led.values())
+    names = ", ".join(f"${at}" for at, _ in enumerate(given, 2))
+    first, last = (of.after or HIGHEST, "") if of.newest else (of.after or "", HIGHEST)
+    signs, order = ("<", ">=") if of.newest else (">", "<="), " DESC" * of.newest
+    bounds = [f"({columns}) {sign} ({names}, ${len(given) + at}::text)" for at, sign in enumerate(signs, 2)]
+    by = ", ".join(f"{name}{order}" for name in [*led, "delivery_id"])
+    return (f"SELECT {listed(typed(WebhookDelivery))} FROM asyncgate.webhook_deliveries "
+            f"WHERE tenant_id = $1 AND {' AND '.join(bounds)} ORDER BY {by} LIMIT {of.limit:d}"), [*given, first, last]
 
 
 def leave_out(of: TaskFilter, one: TaskRange) -> TaskFilter:

@@ -11,7 +11,9 @@ from asyncgate.parts.examination import CHECKS, Check, examine
 from asyncgate.parts.examination.installation import Installation
 from asyncgate.parts.identity.admin import require_operator
 from asyncgate.parts.identity.guard import Guard
+from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.findings import Examination, ExamineGate, Finding, alarm, all_well, note, warn, worst_of
+from asyncgate.parts.model.stored_webhooks import Webhook
 from asyncgate.parts.model.words import say_length
 from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
@@ -19,6 +21,7 @@ from asyncgate.parts.upkeep import Upkeep
 if TYPE_CHECKING:
     from asyncgate.parts.process.duties import Duty
 
+MOST_NAMED = 5
 LATE_ROUNDS, SLACK_SECONDS = 3, 10.0        # a job is late that has not begun for so many intervals and a moment
 
 
@@ -87,8 +90,35 @@ async def check_service(at: Installation) -> AsyncIterator[Finding]:
         yield all_well("this gate takes new callers")
 
 
+async def check_webhooks(at: Installation) -> AsyncIterator[Finding]:
+    """Look for endpoints of webhooks, of all tenants, that fail or are given up."""
+    if at.running is None:
+        return
+    failing, parked, number = list[str](), list[str](), 0
+    for tenant_id in await at.running.backend.webhook_tenants():
+        async for row in read_rows(at.running, tenant_id, Webhook):
+            number += row.state != "removing"
+            if row.state == "parked" or (row.state == "active" and row.failing_since is not None):
+                (parked if row.state == "parked" else failing).append(f"{row.webhook_id} of tenant {tenant_id}")
+    if failing:
+        yield warn(f"webhooks that fail: {name_first(failing)}",
+                   "`asyncgate list-webhooks --tenant TENANT` says why; the gate tries them again")
+    if parked:
+        yield warn(f"webhooks that failed for days, so that nothing is sent: {name_first(parked)}",
+                   "when the receiver is repaired: `asyncgate change-webhook WEBHOOK_ID --tenant TENANT --active`")
+    if number and not failing and not parked:
+        yield all_well(f"webhooks: {number}, none of which fails")
+
+
+def name_first(names: list[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
 RUNNING: dict[str, Check] = {
-    "service": check_service, "upkeep": check_upkeep, "sending": check_sending, "counting": check_shared_limits}
+    "service": check_service, "upkeep": check_upkeep, "sending": check_sending, "webhooks": check_webhooks,
+    "counting": check_shared_limits}
 
 
 async def examine_gate(engine: Engine, caller: Caller, ask: ExamineGate) -> Examination:

@@ -36,6 +36,7 @@ from asyncgate import Caller, Engine, Extension, Needs, Work
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.counted import PERIOD_SECONDS, write_period
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.ids import first_id
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Meter, UsageEvent, UsageHead, key_of
 from asyncgate.parts.model.wire import Ask
@@ -224,9 +225,15 @@ class Book:
             receipts += one.receipt_bytes * left - one.receipt_moments
             payloads += one.payload_bytes * left - one.payload_moments
         return UsageEvent(
-            write_period(begins // PERIOD_SECONDS), str(uuid.uuid5(USAGE_EVENTS, f"{self.tenant_id} {begins} {ends}")),
-            begins, ends, sum(one.tasks for one in meters), lease_ms, receipts, payloads,
+            write_period(begins // PERIOD_SECONDS), derive_event_id(self.tenant_id, begins, ends), begins, ends,
+            sum(one.tasks for one in meters), lease_ms, receipts, payloads,
             sum(one.reads for one in meters), sum(one.writes for one in meters), sum(one.heartbeats for one in meters))
+
+
+def derive_event_id(tenant_id: str, begins: int, ends: int) -> str:
+    """Return the id of a usage event: the same whenever it is made, and in the order of time (a UUIDv7)."""
+    noise = uuid.uuid5(USAGE_EVENTS, f"{tenant_id} {begins} {ends}").hex
+    return f"{first_id(begins)}{noise[:3]}-8{noise[3:6]}-{noise[6:18]}"
 
 
 def begin_of(meter: Meter) -> int:

@@ -39,6 +39,10 @@ ADVICE = {
     "budget_warning": "See with get_budgets what is left; set_budget raises it. At 100 % no task can be created.",
     "budget_reached": "No task can be created until the month ends, or set_budget raises the budget.",
     "token_revoked": "Find out what was done with it: list_audit.",
+    "data_erased": "Look after what is outside of the gate's reach: erase_principal with plan lists it.",
+    "webhook_parked": "Repair the receiver, then change_webhook with active: true; events since then are delivered.",
+    "webhook_gone": "The receiver answered 410: remove_webhook, or change_webhook with active: true.",
+    "delivery_parked": "See what was given up: list_deliveries with state: parked; replay_deliveries tries it again.",
     "cross_tenant_attempt": "Find out how the key was used: list_audit with its key_id.",
 }
 

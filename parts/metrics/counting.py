@@ -12,6 +12,7 @@ from asyncgate import Engine, Extension, Needs, Refused, Transact, Work
 from asyncgate.parts.metrics.numbers import OTHER, Buckets, Numbers
 from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
 from asyncgate.parts.model.stored import TERMINAL
+from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 
 if TYPE_CHECKING:
     from asyncgate.parts.model.stored import Depth, Lag, Lease
@@ -124,6 +125,16 @@ class Metrics(Extension):
             numbers.posted[()] += len(work.posted)
         for line in work.audited.values():
             numbers.audited[line.severity,] += 1
+        for row in work.kept.values():
+            if type(row) is WebhookDelivery:
+                self._note_delivery(row)
+
+    def _note_delivery(self, row: WebhookDelivery) -> None:
+        """Count what became of an attempt; a row that was not tried yet has none."""
+        if row.state != "waiting" or row.tries:
+            self.numbers.deliveries["failed" if row.state == "waiting" else row.state,] += 1
+        if row.state == "delivered" and row.last_at is not None:
+            self.numbers.delays[()].add(max(row.last_at - row.first_at, 0.0))
 
     def _note_lease(self, work: Work, lease: Lease) -> None:
         """Count a lease that was granted or has ended; a renewed one is neither."""

@@ -84,6 +84,8 @@ class Numbers:
         self.receipts: Counts = defaultdict(int)            # receipt type
         self.posted: Counts = defaultdict(int)              # of the outbox
         self.audited: Counts = defaultdict(int)             # severity
+        self.deliveries: Counts = defaultdict(int)          # of webhooks, by result
+        self.delays = histograms(LONG)                      # from when an event was due to its delivery
         self.database_errors: Counts = defaultdict(int)     # kind
         self.sizes = histograms(SIZES)
         self.stages = histograms(SHORT)                     # stage

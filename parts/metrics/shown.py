@@ -169,6 +169,12 @@ FAMILIES = (
     Family("asyncgate_receipts_total", "counter", "Receipts that were written.", ("type",), counted("receipts")),
     Family("asyncgate_audit_lines_total", "counter", "Lines that were added to the audit log.", ("severity",),
            counted("audited")),
+    Family("asyncgate_webhook_deliveries_total", "counter",
+           "Events of webhooks that were delivered, that failed and wait for another attempt, or that were given up "
+           "(parked).", ("result",), counted("deliveries")),
+    Family("asyncgate_webhook_delay_seconds", "histogram",
+           "Time from when an event of a webhook was due to its delivery, with the pauses between attempts.", (),
+           counted("delays")),
     Family("asyncgate_commits_total", "counter", "Batches of writes that were committed.", (),
            one(lambda sources: sum(sources.metrics.sizes.counts))),
     Family("asyncgate_batch_writes", "histogram", "Writes that shared one batch.", (), counted("sizes")),

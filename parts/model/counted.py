@@ -87,6 +87,7 @@ class Changed(Protocol):
     written: dict[str, Receipt]
     kept: dict[tuple[type[Struct], tuple[str, ...]], Any]
     called: dict[str, int]
+    freed: dict[Struct, int]
     metered: bool
 
 
@@ -97,6 +98,7 @@ def measure_use(work: Changed, leases: int, receipt_bytes: int, slot: int = 0) -
     time it bears: one that is rebuilt or copied bears an older one.
     """
     dropped = [(kind, key[0]) for (kind, key), row in work.kept.items() if row is None and kind in (Receipt, Task)]
+    receipt_bytes -= sum(work.freed.values())
     receipt_bytes -= sum([measure_text(work.receipts[id].body) for kind, id in dropped if kind is Receipt])
     payloads = measure_payloads(work.before, work.added, work.moved) - measure_payloads(
         {}, {id: work.tasks[id] for kind, id in dropped if kind is Task}, {})

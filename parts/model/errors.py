@@ -135,6 +135,11 @@ class KeyNotFound(GateError):
     code, status = "key_not_found", 404
 
 
+class WebhookNotFound(GateError):
+    """No such endpoint for webhooks in this tenant."""
+    code, status = "webhook_not_found", 404
+
+
 class ClientNotFound(GateError):
     """No such program (OAuth client) that this caller administers."""
     code, status = "client_not_found", 404

@@ -68,3 +68,8 @@ PERSON = {"user_id": USER_ID, "state": "active", "tenant": TENANT_ID, "principal
           "principal_id": "ada@example.com", "role": "agent", "admitted_by": "human root", "created_at": NOW,
           "email": "ada@example.com", "name": "Ada Lovelace", "issuer": "https://id.example.com", "subject": "24400320",
           "last_seen_at": NOW}
+WEBHOOK_ID = "0198c5a0-8b1f-7e52-8d10-6a4e2f9c7b33"
+WEBHOOK = {"webhook_id": WEBHOOK_ID, "tenant": TENANT_ID, "endpoint": "https://hooks.example.com/asyncgate",
+           "types": ["task.result_ready"], "principals": ["ada"], "state": "active", "created_at": NOW,
+           "created_by": "human root", "updated_at": NOW, "description": "results for the mailer",
+           "succeeded_at": LATER}

@@ -18,6 +18,8 @@ from asyncgate.parts.model.stored import (
     AuditHead,
     Bulk,
     Entry,
+    Erased,
+    Erasure,
     Event,
     Key,
     Lease,
@@ -47,6 +49,7 @@ from asyncgate.parts.model.stored_oauth import (
     SignInLink,
     User,
 )
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
 
 
 class Declared(Struct, frozen=True):
@@ -175,4 +178,18 @@ DECLARED: dict[type[Struct], Declared] = {
         "access tokens that are refused before they expire", "until they would have expired",
         person="subject revoked_by", content="reason", plain="revocation_id number kind since expires_at revoked_at"),
     RevocationHead: Declared("where the revocations end", ALWAYS, plain="number"),
+    Erasure: Declared(
+        "the evidence of erasures", ALWAYS, person="principal_kind principal_id names", proof="key",
+        plain="erasure_id of_tenant step segments counts begun_at ended_at digest proof"),
+    Erased: Declared(
+        "which rows an erasure has changed", ALWAYS, plain="source row_id erasure_id before kept"),
+    Webhook: Declared(
+        "where a tenant is told of its events", "until an admin removes it",
+        person="principals created_by", content="url description reason", proof="secret_id previous_id",
+        plain="webhook_id types previous_until position state created_at updated_at "
+              "failing_since noticed_at succeeded_at"),
+    WebhookHead: Declared("how many such endpoints a tenant has", ALWAYS, plain="number"),
+    WebhookDelivery: Declared(
+        "what became of each event that was posted", "`webhooks.log_days` after its last attempt", content="reason",
+        plain="webhook_id delivery_id type task_id state tries first_at last_at next_at http_status took_ms"),
 }

@@ -27,6 +27,7 @@ from asyncgate.parts.model.stored import (
     Schedule,
     Task,
 )
+from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import Kind, Principal
 
 R = TypeVar("R")
@@ -186,14 +187,25 @@ class ArchivedFilter(Query[Archived], frozen=True):
     task_id: str
 
 
+class DeliveryFilter(Query[WebhookDelivery], frozen=True):
+    """What became of the events of an endpoint, in the order of the events or the newest first."""
+
+    webhook_id: str
+    state: str | None
+    after: str | None           # a delivery_id
+    limit: int
+    newest: bool = False
+
+
 class Rows(Query[S], Generic[S], frozen=True):
-    """The next 1,000 rows of a table, in the order of its `export_order`, byte by byte.
+    """The next rows of a table, in the order of its `export_order`, byte by byte.
 
     Receipts come with their parents and telemetry.  Of a table whose order is empty a tenant has one row.
     """
 
     table: type[S]
     after: str = ""             # the `export_key` of the last row
+    limit: int = 1000
 
 
 # For those who answer.

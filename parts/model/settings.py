@@ -315,6 +315,18 @@ class MetricsSettings(Group, frozen=True):
         "Port of a second listener, for /metrics alone; of several processes the first one; 0 is none")] = 0
     most_types: Annotated[Class, says("Task types with numbers of their own; later ones are counted as other")] = 50
 
+class WebhookSettings(Group, frozen=True):
+    """How tenants are told of their events by HTTP."""
+
+    allow: Annotated[Texts, says("Private hosts and networks, or hosts without TLS, to which webhooks may go")] = ()
+    max_per_tenant: Annotated[Natural, says("Most endpoints of a tenant; 0 is none")] = 10
+    parallel: Annotated[int, span(1, 100), says("Most deliveries on their way to an endpoint at once")] = 4
+    timeout_seconds: Annotated[Timer, says("Seconds for a delivery, from the look-up of the host to the answer")] = 10.0
+    retry_seconds: Annotated[Timer, says("Seconds before the first retry; then doubled, with jitter")] = 5.0
+    max_retry_seconds: Annotated[Timer, says("Longest pause between two attempts, before jitter")] = 900.0
+    park_after_days: Annotated[float, span(0, 30, "a number"), says("Days of failures after which it gives up")] = 3.0
+    log_days: Annotated[Days, says("Days a delivery is listed after its last attempt")] = 14
+
 class ConsoleSettings(Group, frozen=True):
     """The console: the page for people that the gate serves at /console."""
 
@@ -418,6 +430,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     archive: ArchiveSettings = ArchiveSettings()
     leases: LeaseSettings = LeaseSettings()
     metrics: MetricsSettings = MetricsSettings()
+    webhooks: WebhookSettings = WebhookSettings()
     console: ConsoleSettings = ConsoleSettings()
     security: SecuritySettings = SecuritySettings()
     rate_limits: RateLimits = RateLimits()

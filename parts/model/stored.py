@@ -20,6 +20,7 @@ from asyncgate.parts.model.stored_oauth import (
     SignInLink,
     User,
 )
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
 from asyncgate.parts.model.wire import Kind, Principal, Role, Status, Terms
 
 # The states of a task (spec 5): before a lease, under one, at the end.
@@ -518,6 +519,37 @@ class Archived(Struct, frozen=True):
     tasks: str                          # JSON array: the tasks of all that moved together
 
 
+class Erasure(Struct, frozen=True):
+    """An erasure of what is kept of a principal or of a whole tenant: how far it is, and at the end its proof."""
+
+    erasure_id: str
+    of_tenant: str                      # whose data; in the operator's tenant it may be another one
+    principal_kind: str                 # whose data; empty: of the whole tenant
+    principal_id: str                   # the same; at the end its pseudonym
+    names: str                          # JSON array: what else names the principal; empty at the end
+    key: str                            # that makes the pseudonyms, in hex; empty at the end
+    step: str                           # what is done now
+    segments: str                       # JSON array: files of the archive to delete
+    counts: str                         # JSON: by table, how many rows were changed and deleted
+    begun_at: float
+    ended_at: float | None = None       # when its key was destroyed
+    digest: str = ""                    # SHA-256 over the rows that were changed and whose digests others have
+    proof: str | None = None            # a signature over all of that (JWS), if the gate has a key that signs
+
+    def __repr__(self) -> str:
+        return f"<Erasure {self.erasure_id}>"   # the key stays out of logs and tracebacks
+
+
+class Erased(Struct, frozen=True):
+    """A row whose content an erasure has taken away, with the digest that seals or the audit log's chain have of it."""
+
+    source: str                         # receipts, audit or ledger
+    row_id: str                         # the receipt, the line or the arrival
+    erasure_id: str                     # the first one that has changed it
+    before: str
+    kept: str                           # SHA-256 over the fields that no erasure changes
+
+
 # What is loaded and saved by its key alone, and in which table: a batch may keep such a record or drop it.
 RECORDS: dict[type[Struct], str] = {
     Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
@@ -525,16 +557,33 @@ RECORDS: dict[type[Struct], str] = {
     SealHead: "seal_heads", Archived: "archived", Traffic: "traffic", Pauses: "pauses",
     Meter: "meters", UsageHead: "usage_heads", UsageEvent: "usage_events",
     Bulk: "bulks", OAuthClient: "oauth_clients", User: "oauth_users", Consent: "oauth_consents", Grant: "oauth_grants",
-    SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads"}
+    SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads",
+    Webhook: "webhooks", WebhookHead: "webhook_heads", WebhookDelivery: "webhook_deliveries",
+    Erasure: "erasures", Erased: "erased"}
+
+# Every table of rows.
+TABLES: dict[type[Struct], str] = {
+    Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Event: "events",
+    Obligation: "obligations", Audit: "audit", **RECORDS}
 
 # Of these a row is never kept a second time.
-APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived, Revocation, UsageEvent})
+APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived, Revocation, Erased, UsageEvent})
+
+# What an erasure may change of rows that never change otherwise, or of those that only their own steps change: which
+# fields, and by which key the row is found.
+ERASABLE: dict[type[Struct], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    Receipt: (("receipt_key", "from_id", "to_id", "schedule_id", "hash", "body"), ("receipt_id",)),
+    Event: (("payload",), ("task_id", "event_id")), Audit: (("body",), ("audit_id",)),
+    Entry: (("receipt_id", "from_id", "to_id", "stated_id", "digest", "content"), ("arrival",)),
+    Task: (("lost_to",), ("task_id",)),
+    Lease: (("worker_id", "worker_instance", "claim_id", "resumed_by"), ("task_id",))}
 
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
     Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id"),
     Traffic: ("minute", "process"), Meter: ("period", "slot"), Consent: ("user_id", "client_id"),
-    Account: (), AuditHead: (), Usage: (), UsageHead: (), SealHead: (), Pauses: (), RevocationHead: ()}
+    WebhookDelivery: ("webhook_id", "delivery_id"), Erased: ("source", "row_id"),
+    Account: (), AuditHead: (), Usage: (), UsageHead: (), SealHead: (), Pauses: (), RevocationHead: (), WebhookHead: ()}
 
 
 def export_order(table: type[Struct]) -> tuple[str, ...]:

@@ -142,6 +142,10 @@ class Ask(Struct, kw_only=True):
     paged: ClassVar[bool] = False               # whether callers send many in a row; the audit log then counts them
     tenant_id: Annotated[str | None, says("optional; refused unless it is the credential's own tenant")] = None
 
+    def asks_about(self) -> bool:
+        """Whether the principal that it names is looked at, and does nothing itself: looking is no sign of life."""
+        return self.lists == "all"
+
 
 class AsPrincipal(Ask, kw_only=True):
     """A request that may name its sender, for credentials that do not."""
@@ -422,7 +426,10 @@ class ListLeases(AsWorker, kw_only=True):
         "task_id": TASK_ID, "lease_id": LEASE, "fence": 1, "type": "page.summarize", "worker": WORKER,
         "acquired_at": NOW, "expires_at": LATER, "renewals": 0, "renew_every_seconds": 100.0}]})
     next_step = "Continue each task: renew_lease in time, then complete, fail or release_lease."
-    resume: Annotated[bool, says("false: only list; no lease.resumed in the history")] = True
+    resume: Annotated[bool, says("false: only list; no lease.resumed in the history, and no sign of life")] = True
+
+    def asks_about(self) -> bool:
+        return not self.resume
 
 
 class StartTask(LeaseAsk, kw_only=True):

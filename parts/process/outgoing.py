@@ -69,9 +69,10 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     """A transport that checks the target of each request, and limits the response."""
 
     def __init__(self, allow: Iterable[str], plain: bool, timeout_seconds: float, most_bytes: int, resolve: Resolve,
-                 tls: ssl.SSLContext, *, deny: Iterable[str] = (),
-                 own: Callable[[Address], bool] | None = None) -> None:
-        self.hosts, self.networks = split_exceptions(allow)
+                 tls: ssl.SSLContext, *, deny: Iterable[str] = (), own: Callable[[Address], bool] | None = None,
+                 setting: str = "security.outgoing.allow") -> None:
+        self.hosts, self.networks = split_exceptions(allow, setting)
+        self.setting = setting          # which lists the private hosts that may be called
         self.no_hosts, self.no_networks = split_exceptions(deny, "security.outgoing.deny")
         self.own = own or is_own
         self.plain, self.timeout_seconds, self.most_bytes, self.resolve = plain, timeout_seconds, most_bytes, resolve
@@ -114,14 +115,14 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         addresses = await self._addresses(host, url.port or PORTS[url.scheme])
         chosen = host.rstrip(".") in self.hosts or all(any(one in net for net in self.networks) for one in addresses)
         if url.scheme == "http" and not (self.plain or chosen):
-            raise Barred(f"{host} must be called over https, or be listed in the setting security.outgoing.allow")
+            raise Barred(f"{host} must be called over https, or be listed in the setting {self.setting}")
         if host.rstrip(".") in self.no_hosts or any(one in net for net in self.no_networks for one in addresses):
             raise Barred(f"{host} is blocked by the setting security.outgoing.deny")
         for address in addresses:
             strange = not is_public(address) or self.own(address)
             if not chosen and strange and not any(address in net for net in self.networks):
                 # The message hides the address: the caller must not map the network behind the gate.
-                raise Barred(f"{host} has an address that is neither public nor listed in security.outgoing.allow")
+                raise Barred(f"{host} has an address that is neither public nor listed in {self.setting}")
         return addresses
 
     async def _addresses(self, host: str, port: int) -> list[Address]:

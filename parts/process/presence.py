@@ -120,6 +120,13 @@ class Sightings:
         """Forget the sightings that `take` returned; they are stored."""
         self.leaving = self.fresh
 
+    def forget(self, tenant_id: str, who: Principal | None) -> None:
+        """Forget what was noted of a principal, or of all principals of a tenant."""
+        self.count()
+        for seen in (self.fresh, self.leaving):
+            for key in [key for key in seen if key[0] == tenant_id and who in (None, Principal(key[1], key[2]))]:
+                del seen[key]
+
     def known(self, tenant_id: str, who: Principal, stored: Presence | None, now: float) -> Presence:
         """Return the presence of a principal: the stored presence plus newer sightings."""
         self.count()

@@ -32,7 +32,7 @@ from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
 from asyncgate.parts.model.queries import ArchivedFilter, ObligationFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Receipt, Task, Usage
+from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Erasure, Receipt, Task, Usage
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.files import Header, Reading, fsync_folder, pack_receipts
 from asyncgate.parts.receipts.may import discharges
@@ -112,6 +112,8 @@ async def archive_receipts(engine: Engine, tenant_id: str, most: int, *, urgent:
     An urgent run takes every settled receipt as old enough.
     """
     archive_folder(engine.settings)
+    if await is_being_erased(engine, tenant_id):
+        return ArchiveTally()       # what the erasure has brought back must not go again
     head = await seal(engine, tenant_id)
     ages, done = Ages.of(engine.settings, engine.backend.now(), head.last_id), ArchiveTally()
     if urgent:
@@ -128,6 +130,16 @@ async def archive_receipts(engine: Engine, tenant_id: str, most: int, *, urgent:
         await move_chains(engine, tenant_id, ages, waiting, done)
     done.pruned = await prune_tasks(engine, tenant_id, ages)
     return done
+
+
+async def is_being_erased(engine: Engine, tenant_id: str) -> bool:
+    """Whether an erasure is under way in a tenant."""
+    after = ""
+    while page := await engine.backend.page(tenant_id, Rows(Erasure, after)):
+        if any(row.ended_at is None for row in page):
+            return True
+        after = page[-1].erasure_id
+    return False
 
 
 def archive_folder(settings: Settings) -> Path:

@@ -16,6 +16,7 @@ from itertools import chain
 import msgspec
 from msgspec.structs import astuple
 
+from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.stored import Entry, Receipt, Seal, SealHead
 
 MARK = 8        # bytes of each digest that a seal keeps
@@ -26,7 +27,9 @@ START = SealHead()
 
 
 def receipt_digest(receipt: Receipt) -> bytes:
-    """Hash every byte of a stored receipt, without its delivery time."""
+    """Hash every byte of a stored receipt, without its delivery time; of an erased one return the hash that it had."""
+    if (note := read_note(receipt.body)) is not None:
+        return bytes.fromhex(note.sealed)
     return hashlib.sha256(_encode(astuple(receipt)[:-1])).digest()
 
 
@@ -35,6 +38,8 @@ def entry_digest(entry: Entry) -> bytes:
 
     An entry of an older release has no author; its hash leaves the author out, as when it was sealed.
     """
+    if (note := read_note(entry.content)) is not None:
+        return bytes.fromhex(note.sealed)
     row = astuple(entry)
     return hashlib.sha256(_encode(row if entry.stated_kind else row[:-3])).digest()
 

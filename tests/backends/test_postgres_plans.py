@@ -24,7 +24,7 @@ from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, settings_for_tests, under
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.parts.identity.metering import Closer, floor_to
-from asyncgate.parts.model.queries import EntryFilter, OutboxFilter, ReceiptFilter, Rows, TaskFilter
+from asyncgate.parts.model.queries import DeliveryFilter, EntryFilter, OutboxFilter, ReceiptFilter, Rows, TaskFilter
 from asyncgate.parts.model.stored import (
     Account,
     Audit,
@@ -109,6 +109,10 @@ FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.ledger
 SELECT {tenant}, {id}, {id}, 'task.assigned', {third}, 'agent', 'x', 'agent', 'agent-' || n % 50, 'gate-' || n % 50,
     'd', '{{}}' FROM generate_series(1, {tasks}) AS n;
+INSERT INTO asyncgate.webhook_deliveries
+SELECT {tenant}, 'webhook-' || n % 5, {id}, 'task.assigned', {third},
+    CASE WHEN n % 50 = 0 THEN 'parked' ELSE 'delivered' END, 1, n, n, NULL, 204, NULL, 1
+FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.ledger_marks VALUES ({tenant}, 'task.completed', 'r'), ({tenant}, 'task.failed', 'r');
 """
 
@@ -268,7 +272,8 @@ async def functions(db: Any) -> dict[str, list[tuple[str, list[str]]]]:
     for name, source, names, types in await db.fetch("""
             SELECT proname, prosrc, proargnames[1:pronargs], proargtypes::oid[]::regtype[]::text[]
             FROM pg_proc JOIN pg_language AS l ON l.oid = prolang
-            WHERE pronamespace = 'asyncgate'::regnamespace AND (lanname = 'plpgsql' OR proname = 'find_key')"""):
+            WHERE pronamespace = 'asyncgate'::regnamespace AND prorettype <> 'trigger'::regtype
+            AND (lanname = 'plpgsql' OR proname = 'find_key')"""):
         inside = source[source.index("BEGIN") + len("BEGIN"):source.rindex("END")] if "BEGIN" in source else source
         body = re.sub("--.*", "", inside)
         parts = [re.sub(r"^(RETURN QUERY|FOR \w+ IN)\s+", "", part.strip())
@@ -281,7 +286,9 @@ async def functions(db: Any) -> dict[str, list[tuple[str, list[str]]]]:
 
 VERB = re.compile("SELECT|UPDATE|INSERT|DELETE|WITH")
 LOOPED = {"late.next_at": "float8", "late.tenant_id": "uuid", "late.task_id": "text",      # what a loop goes over
-          "tenant": "uuid", "id": "text"}
+          "tenant": "uuid", "id": "text",
+          **{f"one.{name}": "text" for name in ("item", "key", "sender", "recipient", "schedule", "hash", "body",
+                                                "task_id", "payload", "arrival", "author", "digest", "content")}}
 
 
 def numbered(statement: str, names: Iterable[str]) -> str:
@@ -297,7 +304,9 @@ UNTIL_THE_END = {"lanes", "queues"}     # a tenant has few, and all of them are 
 # What looks across tenants asks by these.
 LED_BY = {"states_check": "check_at", "schedules_late": "late_at", "api_keys_id": "key_id"}
 ACROSS = {"overdue": "asyncgate_sweeper", "find_key": "asyncgate_auth",
-          **dict.fromkeys(("archive_receipts", "forget_pointers", "prune_tasks", "prune_audit"), "asyncgate_owner")}
+          **dict.fromkeys(("archive_receipts", "forget_pointers", "prune_tasks", "prune_audit"), "asyncgate_owner"),
+          **dict.fromkeys(("erase_receipts", "erase_events", "erase_audit", "erase_entries", "erase_keys"),
+                          "asyncgate_owner")}
 # What these find under their first two columns is few, so it may be sorted: a worker's leases, a task's receipts, the
 # obligation that a receipt opened.
 FEW = {"states_holder", "receipts_key", "obligations_age"}
@@ -320,7 +329,8 @@ class Judge:
                 ARRAY(SELECT pg_get_indexdef(i.oid, column_at, true) FROM generate_series(1, x.indnatts) AS column_at)
             FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_class AS t ON t.oid = x.indrelid
             WHERE t.relnamespace = 'asyncgate'::regnamespace
-            AND t.relname NOT IN ('meta', 'migrations', 'instances')""")
+            AND t.relname NOT IN ('meta', 'migrations', 'instances',
+                                  'erasures')""")       # a tenant has few of these
         return cls({row[0] for row in rows}, {row[1]: (row[3], row[2]) for row in rows})
 
     def faults(self, plan: Plan, above: tuple[Plan, ...] = ()) -> Iterator[str]:
@@ -451,7 +461,8 @@ async def test_no_function_reads_more_than_it_must(databases: dict[str, str], cl
         judge, asked = await Judge.of(root), await functions(root)
     assert {name: len(parts) for name, parts in asked.items()} == {
         "one_task": 1, "open_obligations": 1, "overdue": 5, "find_key": 1,
-        "archive_receipts": 4, "forget_pointers": 1, "prune_tasks": 4, "prune_audit": 1}
+        "archive_receipts": 4, "forget_pointers": 1, "prune_tasks": 4, "prune_audit": 1,
+        "erase_receipts": 2, "erase_events": 2, "erase_audit": 2, "erase_entries": 2, "erase_keys": 1}
 
     for name, parts in asked.items():
         async with session(cluster.admin_url(database), ACROSS.get(name, "asyncgate_app")) as db:
@@ -538,7 +549,7 @@ SECONDARY = ["tasks_key", "tasks_owner", "tasks_type", "tasks_summary", "states_
              "states_lease", "states_holder", "states_status", "states_held", "states_check", "receipts_key",
              "receipts_to", "receipts_parent", "edges_parent", "obligations_age", "schedules_owner", "schedules_late",
              "presences_worker", "presences_claimed", "api_keys_id", "outbox_waiting", "ledger_arrival", "ledger_to",
-             "ledger_task", "ledger_instance", "archived_task"]
+             "ledger_task", "ledger_instance", "archived_task", "webhook_deliveries_state"]
 
 
 async def test_all_indexes_are_known(cluster: Cluster, databases: dict[str, str]) -> None:
@@ -574,6 +585,8 @@ async def list_some(backend: Any) -> None:
     for to, task_id, instance in [(ada, None, None), (None, "none", None), (None, None, "gate"), (None, None, None)]:
         await backend.page(TENANT, EntryFilter(to, task_id, None, instance, None, 50))
     await backend.page(TENANT, OutboxFilter("", 50))
+    for state, newest in itertools.product(("parked", None), (False, True)):
+        await backend.page(TENANT, DeliveryFilter("webhook-1", state, None, 50, newest))
 
 
 # Heartbeats.

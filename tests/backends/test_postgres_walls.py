@@ -31,9 +31,11 @@ from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.hosts import as_user
 from asyncgate.clients.http import Exchange
+from asyncgate.conformance.erasure_rows import keep_erasure
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, settings_for_tests, under
 from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.conformance.webhook_rows import WEBHOOK_ID, keep_webhooks
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
@@ -63,8 +65,19 @@ from asyncgate.parts.model.settings import (
     Settings,
     Tier,
 )
-from asyncgate.parts.model.stored import Entry, Key, LedgerMark, Meter, Outgoing, Traffic, UsageEvent, UsageHead
+from asyncgate.parts.model.stored import (
+    Entry,
+    Key,
+    LedgerMark,
+    Meter,
+    Outgoing,
+    Presence,
+    Traffic,
+    UsageEvent,
+    UsageHead,
+)
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts import archive
@@ -83,7 +96,8 @@ FILE = [{"type": "file", "uri": "file:///out"}]
 TENANTLESS = {"meta", "migrations", "instances"}
 LED_BY_TIME, LED_BY_ID = {"states_check", "schedules_late"}, {"api_keys_id"}
 # What the owner may take rows of, behind the wall, in the functions that look whether they may go.
-KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "events", "audit")
+KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "events", "audit",
+        "ledger", "api_keys")
 WALL = "(tenant_id = ( SELECT asyncgate.tenant() AS tenant))"
 TABLES = "pg_class AS c WHERE c.relnamespace = 'asyncgate'::regnamespace AND c.relkind IN ('r', 'p')"
 
@@ -118,10 +132,12 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT concat_ws(' ', cmd, tablename, roles) FROM pg_policies WHERE schemaname = 'asyncgate'
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
         {f"{what} {{asyncgate_sweeper}}"
-         for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox", "SELECT queues")}
+         for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox", "SELECT queues",
+                      "SELECT webhook_heads")}
         | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}
         | {f"ALL {table} {{asyncgate_owner}}" for table in KEPT} | {"ALL segments {asyncgate_archivist}"}
-        | {f"SELECT {table} {{asyncgate_owner}}" for table in ("segments", "seal_heads", "obligations")}),
+        | {f"SELECT {table} {{asyncgate_owner}}" for table in (
+            "segments", "seal_heads", "obligations", "erasures", "erased")}),
     "no role of ours is strong": ("""
         SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%'
         AND (rolsuper OR rolbypassrls OR rolcreaterole OR rolcreatedb OR rolreplication)""", set()),
@@ -138,7 +154,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT proowner, proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
-        each("asyncgate_sweeper owns", "all_tenants overdue lapses unsent depths count_overdue")
+        each("asyncgate_sweeper owns", "all_tenants overdue lapses unsent webhook_tenants depths count_overdue")
         | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
@@ -148,15 +164,18 @@ RULES: dict[str, tuple[str, set[str]]] = {
         each("UPDATE", "states queues progress schedules presences deliveries instances meta accounts api_keys "
                        "audit_heads usage meters usage_heads outbox ledger_marks seal_heads pauses "
                        "traffic bulks oauth_clients oauth_users oauth_consents oauth_grants "
-                       "oauth_links revocation_heads")
+                       "oauth_links revocation_heads webhooks webhook_heads webhook_deliveries "
+                       "erasures")
         | each("DELETE", "obligations schedules instances outbox lanes queues traffic meters usage_events "
-                         "oauth_clients oauth_users oauth_consents oauth_grants oauth_links revocations")),
+                         "oauth_clients oauth_users oauth_consents oauth_grants oauth_links revocations webhooks "
+                         "webhook_deliveries presences")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) AS may, pg_attribute AS a, {TABLES}
         AND a.attrelid = c.oid AND a.attnum > 0 AND has_column_privilege(role, c.oid, a.attnum, may)""",
         each("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since outbox.tenant_id",
+             "webhook_heads.tenant_id webhook_heads.number",
              "schedules.tenant_id schedules.schedule_id schedules.late_at",
              "states.tenant_id states.task_id states.asyncgate_instance states.status states.attempt "
              "states.max_attempts states.deadline_at states.expires_at states.check_at "
@@ -181,10 +200,11 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT relname FROM {TABLES} AND EXISTS (SELECT FROM aclexplode(relacl) WHERE grantee = 0)
         UNION ALL SELECT nspname FROM pg_namespace
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
-    "only the look-ups across tenants and the ways into the archive run as another role": ("""
+    "only the look-ups across tenants and the ways to take rows away run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
-        {"all_tenants", "overdue", "lapses", "unsent", "find_key", "depths", "count_overdue", "archive_receipts",
-         "forget_pointers", "prune_tasks", "prune_audit"}),
+        {"all_tenants", "overdue", "lapses", "unsent", "webhook_tenants", "find_key", "depths", "count_overdue",
+         "archive_receipts", "forget_pointers", "prune_tasks", "prune_audit",
+         "erase_receipts", "erase_events", "erase_audit", "erase_entries", "erase_keys"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
         AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
@@ -214,7 +234,7 @@ BREACHES = {
     "nor may they take rows away": "GRANT DELETE ON asyncgate.states TO asyncgate_sweeper",
     "nobody else may anything": "GRANT SELECT (body) ON asyncgate.receipts TO PUBLIC; "
                                 "GRANT SELECT ON asyncgate.edges TO PUBLIC",
-    "only the look-ups across tenants and the ways into the archive run as another role":
+    "only the look-ups across tenants and the ways to take rows away run as another role":
         "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
     "nobody can lend them other tables, nor call them unasked": "ALTER FUNCTION asyncgate.overdue RESET search_path",
     "a view shows what its reader may see": "CREATE VIEW asyncgate.stray AS SELECT * FROM asyncgate.receipts",
@@ -340,7 +360,16 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
             "worker": "w1", "agent": "ada", "type": "waiting", **bulk,
+            **await webhook_of(gate, WEBHOOK_ID),
             "cursor": str((await ada.list_tasks(limit=1)).next_cursor), **await lists_of(gate, "waiting")}
+
+
+async def webhook_of(gate: Gate, webhook_id: str, mark: str = "") -> dict[str, str]:
+    """Return what an endpoint is called, and where the list of its deliveries goes on; with a mark it is made."""
+    if mark:
+        await gate.backend.transact(gate.tenant_id, Needs(), lambda work: keep_webhooks(work, mark, webhook_id))
+    page = await gate.as_admin().list_deliveries(webhook_id=webhook_id, limit=1)
+    return {"webhook_id": webhook_id, "deliveries_cursor": str(page.next_cursor)}
 
 
 async def bulk_of(gate: Gate, mark: str) -> dict[str, str]:
@@ -359,6 +388,7 @@ async def lists_of(gate: Gate, type: str) -> dict[str, str]:
             "queue_id": (await root.list_queues(type=type)).queues[0].queue_id,
             "queues_cursor": str((await root.list_queues(limit=1)).next_cursor),
             "schedules_cursor": str((await root.list_schedules(limit=1)).cursor),
+            "erasures_cursor": str((await root.list_erasures(limit=1)).cursor),
             "obligations_cursor": str((await root.list_obligations(limit=1)).next_cursor)}
 
 
@@ -381,6 +411,9 @@ async def keep_books(gate: Gate, mark: str) -> None:
             work.keep_record(UsageEvent(period, mark, 0, 300))
             work.keep_record(Meter(period, "0009", 1))
         keep_sign_ins(work, mark)
+        keep_erasure(work, mark)
+        work.keep_record(Presence("agent", "gone", None, 0.0, 0.0, 0))
+        keep_webhooks(work, mark)
 
     def take_out(work: Work) -> None:
         work.drop_record(Outgoing, "sent")
@@ -392,10 +425,14 @@ async def keep_books(gate: Gate, mark: str) -> None:
                                (Revocation, "00000001")):
                 work.drop_record(kind, name)
             work.drop_record(Consent, "user", "client")
+            work.drop_record(Presence, "agent", "gone")
+            work.drop_record(Webhook, WEBHOOK_ID)
+            work.drop_record(WebhookDelivery, WEBHOOK_ID, "delivery")
 
     def put_back(work: Work) -> None:
         if mark == OURS:
             keep_sign_ins(work, mark)
+            keep_webhooks(work, mark)
     for decide in (store, take_out, put_back):
         await gate.backend.transact(gate.tenant_id, Needs(), decide)
 
@@ -431,6 +468,7 @@ async def keys_of(gate: Gate, mark: str) -> dict[str, str]:
             "clients_cursor": str((await root.list_clients(limit=1)).next_cursor),
             "keys_cursor": str((await root.list_keys(limit=1)).next_cursor),
             "audit_cursor": str((await root.list_audit(limit=1)).next_cursor),
+            "export_cursor": str((await root.export_tenant(limit=1)).next_cursor),
             "seals_cursor": str((await root.list_seals(limit=1)).next_cursor)}
 
 
@@ -467,8 +505,9 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
     return {**under(first), **await keys_of(gate, mark), **await away(gate, mark),
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
-            **await bulk_of(gate, mark), "claim": "type-there-claim-there", "worker": "w-there",
-            "agent": "bob-there", "type": "type-there", "cursor": str((await bob.list_tasks(limit=1)).next_cursor),
+            **await bulk_of(gate, mark), **await webhook_of(gate, "webhook-there", mark),
+            "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
+            "cursor": str((await bob.list_tasks(limit=1)).next_cursor),
             **await lists_of(gate, "type-there")}
 
 
@@ -782,6 +821,10 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "rotate_credentials": [{"tenant": "{tenant}"}],
     "revoke_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
     "revoke_token": [{"token_id": "t1", "tenant": "{tenant}"}],
+    "erase_principal": [{"principal_id": "{agent}", "plan": True},
+                        {"tenant": "{tenant}", "principal_id": "{agent}", "plan": True}],
+    "erase_tenant": [{"tenant": "{tenant}", "plan": True}],
+    "list_erasures": [{"tenant": "{tenant}"}, {"cursor": "{erasures_cursor}"}],
     "register_client": [{"tenant": "{tenant}", "client_name": "an app", "redirect_uris": ["https://app.example/cb"]},
                         {"client_id": "{client_id}", "client_name": "an app", "redirect_uris": [
                             "https://app.example/cb"]}],
@@ -798,8 +841,19 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "change_user": [{"user_id": "{user_id}", "role": "worker"}, {"user_id": "{user_id}", "disabled": True}],
     "remove_user": [{"user_id": "{user_id}"}],
     "make_sign_in_link": [{"tenant": "{tenant}", "principal_id": "{worker}"}],
+    "create_webhook": [{"tenant": "{tenant}", "endpoint": "https://hooks.invalid/"}],
+    "list_webhooks": [{"tenant": "{tenant}"}],
+    **{name: [{"webhook_id": "{webhook_id}", "tenant": "{tenant}"}, {"webhook_id": "{webhook_id}"}]
+       for name in ("change_webhook", "remove_webhook", "rotate_webhook_secret", "test_webhook")},
+    "list_deliveries": [{"webhook_id": "{webhook_id}", "tenant": "{tenant}"},
+                        {"webhook_id": "{webhook_id}", "cursor": "{deliveries_cursor}"}],
+    "replay_deliveries": [{"webhook_id": "{webhook_id}", "tenant": "{tenant}"},
+                          {"webhook_id": "{webhook_id}", "delivery_ids": ["delivery"]}],
     "list_seals": [{"cursor": "{seals_cursor}"}],
     "export_receipts": [{"after": "{receipt_id}"}],
+    "export_tenant": [{"tenant": "{tenant}"}, {"cursor": "{export_cursor}"}],
+    "export_principal": [{"principal_kind": "worker", "principal_id": "{worker}"},
+                         {"principal_id": "ada", "tenant": "{tenant}"}, {"cursor": "{export_cursor}"}],
     "import_receipts": [{"receipts": [{**OFFERED, "receipt_id": "{receipt_id}"}]},
                         {"receipts": [{**OFFERED, "parents": ["{receipt_id}"], "task_id": "{task_id}"}]}],
     "list_archived_receipts": [{"task_id": "{away_task_id}"}, {"receipt_id": "{away_receipt_id}"},
@@ -812,7 +866,8 @@ HOW: dict[str, list[dict[str, Any]]] = {
                    {"key_id": "{key_id}"}, {"session_id": "{session_id}"}, {"token_id": "{session_id}"}],
 }
 # These are for the operator only, who looks after all tenants.
-OPERATORS = {"create_tenant", "list_tenants", "suspend_tenant", "set_limits", "drain_gate", "resume_gate"}
+OPERATORS = {"create_tenant", "list_tenants", "suspend_tenant", "set_limits", "drain_gate", "resume_gate",
+             "erase_tenant"}
 # Whoever asks is named by these, and by these all that is asked about.
 ASKERS = {"tenant_id", "principal_id", "principal_instance_id", "agent_id", "agent_instance_id", "worker_id",
           "worker_instance_id"}
@@ -837,7 +892,7 @@ def filled(value: Any, names: dict[str, str]) -> Any:
 
 
 VARYING = re.compile(rb'[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f-]{21}|20\d\d-\d\d-\d\dT[0-9:.]+Z|(?<="uptime":)\d+|'
-                     rb'(?:age|oldest_wait)_seconds\\?":[0-9.e-]+|confirmation\\?": ?\\?"[\w-]+')
+                     rb'(?:age|oldest_wait)_seconds\\?":[0-9.e-]+|(?:confirmation|next_cursor)\\?": ?\\?"[\w-]+')
 Tongue = Callable[[str, dict[str, Any]], Awaitable[bytes]]
 
 

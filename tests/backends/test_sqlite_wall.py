@@ -19,7 +19,8 @@ pytestmark = pytest.mark.anyio
 OURS, THEIRS = "00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002"
 REACHING_OUT = ["UPDATE tasks SET priority = 9", "DELETE FROM leases", "UPDATE tasks SET tenant_id = 'another'",
                 "INSERT INTO edges (tenant_id, child_id, parent_id) VALUES ('another', 'a', 'b')",
-                "UPDATE accounts SET tier = 'paid'", "DELETE FROM api_keys", "UPDATE api_keys SET revoked_at = NULL",
+                "UPDATE accounts SET tier = 'paid'", f"DELETE FROM api_keys WHERE tenant_id = '{THEIRS}'",
+                "UPDATE api_keys SET revoked_at = NULL",
                 "UPDATE audit_heads SET number = 9", "UPDATE outbox SET content = 'forged'", "DELETE FROM outbox",
                 "DELETE FROM ledger_marks",
                 "INSERT INTO ledger SELECT 'another', receipt_id, arrival, receipt_type, "

@@ -344,7 +344,11 @@ def test_a_duration_counts_back_where_a_filter_asks_what_has_happened(run: Run, 
     found = [answer(run("list-tasks", "--type", kind, option, "1h", "--json"))["tasks"]
              for option in ("--created-after", "--created-before")]
 
+    made = answer(run("create-webhook", "--endpoint", "https://hooks.invalid/", "--types", "system.anomaly", "--json"))
+    again = answer(run("replay-deliveries", made["webhook"]["webhook_id"], "--since", "1h", "--json"))
+
     assert [[task["task_id"] for task in tasks] for tasks in found] == [[task_id], []]
+    assert again["since"] < made["webhook"]["created_at"]
 
 
 def test_run_task_says_the_id_at_once_and_ends_as_the_task_does(run: Run, kind: str) -> None:

@@ -25,11 +25,13 @@ from asyncgate.backends import Around, open_backend
 from asyncgate.backends.memory import Memory, Tenant
 from asyncgate.commands import copy
 from asyncgate.commands.main import main
+from asyncgate.conformance.erasure_rows import keep_erasure
 from asyncgate.conformance.harness import Gate, refused, settings_for_tests, under
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.test_bulk import done
 from asyncgate.conformance.verify import verify
+from asyncgate.conformance.webhook_rows import keep_webhooks
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.metering import Closer, floor_to
 from asyncgate.parts.model.errors import Refused
@@ -129,6 +131,8 @@ async def keep_books(gate: Gate) -> None:
         work.keep_record(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
         work.keep_record(LedgerMark("task.completed", "r-1"))
         keep_sign_ins(work, WILD)
+        keep_erasure(work, WILD)
+        keep_webhooks(work, WILD)
         work.keep_record(UsageHead(300))
         work.keep_record(UsageEvent("000000000000", WILD, 0, 300, tasks=1))
     await gate.backend.transact(gate.tenant_id, Needs(), store)

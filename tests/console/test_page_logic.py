@@ -12,6 +12,7 @@ import pytest
 
 PAGE = Path(__file__).parents[2] / "parts" / "faces" / "console" / "page"
 NOW = "2026-11-23T12:00:00Z"
+LONGEST_LINE = 120
 
 
 def run(module: str, script: str) -> Any:
@@ -102,3 +103,13 @@ def test_late_schedules_come_first_and_those_that_are_off_last() -> None:
 
     assert told == [["late late", "due due", "soon planned", "later planned", "none unplanned", "off off"], 4,
                     ["every minute", "every hour", "every day", "every week", "every 300 s"]]
+
+
+def test_no_line_of_the_page_is_longer_than_a_reader_takes_in() -> None:
+    modules = sorted(PAGE.rglob("*.js"))
+    lines = [(f"{module.relative_to(PAGE)}:{number}", line) for module in modules
+             for number, line in enumerate(module.read_text(encoding="utf-8").splitlines(), 1)]
+    long = [place for place, line in lines if len(line) > LONGEST_LINE]
+
+    assert modules
+    assert not long, f"break these lines, or name a part of them: {long}"

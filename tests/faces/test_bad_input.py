@@ -55,12 +55,13 @@ async def stocked(served: Any) -> dict[str, str]:
     issued = await served.post("/v1/keys", {"name": "a key", "principal_id": "reader-1"})
     program = await served.post("/v1/clients", {"client_name": "App", "redirect_uris": ["https://app.example/cb"]})
     person = await served.post("/v1/users", {"email": "ada@example.com"})
+    hook = await served.post("/v1/webhooks", {"endpoint": "https://hooks.invalid/", "types": ["system.anomaly"]})
     (queue, *_) = (await served.get("/v1/queues"))["queues"]
     found = await served.post("/v1/bulks/preview", {"action": "cancel", "type": "nothing"})
     bulk = await served.post("/v1/bulks", {"confirmation": found["confirmation"]})
     return {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1", "queued": queued["task_id"],
             "client_id": program["client_id"], "user_id": person["user_id"], "bulk_id": bulk["bulk_id"],
-            "confirmation": found["confirmation"],
+            "confirmation": found["confirmation"], "webhook_id": hook["webhook"]["webhook_id"],
             "queue_id": queue["queue_id"], "tenant": room["tenant"], "key_id": issued["key"]["key_id"],
             "receipt_id": offer["obligation_receipt_id"], "parent_receipt_id": offer["obligation_receipt_id"]}
 
@@ -85,6 +86,8 @@ def filled(op: Operation, known: dict[str, str]) -> dict[str, Any]:
         "create_tenant": {"name": "Acme"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
         "invite_user": {"email": "ada@example.com"}, "make_sign_in_link": {"principal_id": "ada"},
         "revoke_token": {"token_id": "t1"}, "set_budget": {"quantity": "tasks"},
+        "create_webhook": {"endpoint": "https://hooks.invalid/"},
+        "erase_principal": {"principal_id": "x", "plan": True}, "erase_tenant": {"plan": True},
         "register_client": {"client_name": "App", "redirect_uris": ["https://app.example/cb"]}}
     return fields | least.get(op.name, {})
 

@@ -10,7 +10,7 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import pytest
 
-from asyncgate.parts.faces.mcp.tools import SETS, describe_tools, make_brief_schema
+from asyncgate.parts.faces.mcp.tools import SETS, describe_tools, is_in, make_brief_schema
 from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,8 @@ async def test_a_list_is_small_also_where_the_credential_has_every_scope(served:
 
     assert len(answer.content) <= most
     # And where arguments say who asks, because the credential does not.
-    may = [op for op in OPERATIONS.values() if role in op.roles or op.open]
+    sets = frozenset({name for name, of in SETS.items() if of == role})
+    may = [op for op in OPERATIONS.values() if is_in(op, sets)]
     assert len(msgspec.json.encode({"tools": describe_tools(may, ".", "brief")})) <= most
 
 

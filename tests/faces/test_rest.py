@@ -30,6 +30,7 @@ TOKEN = "a-token-for-tests"
 TENANT = "00000000-0000-0000-0000-000000000000"
 OTHER = "11111111-1111-4111-8111-111111111111"
 PATIENCE_SECONDS = 30.0
+URL = "https://hooks.invalid/"        # nobody has it
 CLIENT = {"client_name": "App", "redirect_uris": ["https://app.example/cb"]}
 SAFETY = {
     "x-content-type-options": "nosniff",
@@ -106,6 +107,8 @@ class Walk:
             return {"task_id": await self.finished(), "agent_id": "ada"}
         if op.name == "attach_artifacts":
             return {"task_id": await self.finished(), "artifacts": [{"uri": "file:///x"}], "agent_id": "ada"}
+        if op.name == "export_principal":
+            return {"principal_id": "ada"}
         if "receipt_id" in op.takes.needed:
             return {"receipt_id": await self.duty()}
         if "parent_receipt_id" in op.takes.needed:
@@ -117,6 +120,8 @@ class Walk:
             return {"queue_id": (await self.served.get("/v1/queues"))["queues"][0]["queue_id"]}
         if "key_id" in op.takes.needed:
             return {"key_id": await self.issued()}
+        if "webhook_id" in op.takes.needed:
+            return {"webhook_id": (await self.served.post("/v1/webhooks", {"endpoint": URL}))["webhook"]["webhook_id"]}
         if "user_id" in op.takes.needed:
             return {"user_id": (await self.served.post("/v1/users", {"email": "ada@example.com"}))["user_id"]}
         if "client_id" in op.takes.needed:
@@ -155,7 +160,8 @@ class Walk:
             "create_tenant": {"name": "Acme"}, "suspend_tenant": {"tenant": OTHER},
             "set_limits": {"tenant": OTHER, "tier": "paid"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
             "invite_user": {"email": "bob@example.com"}, "make_sign_in_link": {"principal_id": "ada"},
-            "set_budget": {"quantity": "tasks", "monthly": 9},
+            "create_webhook": {"endpoint": URL}, "set_budget": {"quantity": "tasks", "monthly": 9},
+            "erase_principal": {"principal_id": "x", "plan": True}, "erase_tenant": {"tenant": OTHER, "plan": True},
             "revoke_token": {"token_id": "t1"}, "register_client": CLIENT, "import_receipts": {"receipts": []}, **{
                 name: {"type": "demo"} for name in ("pause_work", "drain_work", "resume_work")},
             "complete_tasks": {"tasks": [await self.held()] if op.name == "complete_tasks" else []}}

@@ -34,7 +34,8 @@ DOCUMENT = json.loads(openapi.build_document((*OPERATIONS.values(), *LEASE_PROTO
 BEYOND_SCHEMAS = {"invalid_cursor", "invalid_confirmation", "parents_required", "parent_not_found", "not_locatable"}
 # Nor that one field needs another, an end comes behind its beginning, a kind has no keys, times begin with 1970, null
 # is absent where any other JSON is taken, or that an invisible character outside of JavaScript's ranges is in no name.
-BEYOND_FIELDS = ("no receipt has the type", "an exemption needs a reason",
+BEYOND_FIELDS = ("no receipt has the type", "endpoint: ", "types: no event has the type",
+                 "name delivery_ids or since, not both", "delivery_ids: ", "an exemption needs a reason",
                  "expires_at is before not_before, so the key would never be valid",
                  "a key identifies an agent, a worker, a service or a human;", "this gate has no archive",
                  "whose is meant?", "say what is meant by exactly one of type, worker and whole_tenant",
@@ -46,7 +47,8 @@ BEYOND_FIELDS = ("no receipt has the type", "an exemption needs a reason",
                  "the redirect URI ", "client_id is ", "client_id has ", "client_id must ", "access_days is 5 to 90",
                  "a program with a metadata document has no secret",
                  # People and sessions are named by exactly one of several fields.
-                 "send either token_id or access_token", "this credential is nobody's own")
+                 "send either token_id or access_token", "this credential is nobody's own",
+                 "principal_id is missing: name the principal to export")
 BEYOND_PATTERNS = ("alone names nobody", "is not an e-mail address in ASCII", "so there is nothing to pin",
                    "is not a time between 1970 and 9999", "has passed; say a later time",
                    "Expected a name without invisible characters")

@@ -299,7 +299,8 @@ def client_of(gate: Gate) -> httpx2.AsyncClient:
 
 
 VARYING = {"uptime", "upkeep", "renew_every_seconds", "issued_before", "since", "findings", "counted_until"}
-DRAWN = {"api_key", "key_id", "rotated_to", "not_before", "confirmation", "sign_in_code"}   # another one each time
+DRAWN = {  # another one each time
+    "api_key", "key_id", "rotated_to", "not_before", "confirmation", "sign_in_code", "secret"}
 LOGGED = {"hash", "timestamp", "details"}       # when, from where, and about which key
 
 
@@ -308,6 +309,7 @@ def untimed(value: Any) -> Any:
     if isinstance(value, dict):
         drawn = DRAWN | {"cursor"} if "keys" in value else DRAWN        # it names the last key
         varying = VARYING | drawn | (LOGGED if "audit_id" in value else set())
+        varying |= {"next_cursor"} if "begun_at" in value else set()        # an export's says when it began
         return {name: untimed(held) for name, held in value.items() if name not in varying and name[-3:] != "_at"}
     return [untimed(held) for held in value] if isinstance(value, list) else value
 

@@ -162,7 +162,8 @@ def least(op: Operation, known: dict[str, Any]) -> dict[str, Any]:
         "emit_receipt": {"receipt_type": "schedule.created"},
         "complete_tasks": {"tasks": [{"task_id": known["task_id"], "lease_id": known["lease_id"]}]},
         "report_schedule": {"schedules": [{"schedule_id": "s"}]}, "preview_bulk": {"action": "cancel"},
-        "run_bulk": {"confirmation": known.get("confirmation")},
+        "run_bulk": {"confirmation": known.get("confirmation")}, "erase_principal": {"principal_id": "x", "plan": True},
+        "erase_tenant": {"plan": True},
         **{name: {"worker": "nobody"} for name in ("pause_work", "drain_work", "resume_work")}}
     worker = {"worker_id": "w1"} if "worker_id" in op.takes.__struct_fields__ else {}
     return fields | worker | more.get(op.name, {})
@@ -187,6 +188,9 @@ async def known(served: Any, op: Operation) -> dict[str, Any]:
         ids["user_id"] = (await reply(served, "rest", "invite_user", email="x@example.com"))["user_id"]
     if "key_id" in op.takes.needed:
         ids["key_id"] = (await reply(served, "rest", "issue_key", name="x", principal_id="x"))["key"]["key_id"]
+    if "webhook_id" in op.takes.needed:
+        ids["webhook_id"] = (await reply(served, "rest", "create_webhook", endpoint="https://hooks.invalid/"))[
+            "webhook"]["webhook_id"]
     return ids
 
 
@@ -457,7 +461,7 @@ async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, 
             told = await code(served, tongue, name, **{**fields, carried: trick})
             assert told in {"invalid_request", "task_not_found", "receipt_not_found", "key_not_found",
                             "queue_not_found", "bulk_not_found", "tenant_not_found", "client_not_found",
-                            "user_not_found",
+                            "user_not_found", "webhook_not_found",
                             "lease_invalid_or_expired"}, trick
 
 

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 globalThis.document = { baseURI: "http://gate/console/" };
 const from = (name) => import(`file://${process.argv[2]}/${name}.js`);
 const { Pages } = await from("pages");
-const { readAge, readFilter, readMoment, readWho, withWord } = await from("filter");
+const { isType, readAge, readFilter, readMoment, readWho, withWord } = await from("filter");
 const { listSpans } = await from("views/inbox");
 const { wordsAt } = await from("views/tasks");
 
@@ -116,10 +116,12 @@ const rules = {
       created_before: "2026-11-23T11:00:00.000Z", held: false, created_after: "2026-11-01T00:00:00.000Z", summary_prefix: "Monthly \"report\"",
       id_prefix: "01ab" });
     assert.deepEqual(readFilter("01a20a41", wordsAt(NOW)).values, { id_prefix: "01a20a41" });
+    assert.deepEqual(readFilter("Monthly", wordsAt(NOW)).values, { summary_prefix: "Monthly" });
+    assert.ok(isType("ocr.scan", "ocr*") && isType("ocr", "ocr") && !isType("ocr.scan", "ocr"));
   },
 
   "a filter leaves nothing out in silence: each word that it cannot use is a problem"() {
-    for (const wrong of ["colour:red", "status:lost", "age:1h", "age:>soon", "created:2026", "created:>yesterday", "held:maybe", "type:", "nonsense"]) {
+    for (const wrong of ["colour:red", "status:lost", "age:1h", "age:>soon", "created:2026", "created:>yesterday", "held:maybe", "type:", "type:two"]) {
       const { values, problems } = readFilter(`type:ocr ${wrong}`, wordsAt(NOW));
       assert.equal(problems.length, 1, wrong);
       assert.ok(problems[0].includes(wrong), problems[0]);

@@ -138,7 +138,7 @@ class House:
 def rest_call(name: str, fields: Mapping[str, Any]) -> tuple[str, str, Any, list[tuple[str, str]]]:
     """Return the request that asks for an operation over REST."""
     path = OPERATIONS[name].rest[0][1]
-    parts = ("task_id", "receipt_id", "key_id", "tenant", "lease_id", "user_id")
+    parts = ("task_id", "receipt_id", "key_id", "tenant", "lease_id", "user_id", "webhook_id")
     held = {part: "none" for part in parts if f"{{{part}}}" in path}
     request = Exchange(HOST, "").request(name, {**held, **fields})
     target = request["url"].removeprefix(HOST)

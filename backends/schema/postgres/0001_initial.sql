@@ -600,6 +600,54 @@ CREATE TABLE asyncgate.ledger_marks (       -- how far a ledger was read for rec
 );
 
 
+-- Webhooks: where tenants are told of their events.
+
+CREATE TABLE asyncgate.webhooks (           -- endpoints, and how far their events are delivered
+    tenant_id       uuid NOT NULL,
+    webhook_id      asyncgate.id NOT NULL,  -- UUIDv7
+    url             text NOT NULL,          -- where events are posted
+    description     text NOT NULL,          -- for people
+    types           text NOT NULL,          -- JSON array of event types; empty: every receipt
+    principals      text NOT NULL,          -- JSON array: only receipts to these ids; empty: to anybody
+    secret_id       text NOT NULL,          -- the signing secret is derived from it and the gate's secret
+    previous_id     text,                   -- the same for the signing secret before
+    previous_until  float8,                 -- until when that one signs, too
+    position        asyncgate.id NOT NULL,  -- every receipt up to it is delivered, or has a row in webhook_deliveries
+    state           text NOT NULL,          -- active disabled parked removing
+    reason          text,                   -- why it is not active, or why it fails
+    created_at      float8 NOT NULL,        -- when
+    created_by      text NOT NULL,          -- by which principal
+    updated_at      float8 NOT NULL,        -- when an admin last changed it
+    failing_since   float8,                 -- since when no delivery has succeeded
+    noticed_at      float8,                 -- when admins were last told of a parked delivery
+    succeeded_at    float8,                 -- the last success
+    PRIMARY KEY (tenant_id, webhook_id)
+);
+
+CREATE TABLE asyncgate.webhook_heads (      -- how many endpoints a tenant has
+    tenant_id       uuid PRIMARY KEY,
+    number          bigint NOT NULL         -- of endpoints
+);
+
+CREATE TABLE asyncgate.webhook_deliveries ( -- what became of each event
+    tenant_id       uuid NOT NULL,
+    webhook_id      asyncgate.id NOT NULL,  -- the endpoint
+    delivery_id     asyncgate.id NOT NULL,  -- of the event; the same at each attempt
+    type            text NOT NULL,          -- of the event
+    task_id         asyncgate.id NOT NULL,  -- events of one task are delivered in order; empty: no task
+    state           asyncgate.id NOT NULL,  -- waiting delivered parked
+    tries           bigint NOT NULL,        -- attempts
+    first_at        float8 NOT NULL,        -- when it was first due
+    last_at         float8,                 -- the last attempt
+    next_at         float8,                 -- the next attempt, while it waits
+    http_status     bigint,                 -- of the last answer
+    reason          text,                   -- why the last attempt failed
+    took_ms         float8,                 -- how long the last attempt took
+    PRIMARY KEY (tenant_id, webhook_id, delivery_id)
+);
+CREATE INDEX webhook_deliveries_state ON asyncgate.webhook_deliveries (tenant_id, webhook_id, state, delivery_id);
+
+
 -- Seals and archive.  Seals reveal a receipt that was changed, added or deleted without the gate.  The archive (H.11)
 -- moves receipts into segment files, and a pointer stays.
 
@@ -648,6 +696,36 @@ CREATE TABLE asyncgate.segments (           -- files of the archive that the arc
     PRIMARY KEY (tenant_id, segment)
 );
 
+-- Erasure (spec 21.12.1): while one is open, and only then, the functions at the end of this file empty declared columns
+-- of rows that never change otherwise, or replace them by pseudonyms.
+CREATE TABLE asyncgate.erasures (           -- one that has ended never changes: see its trigger
+    tenant_id       uuid NOT NULL,
+    erasure_id      asyncgate.id NOT NULL,  -- UUIDv7
+    of_tenant       text NOT NULL,          -- whose data; in the operator's tenant it may be another one
+    principal_kind  text NOT NULL,          -- whose data; empty: of the whole tenant
+    principal_id    text NOT NULL,          -- the same; at the end its pseudonym
+    names           text NOT NULL,          -- JSON array: what else names the principal; empty at the end
+    key             text NOT NULL,          -- that makes the pseudonyms; empty at the end
+    step            text NOT NULL,          -- what is done now
+    segments        text NOT NULL,          -- JSON array: files of the archive to delete
+    counts          text NOT NULL,          -- JSON: by table, how many rows were changed and deleted
+    begun_at        float8 NOT NULL,        -- when
+    ended_at        float8,                 -- when its key was destroyed
+    digest          text NOT NULL,          -- SHA-256 over the rows of erased, in their order
+    proof           text,                   -- a signature over all of that (JWS), if the gate has a key that signs
+    PRIMARY KEY (tenant_id, erasure_id)
+);
+
+CREATE TABLE asyncgate.erased (             -- append-only: the rows that an erasure has changed
+    tenant_id       uuid NOT NULL,
+    source          asyncgate.id NOT NULL,  -- receipts, audit or ledger
+    row_id          asyncgate.id NOT NULL,  -- the receipt, the line or the arrival
+    erasure_id      asyncgate.id NOT NULL,  -- the first one that has changed it
+    before          text NOT NULL,          -- the digest that seals, or the chain of the audit log, have of it
+    kept            text NOT NULL,          -- SHA-256 over the columns that no erasure changes
+    PRIMARY KEY (tenant_id, source, row_id)
+);
+
 
 -- Samples for the planner.  Without statistics it treats all indexes that begin with tenant_id as equally good, and a
 -- server keeps such plans until autovacuum has analyzed the table.  So each table with several indexes gets samples of
@@ -659,7 +737,7 @@ DECLARE
     sample text;
 BEGIN
     FOREACH name IN ARRAY ARRAY['tasks', 'states', 'receipts', 'edges', 'obligations', 'outbox', 'ledger',
-                                'ledger_marks', 'archived'] LOOP
+                                'ledger_marks', 'archived', 'webhook_deliveries'] LOOP
         SELECT string_agg(CASE WHEN attname = 'status' THEN '''leased'''
                                WHEN attname = 'state' THEN '''waiting'''
                                WHEN atttypid = 'uuid'::regtype THEN 'md5((n % 2)::text)::uuid'
@@ -695,7 +773,8 @@ BEGIN
             'meters', 'usage_heads', 'usage_events', 'outbox',
             'ledger', 'ledger_marks', 'seals', 'seal_heads', 'archived', 'segments', 'pauses', 'traffic',
             'bulks', 'oauth_clients', 'oauth_users', 'oauth_consents', 'oauth_grants',
-            'oauth_links', 'revocations', 'revocation_heads'] LOOP
+            'oauth_links', 'revocations', 'revocation_heads', 'webhooks', 'webhook_heads', 'webhook_deliveries',
+            'erasures', 'erased'] LOOP
         EXECUTE format('ALTER TABLE asyncgate.%I ENABLE ROW LEVEL SECURITY', name);
         EXECUTE format('ALTER TABLE asyncgate.%I FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY tenant ON asyncgate.%I TO asyncgate_app %s', name, own);
@@ -704,13 +783,13 @@ BEGIN
             EXECUTE format('GRANT INSERT ON asyncgate.%I TO asyncgate_app', name);
         END IF;
     END LOOP;
-    -- The owner deletes rows, in the functions at the end of this file, behind the same wall.
+    -- The owner deletes and erases rows, in the functions at the end of this file, behind the same wall.
     FOREACH name IN ARRAY ARRAY['receipts', 'edges', 'deliveries', 'archived', 'tasks', 'states', 'progress', 'events',
-                                'audit'] LOOP
+                                'audit', 'ledger', 'api_keys'] LOOP
         EXECUTE format('CREATE POLICY keeper ON asyncgate.%I TO asyncgate_owner %s', name, own);
     END LOOP;
     -- Those functions also read these tables.
-    FOREACH name IN ARRAY ARRAY['segments', 'seal_heads', 'obligations'] LOOP
+    FOREACH name IN ARRAY ARRAY['segments', 'seal_heads', 'obligations', 'erasures', 'erased'] LOOP
         EXECUTE format('CREATE POLICY keeper ON asyncgate.%I FOR SELECT TO asyncgate_owner '
                        'USING (tenant_id = (SELECT asyncgate.tenant()))', name);
     END LOOP;
@@ -722,10 +801,13 @@ GRANT UPDATE ON asyncgate.states, asyncgate.queues, asyncgate.progress, asyncgat
     asyncgate.meters, asyncgate.usage_heads,
     asyncgate.outbox, asyncgate.ledger_marks, asyncgate.seal_heads, asyncgate.pauses, asyncgate.traffic,
     asyncgate.bulks, asyncgate.oauth_clients, asyncgate.oauth_users, asyncgate.oauth_consents, asyncgate.oauth_grants,
-    asyncgate.oauth_links, asyncgate.revocation_heads TO asyncgate_app;
-GRANT DELETE ON asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules, asyncgate.outbox,
+    asyncgate.oauth_links, asyncgate.revocation_heads, asyncgate.webhooks, asyncgate.webhook_heads,
+    asyncgate.webhook_deliveries, asyncgate.erasures TO asyncgate_app;
+GRANT DELETE ON asyncgate.presences, asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules,
+    asyncgate.outbox,
     asyncgate.traffic, asyncgate.meters, asyncgate.usage_events, asyncgate.oauth_clients, asyncgate.oauth_users,
-    asyncgate.oauth_consents, asyncgate.oauth_grants, asyncgate.oauth_links, asyncgate.revocations TO asyncgate_app;
+    asyncgate.oauth_consents, asyncgate.oauth_grants, asyncgate.oauth_links, asyncgate.revocations, asyncgate.webhooks,
+    asyncgate.webhook_deliveries TO asyncgate_app;
 GRANT SELECT ON asyncgate.migrations, asyncgate.meta TO asyncgate_app;
 GRANT UPDATE (value) ON asyncgate.meta TO asyncgate_app;    -- a copied database gets its source's cursor_key
 GRANT SELECT, INSERT, UPDATE, DELETE ON asyncgate.instances TO asyncgate_app;
@@ -737,6 +819,7 @@ CREATE POLICY sweep ON asyncgate.schedules FOR SELECT TO asyncgate_sweeper USING
 CREATE POLICY sweep ON asyncgate.queues FOR SELECT TO asyncgate_sweeper USING (true);
 CREATE POLICY sweep ON asyncgate.states TO asyncgate_sweeper USING (true) WITH CHECK (true);
 CREATE POLICY sweep ON asyncgate.outbox FOR SELECT TO asyncgate_sweeper USING (true);
+CREATE POLICY sweep ON asyncgate.webhook_heads FOR SELECT TO asyncgate_sweeper USING (true);
 GRANT SELECT ON asyncgate.tenants TO asyncgate_sweeper;
 GRANT SELECT (tenant_id, schedule_id, late_at) ON asyncgate.schedules TO asyncgate_sweeper;
 GRANT SELECT (tenant_id, lane, type, queued, held, leased) ON asyncgate.queues TO asyncgate_sweeper;
@@ -744,6 +827,7 @@ GRANT SELECT (tenant_id, task_id, asyncgate_instance, status, attempt, max_attem
               lane, priority, ready, held, updated_at, next_eligible_at),
     UPDATE (check_at) ON asyncgate.states TO asyncgate_sweeper;
 GRANT SELECT (tenant_id) ON asyncgate.outbox TO asyncgate_sweeper;
+GRANT SELECT ON asyncgate.webhook_heads TO asyncgate_sweeper;
 
 -- A key is looked up before its tenant is known.
 CREATE POLICY auth ON asyncgate.api_keys FOR SELECT TO asyncgate_auth USING (true);
@@ -799,6 +883,11 @@ AS $$
     SELECT t.tenant_id FROM asyncgate.tenants AS t, LATERAL (
         SELECT FROM asyncgate.outbox WHERE tenant_id = t.tenant_id LIMIT 1) AS o
 $$;
+
+-- Tenants that have endpoints for webhooks.
+CREATE FUNCTION asyncgate.webhook_tenants() RETURNS SETOF uuid LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT h.tenant_id FROM asyncgate.webhook_heads AS h WHERE h.number > 0 $$;
 
 -- What upkeep must check, oldest first: leases that expired before lost_at; deadlines, spent attempts and late
 -- schedules as of now_at.  An expired lease is left to its own instance only while that process holds its instance lock
@@ -954,7 +1043,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- A settled task may be deleted when it has no receipts any more.
+-- A settled task may be deleted when it has no receipts any more, or in the erasure of its owner.
 CREATE FUNCTION asyncgate.prune_tasks(ids text[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -965,7 +1054,11 @@ BEGIN
     FOREACH id IN ARRAY ids LOOP
         IF EXISTS (SELECT FROM asyncgate.states WHERE tenant_id = tenant AND task_id = id
                    AND status IN ('succeeded', 'failed', 'canceled') AND NOT owed)
-            AND NOT EXISTS (SELECT FROM asyncgate.receipts WHERE tenant_id = tenant AND task_id = id) THEN
+            AND (NOT EXISTS (SELECT FROM asyncgate.receipts WHERE tenant_id = tenant AND task_id = id)
+                 OR EXISTS (SELECT FROM asyncgate.erasures AS u, asyncgate.tasks AS t
+                            WHERE u.tenant_id = tenant AND u.ended_at IS NULL AND t.tenant_id = tenant AND t.task_id = id
+                            AND (u.principal_kind = '' OR (u.principal_kind, u.principal_id)
+                                                        = (t.owner_kind::text, t.owner_id::text)))) THEN
             DELETE FROM asyncgate.events WHERE tenant_id = tenant AND task_id = id;
             DELETE FROM asyncgate.progress WHERE tenant_id = tenant AND task_id = id;
             DELETE FROM asyncgate.states WHERE tenant_id = tenant AND task_id = id;
@@ -992,6 +1085,145 @@ BEGIN
 END $$;
 
 
+-- Erasure.  Each function only takes away: content becomes a note of the erasure, identifiers become pseudonyms.  It
+-- refuses unless an erasure is open, and for a receipt unless that is about whom the erasure is of.
+
+CREATE FUNCTION asyncgate.is_pseudonym_or(old text, new text) RETURNS boolean LANGUAGE sql IMMUTABLE
+AS $$ SELECT new IS NOT DISTINCT FROM old OR new LIKE 'erased-%' $$;
+
+CREATE FUNCTION asyncgate.erase_receipts(ids text[], keys text[], senders text[], recipients text[], schedules text[],
+                                         hashes text[], bodies text[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    tenant uuid := asyncgate.tenant();
+    one record;
+BEGIN
+    FOR one IN SELECT * FROM unnest(ids, keys, senders, recipients, schedules, hashes, bodies)
+                             AS n (item, key, sender, recipient, schedule, hash, body) LOOP
+        UPDATE asyncgate.receipts AS r
+        SET receipt_key = one.key, from_id = one.sender, to_id = one.recipient, schedule_id = one.schedule,
+            hash = one.hash, body = one.body
+        WHERE r.tenant_id = tenant AND r.receipt_id = one.item AND asyncgate.is_pseudonym_or(r.from_id, one.sender)
+            AND asyncgate.is_pseudonym_or(r.to_id, one.recipient)
+            AND asyncgate.is_pseudonym_or(r.schedule_id, one.schedule)
+            AND EXISTS (
+                SELECT FROM asyncgate.erased AS e JOIN asyncgate.erasures AS u ON u.tenant_id = tenant
+                WHERE e.tenant_id = tenant AND e.source = 'receipts' AND e.row_id = one.item AND u.ended_at IS NULL
+                AND (one.body = '{"erased":"' || e.erasure_id || '","sealed":"' || e.before || '"}'
+                     OR one.body = '' AND r.body = '')
+                AND (u.principal_kind = '' OR r.body LIKE '{"erased":"' || u.erasure_id || '"%'
+                     OR u.principal_id IN (r.from_id, r.to_id) OR strpos(r.body, u.principal_id) > 0
+                     OR EXISTS (SELECT FROM asyncgate.receipts AS a
+                                WHERE a.tenant_id = tenant AND a.task_id = r.task_id AND r.task_id <> ''
+                                AND a.receipt_type = 'task.assigned'
+                                AND (a.from_id = u.principal_id
+                                     OR a.body LIKE '{"erased":"' || u.erasure_id || '"%'))));
+        IF NOT FOUND THEN
+            RAISE 'receipt % may not be erased: no open erasure is about it', one.item
+                USING ERRCODE = 'insufficient_privilege';
+        END IF;
+    END LOOP;
+END $$;
+
+CREATE FUNCTION asyncgate.erase_events(tasks text[], ids text[], payloads text[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    tenant uuid := asyncgate.tenant();
+    one record;
+BEGIN
+    FOR one IN SELECT * FROM unnest(tasks, ids, payloads) AS n (task_id, item, payload) LOOP
+        UPDATE asyncgate.events AS v SET payload = one.payload
+        WHERE v.tenant_id = tenant AND v.task_id = one.task_id AND v.event_id = one.item
+            AND EXISTS (SELECT FROM asyncgate.erasures AS u WHERE u.tenant_id = tenant AND u.ended_at IS NULL
+                        AND one.payload = '{"erased":"' || u.erasure_id || '"}');
+        IF NOT FOUND THEN
+            RAISE 'event % may not be erased: no erasure is open', one.item USING ERRCODE = 'insufficient_privilege';
+        END IF;
+    END LOOP;
+END $$;
+
+-- Of a line of the audit log, members may go or become pseudonyms; none may come or say something else.
+CREATE FUNCTION asyncgate.erase_audit(ids text[], bodies text[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    tenant uuid := asyncgate.tenant();
+    one record;
+BEGIN
+    FOR one IN SELECT * FROM unnest(ids, bodies) AS n (item, body) LOOP
+        UPDATE asyncgate.audit AS l SET body = one.body
+        WHERE l.tenant_id = tenant AND l.audit_id = one.item
+            AND EXISTS (
+                SELECT FROM asyncgate.erased AS e JOIN asyncgate.erasures AS u ON u.tenant_id = tenant
+                WHERE e.tenant_id = tenant AND e.source = 'audit' AND e.row_id = one.item AND u.ended_at IS NULL
+                AND one.body::jsonb ->> 'erased' = e.erasure_id)
+            AND NOT EXISTS (
+                SELECT FROM jsonb_each(one.body::jsonb) AS n
+                WHERE n.key <> 'erased' AND n.value #>> '{}' NOT LIKE 'erased-%'
+                AND n.value IS DISTINCT FROM l.body::jsonb -> n.key);
+        IF NOT FOUND THEN
+            RAISE 'line % of the audit log may not be erased so', one.item USING ERRCODE = 'insufficient_privilege';
+        END IF;
+    END LOOP;
+END $$;
+
+CREATE FUNCTION asyncgate.erase_entries(arrivals text[], ids text[], senders text[], recipients text[], authors text[],
+                                        digests text[], contents text[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    tenant uuid := asyncgate.tenant();
+    one record;
+BEGIN
+    FOR one IN SELECT * FROM unnest(arrivals, ids, senders, recipients, authors, digests, contents)
+                             AS n (arrival, item, sender, recipient, author, digest, content) LOOP
+        UPDATE asyncgate.ledger AS l
+        SET receipt_id = one.item, from_id = one.sender, to_id = one.recipient, stated_id = one.author,
+            digest = one.digest, content = one.content
+        WHERE l.tenant_id = tenant AND l.arrival = one.arrival AND asyncgate.is_pseudonym_or(l.receipt_id, one.item)
+            AND asyncgate.is_pseudonym_or(l.from_id, one.sender)
+            AND asyncgate.is_pseudonym_or(l.to_id, one.recipient)
+            AND asyncgate.is_pseudonym_or(l.stated_id, one.author)
+            AND EXISTS (
+                SELECT FROM asyncgate.erased AS e JOIN asyncgate.erasures AS u ON u.tenant_id = tenant
+                WHERE e.tenant_id = tenant AND e.source = 'ledger' AND e.row_id = one.arrival AND u.ended_at IS NULL
+                AND one.content = '{"erased":"' || e.erasure_id || '","sealed":"' || e.before || '"}');
+        IF NOT FOUND THEN
+            RAISE 'entry % may not be erased: no erasure is open', one.arrival
+                USING ERRCODE = 'insufficient_privilege';
+        END IF;
+    END LOOP;
+END $$;
+
+-- A key may be deleted when it is revoked, in the erasure of whom it stands for.
+CREATE FUNCTION asyncgate.erase_keys(ids text[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    tenant uuid := asyncgate.tenant();
+    id text;
+BEGIN
+    FOREACH id IN ARRAY ids LOOP
+        DELETE FROM asyncgate.api_keys AS k
+        WHERE k.tenant_id = tenant AND k.key_id = id AND k.revoked_at IS NOT NULL
+            AND EXISTS (SELECT FROM asyncgate.erasures AS u WHERE u.tenant_id = tenant AND u.ended_at IS NULL
+                        AND (u.principal_kind = '' OR (u.principal_kind, u.principal_id)
+                                                    = (k.principal_kind::text, k.principal_id::text)));
+    END LOOP;
+END $$;
+
+-- An erasure that has ended never opens again.
+CREATE FUNCTION asyncgate.refuse_change() RETURNS trigger LANGUAGE plpgsql
+AS $$
+BEGIN
+    RAISE 'an erasure that has ended stays as it is' USING ERRCODE = 'insufficient_privilege';
+END $$;
+CREATE TRIGGER erasures_stay BEFORE UPDATE ON asyncgate.erasures FOR EACH ROW WHEN (OLD.ended_at IS NOT NULL)
+    EXECUTE FUNCTION asyncgate.refuse_change();
+
+
 -- Who may call the functions, and as which role they run.  The functions that read across tenants get the roles that
 -- may; only for this step may these roles create objects here.
 
@@ -1009,6 +1241,7 @@ GRANT CREATE ON SCHEMA asyncgate TO asyncgate_sweeper, asyncgate_auth;
 RESET ROLE;
 ALTER FUNCTION asyncgate.all_tenants() OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.unsent() OWNER TO asyncgate_sweeper;
+ALTER FUNCTION asyncgate.webhook_tenants() OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.overdue(float8, float8, text[], text[], int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.lapses(float8, int) OWNER TO asyncgate_sweeper;
 ALTER FUNCTION asyncgate.depths(float8, int, int) OWNER TO asyncgate_sweeper;

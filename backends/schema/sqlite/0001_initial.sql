@@ -549,6 +549,54 @@ CREATE TABLE ledger_marks (                 -- how far a ledger was read for rec
 ) WITHOUT ROWID;
 
 
+-- Webhooks: where tenants are told of their events.
+
+CREATE TABLE webhooks (                     -- endpoints, and how far their events are delivered
+    tenant_id       TEXT NOT NULL,
+    webhook_id      TEXT NOT NULL,
+    url             TEXT NOT NULL,          -- where events are posted
+    description     TEXT NOT NULL,          -- for people
+    types           TEXT NOT NULL,          -- JSON array of event types; empty: every receipt
+    principals      TEXT NOT NULL,          -- JSON array: only receipts to these ids; empty: to anybody
+    secret_id       TEXT NOT NULL,          -- the signing secret is derived from it and the gate's secret
+    previous_id     TEXT,                   -- the same for the signing secret before
+    previous_until  REAL,                   -- until when that one signs, too
+    position        TEXT NOT NULL,          -- every receipt up to it is delivered, or has a row in webhook_deliveries
+    state           TEXT NOT NULL,          -- active disabled parked removing
+    reason          TEXT,                   -- why it is not active, or why it fails
+    created_at      REAL NOT NULL,          -- when
+    created_by      TEXT NOT NULL,          -- by which principal
+    updated_at      REAL NOT NULL,          -- when an admin last changed it
+    failing_since   REAL,                   -- since when no delivery has succeeded
+    noticed_at      REAL,                   -- when admins were last told of a parked delivery
+    succeeded_at    REAL,                   -- the last success
+    PRIMARY KEY (tenant_id, webhook_id)
+);
+
+CREATE TABLE webhook_heads (                -- how many endpoints a tenant has
+    tenant_id       TEXT PRIMARY KEY,
+    number          INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE webhook_deliveries (           -- what became of each event
+    tenant_id       TEXT NOT NULL,
+    webhook_id      TEXT NOT NULL,          -- the endpoint
+    delivery_id     TEXT NOT NULL,          -- of the event; the same at each attempt
+    type            TEXT NOT NULL,          -- of the event
+    task_id         TEXT NOT NULL,          -- events of one task are delivered in order; empty: no task
+    state           TEXT NOT NULL,          -- waiting delivered parked
+    tries           INTEGER NOT NULL,       -- attempts
+    first_at        REAL NOT NULL,          -- when it was first due
+    last_at         REAL,                   -- the last attempt
+    next_at         REAL,                   -- the next attempt, while it waits
+    http_status     INTEGER,                -- of the last answer
+    reason          TEXT,                   -- why the last attempt failed
+    took_ms         REAL,                   -- how long the last attempt took
+    PRIMARY KEY (tenant_id, webhook_id, delivery_id)
+) WITHOUT ROWID;
+CREATE INDEX webhook_deliveries_state ON webhook_deliveries (tenant_id, webhook_id, state, delivery_id);
+
+
 -- Seals and archive.  Seals reveal a receipt that was changed, added or deleted without the gate.  The archive (H.11)
 -- moves receipts into segment files, and a pointer stays.
 
@@ -589,18 +637,103 @@ CREATE TABLE archived (
 CREATE INDEX archived_task ON archived (tenant_id, task_id, receipt_id);
 
 
--- What may not change.  None of these rows is ever updated; some are deleted, in the cases that the conditions name.
+-- Erasure (spec 21.12.1): while one is open, and only then, declared columns of rows that never change otherwise may be
+-- emptied or replaced by pseudonyms; see the triggers.
+
+CREATE TABLE erasures (                     -- one that has ended never changes: see the triggers
+    tenant_id       TEXT NOT NULL,
+    erasure_id      TEXT NOT NULL,          -- UUIDv7
+    of_tenant       TEXT NOT NULL,          -- whose data; in the operator's tenant it may be another one
+    principal_kind  TEXT NOT NULL,          -- whose data; empty: of the whole tenant
+    principal_id    TEXT NOT NULL,          -- the same; at the end its pseudonym
+    names           TEXT NOT NULL,          -- JSON array: what else names the principal; empty at the end
+    key             TEXT NOT NULL,          -- that makes the pseudonyms; empty at the end
+    step            TEXT NOT NULL,          -- what is done now
+    segments        TEXT NOT NULL,          -- JSON array: files of the archive to delete
+    counts          TEXT NOT NULL,          -- JSON: by table, how many rows were changed and deleted
+    begun_at        REAL NOT NULL,
+    ended_at        REAL,                   -- when its key was destroyed
+    digest          TEXT NOT NULL,          -- SHA-256 over the rows of erased, in their order
+    proof           TEXT,                   -- a signature over all of that (JWS), if the gate has a key that signs
+    PRIMARY KEY (tenant_id, erasure_id)
+) WITHOUT ROWID;
+
+CREATE TABLE erased (                       -- append-only: the rows that an erasure has changed
+    tenant_id       TEXT NOT NULL,
+    source          TEXT NOT NULL,          -- receipts, audit or ledger
+    row_id          TEXT NOT NULL,          -- the receipt, the line or the arrival
+    erasure_id      TEXT NOT NULL,          -- the first one that has changed it
+    before          TEXT NOT NULL,          -- the digest that seals, or the chain of the audit log, have of it
+    kept            TEXT NOT NULL,          -- SHA-256 over the columns that no erasure changes
+    PRIMARY KEY (tenant_id, source, row_id)
+) WITHOUT ROWID;
+
+
+-- What may not change.  None of these rows is ever updated, but for an erasure, which only takes content away; some are
+-- deleted, in the cases that the conditions name.
 -- INSERT OR REPLACE deletes without asking the triggers of a DELETE: hence the triggers called `once`.
 
-CREATE TRIGGER receipts_stay BEFORE UPDATE ON receipts BEGIN SELECT RAISE(ABORT, 'receipts are append-only'); END;
+CREATE TRIGGER receipts_stay BEFORE UPDATE ON receipts
+    WHEN NOT EXISTS (
+        SELECT 1 FROM erased AS e JOIN erasures AS u ON u.tenant_id = e.tenant_id AND u.ended_at IS NULL
+        WHERE e.tenant_id = OLD.tenant_id AND e.source = 'receipts' AND e.row_id = OLD.receipt_id
+            AND (NEW.body = '{"erased":"' || e.erasure_id || '","sealed":"' || e.before || '"}'
+                 OR NEW.body = '' AND OLD.body = '')
+            AND (u.principal_kind = '' OR OLD.body LIKE '{"erased":"' || u.erasure_id || '"%'
+                 OR u.principal_id IN (OLD.from_id, OLD.to_id) OR instr(OLD.body, u.principal_id)
+                 OR EXISTS (SELECT 1 FROM receipts AS r
+                            WHERE r.tenant_id = OLD.tenant_id AND r.task_id = OLD.task_id AND OLD.task_id <> ''
+                                AND r.receipt_type = 'task.assigned'
+                                AND (r.from_id = u.principal_id OR r.body LIKE '{"erased":"' || u.erasure_id || '"%')))
+            AND (NEW.from_id = OLD.from_id OR NEW.from_id LIKE 'erased-%')
+            AND (NEW.to_id = OLD.to_id OR NEW.to_id LIKE 'erased-%')
+            AND (NEW.schedule_id IS OLD.schedule_id OR NEW.schedule_id LIKE 'erased-%'))
+        OR (NEW.tenant_id, NEW.receipt_id, NEW.receipt_type, NEW.created_at, NEW.from_kind, NEW.to_kind, NEW.task_id,
+            NEW.lease_id, NEW.asyncgate_instance, NEW.parent_id)
+        IS NOT (OLD.tenant_id, OLD.receipt_id, OLD.receipt_type, OLD.created_at, OLD.from_kind, OLD.to_kind,
+                OLD.task_id, OLD.lease_id, OLD.asyncgate_instance, OLD.parent_id)
+    BEGIN SELECT RAISE(ABORT, 'receipts are append-only'); END;
 CREATE TRIGGER edges_stay BEFORE UPDATE ON edges BEGIN SELECT RAISE(ABORT, 'receipts are append-only'); END;
-CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
+CREATE TRIGGER events_stay BEFORE UPDATE ON events
+    WHEN NOT EXISTS (SELECT 1 FROM erasures WHERE tenant_id = OLD.tenant_id AND ended_at IS NULL
+                     AND NEW.payload = '{"erased":"' || erasure_id || '"}')
+        OR (NEW.tenant_id, NEW.event_id, NEW.task_id, NEW.event_type, NEW.created_at)
+        IS NOT (OLD.tenant_id, OLD.event_id, OLD.task_id, OLD.event_type, OLD.created_at)
+    BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
 CREATE TRIGGER archived_stay BEFORE UPDATE ON archived BEGIN SELECT RAISE(ABORT, 'pointers are append-only'); END;
 CREATE TRIGGER seals_stay BEFORE UPDATE ON seals BEGIN SELECT RAISE(ABORT, 'seals are append-only'); END;
-CREATE TRIGGER ledger_stay BEFORE UPDATE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER usage_events_stay BEFORE UPDATE ON usage_events
     BEGIN SELECT RAISE(ABORT, 'usage events are append-only'); END;
-CREATE TRIGGER audit_stay BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+CREATE TRIGGER ledger_stay BEFORE UPDATE ON ledger
+    WHEN NOT EXISTS (
+        SELECT 1 FROM erased AS e JOIN erasures AS u ON u.tenant_id = e.tenant_id AND u.ended_at IS NULL
+        WHERE e.tenant_id = OLD.tenant_id AND e.source = 'ledger' AND e.row_id = OLD.arrival
+            AND NEW.content = '{"erased":"' || e.erasure_id || '","sealed":"' || e.before || '"}'
+            AND (NEW.receipt_id = OLD.receipt_id OR NEW.receipt_id LIKE 'erased-%')
+            AND (NEW.from_id = OLD.from_id OR NEW.from_id LIKE 'erased-%')
+            AND (NEW.to_id = OLD.to_id OR NEW.to_id LIKE 'erased-%')
+            AND (NEW.stated_id = OLD.stated_id OR NEW.stated_id LIKE 'erased-%'))
+        OR (NEW.tenant_id, NEW.arrival, NEW.receipt_type, NEW.task_id, NEW.from_kind, NEW.to_kind,
+            NEW.asyncgate_instance, NEW.stated_kind, NEW.stated_role)
+        IS NOT (OLD.tenant_id, OLD.arrival, OLD.receipt_type, OLD.task_id, OLD.from_kind, OLD.to_kind,
+                OLD.asyncgate_instance, OLD.stated_kind, OLD.stated_role)
+    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+-- Of a line of the audit log, members may go or become pseudonyms; none may come or say something else.
+CREATE TRIGGER audit_stay BEFORE UPDATE ON audit
+    WHEN NOT EXISTS (
+        SELECT 1 FROM erased AS e JOIN erasures AS u ON u.tenant_id = e.tenant_id AND u.ended_at IS NULL
+        WHERE e.tenant_id = OLD.tenant_id AND e.source = 'audit' AND e.row_id = OLD.audit_id
+            AND json_extract(NEW.body, '$.erased') = e.erasure_id)
+        OR EXISTS (SELECT 1 FROM json_each(NEW.body) AS n WHERE n.key <> 'erased' AND n.value NOT LIKE 'erased-%'
+                   AND n.value IS NOT (SELECT o.value FROM json_each(OLD.body) AS o WHERE o.key = n.key))
+        OR (NEW.tenant_id, NEW.audit_id, NEW.number, NEW.at, NEW.event, NEW.severity, NEW.hash)
+        IS NOT (OLD.tenant_id, OLD.audit_id, OLD.number, OLD.at, OLD.event, OLD.severity, OLD.hash)
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+CREATE TRIGGER erased_stay BEFORE UPDATE ON erased BEGIN SELECT RAISE(ABORT, 'what was erased stays noted'); END;
+CREATE TRIGGER erased_keep BEFORE DELETE ON erased BEGIN SELECT RAISE(ABORT, 'what was erased stays noted'); END;
+CREATE TRIGGER erasures_stay BEFORE UPDATE ON erasures WHEN OLD.ended_at IS NOT NULL
+    BEGIN SELECT RAISE(ABORT, 'an erasure that has ended stays as it is'); END;
+CREATE TRIGGER erasures_keep BEFORE DELETE ON erasures BEGIN SELECT RAISE(ABORT, 'erasures stay noted'); END;
 
 CREATE TRIGGER seals_once BEFORE INSERT ON seals
     WHEN EXISTS (SELECT 1 FROM seals WHERE tenant_id = NEW.tenant_id AND seal_id = NEW.seal_id)
@@ -635,7 +768,17 @@ CREATE TRIGGER archived_keep BEFORE DELETE ON archived
 CREATE TRIGGER tasks_keep BEFORE DELETE ON tasks
     WHEN OLD.status IN ('queued', 'leased', 'running') OR OLD.owed
         OR EXISTS (SELECT 1 FROM receipts WHERE tenant_id = OLD.tenant_id AND task_id = OLD.task_id)
+        AND NOT EXISTS (SELECT 1 FROM erasures WHERE tenant_id = OLD.tenant_id AND ended_at IS NULL
+                        AND (principal_kind = '' OR (principal_kind, principal_id) = (OLD.owner_kind, OLD.owner_id)))
     BEGIN SELECT RAISE(ABORT, 'only a settled task whose receipts are in the archive goes'); END;
+-- A key may be deleted when it is revoked, in the erasure of whom it stands for.
+CREATE TRIGGER api_keys_keep BEFORE DELETE ON api_keys
+    WHEN OLD.tenant_id IS (SELECT tenant_id FROM wall)
+        AND (OLD.revoked_at IS NULL
+             OR NOT EXISTS (SELECT 1 FROM erasures WHERE tenant_id = OLD.tenant_id AND ended_at IS NULL
+                            AND (principal_kind = ''
+                                 OR (principal_kind, principal_id) = (OLD.principal_kind, OLD.principal_id))))
+    BEGIN SELECT RAISE(ABORT, 'a key stays until who it stands for is erased'); END;
 CREATE TRIGGER events_keep BEFORE DELETE ON events
     WHEN EXISTS (SELECT 1 FROM tasks WHERE tenant_id = OLD.tenant_id AND task_id = OLD.task_id)
     BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
@@ -875,6 +1018,36 @@ CREATE TRIGGER oauth_links_delete_wall BEFORE DELETE ON oauth_links
     WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 
+CREATE TRIGGER webhooks_insert_wall BEFORE INSERT ON webhooks
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhooks_update_wall BEFORE UPDATE ON webhooks
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhooks_delete_wall BEFORE DELETE ON webhooks
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER webhook_heads_insert_wall BEFORE INSERT ON webhook_heads
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhook_heads_update_wall BEFORE UPDATE ON webhook_heads
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhook_heads_delete_wall BEFORE DELETE ON webhook_heads
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER webhook_deliveries_insert_wall BEFORE INSERT ON webhook_deliveries
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhook_deliveries_update_wall BEFORE UPDATE ON webhook_deliveries
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER webhook_deliveries_delete_wall BEFORE DELETE ON webhook_deliveries
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
 CREATE TRIGGER revocations_insert_wall BEFORE INSERT ON revocations
     WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
@@ -930,4 +1103,28 @@ CREATE TRIGGER seal_heads_delete_wall BEFORE DELETE ON seal_heads WHEN OLD.tenan
 CREATE TRIGGER archived_insert_wall BEFORE INSERT ON archived WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER archived_delete_wall BEFORE DELETE ON archived WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER erasures_insert_wall BEFORE INSERT ON erasures WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER erasures_update_wall BEFORE UPDATE ON erasures
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER erased_insert_wall BEFORE INSERT ON erased WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+
+CREATE TRIGGER receipts_update_wall BEFORE UPDATE ON receipts
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER events_update_wall BEFORE UPDATE ON events
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER audit_update_wall BEFORE UPDATE ON audit
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER ledger_update_wall BEFORE UPDATE ON ledger
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall) OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER erasures_delete_wall BEFORE DELETE ON erasures WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;

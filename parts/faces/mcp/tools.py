@@ -28,6 +28,7 @@ from asyncgate.parts.model.wire import (
 
 # The sets that a host may choose with /mcp?tools=…: tools for agents, for workers, and for administration.
 SETS = {"delegate": "agent", "work": "worker", "admin": ""}
+ADMINISTERING = frozenset({"admin:read", "admin:write"})
 # The forms of a listed tool: full; brief, with the caller's id as an argument; or brief without it.
 ToolForm = Literal["full", "brief", "named"]
 FULL_FORM: ToolForm = "full"
@@ -70,9 +71,10 @@ def read_sets(named: str | None) -> frozenset[str]:
 
 
 def is_in(op: Any, sets: frozenset[str]) -> bool:
-    """Whether an operation belongs to one of these sets."""
-    roles = {SETS[name] for name in sets}
-    return op.open or bool(roles & {*op.roles}) or ("" in roles and not {"agent", "worker"} & {*op.roles})
+    """Whether an operation belongs to one of these sets; what needs a scope of administration belongs to that."""
+    roles, everyday = {SETS[name] for name in sets}, op.scopes - ADMINISTERING or not op.scopes
+    users = {"agent", "worker"} & {*op.roles} if everyday else set[str]()
+    return op.open or bool(roles & users) or ("" in roles and not users)
 
 
 def describe_purpose(op: Any, of_a_gate: bool = True) -> str:

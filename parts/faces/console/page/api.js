@@ -124,7 +124,8 @@ export function describeCall(operation, ask = {}) {
 }
 
 // The operations that are done in somebody's name; the others take none, and note the credential.
-const IN_NAME = new Set(["ack_receipt", "attach_artifacts", "cancel_task", "create_task", "release_hold", "rerun_task"]);
+const IN_NAME = new Set([
+  "ack_receipt", "attach_artifacts", "cancel_task", "create_task", "release_hold", "rerun_task"]);
 
 /** Whether an operation must be told in whose name it is done: the credential is nobody's own. */
 export function needsName(operation) {
@@ -138,11 +139,11 @@ export function inName(operation, ask = {}) {
 }
 
 /** Send a request with the session; network failures are refusals of status 0. */
-export async function send(path, {headers, ...options} = {}) {
+export async function send(path, {headers: more, ...options} = {}) {
   const half = session.half;
-  const more = half ? {"x-asyncgate-session": half} : {};
+  const headers = {...(half && {"x-asyncgate-session": half}), ...more};
   try {
-    return await fetch(addressOf(path), {credentials: "same-origin", cache: "no-store", ...options, headers: {...more, ...headers}});
+    return await fetch(addressOf(path), {credentials: "same-origin", cache: "no-store", ...options, headers});
   } catch (problem) {
     if (problem.name === "AbortError") throw problem;
     session.onAnswer(problem);

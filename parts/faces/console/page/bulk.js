@@ -1,21 +1,25 @@
-// One thing done to many tasks: counted and shown first, then confirmed by typing, then carried out piece by piece.  What
-// is not ended goes on later, also after the page was loaded again: the gate knows how far it is.
+// One thing done to many tasks: counted and shown first, then confirmed by typing, then carried out piece by piece.
+// What has not ended can go on later, even after the page was loaded again: the gate knows how far it is.
 
 import {askForm, note, openDialog} from "./dialogs.js";
 import {h} from "./dom.js";
 import {withWord} from "./filter.js";
-import {badge, filterChips, say, shortId, who} from "./parts.js";
+import {badge, filterChips, say, shortId, taskBadge, who} from "./parts.js";
 import {pauseButtons, targetOf} from "./pausing.js";
 import {when} from "./time.js";
 
 const UNENDED = "asyncgate-bulk";
 const TASKS_AT_ONCE = 200;
 const ACTIONS = {
-  cancel: {title: "Cancel them all", says: "Each task ends as canceled, for ever. What workers still do is refused.", danger: true},
+  cancel: {title: "Cancel them all", danger: true,
+    says: "Each task ends as canceled, which cannot be undone. What workers still do is refused."},
   release: {title: "Release them all", says: "Each task on hold is offered to workers again."},
   prioritize: {title: "Set their priority", says: "Workers get tasks of a higher priority first."},
-  rerun: {title: "Run them all again", says: "Each ended task is run again as a new task, unless it was run again before."},
+  rerun: {title: "Run them all again",
+    says: "Each ended task is run again as a new task, unless it was run again before."},
 };
+const PRIORITY = {name: "priority", label: "New priority", type: "number", value: "0", required: true};
+const NO_FILTER = "There is no filter: this is about every task of the tenant.";
 
 /** Whether this credential may do things to many tasks. */
 export function mayBulk(page) {
@@ -31,12 +35,14 @@ export function bulkItems(page, ask) {
 /** Ask why, count, show some, have it confirmed, and do it. */
 export async function askBulk(page, action, filter) {
   const {title, says, danger} = ACTIONS[action];
-  const fields = [...(action === "prioritize" ? [{name: "priority", label: "New priority", type: "number", value: "0", required: true}] : []),
-    {name: "reason", label: "Why", hint: action === "cancel" ? "Their owners are told, and it is audited" : "It is audited"}];
-  const answer = await askForm(title, {says: h("div", {class: "stack"}, h("p", null, says), showFilter(filter)), fields,
+  const ranks = action === "prioritize";
+  const hint = action === "cancel" ? "Their owners are told, and it is audited" : "It is audited";
+  const answer = await askForm(title, {
+    says: h("div", {class: "stack"}, h("p", null, says), showFilter(filter)),
+    fields: [...(ranks ? [PRIORITY] : []), {name: "reason", label: "Why", hint}],
     button: "Count them first",
     run: ({priority, reason}) => page.call("preview_bulk", {action, ...filter, reason: reason.trim() || undefined,
-      ...(action === "prioritize" && {priority: Number(priority)})})});
+      ...(ranks && {priority: Number(priority)})})});
   if (!answer) return;
   if (!answer.done.matches) return note(`No task can be ${wordOf(action)}: nothing was done`);
   await confirmBulk(page, answer.done, {title, danger});
@@ -44,8 +50,9 @@ export async function askBulk(page, action, filter) {
 
 function showFilter(filter) {
   const said = Object.entries(filter).filter(([, value]) => value !== undefined);
-  if (!said.length) return h("p", {class: "warning banner"}, "There is no filter: this is about every task of the tenant.");
-  return h("dl", {class: "facts"}, said.map(([name, value]) => [h("dt", null, name.replaceAll("_", " ")), h("dd", null, say(value))]));
+  if (!said.length) return h("p", {class: "warning banner"}, NO_FILTER);
+  return h("dl", {class: "facts"}, said.map(([name, value]) => [
+    h("dt", null, name.replaceAll("_", " ")), h("dd", null, say(value))]));
 }
 
 function wordOf(action) {
@@ -54,35 +61,45 @@ function wordOf(action) {
 
 function confirmBulk(page, preview, {title, danger}) {
   const words = `${preview.action} ${preview.matches}`;
-  const count = `${preview.at_least ? "More than " : ""}${preview.matches} ${preview.matches === 1 ? "task" : "tasks"}`;
   const state = {typed: "", begun: false};
-  return openDialog(title, (close, draw) => state.begun ? showProgress(state, page, close, draw) : h("form", {class: "stack", onsubmit: (event) => {
-    event.preventDefault();
-    if (state.typed.trim() !== words) return;
-    Object.assign(state, {begun: true, confirmation: preview.confirmation, matches: preview.matches});
-    carryOut(page, state, draw);
-  }},
-  h("p", null, h("strong", null, count), ` will be ${wordOf(preview.action)}. The newest of them:`),
-  h("ul", {class: "sample"}, preview.sample.map((task) => h("li", {key: task.task_id}, shortId(task.task_id), " ", say(task.type), " ",
-    badge(task.held ? "on hold" : task.status, task.held ? "held" : task.status), " ", who(task.created_by), " ", when(task.created_at, page.now())))),
-  h("div", {class: "field"}, h("label", {for: "bulk-words"}, "Type ", h("code", null, words), " to go on"),
-    h("input", {id: "bulk-words", value: state.typed, autocomplete: "off", spellcheck: "false", oninput: (event) => {
-      state.typed = event.target.value;
-      draw();
-    }})),
-  h("div", {class: "actions end"}, h("button", {type: "button", onclick: () => close()}, "Back"),
-    h("button", {type: "submit", class: danger ? "danger" : "first", disabled: state.typed.trim() !== words}, title))), {wide: true})
-    .then(() => (state.stopped = true));
+  const isTyped = () => state.typed.trim() === words;
+  return openDialog(title, (close, draw) => {
+    if (state.begun) return showProgress(state, page, close, draw);
+    const begin = (event) => {
+      event.preventDefault();
+      if (!isTyped()) return;
+      Object.assign(state, {begun: true, confirmation: preview.confirmation, matches: preview.matches});
+      carryOut(page, state, draw);
+    };
+    return h("form", {class: "stack", onsubmit: begin}, showPreview(preview, page),
+      h("div", {class: "field"}, h("label", {for: "bulk-words"}, "Type ", h("code", null, words), " to go on"),
+        h("input", {id: "bulk-words", value: state.typed, autocomplete: "off", spellcheck: "false",
+          oninput: (event) => {
+            state.typed = event.target.value;
+            draw();
+          }})),
+      h("div", {class: "actions end"}, h("button", {type: "button", onclick: () => close()}, "Back"),
+        h("button", {type: "submit", class: danger ? "danger" : "first", disabled: !isTyped()}, title)));
+  }, {wide: true}).then(() => (state.stopped = true));
+}
+
+function showPreview({action, matches, sample, at_least: atLeast}, page) {
+  const count = `${atLeast ? "More than " : ""}${matches} ${matches === 1 ? "task" : "tasks"}`;
+  const lead = ` will be ${wordOf(action)}${matches > sample.length ? ". The newest of them:" : ":"}`;
+  return [h("p", null, h("strong", null, count), lead),
+    h("ul", {class: "sample"}, sample.map((task) => h("li", {key: task.task_id},
+      shortId(task.task_id), " ", say(task.type), " ", taskBadge(task), " ", who(task.created_by), " ",
+      when(task.created_at, page.now()))))];
 }
 
 function showProgress(state, page, close, draw) {
   const {bulk, problem, matches, running} = state;
   const seen = bulk ? bulk.done + bulk.skipped + bulk.refused : 0;
   const most = Math.max(matches, seen);
+  const counts = bulk && `${bulk.done} done, ${bulk.skipped} skipped (they had changed), ${bulk.refused} refused.`;
   return h("div", {class: "stack"},
     h("progress", {value: bulk?.ended ? most : seen, max: most, "aria-label": "How far it is"}),
-    h("p", {role: "status"}, bulk ? `${bulk.ended ? "Ended" : "So far"}: ${bulk.done} done, ${bulk.skipped} skipped (they had changed), ${bulk.refused} refused.`
-      : "It begins …"),
+    h("p", {role: "status"}, bulk ? `${bulk.ended ? "Ended" : "So far"}: ${counts}` : "It begins …"),
     bulk?.problem && h("p", {class: "problem"}, say(bulk.problem)),
     problem && h("p", {class: "problem", role: "alert"}, problem),
     h("div", {class: "actions end"},
@@ -118,7 +135,7 @@ function forgetUnended() {
   sessionStorage.removeItem(UNENDED);
 }
 
-/** Offer to go on with what this tab has begun and not ended. */
+/** Offer to go on with what this tab has begun and has not ended. */
 export function showUnended(page) {
   const kept = sessionStorage.getItem(UNENDED);
   if (!kept || !mayBulk(page)) return null;
@@ -130,36 +147,46 @@ export function showUnended(page) {
     }).then(() => (state.stopped = true));
     carryOut(page, state, state.draw);
   };
-  return h("div", {class: "busy banner head"}, h("p", null, "What was begun with many tasks is not ended."), h("div", {class: "actions"},
-    h("button", {onclick: goOn}, "Go on"), h("button", {onclick: () => {
-      forgetUnended();
-      page.redraw();
-    }}, "Leave it so")));
+  const leaveIt = () => {
+    forgetUnended();
+    page.redraw();
+  };
+  return h("div", {class: "busy banner head"}, h("p", null, "What was begun with many tasks is not ended."),
+    h("div", {class: "actions"},
+      h("button", {onclick: goOn}, "Go on"), h("button", {onclick: leaveIt}, "Leave it so")));
 }
 
 const MOST_TYPES = 8;
 
-/** Return the types with the most unended tasks, as `[[type, count], …]`; those of one type alone change nothing. */
+/** Return the types with the most unended tasks, as `[[type, count], …]`.
+ *
+ * Queues that were read for one type alone leave the types as they were.
+ */
 export function keepTypes(local, queues, type) {
   if (queues && !type) {
     const counts = new Map();
-    for (const one of queues) counts.set(one.type, (counts.get(one.type) ?? 0) + one.claimable + one.leased + one.delayed + one.held);
-    local.types = [...counts].filter(([, count]) => count).sort(([, one], [, other]) => other - one).slice(0, MOST_TYPES);
+    for (const {type: name, claimable, leased, delayed, held} of queues) {
+      counts.set(name, (counts.get(name) ?? 0) + claimable + leased + delayed + held);
+    }
+    const unended = [...counts].filter(([, count]) => count).sort(([, one], [, other]) => other - one);
+    local.types = unended.slice(0, MOST_TYPES);
   }
   return local.types ?? [];
 }
 
 /** Show buttons that put a type into the filter. */
 export function typeChips(page, q, type, types) {
-  return types.length > 1 && filterChips(page, "Type", [["all types", withWord(q, "type", null), !type], ...types.map(([name, count]) => [
-    [say(name), " ", h("span", {class: "quiet"}, count)], withWord(q, "type", name), type === name])]);
+  const choices = types.map(([name, count]) => [
+    [say(name), " ", h("span", {class: "quiet"}, count)], withWord(q, "type", name), type === name]);
+  const all = ["all types", withWord(q, "type", null), !type];
+  return types.length > 1 && filterChips(page, "Type", [all, ...choices]);
 }
 
-/** Offer to stop a type at once: no new leases, or all of it canceled. */
-export function stopType(page, type, pauses = []) {
+/** Offer to stop a type at once: no new leases, or all canceled that fits `cancels`, which is the whole filter. */
+export function stopType(page, type, pauses = [], cancels = {type}) {
   const paused = pauses.find((one) => one.whole_tenant || (one.type === type && !one.capabilities));
   const offers = [pauseButtons(page, paused ? targetOf(paused) : {type}, pauses),
-    mayBulk(page) && h("button", {class: "danger", onclick: () => askBulk(page, "cancel", {type})}, "Cancel all …")];
+    mayBulk(page) && h("button", {class: "danger", onclick: () => askBulk(page, "cancel", cancels)}, "Cancel all …")];
   if (!page.may("pause_work") && !mayBulk(page) && !paused) return null;
   return h("div", {class: "head stop-type", key: "stop"}, h("p", null, "Type ", h("strong", null, say(type)), " ",
     paused && [badge("paused"), paused.reason && [": ", say(paused.reason)]]), h("div", {class: "actions"}, offers));

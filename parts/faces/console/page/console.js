@@ -20,10 +20,11 @@ const VIEWS = [
   {name: "health", title: "Health", letter: "h", needs: ["examine_gate", "health"]},
   {name: "task", title: "Task", needs: ["get_task"], within: "tasks"},
 ];
-const POLL_MS = 15000;          // between looks without a reason; a reason comes by the stream
-const CALM_MS = 1000;           // between two looks that the stream is the reason for
+const POLL_MS = 15000;          // between looks that no event calls for
+const CALM_MS = 1000;           // between two looks that events call for
 const ACTOR = "asyncgate-actor";
 const THEME = "asyncgate-theme";
+const LIVE_WORDS = {live: "live", lost: "reconnecting", off: "every 15 s"};
 
 const shell = document.getElementById("shell");
 const keys = new Keys();
@@ -120,11 +121,15 @@ class Page {
   leave() { this.leaving.abort(); }
 }
 
+function maySee({needs}) {
+  return needs.some((name) => session.may(name));
+}
+
 async function open() {
   const place = where();
-  const view = VIEWS.find((one) => one.name === place.parts[0] && one.needs.some((name) => session.may(name)));
+  const view = VIEWS.find((one) => one.name === place.parts[0] && maySee(one));
   if (!view) {
-    const first = VIEWS.find((one) => one.needs.some((name) => session.may(name)));
+    const first = VIEWS.find(maySee);
     return first ? go([first.name], {}, {replace: true}) : drawNothing();
   }
   const before = state.page;
@@ -179,23 +184,32 @@ function lookNowAndThen() {
 function drawShell() {
   const place = state.page?.view;
   document.title = place ? `${state.page.module.title?.(state.page) ?? place.title} · AsyncGate` : "AsyncGate";
-  render(shell,
-    h("header", {class: "top", key: "top"},
-      h("button", {class: "icon menu-button", "aria-label": "Views", "aria-expanded": String(state.menu), onclick: () => {
-        state.menu = !state.menu;
-        drawShell();
-      }}, "☰"),
-      h("a", {class: "brand", href: link([])}, "AsyncGate"),
-      h("span", {class: "tenant", title: `tenant ${session.you.tenant_id}`}, session.you.tenant_id.slice(-8)),
-      h("span", {class: "spring"}),
-      state.gone ? h("span", {class: "live lost", role: "status"}, "gate not reachable")
-        : h("span", {class: `live ${state.live}`, role: "status"}, {live: "live", lost: "reconnecting", off: "every 15 s"}[state.live]),
-      h("button", {class: "you", onclick: showYou}, whoAmI())),
-    h("nav", {class: state.menu ? "views open" : "views", "aria-label": "Views", key: "views"},
-      VIEWS.filter((one) => one.letter && one.needs.some((name) => session.may(name))).map((one) => h("a", {
-        href: link([one.name]), "aria-current": one === place || one.name === place?.within ? "page" : null,
-      }, one.title, h("kbd", {"aria-hidden": "true"}, one.letter)))),
+  render(shell, showTop(), showViews(place),
     h("main", {id: "main", tabindex: "-1", key: `main ${state.page?.place.parts.join("/")}`}));
+}
+
+function showTop() {
+  const {tenant_id: tenant} = session.you;
+  const toggleMenu = () => {
+    state.menu = !state.menu;
+    drawShell();
+  };
+  return h("header", {class: "top", key: "top"},
+    h("button", {class: "icon menu-button", "aria-label": "Views", "aria-expanded": String(state.menu),
+      onclick: toggleMenu}, "☰"),
+    h("a", {class: "brand", href: link([])}, "AsyncGate"),
+    h("span", {class: "tenant", title: `tenant ${tenant}`}, tenant.slice(-8)),
+    h("span", {class: "spring"}),
+    state.gone ? h("span", {class: "live lost", role: "status"}, "gate not reachable")
+      : h("span", {class: `live ${state.live}`, role: "status"}, LIVE_WORDS[state.live]),
+    h("button", {class: "you", onclick: showYou}, whoAmI()));
+}
+
+function showViews(place) {
+  return h("nav", {class: state.menu ? "views open" : "views", "aria-label": "Views", key: "views"},
+    VIEWS.filter((one) => one.letter && maySee(one)).map((one) => h("a", {
+      href: link([one.name]), "aria-current": one === place || one.name === place?.within ? "page" : null,
+    }, one.title, h("kbd", {"aria-hidden": "true"}, `g ${one.letter}`))));
 }
 
 function drawPage(page) {
@@ -214,7 +228,8 @@ function drawNothing() {
   state.page?.leave();
   state.page = null;
   drawShell();
-  render(document.getElementById("main"), h("p", {class: "empty"}, "This credential may see nothing of the gate's work."));
+  render(document.getElementById("main"),
+    h("p", {class: "empty"}, "This credential may see nothing of the gate's work."));
 }
 
 function whoAmI() {
@@ -226,10 +241,10 @@ function whoAmI() {
 
 async function chooseActor() {
   const answer = await askForm("In whose name?", {
-    says: "This credential is nobody's own. Receipts will say that this principal did it.", button: "Go on",
+    says: "Many share this credential. The receipts of what you do will name you as you say here.", button: "Go on",
     fields: [
       {name: "kind", label: "Kind", value: session.actor?.kind ?? "human", options: ["human", "agent", "service"]},
-      {name: "id", label: "Id", value: session.actor?.id ?? "", required: true, hint: "such as ada"}],
+      {name: "id", label: "Id", value: session.actor?.id ?? "", required: true, hint: "such as grace"}],
     run: ({kind, id}) => ({kind, id: id.trim()})});
   if (!answer) throw new Error("nothing was done: nobody was named");
   session.actor = answer.done;
@@ -239,9 +254,10 @@ async function chooseActor() {
 
 function showYou() {
   const {tenant_id: tenant, role, scopes, key_id: key, bound} = session.you;
+  const facts = () => Object.entries({
+    Principal: whoAmI(), Role: role, Scopes: scopes.join(", "), Tenant: tenant, Key: key}).filter(([, value]) => value);
   openDialog("You", (close) => h("div", {class: "stack"},
-    h("dl", {class: "facts"}, [["Principal", whoAmI()], ["Role", role], ["Scopes", scopes.join(", ")], ["Tenant", tenant], ["Key", key]]
-      .filter(([, value]) => value).map(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
+    h("dl", {class: "facts"}, facts().map(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
     h("div", {class: "actions"},
       !bound && h("button", {onclick: () => chooseActor().then(() => close(), () => {})}, "Act as …"),
       h("button", {onclick: changeTheme}, "Light or dark"),
@@ -250,8 +266,9 @@ function showYou() {
 }
 
 function changeTheme() {
-  const dark = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-  applyTheme(dark === "dark" ? "light" : "dark");
+  const preferred = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const theme = document.documentElement.dataset.theme ?? preferred;
+  applyTheme(theme === "dark" ? "light" : "dark");
 }
 
 function applyTheme(theme) {
@@ -276,12 +293,12 @@ function bindSkip() {
 }
 
 function bindKeys() {
-  for (const {letter, name, title, needs} of VIEWS) {
-    if (letter && needs.some((one) => session.may(one))) keys.on(`g ${letter}`, `Go to ${title}`, () => go([name], {}));
+  for (const view of VIEWS.filter((one) => one.letter && maySee(one))) {
+    keys.on(`g ${view.letter}`, `Go to ${view.title}`, () => go([view.name], {}));
   }
-  keys.on("/", "Search", () => document.querySelector("#main input[type=search]")?.focus());
-  keys.on("r", "Look again", () => state.page?.refresh());
-  keys.on("j", "To the rows, then j and k", () => document.querySelector("#main .row-link")?.focus());
+  keys.on("/", "Filter", () => document.querySelector("#main input[type=search]")?.focus());
+  keys.on("r", "Refresh", () => state.page?.refresh());
+  keys.on("j", "To the rows; then j and k go down and up", () => document.querySelector("#main .row-link")?.focus());
   keys.on("d", "Light or dark", changeTheme);
   keys.on("?", "These keys", () => openDialog("Keys", () => keys.describe()));
 }
@@ -300,7 +317,9 @@ async function begin() {
   } catch {
     session.actor = null;
   }
-  const askToSignIn = async (problem) => showSignIn(shell, await callPage("about"), session.half ? problem.message : "");
+  const askToSignIn = async (problem) => {
+    showSignIn(shell, await callPage("about"), session.half ? problem.message : "");
+  };
   await finishSignIn();
   if (!session.half) {        // a call that cannot succeed would be a line in the audit log
     const about = await callPage("about");

@@ -2,7 +2,7 @@
 
 import {h, render} from "./dom.js";
 
-// What has the focus in an open dialog: not the cross that closes it.
+// What gets the focus when a dialog opens: not the cross that closes it.
 const FIRST = ".dialog-body :is(input, select, textarea), .dialog-body button";
 
 /** Open a dialog; `show(close)` describes its content; return what it was closed with. */
@@ -34,7 +34,8 @@ export function openDialog(title, show, {wide = false} = {}) {
 
 /** Ask for fields and do something with them.
  *
- * `fields`: [{name, label, value, hint, required, type, options, rows, when(values)}]; `run(values)` may throw, and its error is shown.
+ * `fields`: [{name, label, value, hint, required, type, options, rows, when(values)}].
+ * `run(values)` does it; if it throws, the error is shown and the form stays.
  */
 export function askForm(title, {says, fields = [], button = title, danger = false, run}) {
   const values = Object.fromEntries(fields.map((field) => [field.name, field.value ?? ""]));
@@ -59,22 +60,24 @@ export function askForm(title, {says, fields = [], button = title, danger = fals
       state.problem && h("p", {class: "problem", role: "alert"}, state.problem),
       h("div", {class: "actions end"},
         h("button", {type: "button", onclick: () => close()}, "Back"),
-        h("button", {class: danger ? "danger" : "first", type: "submit", disabled: state.busy}, state.busy ? "…" : button)));
+        h("button", {class: danger ? "danger" : "first", type: "submit", disabled: state.busy},
+          state.busy ? "…" : button)));
   });
 }
 
 function showField({name, label, hint, required, type = "text", options, rows}, values, draw) {
   const id = `field-${name}`;
+  const isBox = type === "checkbox";
   const common = {id, name, required, oninput: (event) => {
-    values[name] = type === "checkbox" ? event.target.checked : event.target.value;
+    values[name] = isBox ? event.target.checked : event.target.value;
     if (options) draw();
   }, ...(hint && {"aria-describedby": `${id}-hint`})};
   const field = options
     ? h("select", common, options.map((one) => h("option", {value: one, selected: one === values[name]}, one)))
     : rows ? h("textarea", {...common, rows, value: values[name], spellcheck: "false"})
-      : h("input", {...common, type, ...(type === "checkbox" ? {checked: Boolean(values[name])} : {value: values[name]}),
+      : h("input", {...common, type, ...(isBox ? {checked: Boolean(values[name])} : {value: values[name]}),
         autocomplete: "off", spellcheck: "false"});
-  return h("div", {class: type === "checkbox" ? "field check" : "field", key: name},
+  return h("div", {class: isBox ? "field check" : "field", key: name},
     h("label", {for: id}, label), field, hint && h("p", {id: `${id}-hint`, class: "quiet"}, hint));
 }
 

@@ -1,12 +1,12 @@
 // A view is a function of its data.  `h` describes elements, `render` brings the document in line with the description.
 //
-// Security: text becomes text nodes, and attributes are set one by one.  Nothing here, and nothing in the console, parses
-// HTML; the policy of the page (Trusted Types) would refuse it.
+// Security: text becomes text nodes, and attributes are set one by one.  Nothing here, and nothing in the console,
+// parses HTML; the policy of the page (Trusted Types) would refuse it.
 
 const SVG = "http://www.w3.org/2000/svg";
 const TEXT = Symbol("text");
 
-/** Describe an element: `h("a", {href, onclick, key}, "text", [more])`.  Children that are null or false are left out. */
+/** Describe an element: `h("a", {href, onclick, key}, "text", [more])`; null and false are left out as children. */
 export function h(tag, attributes, ...children) {
   return {tag, attributes: attributes ?? {}, key: attributes?.key, children: flatten(children), node: null};
 }
@@ -26,7 +26,7 @@ function flatten(children, into = []) {
   return into;
 }
 
-/** Bring the children of an element in line with their descriptions; focus, scroll and selection stay where they are. */
+/** Bring the children of an element in line with their descriptions; focus, scroll and selection stay. */
 export function render(parent, ...children) {
   const wanted = flatten(children);
   patchChildren(parent, parent.described ?? [], wanted);
@@ -61,7 +61,8 @@ function patchChildren(parent, known, wanted) {
   const svg = parent.namespaceURI === SVG && parent.tagName !== "foreignObject";
   const kept = new Set();
   const nodes = wanted.map((one) => {
-    const match = one.key !== undefined ? byKey.get(one.key) : others.find((other) => !kept.has(other) && other.tag === one.tag);
+    const isLike = (other) => !kept.has(other) && other.tag === one.tag;
+    const match = one.key !== undefined ? byKey.get(one.key) : others.find(isLike);
     if (!match || match.tag !== one.tag || kept.has(match)) return make(one, svg);
     kept.add(match);
     patch(match, one);
@@ -75,7 +76,9 @@ function patchChildren(parent, known, wanted) {
 
 function patchAttributes(node, known, wanted) {
   for (const name of Object.keys(known)) if (!(name in wanted)) setAttribute(node, name, null, known[name]);
-  for (const [name, value] of Object.entries(wanted)) if (known[name] !== value) setAttribute(node, name, value, known[name]);
+  for (const [name, value] of Object.entries(wanted)) {
+    if (known[name] !== value) setAttribute(node, name, value, known[name]);
+  }
 }
 
 function setAttribute(node, name, value, before) {
@@ -86,9 +89,13 @@ function setAttribute(node, name, value, before) {
     if (value) node.addEventListener(event, value);
   } else if (name === "value" || name === "checked" || name === "indeterminate") {
     if (node[name] !== value) node[name] = value ?? "";
-  } else if (name === "style") {      // an object of properties: the policy refuses style attributes
-    for (const property of Object.keys(before ?? {})) if (!(property in (value ?? {}))) node.style.removeProperty(property);
-    for (const [property, said] of Object.entries(value ?? {})) node.style.setProperty(property, said);
-  } else if (value === null || value === undefined || value === false) node.removeAttribute(name);
+  } else if (name === "style") setStyle(node, value ?? {}, before ?? {});
+  else if (value === null || value === undefined || value === false) node.removeAttribute(name);
   else node.setAttribute(name, value === true ? "" : value);
+}
+
+// A style is an object of properties: the policy refuses style attributes.
+function setStyle({style}, wanted, before) {
+  for (const name of Object.keys(before)) if (!(name in wanted)) style.removeProperty(name);
+  for (const [name, value] of Object.entries(wanted)) style.setProperty(name, value);
 }

@@ -30,8 +30,10 @@ export function writeJson(value, indent = 0, depth = 0) {
   if (value instanceof Exact) return value.text;
   if (value === null || typeof value !== "object") return JSON.stringify(value) ?? "null";
   const list = Array.isArray(value);
-  const parts = list ? value.map((one) => writeJson(one, indent, depth + 1))
-    : Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}:${indent ? " " : ""}${writeJson(one, indent, depth + 1)}`);
+  const write = (one) => writeJson(one, indent, depth + 1);
+  const colon = indent ? ": " : ":";
+  const parts = list ? value.map(write)
+    : Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}${colon}${write(one)}`);
   if (!parts.length) return list ? "[]" : "{}";
   const gap = indent ? `\n${" ".repeat(indent * (depth + 1))}` : "";
   const end = indent ? `\n${" ".repeat(indent * depth)}` : "";
@@ -39,7 +41,7 @@ export function writeJson(value, indent = 0, depth = 0) {
 }
 
 const OPEN_DEPTH = 2;
-const MOST_SHOWN = 200;         // members of one object or list; a button shows more
+const MOST_SHOWN = 200;         // members of one object or list; the others are only counted
 
 /** Show JSON as a tree whose parts fold. */
 export function jsonTree(value, {name, depth = 0, open = OPEN_DEPTH} = {}) {
@@ -51,9 +53,10 @@ export function jsonTree(value, {name, depth = 0, open = OPEN_DEPTH} = {}) {
   const list = Array.isArray(value);
   const members = list ? value.map((one, at) => [at, one]) : Object.entries(value);
   const size = list ? `[ ${members.length} ]` : `{ ${members.length} }`;
+  const hidden = members.length - MOST_SHOWN;
   if (!members.length) return h("div", {class: "json-line"}, label, list ? "[]" : "{}");
   return h("details", {class: "json", ...(depth < open ? {open: true} : {})},
     h("summary", null, label, h("span", {class: "quiet"}, size)),
     members.slice(0, MOST_SHOWN).map(([key, one]) => jsonTree(one, {name: key, depth: depth + 1, open})),
-    members.length > MOST_SHOWN && h("p", {class: "quiet"}, `… ${members.length - MOST_SHOWN} more: copy or download it`));
+    hidden > 0 && h("p", {class: "quiet"}, `… ${hidden} more: copy or download it`));
 }

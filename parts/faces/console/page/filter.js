@@ -1,10 +1,11 @@
 // The text filter: `type:ocr status:queued owner:ada age:>1h summary:"monthly report"`.
 //
-// A filter is text that people copy to each other.  Each view names the words that it knows; an unknown word is an error
-// that names those it may be, and nothing is left out in silence.
+// A filter is text that people copy to each other.  Each view names the words that it knows.  Nothing is left out in
+// silence: an unknown word is an error that names the known ones.
 
 import {readLength} from "./time.js";
 
+const SAID_ALREADY = "the filter says this already; put words that belong together into quotes";
 const WORD = /([a-z_]+):(?:"((?:[^"\\]|\\.)*)"|(\S*))|"((?:[^"\\]|\\.)*)"|(\S+)/gi;
 
 /** Read a filter into `{values, problems}`; `words` maps each word to `(text) => request fields`, which may throw. */
@@ -20,7 +21,9 @@ export function readFilter(text, words) {
     } else if (!said) problems.push(`${whole} needs a value`);
     else {
       try {
-        Object.assign(values, words[word](said));
+        const found = words[word](said);
+        if (Object.keys(found).some((one) => one in values)) throw new Error(SAID_ALREADY);
+        Object.assign(values, found);
       } catch (wrong) {
         problems.push(`${whole}: ${wrong.message}`);
       }
@@ -45,6 +48,11 @@ export function withWord(text, word, value) {
   return [...rest, ...(value === null ? [] : [writeWord(word, value)])].join(" ");
 }
 
+/** Whether a type is the one that a filter names, as `ocr.scan` or as `ocr*`. */
+export function isType(type, text) {
+  return text.endsWith("*") ? Boolean(type?.startsWith(text.slice(0, -1))) : type === text;
+}
+
 const KINDS = ["agent", "worker", "service", "system", "human", "asyncgate"];
 
 /** Read a principal: `ada`, or `human:ada` with its kind. */
@@ -56,7 +64,9 @@ export function readWho(text) {
 /** Read `>1h` or `<2d` into `{over, seconds}`. */
 export function readAge(text) {
   const seconds = readLength(text.slice(1));
-  if (!"<>".includes(text[0]) || seconds === null) throw new Error("say >1h for what is older, or <30min for what is newer");
+  if (!"<>".includes(text[0]) || seconds === null) {
+    throw new Error("say >1h for what is older, or <30min for what is newer");
+  }
   return {over: text[0] === ">", seconds};
 }
 
@@ -64,6 +74,8 @@ export function readAge(text) {
 export function readMoment(text) {
   const said = text.slice(1);
   const moment = new Date(/T/.test(said) && !/(Z|[+-]\d\d:?\d\d)$/i.test(said) ? `${said}Z` : said);
-  if (!"<>".includes(text[0]) || Number.isNaN(moment.getTime())) throw new Error("say >2026-11-01 or <2026-11-01T08:00 (UTC)");
+  if (!"<>".includes(text[0]) || Number.isNaN(moment.getTime())) {
+    throw new Error("say >2026-11-01 or <2026-11-01T08:00 (UTC)");
+  }
   return {after: text[0] === ">", moment: moment.toISOString()};
 }

@@ -1,6 +1,6 @@
 // Who can take what: the gate's rules of claims, applied to what list_workers and list_pauses say.  Pure.
 
-/** After this time without a claim a worker counts as silent: the longest that a claim waits, and a minute and a half. */
+/** A worker is silent after this time without a claim: as long as a claim may wait, and a minute and a half more. */
 export const SILENT_SECONDS = 120;
 
 /** Return what keeps one of a worker's last claims from a queue: null, or `{type, missing}` of the nearest one. */
@@ -35,11 +35,11 @@ export function toneOf(state) {
   return {working: "running", idle: "ok"}[state] ?? state;
 }
 
-/** Split workers into those that can take a queue's tasks, and the others with what they lack; silent ones come last. */
+/** Split workers into those that can take a queue's tasks and the others, with what these lack; silent ones last. */
 export function splitWorkers(workers, queue, pauses, now) {
   const order = ["idle", "working", "paused", "silent"];
-  const known = workers.map((worker) => ({...worker, state: stateOf(worker, pauses, now), lack: findLack(worker, queue)}))
-    .sort((one, other) => order.indexOf(one.state) - order.indexOf(other.state));
+  const judge = (worker) => ({...worker, state: stateOf(worker, pauses, now), lack: findLack(worker, queue)});
+  const known = workers.map(judge).sort((one, other) => order.indexOf(one.state) - order.indexOf(other.state));
   return {able: known.filter((one) => !one.lack), others: known.filter((one) => one.lack)};
 }
 
@@ -47,7 +47,8 @@ export function splitWorkers(workers, queue, pauses, now) {
 export function groupLanes(queues) {
   const byType = new Map();
   for (const queue of queues) byType.set(queue.type, [...byType.get(queue.type) ?? [], queue]);
-  return [...byType].flatMap(([type, lanes]) => lanes.length > 1 ? [sumLanes(type, lanes), ...lanes.map((one) => ({...one, lane: true}))] : lanes);
+  return [...byType].flatMap(([type, lanes]) => lanes.length === 1 ? lanes
+    : [sumLanes(type, lanes), ...lanes.map((one) => ({...one, lane: true}))]);
 }
 
 function sumLanes(type, lanes) {
@@ -55,15 +56,17 @@ function sumLanes(type, lanes) {
   const flow = (time) => Object.fromEntries(["started", "ended", "failed", "expired"].map((name) => [name,
     lanes.reduce((total, one) => total + one[time][name], 0)]));
   const waits = lanes.map((one) => one.oldest_wait_seconds).filter((one) => one !== null);
-  return {queue_id: `all ${type}`, type, lanes: lanes.length, capabilities: [], claimable: sum("claimable"), delayed: sum("delayed"),
-    delayed_at_least: lanes.some((one) => one.delayed_at_least), held: sum("held"), leased: sum("leased"), workers: null,
-    oldest_wait_seconds: waits.length ? Math.max(...waits) : null, last_minute: flow("last_minute"), last_hour: flow("last_hour")};
+  return {queue_id: `all ${type}`, type, lanes: lanes.length, capabilities: [], workers: null,
+    claimable: sum("claimable"), leased: sum("leased"), held: sum("held"),
+    delayed: sum("delayed"), delayed_at_least: lanes.some((one) => one.delayed_at_least),
+    oldest_wait_seconds: waits.length ? Math.max(...waits) : null,
+    last_minute: flow("last_minute"), last_hour: flow("last_hour")};
 }
 
 const SAMPLE_MS = 5000;
 const MOST_SAMPLES = 120;       // ten minutes
 
-/** Add what was seen to samples, `[{at, …}]`, one for each five seconds; the newest of them is always the latest look. */
+/** Add what was seen to samples, `[{at, …}]`: one for each five seconds, and the latest look always comes last. */
 export function addSample(samples, sample) {
   const [before, last] = samples.slice(-2);
   if (last && last.at - before.at < SAMPLE_MS) samples.pop();

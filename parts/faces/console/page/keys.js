@@ -18,8 +18,8 @@ export class Keys {
   }
 
   press(event) {
-    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.(FIELDS)) return;
-    if (document.querySelector("dialog[open]")) return;
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest?.(FIELDS) || document.querySelector("dialog[open]")) return;
     const key = this.begun ? `${this.begun} ${event.key}` : event.key;
     this.begun = "";
     if (event.key === "g" && key === "g") {
@@ -34,7 +34,8 @@ export class Keys {
 
   /** Describe the keys for the help. */
   describe() {
+    const spell = (key) => key.split(" ").map((one) => h("kbd", null, one === "Escape" ? "Esc" : one));
     return h("dl", {class: "keys"}, [...this.keys].map(([key, [says]]) => [
-      h("dt", null, key.split(" ").map((one) => h("kbd", null, one === "Escape" ? "Esc" : one))), h("dd", null, says)]));
+      h("dt", null, spell(key)), h("dd", null, says)]));
   }
 }

@@ -1,5 +1,5 @@
-// Long lists that are read by pages.  Rows lie in the order of their ids, which is the order of their age.  A cursor keeps
-// its place and its filter, so the pages in sight can be read again while the others stay as they were.
+// Long lists that are read by pages.  Rows lie in the order of their ids, which is the order of their age.  A cursor
+// keeps its place and its filter, so the pages in sight can be read again while the others stay as they were.
 
 const NEAR_ROWS = 100;      // places nearer to each other than that are one
 
@@ -44,7 +44,8 @@ export class Pages {
     if (!this.places.includes(place)) return null;      // another reading has begun anew meanwhile
     if (place.above === null && next && this.isElsewhere(rows)) Object.assign(this, {rows: [], places: [place]});
     const end = next ? this.id(rows.at(-1)) : null;
-    this.rows = [...this.rows.slice(0, this.rankOf(place.above)), ...rows, ...(end === null ? [] : this.rows.slice(this.rankOf(end)))];
+    const behind = end === null ? [] : this.rows.slice(this.rankOf(end));
+    this.rows = [...this.rows.slice(0, this.rankOf(place.above)), ...rows, ...behind];
     return this.keepPlaces(place, end, next);
   }
 
@@ -69,7 +70,7 @@ export class Pages {
     const before = this.places.slice(0, this.places.indexOf(place) + 1);
     const behind = end === null ? [] : this.places.filter(({above}) => above !== null && this.isBefore(end, above));
     if (end === null || !behind.length) this.done = end === null;
-    if (end !== null && behind.length > 1 && this.rankOf(behind[0].above) - this.rankOf(end) < NEAR_ROWS) behind.shift();
+    if (behind.length > 1 && this.rankOf(behind[0].above) - this.rankOf(end) < NEAR_ROWS) behind.shift();
     const added = end === null ? [] : [{above: end, cursor: next, ask: place.ask}];
     this.places = [...before, ...added, ...behind];
     return added[0] ?? null;

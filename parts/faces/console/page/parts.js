@@ -9,11 +9,17 @@ export function badge(status, tone = status) {
   return h("span", {class: `badge ${String(tone).replace(/[^a-z-]/g, "-")}`}, status);
 }
 
-/** Show a principal: ada, with its kind for whoever asks. */
+/** Show the status of a task, or that it is on hold. */
+export function taskBadge({status, held}) {
+  return held ? badge("on hold", "held") : badge(status);
+}
+
+/** Show a principal: its kind and its id, and its instance for whoever points at it. */
 export function who(principal) {
   if (!principal) return h("span", {class: "quiet"}, "–");
   const whole = `${principal.kind}:${principal.id}${principal.instance_id ? ` (${principal.instance_id})` : ""}`;
-  return h("span", {class: "who", title: whole}, h("span", {class: "quiet"}, `${principal.kind}:`), h("bdi", null, principal.id));
+  return h("span", {class: "who", title: whole},
+    h("span", {class: "quiet"}, `${principal.kind}:`), h("bdi", null, principal.id));
 }
 
 /** Show the end of an id, which is what tells it apart; a click copies the whole. */
@@ -43,8 +49,9 @@ export function tile(value, label, {href, tone} = {}) {
 
 /** Show a section with a title and what can be done beside it. */
 export function section(title, {actions, id} = {}, ...content) {
-  return h("section", {class: "sheet", "aria-label": title, id}, h("header", {class: "sheet-head"}, h("h2", null, title),
-    actions && h("div", {class: "actions"}, actions)), content);
+  return h("section", {class: "sheet", "aria-label": title, id},
+    h("header", {class: "sheet-head"}, h("h2", null, title), actions && h("div", {class: "actions"}, actions)),
+    content);
 }
 
 /** Show pairs of names and values; pairs whose value is null are left out. */
@@ -57,35 +64,42 @@ export function facts(pairs) {
 export function sparkline(values, label) {
   const most = Math.max(1, ...values);
   const step = 100 / Math.max(1, values.length - 1);
-  const points = values.map((value, at) => `${(at * step).toFixed(1)},${(23 - 22 * value / most).toFixed(1)}`).join(" ");
-  return h("svg", {class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label},
-    h("polyline", {points, fill: "none"}));
+  const y = (value) => (23 - 22 * value / most).toFixed(1);
+  const points = values.map((value, at) => `${(at * step).toFixed(1)},${y(value)}`).join(" ");
+  return h("svg", {class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img",
+    "aria-label": label}, h("polyline", {points, fill: "none"}));
 }
 
 /** Show a chart of `[[time in ms, number], …]`, with its axis in words; `usual` is a number to compare with. */
 export function chart(samples, label, {key, usual = null} = {}) {
   const numbers = samples.map(([, number]) => number);
+  const last = numbers.at(-1);
   const most = Math.max(1, ...numbers, Math.ceil(usual ?? 0));
   const [from, to] = [samples[0][0], samples.at(-1)[0]];
   const x = (time) => to === from ? 100 : 100 * (time - from) / (to - from);
   const y = (number) => 47 - 44 * number / most;
-  const points = [...(samples.length < 2 ? [`0,${y(numbers[0])}`] : []), ...samples.map(([time, number]) => `${x(time).toFixed(1)},${y(number).toFixed(1)}`)];
-  return h("figure", {class: "chart", key}, h("figcaption", null, label, h("strong", null, numbers.at(-1))),
-    h("svg", {viewBox: "0 0 100 50", preserveAspectRatio: "none", role: "img", "aria-label": `${label}: now ${numbers.at(-1)}, at most ${Math.max(...numbers)}, at least ${Math.min(...numbers)}`},
-      usual === null ? null : h("line", {x1: 0, x2: 100, y1: y(usual), y2: y(usual)}), h("polyline", {points: points.join(" "), fill: "none"})),
-    h("p", {class: "quiet"}, `0 to ${most}${usual === null ? "" : `; mean of the hour ${usual < 10 ? usual.toFixed(1) : Math.round(usual)}`}`));
+  const points = samples.map(([time, number]) => `${x(time).toFixed(1)},${y(number).toFixed(1)}`);
+  if (samples.length < 2) points.unshift(`0,${y(numbers[0])}`);
+  const says = `${label}: now ${last}, at most ${Math.max(...numbers)}, at least ${Math.min(...numbers)}`;
+  const mean = usual === null ? "" : `; mean of the hour ${usual < 10 ? usual.toFixed(1) : Math.round(usual)}`;
+  return h("figure", {class: "chart", key}, h("figcaption", null, label, h("strong", null, last)),
+    h("svg", {viewBox: "0 0 100 50", preserveAspectRatio: "none", role: "img", "aria-label": says},
+      usual === null ? null : h("line", {x1: 0, x2: 100, y1: y(usual), y2: y(usual)}),
+      h("polyline", {points: points.join(" "), fill: "none"})),
+    h("p", {class: "quiet"}, `0 to ${most}${mean}`));
 }
 
 /** Show the text filter of a view; it is the parameter `q` of the address. */
 export function searchField(page, {hint, says, problems = []}) {
   return h("form", {class: "filter", role: "search", onsubmit: (event) => event.preventDefault()},
-    h("input", {type: "search", "aria-label": "Filter", placeholder: hint, title: says, value: page.params.q ?? "", spellcheck: "false", autocomplete: "off",
-      "aria-describedby": problems.length ? "filter-problem" : null, oninput: (event) => page.go({q: event.target.value}, {replace: true})}),
+    h("input", {type: "search", "aria-label": "Filter", placeholder: hint, title: says, value: page.params.q ?? "",
+      spellcheck: "false", autocomplete: "off", "aria-describedby": problems.length ? "filter-problem" : null,
+      oninput: (event) => page.go({q: event.target.value}, {replace: true})}),
     problems.length > 0 && h("p", {class: "problem", id: "filter-problem", role: "alert"}, problems.join(". ")));
 }
 
 /** Show buttons that each put something into the filter: `[[words, filter, whether it is so now], …]`. */
 export function filterChips(page, label, choices) {
-  return h("div", {class: "chips", role: "group", "aria-label": label}, choices.map(([words, q, is]) => h("button", {
-    class: "chip", key: q, "aria-pressed": String(Boolean(is)), onclick: () => page.go({q})}, words)));
+  return h("div", {class: "chips", role: "group", "aria-label": label}, choices.map(([words, q, is]) => h("button",
+    {class: "chip", key: q, "aria-pressed": String(Boolean(is)), onclick: () => page.go({q})}, words)));
 }

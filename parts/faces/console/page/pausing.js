@@ -16,23 +16,27 @@ export function targetOf(pause) {
 export function nameTarget({type, capabilities, worker}) {
   if (worker) return ["worker ", say(worker)];
   if (!type) return ["everything in this tenant"];
-  const lane = capabilities && (capabilities.length ? [" that requires exactly ", say(capabilities.join(", "))] : " that requires nothing");
+  const lane = capabilities && (capabilities.length
+    ? [" that requires exactly ", say(capabilities.join(", "))] : " that requires nothing");
   return ["type ", say(type), lane];
 }
 
 /** Show what is paused, each with its way out. */
 export function showPauses(pauses, page) {
-  return pauses.length > 0 && section("Paused", {}, h("ul", {class: "plain stack"}, pauses.map((one) => showPause(one, page))));
+  return pauses.length > 0 && section("Paused", {},
+    h("ul", {class: "plain stack"}, pauses.map((one) => showPause(one, page))));
 }
 
 function showPause(pause, page) {
   const target = targetOf(pause);
+  const {since, until, reason, paused_by: by, leases_left: left} = pause;
   return h("li", {class: "head", key: JSON.stringify(target)},
-    h("p", {class: "spring"}, badge("paused"), " ", h("strong", null, nameTarget(target)), ", since ", when(pause.since, page.now()),
-      pause.until && [", ends ", when(pause.until, page.now())], ", by ", who(pause.paused_by), pause.reason && [": ", say(pause.reason)],
-      pause.leases_left > 0 && h("span", {class: "quiet"}, `; ${count(pause.leases_left, "lease")} left`)),
+    h("p", {class: "spring"}, badge("paused"), " ", h("strong", null, nameTarget(target)),
+      ", since ", when(since, page.now()), until && [", ends ", when(until, page.now())],
+      ", by ", who(by), reason && [": ", say(reason)],
+      left > 0 && h("span", {class: "quiet"}, `; ${count(left, "lease")} left`)),
     h("div", {class: "actions"},
-      page.may("drain_work") && pause.leases_left > 0 && h("button", {onclick: () => watchDrain(page, target)}, "Drain"),
+      page.may("drain_work") && left > 0 && h("button", {onclick: () => watchDrain(page, target)}, "Drain"),
       page.may("resume_work") && h("button", {onclick: () => resume(page, target)}, "Resume")));
 }
 
@@ -48,29 +52,38 @@ export function pauseButtons(page, target, pauses) {
 async function resume(page, target) {
   try {
     const {resumed, pauses_left: left} = await page.act("resume_work", target);
-    note(resumed ? `Resumed${left ? `; ${count(left, "other pause")} left` : ""}` : "It was not paused any more");
+    const rest = left ? `; ${count(left, "other pause")} ${left === 1 ? "is" : "are"} still in force` : "";
+    note(resumed ? `Resumed${rest}` : "It was not paused any more");
   } catch (problem) {
     note(problem.message, "bad");
   }
 }
 
+const TYPE = "a task type";
+const WORKER = "a worker";
 const WHOLE = "everything in this tenant";
+
+function readTarget(what, name) {
+  if (what === WHOLE) return {whole_tenant: true};
+  return what === WORKER ? {worker: name} : {type: name};
+}
 
 /** Ask for a pause; without a target it is asked for, too.  A drain goes on to wait for the leases. */
 export async function askPause(page, target = null, {drain = false} = {}) {
   const verb = drain ? "Drain" : "Pause";
+  const effect = target?.worker ? "It gets no new leases. Those that it has go on"
+    : "Workers get no new leases of it. Those that they have go on";
   const answer = await askForm(target ? [`${verb} `, nameTarget(target)] : `${verb} work`, {
-    says: `${target?.worker ? "It gets no new leases. Those that it has" : "Workers get no new leases of it. Those that they have"} go on`
-      + `${drain ? ", and the page waits until none is left" : ""}.`,
+    says: `${effect}${drain ? ", and this page shows when none is left" : ""}.`,
     fields: [
       ...(target ? [] : [
-        {name: "what", label: "What", value: "a task type", options: ["a task type", "a worker", WHOLE]},
+        {name: "what", label: "What", value: TYPE, options: [TYPE, WORKER, WHOLE]},
         {name: "name", label: "Its name", required: true, when: ({what}) => what !== WHOLE}]),
       {name: "until", label: "Until", hint: "Such as 30m, 2h, or 2026-12-24T08:00Z. Empty: until somebody resumes it."},
       {name: "reason", label: "Why", hint: "Workers are told, and it is audited."}],
     button: verb, danger: true,
     run: async ({what, name, until, reason}) => {
-      const meant = target ?? (what === WHOLE ? {whole_tenant: true} : what === "a worker" ? {worker: name.trim()} : {type: name.trim()});
+      const meant = target ?? readTarget(what, name.trim());
       const ask = {...meant, reason, until: readUntil(until, page.now())};
       const pause = await page.act(drain ? "drain_work" : "pause_work", ask);
       return {meant, pause};
@@ -86,11 +99,11 @@ export function readUntil(text, now) {
   if (!text.trim()) return undefined;
   const seconds = readLength(text);
   const moment = seconds === null ? Date.parse(text) : now + seconds * 1000;
-  if (Number.isNaN(moment)) throw new Error(`${text} is no time: say such as 30m, 2h, or 2026-12-24T08:00Z`);
+  if (Number.isNaN(moment)) throw new Error(`${text} is not a time: write 30m, 2h, or 2026-12-24T08:00Z`);
   return new Date(moment).toISOString();
 }
 
-const DRAIN_SECONDS = 5;        // of one call: closing the dialog is obeyed so soon
+const DRAIN_SECONDS = 5;        // so long one call waits, and after it a closed dialog ends the waiting
 
 /** Wait until no lease of what is paused is left; the pause stays, however the dialog ends. */
 function watchDrain(page, target) {
@@ -125,7 +138,8 @@ function watchDrain(page, target) {
 
 function sayLeft(left) {
   if (left === null) return "Counting the leases …";
-  return left === 0 ? "No lease is left." : `${count(left, "lease")} left. Waiting for ${left === 1 ? "it" : "them"} to end …`;
+  if (left === 0) return "No lease is left.";
+  return `${count(left, "lease")} left. Waiting for ${left === 1 ? "it" : "them"} to end …`;
 }
 
 function count(number, noun) {

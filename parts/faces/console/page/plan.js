@@ -3,7 +3,7 @@
 const HOUR = 3600;
 const DAY = 86400;
 const EVERY = [[60, "minute"], [HOUR, "hour"], [DAY, "day"], [7 * DAY, "week"]];
-const MOST_MARKS = 60;          // that can be told apart in a strip; more become a bar
+const MOST_MARKS = 60;          // so many can be told apart in a strip; more become a bar
 
 /** Say how often: every hour, every 5 min; `say` says a length of time. */
 export function sayEvery(seconds, say) {
@@ -39,7 +39,8 @@ export function findRuns(schedule, now, span) {
   }
   if (first > end) return {runs: [], count: 0};
   const count = every ? Math.floor((end - first) / (every * 1000)) + 1 : 1;
-  return {count, first, runs: count > MOST_MARKS ? [] : Array.from({length: count}, (none, at) => first + at * every * 1000)};
+  const runs = count > MOST_MARKS ? [] : Array.from({length: count}, (none, at) => first + at * every * 1000);
+  return {count, first, runs};
 }
 
 /** Return the hours or days to write under a strip, as times: each third hour of a day, each midnight of a week. */
@@ -59,6 +60,7 @@ const ORDER = ["late", "due", "planned", "unplanned", "off"];
 /** Return schedules, late ones first, then by their next run. */
 export function orderSchedules(schedules, now) {
   const place = (one) => ORDER.indexOf(stateOfSchedule(one, now));
-  return [...schedules].sort((one, other) => place(one) - place(other) || (one.next_run_at ?? "9").localeCompare(other.next_run_at ?? "9")
+  const next = (one) => one.next_run_at ?? "9";       // without one it comes after all times
+  return [...schedules].sort((one, other) => place(one) - place(other) || next(one).localeCompare(next(other))
     || one.schedule_id.localeCompare(other.schedule_id));
 }

@@ -31,7 +31,8 @@ export function asCurl(operation, ask) {
   const {method, path, query, body} = describeCall(operation, ask);
   const parts = ["curl", ...(method === "GET" ? [] : ["-X", method]), quoteShell(addressOf(path + query).href),
     "-H", '"Authorization: Bearer $ASYNCGATE_API_KEY"'];
-  return [...parts, ...(body ? ["-H", quoteShell("content-type: application/json"), "-d", quoteShell(writeJson(body))] : [])].join(" ");
+  if (body) parts.push("-H", quoteShell("content-type: application/json"), "-d", quoteShell(writeJson(body)));
+  return parts.join(" ");
 }
 
 /** Return a call as a command of `asyncgate`: what the path names comes first, the rest are options. */
@@ -40,8 +41,8 @@ export function asCommand(operation, ask = {}) {
   const said = Object.entries(ask).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const options = said.filter(([name]) => !first.includes(name)).map(([name, value]) => writeOption(name, value));
   const url = addressOf("").href.replace(/\/$/, "");
-  return ["asyncgate", operation.replaceAll("_", "-"), ...first.map((name) => quoteShell(String(ask[name]))), ...options,
-    "--url", quoteShell(url)].join(" ");
+  return ["asyncgate", operation.replaceAll("_", "-"), ...first.map((name) => quoteShell(String(ask[name]))),
+    ...options, "--url", quoteShell(url)].join(" ");
 }
 
 function writeOption(name, value) {
@@ -72,13 +73,14 @@ function writePython(value) {
 
 /** Offer a call to copy: a button with a menu. */
 export function copyMenu(operation, ask, label = "Copy as") {
-  const item = (name, write) => h("button", {role: "menuitem", onclick: () => copy(write(operation, ask), `Copied as ${name}`)}, name);
+  const item = (name, write) => h("button", {role: "menuitem",
+    onclick: () => copy(write(operation, ask), `Copied as ${name}`)}, name);
   return menu(label, [item("curl", asCurl), item("command", asCommand), item("Python", asPython)]);
 }
 
 /** Show a button with a menu; it opens and closes as a disclosure does, and arrows go through its items. */
 export function menu(label, items) {
-  const chooses = items.some((one) => one.attributes?.role === "menuitem");      // or it only tells something
+  const chooses = items.some((one) => one.attributes?.role === "menuitem");      // otherwise it only tells something
   return h("details", {class: "menu", onfocusout: (event) => {
     if (!event.currentTarget.contains(event.relatedTarget)) event.currentTarget.open = false;
   }, onkeydown: (event) => {
@@ -114,10 +116,12 @@ export function download(name, type, text) {
 
 /** Write rows as CSV (RFC 4180); a cell that a spreadsheet would take for a formula begins with an apostrophe. */
 export function writeCsv(names, rows) {
-  const cell = (value) => {
-    const text = value === null || value === undefined ? "" : typeof value === "object" ? writeJson(value) : String(value);
-    const safe = /^[=+\-@\t\r]/.test(text) && !/^-?\d+(\.\d+)?$/.test(text) ? `'${text}` : text;
-    return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
-  };
-  return [names, ...rows.map((row) => names.map((name) => row[name]))].map((line) => line.map(cell).join(",")).join("\r\n") + "\r\n";
+  const lines = [names, ...rows.map((row) => names.map((name) => row[name]))];
+  return lines.map((line) => `${line.map(writeCell).join(",")}\r\n`).join("");
+}
+
+function writeCell(value) {
+  const text = value && typeof value === "object" ? writeJson(value) : String(value ?? "");
+  const safe = /^[=+\-@\t\r]/.test(text) && !/^-?\d+(\.\d+)?$/.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }

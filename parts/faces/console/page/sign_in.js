@@ -9,28 +9,30 @@ const WAY = "asyncgate-oauth";      // what an OAuth sign-in under way needs to 
 /** Show the page that asks for a credential. */
 export function showSignIn(shell, about, problem = "") {
   const local = {problem, busy: false, credential: ""};
+  const oauth = about.sign_in?.oauth;
+  const submit = async (event) => {
+    event.preventDefault();
+    local.busy = true;
+    draw();
+    try {
+      await signIn(local.credential.trim());
+      location.reload();
+    } catch (wrong) {
+      Object.assign(local, {problem: wrong.message, busy: false});
+      draw();
+    }
+  };
   const draw = () => render(shell, h("main", {class: "alone", key: "sign-in", id: "main"},
     h("p", {class: "quiet"}, "AsyncGate"), h("h1", null, "Sign in"),
     local.problem && h("p", {class: "problem", role: "alert"}, local.problem),
-    about.sign_in?.oauth && h("button", {class: "first", onclick: () => beginOAuth(about.sign_in.oauth)}, "Sign in with your account"),
-    about.sign_in?.oauth && h("p", {class: "quiet"}, "or with a key:"),
-    h("form", {class: "stack", onsubmit: async (event) => {
-      event.preventDefault();
-      local.busy = true;
-      draw();
-      try {
-        await signIn(local.credential.trim());
-        location.reload();
-      } catch (wrong) {
-        Object.assign(local, {problem: wrong.message, busy: false});
-        draw();
-      }
-    }},
-    h("label", {for: "credential"}, "Key"),
-    h("input", {id: "credential", type: "password", autocomplete: "off", required: true, autofocus: true, spellcheck: "false",
-      oninput: (event) => (local.credential = event.target.value)}),
-    h("button", {type: "submit", class: about.sign_in?.oauth ? "" : "first", disabled: local.busy}, "Sign in"),
-    h("p", {class: "quiet"}, "An issued key of yours. ", h("code", null, "asyncgate keys issue"), " makes one."))));
+    oauth && h("button", {class: "first", onclick: () => beginOAuth(oauth)}, "Sign in with your account"),
+    oauth && h("p", {class: "quiet"}, "or with a key:"),
+    h("form", {class: "stack", onsubmit: submit},
+      h("label", {for: "credential"}, "Key"),
+      h("input", {id: "credential", type: "password", autocomplete: "off", required: true, autofocus: true,
+        spellcheck: "false", oninput: (event) => (local.credential = event.target.value)}),
+      h("button", {type: "submit", class: oauth ? "" : "first", disabled: local.busy}, "Sign in"),
+      h("p", {class: "quiet"}, "An issued key of yours. ", h("code", null, "asyncgate keys issue"), " makes one."))));
   draw();
 }
 
@@ -78,8 +80,8 @@ export async function finishSignIn() {
   if (said.has("error")) return note(said.get("error_description") ?? "Nobody signed in.", "bad");
   const {oauth} = (await callPage("about")).sign_in;
   const response = await fetch(oauth.token, {method: "POST", body: new URLSearchParams({
-    grant_type: "authorization_code", code: said.get("code"), redirect_uri: oauth.redirect_uri, client_id: oauth.client_id,
-    code_verifier: way.verifier, resource: oauth.resource})});
+    grant_type: "authorization_code", code: said.get("code"), code_verifier: way.verifier,
+    redirect_uri: oauth.redirect_uri, client_id: oauth.client_id, resource: oauth.resource})});
   const token = await response.json();
   if (!response.ok) return note(token.error_description ?? "The sign-in has failed. Sign in again.", "bad");
   await signIn(token.access_token);

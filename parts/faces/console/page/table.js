@@ -5,7 +5,7 @@ import {download, menu, writeCsv} from "./share.js";
 import {writeJson} from "./exact.js";
 
 const SPARE_ROWS = 12;          // above and below what is in sight
-const FEW_ROWS = 60;            // that are drawn at once, without a window
+const FEW_ROWS = 60;            // so few rows are all drawn, without a window
 
 /** Describe a table.
  *
@@ -34,31 +34,34 @@ export function table(page, {name, caption, columns, rows, key, open, selected, 
   };
   page.onScroll(scroll);
   const gap = (count, side) => count > 0 && h("tr", {key: side, "aria-hidden": "true"},
-    h("td", {colspan: columns.length + (selected ? 1 : 0), class: "gap", style: {height: `${count * (local.height || 44)}px`}}));
+    h("td", {class: "gap", colspan: columns.length + (selected ? 1 : 0),
+      style: {height: `${count * (local.height || 44)}px`}}));
+  const box = (label, checked, change) => h("input", {type: "checkbox", "aria-label": label, checked, onchange: () => {
+    change();
+    page.redraw();
+  }});
   const all = selected && rows.length > 0 && rows.every((row) => selected.has(key(row)));
-  return h("table", {class: "rows", "aria-rowcount": rows.length + 1, ready: (node) => (local.node = node), onkeydown: moveByKey},
+  const pickAll = () => rows.forEach((row) => all ? selected.delete(key(row)) : selected.add(key(row)));
+  const pick = (one) => selected.has(one) ? selected.delete(one) : selected.add(one);
+  return h("table", {class: "rows", "aria-rowcount": rows.length + 1, onkeydown: moveByKey,
+    ready: (node) => (local.node = node)},
     caption && h("caption", null, caption),
     h("thead", null, h("tr", null,
-      selected && h("th", {class: "pick", scope: "col"}, h("input", {type: "checkbox", "aria-label": "Select all rows shown",
-        checked: all, onchange: () => {
-          for (const row of rows) all ? selected.delete(key(row)) : selected.add(key(row));
-          page.redraw();
-        }})),
-      columns.map((column) => h("th", {scope: "col", class: classOf(column)}, column.title || h("span", {class: "off-screen"}, "Actions"))))),
+      selected && h("th", {class: "pick", scope: "col"}, box("Select all rows shown", all, pickAll)),
+      columns.map((column) => h("th", {scope: "col", class: classOf(column)},
+        column.title || h("span", {class: "off-screen"}, "Actions"))))),
     h("tbody", null, gap(from, "before"),
-      rows.slice(from, to).map((row, at) => h("tr", {key: key(row), "data-row": "", "aria-rowindex": from + at + 2, class: mark?.(row)},
-        selected && h("td", {class: "pick"}, h("input", {type: "checkbox", "aria-label": `Select ${key(row)}`,
-          checked: selected.has(key(row)), onchange: () => {
-            selected.has(key(row)) ? selected.delete(key(row)) : selected.add(key(row));
-            page.redraw();
-          }})),
+      rows.slice(from, to).map((row, at) => h("tr",
+        {key: key(row), "data-row": "", "aria-rowindex": from + at + 2, class: mark?.(row)},
+        selected && h("td", {class: "pick"}, box(`Select ${key(row)}`, selected.has(key(row)), () => pick(key(row)))),
         columns.map((column, index) => h("td", {class: classOf(column), "data-title": column.title},
           index === 0 && open ? h("a", {href: open(row), class: "row-link"}, column.show(row)) : column.show(row))))),
       gap(rows.length - to, "after")));
 }
 
-function classOf(column) {
-  return [column.wide && "wide-only", column.widest && "widest-only", column.number && "number", column.grow && "grow"].filter(Boolean).join(" ") || null;
+function classOf({wide, widest, number, grow}) {
+  const names = [wide && "wide-only", widest && "widest-only", number && "number", grow && "grow"];
+  return names.filter(Boolean).join(" ") || null;
 }
 
 function moveByKey(event) {
@@ -72,8 +75,10 @@ function moveByKey(event) {
 /** Offer the rows of a table as a file. */
 export function exportMenu(name, columns, rows) {
   const value = (column, row) => column.value ? column.value(row) : row[column.name];
+  const cells = (row) => Object.fromEntries(columns.map((column) => [column.name, value(column, row)]));
+  const item = (ending, type, write) => h("button", {role: "menuitem",
+    onclick: () => download(`${name}.${ending}`, type, write())}, ending.toUpperCase());
   return menu("Export", [
-    h("button", {role: "menuitem", onclick: () => download(`${name}.csv`, "text/csv", writeCsv(columns.map((one) => one.name),
-      rows.map((row) => Object.fromEntries(columns.map((column) => [column.name, value(column, row)])))))}, "CSV"),
-    h("button", {role: "menuitem", onclick: () => download(`${name}.json`, "application/json", writeJson(rows, 2))}, "JSON")]);
+    item("csv", "text/csv", () => writeCsv(columns.map((one) => one.name), rows.map(cells))),
+    item("json", "application/json", () => writeJson(rows, 2))]);
 }

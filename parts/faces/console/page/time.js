@@ -1,12 +1,13 @@
 // Times and lengths of time, as people say them.
 
+import {h} from "./dom.js";
+
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 const SECONDS = {s: 1, sec: 1, m: 60, min: 60, h: 3600, d: 86400, w: 604800};
-const clock = new Intl.DateTimeFormat(undefined, {hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false});
+const CLOCK = {hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false};
+const clock = new Intl.DateTimeFormat(undefined, CLOCK);
 const full = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "long"});
 const day = new Intl.DateTimeFormat(undefined, {day: "numeric", month: "short"});
-
-import {h} from "./dom.js";
 
 /** Say a length of time in at most two units: 41 s, 3 min 5 s, 2 d 4 h. */
 export function sayLength(seconds) {
@@ -19,6 +20,12 @@ export function sayLength(seconds) {
   const next = UNITS[first + 1];
   const rest = next ? Math.floor((whole % length) / next[1]) : 0;
   return rest && count < 10 ? `${count} ${unit} ${rest} ${next[0]}` : `${count} ${unit}`;
+}
+
+// What is past is said in one unit, from two of it on: lists are read at a glance, and the title has the whole time.
+function sayAge(seconds) {
+  const unit = UNITS.find(([, length]) => seconds >= 2 * length);
+  return unit ? `${Math.round(seconds / unit[1])} ${unit[0]}` : sayLength(seconds);
 }
 
 /** Read a length of time such as 90s, 5m, 1h or 2d; return its seconds, or null. */
@@ -35,7 +42,7 @@ export function secondsSince(moment, now) {
 /** Say when something was or will be: "3 min ago", "in 2 h". */
 export function sayWhen(moment, now) {
   const seconds = secondsSince(moment, now);
-  return Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `${sayLength(seconds)} ago` : `in ${sayLength(-seconds)}`;
+  return Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `${sayAge(seconds)} ago` : `in ${sayLength(-seconds)}`;
 }
 
 /** Say the time of day, with the day if it is another one. */
@@ -45,7 +52,7 @@ export function sayClock(moment, now) {
   return today ? clock.format(time) : `${day.format(time)} ${clock.format(time)}`;
 }
 
-/** Show a time: how long ago, with the whole time for whoever asks. */
+/** Show a time: how long ago, and the whole time for whoever points at it. */
 export function when(moment, now) {
   if (!moment) return h("span", {class: "quiet"}, "–");
   return h("time", {datetime: moment, title: `${full.format(new Date(moment))}\n${moment}`}, sayWhen(moment, now));

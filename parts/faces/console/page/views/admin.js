@@ -10,7 +10,8 @@ import * as tenants from "./admin_tenants.js";
 const TABS = [
   {name: "keys", title: "Keys", needs: "list_keys", part: keys},
   {name: "people", title: "People", needs: "list_users", part: people},
-  {name: "sessions", title: "Sessions", needs: "list_sessions", part: {load: people.loadSessions, show: people.showSessions}},
+  {name: "sessions", title: "Sessions", needs: "list_sessions",
+    part: {load: people.loadSessions, show: people.showSessions}},
   {name: "tenants", title: "Tenants and limits", needs: "get_limits", part: tenants},
   {name: "audit", title: "Audit", needs: "list_audit", part: audit},
 ];
@@ -26,7 +27,7 @@ export async function load(page) {
   return {tab: tab.name, data: await tab.part.load(page)};
 }
 
-/** Whether an event is a reason to look again: receipts are none for keys and people. */
+/** Whether an event is a reason to look again: no event tells of keys or people. */
 export function concerns() {
   return false;
 }
@@ -34,10 +35,13 @@ export function concerns() {
 /** Show the tabs and the open one. */
 export function show({tab: loaded, data}, page) {
   const {open, tab} = findTab(page);
+  const {tenant} = page.params;
   return [
-    h("div", {class: "head"}, h("h1", null, "Admin"), page.params.tenant && h("p", null, "of tenant ", h("strong", null, page.params.tenant), " ",
-      h("a", {href: link(["admin"], {tab: tab.name})}, "all"))),
-    h("nav", {class: "tabs", "aria-label": "Admin"}, open.map((one) => h("a", {href: link(["admin"], {tab: one.name, tenant: page.params.tenant}),
-      "aria-current": one === tab ? "page" : null}, one.title))),
-    loaded === tab.name ? h("div", {key: tab.name, class: "stack"}, tab.part.show(data, page)) : h("p", {class: "empty"}, "Loading …")];
+    h("div", {class: "head"}, h("h1", null, "Admin"),
+      tenant && h("p", null, "of tenant ", h("strong", null, tenant), " ",
+        h("a", {href: link(["admin"], {tab: tab.name})}, "all"))),
+    h("nav", {class: "tabs", "aria-label": "Admin"}, open.map((one) => h("a",
+      {href: link(["admin"], {tab: one.name, tenant}), "aria-current": one === tab ? "page" : null}, one.title))),
+    loaded === tab.name ? h("div", {key: tab.name, class: "stack"}, tab.part.show(data, page))
+      : h("p", {class: "empty"}, "Loading …")];
 }

@@ -21,7 +21,8 @@ const WORDS = {event: plain("event"), key: plain("key_id"), session: plain("sess
     return {last: Number(text)};
   }};
 
-const ask = (page) => ({last: LAST_LINES, limit: MOST_LINES, tenant: page.params.tenant, ...readFilter(page.params.q ?? "", WORDS).values});
+const ask = ({params}) => ({
+  last: LAST_LINES, limit: MOST_LINES, tenant: params.tenant, ...readFilter(params.q ?? "", WORDS).values});
 
 /** Read the last lines. */
 export async function load(page) {
@@ -39,7 +40,8 @@ export function show({lines, broken}, page) {
   const q = page.params.q ?? "";
   const {problems} = readFilter(q, WORDS);
   const columns = [
-    {name: "timestamp", title: "When", show: (line) => h("time", {datetime: line.timestamp, title: line.timestamp}, sayClock(line.timestamp, page.now()))},
+    {name: "timestamp", title: "When", show: ({timestamp: time}) => h("time", {datetime: time, title: time},
+      sayClock(time, page.now()))},
     {name: "severity", title: "Severity", show: (line) => badge(line.severity, TONES[line.severity])},
     {name: "event", title: "Event", show: (line) => h("a", {href: "", onclick: (event) => {
       event.preventDefault();
@@ -49,15 +51,19 @@ export function show({lines, broken}, page) {
     {name: "ip", title: "Address", wide: true, show: (line) => line.ip ?? "–"},
     {name: "details", title: "Details", grow: true, show: (line) => h("details", {key: line.audit_id},
       h("summary", {class: "quiet"}, say(line.reason ?? "show")), jsonTree(line.details, {open: 1}))},
-    {name: "number", title: "Line", wide: true, number: true, show: (line) => h("span", {title: line.hash}, line.number)}];
+    {name: "number", title: "Line", wide: true, number: true,
+      show: (line) => h("span", {title: line.hash}, line.number)}];
   return [
     broken ? h("p", {class: "problem banner", role: "alert"}, `The chain is broken: ${broken}`)
-      : lines.length > 0 && h("p", {class: "quiet"}, `The chain of hashes is whole in what was read; its last line was written `,
-        when(lines[0].timestamp, page.now()), `. `, h("code", null, "asyncgate verify"), " reads all of it."),
-    h("div", {class: "head"}, h("form", {class: "filter", onsubmit: (event) => event.preventDefault()},
-      h("input", {type: "search", "aria-label": "Filter", placeholder: "event:key_issued severity:warning key:ID last:1000", value: q,
-        oninput: (event) => page.go({q: event.target.value}, {replace: true})})),
-    h("div", {class: "actions"}, exportMenu("audit", columns, lines), copyMenu("list_audit", ask(page)))),
+      : lines.length > 0 && h("p", {class: "quiet"},
+        "The chain of hashes is whole in what was read; its last line was written ",
+        when(lines[0].timestamp, page.now()), ". ", h("code", null, "asyncgate verify"), " reads all of it."),
+    h("div", {class: "head"},
+      h("form", {class: "filter", onsubmit: (event) => event.preventDefault()},
+        h("input", {type: "search", "aria-label": "Filter", value: q,
+          placeholder: "event:key_issued severity:warning key:ID last:1000",
+          oninput: (event) => page.go({q: event.target.value}, {replace: true})})),
+      h("div", {class: "actions"}, exportMenu("audit", columns, lines), copyMenu("list_audit", ask(page)))),
     problems.map((problem) => h("p", {class: "problem", role: "alert"}, problem)),
     table(page, {name: "audit", columns, rows: lines, key: (line) => line.audit_id, empty: "No such line."})];
 }

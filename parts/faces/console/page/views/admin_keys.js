@@ -28,7 +28,8 @@ function columnsOf(page) {
     {name: "name", title: "Name", grow: true, show: (key) => say(key.name)},
     {name: "principal_id", title: "Principal", show: (key) => who({kind: key.principal_kind, id: key.principal_id})},
     {name: "role", title: "Role", show: (key) => key.role},
-    {name: "scopes", title: "Scopes", wide: true, show: (key) => h("span", {class: "quiet", title: key.scopes.join(", ")}, key.scopes.join(", "))},
+    {name: "scopes", title: "Scopes", wide: true, show: ({scopes}) => h("span",
+      {class: "quiet", title: scopes.join(", ")}, scopes.join(", "))},
     {name: "state", title: "State", value: (key) => stateOf(key, now)[0], show: (key) => badge(...stateOf(key, now))},
     {name: "last_used_at", title: "Last used", show: (key) => when(key.last_used_at, now)},
     {name: "expires_at", title: "Expires", wide: true, show: (key) => when(key.expires_at, now)},
@@ -43,10 +44,13 @@ export function show({keys, next_cursor: more}, page) {
     page.may("revoke_key") && h("button", {class: "danger", onclick: () => revoke(page, key)}, "Revoke"))};
   const changes = page.may("rotate_key") || page.may("revoke_key");
   return [
-    h("div", {class: "actions end"}, page.may("issue_key") && h("button", {class: "first", onclick: () => issue(page)}, "Issue a key …"),
+    h("div", {class: "actions end"},
+      page.may("issue_key") && h("button", {class: "first", onclick: () => issue(page)}, "Issue a key …"),
       exportMenu("keys", columns, keys), copyMenu("list_keys", ask(page))),
-    table(page, {name: "keys", columns: changes ? [...columns, actions] : columns, rows: keys, key: (one) => one.key_id, empty: "There is no issued key."}),
-    more && h("p", {class: "quiet"}, "These are the first 200: ", h("code", null, "asyncgate list-keys"), " shows all.")];
+    table(page, {name: "keys", columns: changes ? [...columns, actions] : columns, rows: keys,
+      key: (one) => one.key_id, empty: "There is no issued key."}),
+    more && h("p", {class: "quiet"}, "These are the first 200: ",
+      h("code", null, "asyncgate list-keys"), " shows all.")];
 }
 
 const inTenant = (page) => page.params.tenant ? {tenant: page.params.tenant} : {};
@@ -63,21 +67,25 @@ async function issue(page) {
       {name: "expires_at", label: "Expires", type: "datetime-local", hint: "Empty: as the settings say"}],
     button: "Issue",
     run: ({scopes, expires_at: until, ...rest}) => page.act("issue_key", {...rest, ...inTenant(page),
-      ...(names(scopes).length && {scopes: names(scopes)}), ...(until && {expires_at: new Date(until).toISOString()})})});
+      ...(names(scopes).length && {scopes: names(scopes)}),
+      ...(until && {expires_at: new Date(until).toISOString()})})});
   if (answer) showSecret(answer.done.api_key, answer.done.key.name);
 }
 
 async function rotate(page, key) {
   const answer = await askForm(`Rotate ${key.name}`, {
     says: "A new secret is made. The old one goes on for a while, so that nothing breaks meanwhile.",
-    fields: [{name: "hours", label: "Hours that the old one goes on", type: "number", value: "24", required: true}], button: "Rotate",
-    run: ({hours}) => page.act("rotate_key", {key_id: key.key_id, overlap_seconds: Number(hours) * 3600, ...inTenant(page)})});
+    fields: [{name: "hours", label: "Hours that the old one goes on", type: "number", value: "24", required: true}],
+    button: "Rotate",
+    run: ({hours}) => page.act("rotate_key", {
+      key_id: key.key_id, overlap_seconds: Number(hours) * 3600, ...inTenant(page)})});
   if (answer) showSecret(answer.done.api_key, key.name);
 }
 
 function revoke(page, key) {
   return askForm(`Revoke ${key.name}`, {
-    says: key.key_id === session.you.key_id ? "This is the key that you are signed in with. Whoever uses it is refused at once, you too."
+    says: key.key_id === session.you.key_id
+      ? "This is the key that you are signed in with. Whoever uses it is refused at once, you too."
       : "Whoever uses it is refused at once. This cannot be undone.",
     fields: [{name: "reason", label: "Why", hint: "It is audited"}], button: "Revoke", danger: true,
     run: async ({reason}) => {
@@ -88,8 +96,10 @@ function revoke(page, key) {
 
 function showSecret(secret, name) {
   openDialog("The secret, once", (close) => h("div", {class: "stack"},
-    h("p", null, "Nobody can show the secret of ", h("strong", null, say(name)), " again. Keep it where secrets are kept."),
+    h("p", null, "Nobody can show the secret of ", h("strong", null, say(name)), " again. ",
+      "Keep it where secrets are kept."),
     h("pre", {class: "code secret"}, secret),
-    h("div", {class: "actions end"}, h("button", {class: "first", onclick: () => copy(secret, "Secret copied")}, "Copy"),
+    h("div", {class: "actions end"},
+      h("button", {class: "first", onclick: () => copy(secret, "Secret copied")}, "Copy"),
       h("button", {onclick: () => close()}, "Done"))));
 }

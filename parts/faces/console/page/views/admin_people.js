@@ -31,7 +31,8 @@ export function show({users}, page) {
     h("button", {onclick: () => disable(page, user)}, user.state === "disabled" ? "Enable" : "Disable"),
     page.may("sign_out_everywhere") && h("button", {onclick: () => signOut(page, user)}, "Sign out"))};
   return [
-    h("div", {class: "actions end"}, page.may("invite_user") && h("button", {class: "first", onclick: () => invite(page)}, "Invite …"),
+    h("div", {class: "actions end"},
+      page.may("invite_user") && h("button", {class: "first", onclick: () => invite(page)}, "Invite …"),
       exportMenu("people", columns, users), copyMenu("list_users", {limit: 200})),
     table(page, {name: "people", columns: page.may("change_user") ? [...columns, actions] : columns, rows: users,
       key: (one) => one.user_id, empty: "Nobody has signed in, and nobody is invited. Keys need no person."})];
@@ -59,7 +60,10 @@ function disable(page, user) {
 function signOut(page, user) {
   return askForm(`Sign out ${user.email || user.principal_id} everywhere`, {
     says: "All sessions of programs that act for this person end.", button: "Sign out", danger: true,
-    run: async () => note(`${(await page.act("sign_out_everywhere", {user_id: user.user_id})).sessions ?? "All"} sessions ended`)});
+    run: async () => {
+      const {sessions} = await page.act("sign_out_everywhere", {user_id: user.user_id});
+      note(`${sessions ?? "All"} sessions ended`);
+    }});
 }
 
 /** Read the sessions. */
@@ -77,11 +81,13 @@ export function showSessions({sessions}, page) {
     {name: "last_used_at", title: "Last used", show: (one) => when(one.last_used_at, now)},
     {name: "place", title: "Network", wide: true, show: (one) => one.place ?? "–"},
     {name: "ends_at", title: "Ends", show: (one) => one.ended_at ? badge("ended", "warning") : when(one.ends_at, now)}];
-  const actions = {name: "actions", title: "", show: (one) => !one.ended_at && h("button", {class: "danger", onclick: () => end(page, one)}, "End")};
+  const actions = {name: "actions", title: "",
+    show: (one) => !one.ended_at && h("button", {class: "danger", onclick: () => end(page, one)}, "End")};
   return [
-    h("div", {class: "actions end"}, exportMenu("sessions", columns, sessions), copyMenu("list_sessions", {limit: 200})),
-    table(page, {name: "sessions", columns: page.may("end_session") ? [...columns, actions] : columns, rows: sessions, key: (one) => one.session_id,
-      empty: "No program has a session."})];
+    h("div", {class: "actions end"},
+      exportMenu("sessions", columns, sessions), copyMenu("list_sessions", {limit: 200})),
+    table(page, {name: "sessions", columns: page.may("end_session") ? [...columns, actions] : columns, rows: sessions,
+      key: (one) => one.session_id, empty: "No program has a session."})];
 }
 
 async function end(page, one) {

@@ -36,25 +36,38 @@ export function show({tenants, limits}, page) {
       show: (one) => one.suspended_at ? badge("suspended", "error") : badge("active")},
     {name: "created_at", title: "Created", wide: true, show: (one) => when(one.created_at, page.now())},
     {name: "tenant", title: "Id", wide: true, show: (one) => h("span", {class: "code"}, one.tenant)}];
-  const actions = {name: "actions", title: "", show: (one) => h("button", {class: one.suspended_at ? "" : "danger", onclick: () => suspend(page, one)},
+  const actions = {name: "actions", title: "", show: (one) => h("button",
+    {class: one.suspended_at ? "" : "danger", onclick: () => suspend(page, one)},
     one.suspended_at ? "Let go on" : "Suspend")};
+  const shown = page.may("suspend_tenant") ? [...columns, actions] : columns;
+  const offers = [exportMenu("tenants", columns, tenants), copyMenu("list_tenants", {})];
   return [
-    section(`Limits of ${page.params.tenant ?? "this tenant"}`, {actions: [
-      page.may("set_limits") && h("button", {onclick: () => change(page, limits)}, "Change …"), copyMenu("get_limits", {tenant: page.params.tenant})]},
-    facts([["Tier", limits.tier], ["Counted", limits.enforced ? "yes" : "no: limits are off in the settings"],
-      ["Exempt until", limits.exempt_until && when(limits.exempt_until, page.now())],
-      ["Stricter until", limits.stricter_until && [when(limits.stricter_until, page.now()), " ", say(limits.stricter_why ?? "")]]]),
-    limits.used && h("div", {class: "meters"}, METERS.map(([title, name, read]) => showMeter(title, limits[name], read(limits.used))))),
-    tenants.length > 0 && section("Tenants", {actions: [exportMenu("tenants", columns, tenants), copyMenu("list_tenants", {})]},
-      table(page, {name: "tenants", columns: page.may("suspend_tenant") ? [...columns, actions] : columns, rows: tenants, key: (one) => one.tenant,
+    showLimits(limits, page),
+    tenants.length > 0 && section("Tenants", {actions: offers},
+      table(page, {name: "tenants", columns: shown, rows: tenants, key: (one) => one.tenant,
         open: (one) => link(["admin"], {tab: "tenants", tenant: one.tenant})}))];
+}
+
+function showLimits(limits, page) {
+  const {tier, enforced, used, exempt_until: exempt, stricter_until: stricter, stricter_why: why} = limits;
+  const {tenant} = page.params;
+  const actions = [page.may("set_limits") && h("button", {onclick: () => change(page, limits)}, "Change …"),
+    copyMenu("get_limits", {tenant})];
+  return section(`Limits of ${tenant ?? "this tenant"}`, {actions},
+    facts([["Tier", tier], ["Counted", enforced ? "yes" : "no: limits are off in the settings"],
+      ["Exempt until", exempt && when(exempt, page.now())],
+      ["Stricter until", stricter && [when(stricter, page.now()), " ", say(why ?? "")]]]),
+    used && h("div", {class: "meters"},
+      METERS.map(([title, name, read]) => showMeter(title, limits[name], read(used)))));
 }
 
 function showMeter(title, most, used) {
   if (used === null || used === undefined) return null;
   const bounded = most >= 0;
-  return h("div", {key: title}, h("span", null, title), h("span", null, bounded ? `${used} of ${most}` : `${used}, no limit`),
-    bounded && h("meter", {"aria-label": title, min: 0, max: most || 1, high: most * 0.8, optimum: 0, value: Math.min(used, most)}));
+  return h("div", {key: title},
+    h("span", null, title), h("span", null, bounded ? `${used} of ${most}` : `${used}, no limit`),
+    bounded && h("meter", {"aria-label": title, min: 0, max: most || 1, high: most * 0.8, optimum: 0,
+      value: Math.min(used, most)}));
 }
 
 function change(page, limits) {
@@ -64,8 +77,9 @@ function change(page, limits) {
       {name: "hours", label: "Stricter for so many hours", type: "number", hint: "Needed with a stricter limit"},
       {name: "reason", label: "Why", hint: "It is audited"}], button: "Change",
     run: async ({tier, calls, hours, reason}) => {
-      await page.act("set_limits", {tenant: limits.tenant, tier, reason, ...(calls && {stricter_calls_per_hour: Number(calls),
-        stricter_until: new Date(page.now() + Number(hours || 24) * 3600e3).toISOString()})});
+      const stricter = calls && {stricter_calls_per_hour: Number(calls),
+        stricter_until: new Date(page.now() + Number(hours || 24) * 3600e3).toISOString()};
+      await page.act("set_limits", {tenant: limits.tenant, tier, reason, ...stricter});
       note("Changed");
     }});
 }
@@ -73,7 +87,8 @@ function change(page, limits) {
 function suspend(page, tenant) {
   const on = !tenant.suspended_at;
   return askForm(`${on ? "Suspend" : "Let go on"}: ${tenant.name || tenant.tenant}`, {
-    says: on ? "All its credentials are refused at once. Nothing is deleted." : "Its credentials are valid again.", danger: on,
+    says: on ? "All its credentials are refused at once. Nothing is deleted." : "Its credentials are valid again.",
+    danger: on,
     fields: [{name: "reason", label: "Why", hint: "It is audited"}], button: on ? "Suspend" : "Let go on",
     run: ({reason}) => page.act("suspend_tenant", {tenant: tenant.tenant, suspended: on, reason})});
 }

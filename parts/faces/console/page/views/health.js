@@ -20,7 +20,7 @@ export async function load(page) {
   return {health, ready, examination, numbers};
 }
 
-/** Whether an event is a reason to look again: none is, health has its own pace. */
+/** Whether an event is a reason to look again: none is, for health has its own pace. */
 export function concerns() {
   return false;
 }
@@ -28,7 +28,7 @@ export function concerns() {
 async function readNumbers() {
   if (!session.you.scopes.includes("metrics:read")) return null;
   const response = await send("metrics");
-  if (!response.ok) return null;      // the setting metrics.enabled is off, or they are at another port
+  if (!response.ok) return null;      // the setting metrics.enabled is off, or the numbers are at another port
   const found = [];
   for (const line of (await response.text()).split("\n")) {
     const [, name, labels = "", value] = LINE.exec(line) ?? [];
@@ -46,34 +46,42 @@ export function show({health, ready, examination, numbers}, page) {
     h("div", {class: "tiles"},
       tile(badge(health.status, health.status === "healthy" ? "ok" : "error"), "this process"),
       tile(badge(health.database, health.database === "ok" ? "ok" : "error"), "database"),
-      tile(badge(ready.draining ? "draining" : ready.ready ? "yes" : "no", ready.ready ? "ok" : "warning"), "takes new callers"),
+      tile(badge(ready.draining ? "draining" : ready.ready ? "yes" : "no", ready.ready ? "ok" : "warning"),
+        "takes new callers"),
       tile(sayLength(health.uptime), "up"), tile(bad, "jobs that failed", {tone: bad ? "danger" : ""})),
     examination && section("Findings", {}, showFindings(examination)),
-    section("Upkeep", {}, h("table", {class: "rows"},
-      h("thead", null, h("tr", null, ["Job", "Last run", "Runs", "Failures", "Did"].map((title) => h("th", {scope: "col"}, title)))),
-      h("tbody", null, Object.entries(health.upkeep).map(([name, job]) => h("tr", {key: name, "data-row": ""},
-        h("td", {"data-title": "Job"}, h("strong", null, name)),
-        h("td", {"data-title": "Last run"}, when(job.last_run_at, page.now()), job.last_error && [" ", badge(job.last_error, "error")]),
-        h("td", {"data-title": "Runs"}, job.runs), h("td", {"data-title": "Failures"}, job.failures),
-        h("td", {"data-title": "Did"}, job.last_done)))))),
+    section("Upkeep", {}, showUpkeep(health.upkeep, page)),
     section("Processes", {}, h("p", {class: "quiet"}, "Those that have answered this page, behind one address."),
       [...seen.values()].map(({health: one, at}) => h("div", {key: one.instance_id}, facts([
-        ["Process", h("span", {class: "code"}, one.instance_id)], ["Version", one.version], ["Up", sayLength(one.uptime)],
-        ["Answered", when(new Date(at).toISOString(), page.now())]])))),
+        ["Process", h("span", {class: "code"}, one.instance_id)], ["Version", one.version],
+        ["Up", sayLength(one.uptime)], ["Answered", when(new Date(at).toISOString(), page.now())]])))),
     section("Numbers", {}, numbers ? showNumbers(numbers, page) : numbers !== null ? askForNumbers(page)
       : h("p", {class: "quiet"}, "The gate shows its numbers at /metrics if the setting metrics.enabled is on "
         + "and the credential has the scope metrics:read."))];
 }
 
+function showUpkeep(upkeep, page) {
+  return h("table", {class: "rows"},
+    h("thead", null, h("tr", null,
+      ["Job", "Last run", "Runs", "Failures", "Did"].map((title) => h("th", {scope: "col"}, title)))),
+    h("tbody", null, Object.entries(upkeep).map(([name, job]) => h("tr", {key: name, "data-row": ""},
+      h("td", {"data-title": "Job"}, h("strong", null, name)),
+      h("td", {"data-title": "Last run"}, when(job.last_run_at, page.now()),
+        job.last_error && [" ", badge(job.last_error, "error")]),
+      h("td", {"data-title": "Runs"}, job.runs), h("td", {"data-title": "Failures"}, job.failures),
+      h("td", {"data-title": "Did"}, job.last_done)))));
+}
+
 function showFindings({problem, findings = []}) {
   if (problem) return h("p", {class: "quiet"}, problem.message);
   const sorted = [...findings].sort((a, b) => ORDER.indexOf(a.severity) - ORDER.indexOf(b.severity));
-  const row = (one, at) => h("li", {key: `${one.check} ${at}`}, badge(one.severity), h("div", null, h("p", null, say(one.seen)),
-    one.cure && h("p", {class: "quiet"}, say(one.cure))));
+  const row = (one, at) => h("li", {key: `${one.check} ${at}`}, badge(one.severity),
+    h("div", null, h("p", null, say(one.seen)), one.cure && h("p", {class: "quiet"}, say(one.cure))));
   const good = sorted.filter((one) => one.severity === "ok");
   return [
     h("ul", {class: "findings"}, sorted.filter((one) => one.severity !== "ok").map(row)),
-    h("details", null, h("summary", null, `${good.length} checks found nothing wrong`), h("ul", {class: "findings"}, good.map(row)))];
+    h("details", null, h("summary", null, `${good.length} checks found nothing wrong`),
+      h("ul", {class: "findings"}, good.map(row)))];
 }
 
 /** Offer the numbers: many gates have none, and a request for what is not there is an error in the browser's log. */
@@ -88,11 +96,15 @@ function showNumbers(numbers, page) {
   const wanted = (page.params.find ?? "").toLowerCase();
   const found = numbers.filter(({name, labels}) => `${name}${labels}`.toLowerCase().includes(wanted));
   return [
-    h("div", {class: "filter"}, h("input", {type: "search", "aria-label": "Find numbers", placeholder: "such as commit, or queue",
-      value: page.params.find ?? "", oninput: (event) => page.go({find: event.target.value}, {replace: true})})),
-    h("table", {class: "rows"}, h("thead", null, h("tr", null, h("th", {scope: "col"}, "Name"), h("th", {scope: "col", class: "number"}, "Value"))),
+    h("div", {class: "filter"}, h("input", {type: "search", "aria-label": "Find numbers",
+      placeholder: "such as commit, or queue", value: page.params.find ?? "",
+      oninput: (event) => page.go({find: event.target.value}, {replace: true})})),
+    h("table", {class: "rows"},
+      h("thead", null, h("tr", null,
+        h("th", {scope: "col"}, "Name"), h("th", {scope: "col", class: "number"}, "Value"))),
       h("tbody", null, found.slice(0, 100).map(({name, labels, value}) => h("tr", {key: name + labels, "data-row": ""},
-        h("td", {class: "code grow", "data-title": "Name"}, name.replace("asyncgate_", ""), h("span", {class: "quiet"}, labels)),
+        h("td", {class: "code grow", "data-title": "Name"},
+          name.replace("asyncgate_", ""), h("span", {class: "quiet"}, labels)),
         h("td", {class: "number", "data-title": "Value"}, value))))),
     found.length > 100 && h("p", {class: "quiet"}, `${found.length - 100} more: search for a part of the name`)];
 }

@@ -4,9 +4,9 @@ import {session} from "../api.js";
 import {keepTypes, stopType, typeChips} from "../bulk.js";
 import {askForm, note, openDialog} from "../dialogs.js";
 import {h} from "../dom.js";
-import {readAge, readFilter, readWho, withWord} from "../filter.js";
+import {isType, readAge, readFilter, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
-import {badge, filterChips, say, searchField, section, taskLink, tile, who} from "../parts.js";
+import {badge, filterChips, say, searchField, section, taskBadge, taskLink, tile, who} from "../parts.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
 import {exportMenu, table} from "../table.js";
@@ -17,9 +17,9 @@ const PAGE = 200;
 const PAGES_FOR_TYPE = 5;
 const EXPLAINED = 4;
 const LOOKED_THROUGH = 100;
-const ABOUT_MS = 120000;     // that what is known of a task is good if nothing happens
+const ABOUT_MS = 120000;     // how long what is known of a task stays good if nothing happens
 const CALM_MS = 4000;
-const FEW_TASKS = 5;        // are asked for one by one
+const FEW_TASKS = 5;        // so few are read one by one
 const NEIGHBOUR_MS = 10000;
 const PAGES_OF_SPAN = 3;
 const LIVE = ["queued", "leased", "running"];
@@ -31,11 +31,14 @@ function me() {
   return bound ? {kind, id} : session.actor;
 }
 
-// Who sees only what is owed to one, has nobody to choose.
+// Whoever sees only what is owed to one principal has nobody to choose.
 function wordsFor(page) {
   return {
     ...(page.may("list_obligations") && {to: (text) => ({to: text === "me" ? me() ?? {id: "me"} : readWho(text)})}),
     type: (text) => ({type: text}),
+    "": (text) => {
+      throw new Error(`say to:${text} for whom something is owed to, or type:${text}`);
+    },
     age: (text) => {
       const {over, seconds} = readAge(text);
       if (!over) throw new Error("what is owed begins with the oldest: say age:>1h");
@@ -44,6 +47,7 @@ function wordsFor(page) {
   };
 }
 
+const MORE = [{name: "task_id"}, {name: "schedule_id"}, {name: "receipt_id"}];     // columns that only an export has
 const nameOf = ({kind, id}) => `${kind}:${id}`;
 
 /** Read what is owed; everything beside it is read in the background. */
@@ -69,7 +73,8 @@ async function findKind(page, id) {
   if (!page.may("list_obligations")) return {kind: "agent", id};
   const known = page.local[`kind of ${id}`];
   if (known) return known;
-  const owed = await Promise.all(KINDS.map((kind) => page.call("list_obligations", {principal_kind: kind, principal_id: id, limit: 1})));
+  const owed = await Promise.all(KINDS.map((kind) => page.call("list_obligations",
+    {principal_kind: kind, principal_id: id, limit: 1})));
   const kinds = KINDS.filter((kind, at) => owed[at].obligations.length);
   if (kinds.length) page.local[`kind of ${id}`] = {kind: kinds[0], id, others: kinds.slice(1)};
   return page.local[`kind of ${id}`] ?? {kind: "agent", id};
@@ -78,7 +83,8 @@ async function findKind(page, id) {
 function reader(page, {to, olderThan}) {
   return async (ask, cursor) => {
     const {rows, next} = page.may("list_obligations") ? await readAll(page, to, cursor) : await readOwn(page, cursor);
-    const old = olderThan === undefined ? rows : rows.filter((row) => secondsSince(row.created_at, page.now()) > olderThan);
+    const isOld = (row) => olderThan === undefined || secondsSince(row.created_at, page.now()) > olderThan;
+    const old = rows.filter(isOld);
     return {rows: old.map(nameSchedule), next: old.length === rows.length ? next : null};
   };
 }
@@ -99,7 +105,8 @@ function callOf(to) {
 
 async function readOwn(page, cursor) {
   if (!me()) return {rows: [], next: null};
-  const {open_obligations: rows, cursor: next} = await page.call("list_open_obligations", {...callOf(me()), limit: PAGE, since_receipt_id: cursor});
+  const ask = {...callOf(me()), limit: PAGE, since_receipt_id: cursor};
+  const {open_obligations: rows, cursor: next} = await page.call("list_open_obligations", ask);
   return {rows, next: rows.length === PAGE ? next : null};
 }
 
@@ -108,19 +115,23 @@ async function readType(page, pages, type) {
   for (let at = 1; at < PAGES_FOR_TYPE && !pages.done; at++) await pages.more();
   const rows = pages.rows.filter((row) => row.task_id);
   if (!rows.length) return;
+  const ask = {...(type.endsWith("*") ? {type_prefix: type.slice(0, -1)} : {type}), limit: PAGE,
+    created_after: rows[0].created_at,
+    created_before: new Date(Date.parse(rows.at(-1).created_at) + 2).toISOString()};
   let cursor;
   for (let at = 0; at < PAGES_FOR_TYPE; at++) {
-    const {tasks, next_cursor: next} = await page.call("list_tasks", {type, limit: PAGE, cursor, created_after: rows[0].created_at,
-      created_before: new Date(Date.parse(rows.at(-1).created_at) + 2).toISOString()});
+    const {tasks, next_cursor: next} = await page.call("list_tasks", {...ask, cursor});
     for (const task of tasks) keepTask(page, task.task_id, task);
     if (!(cursor = next)) return;
   }
 }
 
 function countPeople(local) {
-  const people = new Map();
-  for (const row of local.pages.rows) people.set(nameOf(row.to), (people.get(nameOf(row.to)) ?? 0) + 1);
-  Object.assign(local, {people: [...people].sort(([, one], [, other]) => other - one), whole: local.pages.done, all: local.pages.rows.length});
+  const {rows, done} = local.pages;
+  const counts = new Map();
+  for (const row of rows) counts.set(nameOf(row.to), (counts.get(nameOf(row.to)) ?? 0) + 1);
+  const people = [...counts].sort(([, one], [, other]) => other - one);
+  Object.assign(local, {people, whole: done, all: rows.length});
 }
 
 export function concerns(event, page) {
@@ -131,7 +142,10 @@ export function concerns(event, page) {
 
 // What is read in the background.
 
-/** Return what is known, and read it in the background if it is old: after `calm` ms if something happened, or else `idle`. */
+/** Return what is known, and read it again in the background if it is old.
+ *
+ * It is old after `calm` ms if something has happened since it was read, or else after `idle` ms.
+ */
 function known(page, name, read, calm = CALM_MS, idle = 60000) {
   const one = (page.local.known ??= new Map()).get(name) ?? {at: -Infinity};
   page.local.known.set(name, one);
@@ -169,7 +183,8 @@ function about(page, id) {
 // Payloads and results would be too much to keep.
 function keepTask(page, id, task) {
   const {type, status, held, task_summary, obligation_open, problem} = task ?? {};
-  (page.local.about ??= new Map()).set(id, {task: task && {type, status, held, task_summary, obligation_open, problem}, at: performance.now()});
+  const kept = task && {type, status, held, task_summary, obligation_open, problem};
+  (page.local.about ??= new Map()).set(id, {task: kept, at: performance.now()});
 }
 
 async function readWanted(page) {
@@ -202,7 +217,8 @@ export function listSpans(ids) {
 }
 
 async function readSpan(page, missing, span) {
-  const ask = {created_after: new Date(timeOf(span[0])).toISOString(), created_before: new Date(timeOf(span.at(-1)) + 2).toISOString()};
+  const ask = {created_after: new Date(timeOf(span[0])).toISOString(),
+    created_before: new Date(timeOf(span.at(-1)) + 2).toISOString()};
   let cursor;
   for (let at = 0; at < PAGES_OF_SPAN && span.some((id) => missing.has(id)); at++) {
     const {tasks, next_cursor: next} = await page.call("list_tasks", {...ask, limit: PAGE, cursor});
@@ -215,7 +231,13 @@ async function readSpan(page, missing, span) {
 }
 
 function readQueues(page) {
-  return page.may("list_queues") ? known(page, "queues", () => page.call("list_queues", {limit: 200}), CALM_MS, 30000).value : null;
+  const read = () => page.call("list_queues", {limit: 200});
+  return page.may("list_queues") ? known(page, "queues", read, CALM_MS, 30000).value : null;
+}
+
+function readPauses(page) {
+  const read = () => page.call("list_pauses");
+  return page.may("list_pauses") ? known(page, "pauses", read).value?.pauses ?? [] : [];
 }
 
 function why(page, id) {
@@ -227,27 +249,39 @@ function why(page, id) {
 /** Show the inbox. */
 export function show({values, problems}, page) {
   const local = page.local;
+  const {type} = values;
   const rows = rowsOf(local, values);
-  const looked = look(page, {values, me: me(), known, about, act, deeds: taskDeeds, queues: readQueues(page)?.queues});
+  const queues = readQueues(page)?.queues;
+  const pauses = readPauses(page);
+  const looked = look(page, {values, me: me(), known, about, act, deeds: taskDeeds, queues, pauses});
   const q = page.params.q ?? "";
+  const exported = [...columnsOf(page).filter(({name}) => name !== "why"), ...MORE];
+  const hint = `${page.may("list_obligations") ? "to:ada " : ""}type:ocr* age:>1h`;
   return [
-    h("div", {class: "head", key: "head"}, h("h1", null, "Inbox"), h("div", {class: "actions"},
-      exportMenu("owed", columnsOf(page), rows), copyMenu(...callShown(page, values)))),
+    h("div", {class: "head", key: "head"}, h("h1", null, "Inbox"),
+      h("div", {class: "actions"}, exportMenu("owed", exported, rows), copyMenu(...callShown(page, values)))),
     showTiles(page, rows),
-    h("div", {class: "stack", key: "filter"}, searchField(page, {hint: `${page.may("list_obligations") ? "to:ada " : ""}type:ocr age:>1h`, problems}),
-      showPeople(page, q, values), typeChips(page, q, values.type, keepTypes(local, readQueues(page)?.queues))),
-    values.type && stopType(page, values.type, page.may("list_pauses") ? known(page, "pauses", () => page.call("list_pauses")).value?.pauses : []),
+    h("div", {class: "stack", key: "filter"}, searchField(page, {hint, problems}),
+      showPeople(page, q, values), typeChips(page, q, type, keepTypes(local, queues))),
+    rows.length > 0 && type && !type.endsWith("*") && stopType(page, type, pauses, tasksOf(page, values)),
     h("div", {class: "columns", key: "why"}, showOldest(page, rows), looked),
     showOwed(page, rows, values)];
 }
 
+// What is owed to somebody are the tasks that they created.
+function tasksOf(page, {type, to, olderThan}) {
+  return {type, ...(to && {created_by: to.id, created_by_kind: to.kind}),
+    ...(olderThan !== undefined && {created_before: new Date(page.now() - olderThan * 1000).toISOString()})};
+}
+
 function rowsOf({pages, about: found}, {type}) {
   const rows = pages?.rows ?? [];
-  return type ? rows.filter((row) => found?.get(row.task_id)?.task?.type === type) : rows;
+  return type ? rows.filter((row) => isType(found?.get(row.task_id)?.task?.type, type)) : rows;
 }
 
 function callShown(page, {to}) {
-  return page.may("list_obligations") ? ["list_obligations", {...callOf(to), limit: PAGE}] : ["list_open_obligations", {...callOf(me()), limit: PAGE}];
+  return page.may("list_obligations") ? ["list_obligations", {...callOf(to), limit: PAGE}]
+    : ["list_open_obligations", {...callOf(me()), limit: PAGE}];
 }
 
 function showTiles(page, rows) {
@@ -272,10 +306,13 @@ function showPeople(page, q, {to}) {
   if (!page.may("list_obligations") || (!people.length && !to)) return null;
   const named = to ? nameOf(to) : null;
   const shown = people.slice(0, 8);
-  if (to && !shown.some(([name]) => name === named)) shown.unshift([named, ""]);
-  const others = (to?.others ?? []).map((kind) => [`${kind}:${to.id}`, ""]).filter(([name]) => !shown.some(([other]) => other === name));
-  return filterChips(page, "Owed to", [["everybody", withWord(q, "to", null), !to], ...[...shown, ...others].map(([name, count]) => [
-    [say(name), count !== "" && h("span", {class: "quiet"}, ` ${count}${whole ? "" : "+"}`)], withWord(q, "to", name), name === named])]);
+  const isShown = ([name]) => shown.some(([other]) => other === name);
+  if (to && !isShown([named])) shown.unshift([named, ""]);
+  const others = (to?.others ?? []).map((kind) => [`${kind}:${to.id}`, ""]).filter((one) => !isShown(one));
+  const showCount = (count) => count !== "" && h("span", {class: "quiet"}, ` ${count}${whole ? "" : "+"}`);
+  const choices = [...shown, ...others].map(([name, count]) => [
+    [say(name), showCount(count)], withWord(q, "to", name), name === named]);
+  return filterChips(page, "Owed to", [["everybody", withWord(q, "to", null), !to], ...choices]);
 }
 
 // One case for all that wait alike: of the same type, in the same state.
@@ -295,38 +332,46 @@ function listCases(page, rows) {
 function showOldest(page, rows) {
   const cases = page.may("explain_task") ? listCases(page, rows) : [];
   if (!cases.length) return null;
-  return section("Why the oldest waits", {}, h("ol", {class: "cases"}, cases.map(({key, row, type, status, held, more}) => {
-    const {value, problem} = why(page, row.task_id);
-    return h("li", {key}, h("p", {class: "case-head"}, badge(held ? "on hold" : status, held ? "held" : status),
-      h("strong", null, taskLink(row.task_id, say(nameTask(page, row)))),
+  return section("Why the oldest are still owed", {},
+    h("ol", {class: "cases"}, cases.map((one) => showCase(page, one))));
+}
+
+function showCase(page, {key, row, type, status, held, more}) {
+  const {value, problem} = why(page, row.task_id);
+  const name = nameTask(page, row);
+  const alike = [withWord("", "type", type), `status:${status}`, held && "held:yes"].filter(Boolean).join(" ");
+  return h("li", {key},
+    h("p", {class: "case-head"}, taskBadge({status, held}), h("strong", null, taskLink(row.task_id, say(name))),
       h("span", {class: "quiet"}, who(row.to), " for ", sayLength(secondsSince(row.created_at, page.now())))),
     h("p", {class: problem ? "problem" : ""}, value ? say(value.summary) : problem ? problem.message : "…"),
-    h("div", {class: "actions"}, taskDeeds(page, row.task_id, nameTask(page, row)),
-      more > 0 && h("a", {href: link(["tasks"], {q: [withWord("", "type", type), `status:${status}`, held && "held:yes"].filter(Boolean).join(" ")})},
-        `and ${more} more of `, say(type))));
-  })));
+    h("div", {class: "actions"}, taskDeeds(page, row.task_id, name),
+      more > 0 && h("a", {href: link(["tasks"], {q: alike})}, `and ${more} more of `, say(type))));
 }
 
 function nameTask(page, row) {
   if (!row.task_id) return `schedule ${row.schedule_id}`;
   const {task_summary: summary, type, problem} = about(page, row.task_id);
-  return summary || type || row.body?.task_summary || row.body?.type || (problem ? problem.message : row.task_id.slice(-8));
+  return summary || type || row.body?.task_summary || row.body?.type
+    || (problem ? problem.message : row.task_id.slice(-8));
 }
 
 function columnsOf(page) {
   const task = (row) => row.task_id ? about(page, row.task_id) : {};
+  const kept = (row) => page.local.about?.get(row.task_id)?.task ?? {};     // an export reads nothing more
+  const typeOf = (row) => task(row).type ?? row.body?.type ?? (row.task_id ? "–" : "schedule");
   return [
-    {name: "task_summary", title: "What", grow: true, value: (row) => row.task_id && page.local.about?.get(row.task_id)?.task?.task_summary,
+    {name: "task_summary", title: "What", grow: true, value: (row) => kept(row).task_summary,
       show: (row) => say(nameTask(page, row))},
     {name: "to", title: "Owed to", value: (row) => nameOf(row.to), show: (row) => who(row.to)},
-    {name: "type", title: "Type", wide: true, value: (row) => page.local.about?.get(row.task_id)?.task?.type, show: (row) => say(task(row).type ?? row.body?.type ?? (row.task_id ? "–" : "schedule"))},
-    {name: "status", title: "Status", value: (row) => page.local.about?.get(row.task_id)?.task?.status, show: (row) => {
+    {name: "type", title: "Type", wide: true, value: (row) => kept(row).type, show: (row) => say(typeOf(row))},
+    {name: "status", title: "Status", value: (row) => kept(row).status, show: (row) => {
       const {status, held} = task(row);
       return status ? [badge(status), held && [" ", badge("on hold", "held")]] : "–";
     }},
     {name: "created_at", title: "Since", show: (row) => when(row.created_at, page.now())},
-    {name: "why", title: "Why", wide: true, value: () => undefined, show: (row) => row.task_id && page.may("explain_task")
-      && h("button", {class: "small", "aria-label": `Why ${nameTask(page, row)} waits`, onclick: () => explain(page, row)}, "Why?")},
+    {name: "why", title: "Why", wide: true, value: () => undefined,
+      show: (row) => row.task_id && page.may("explain_task") && h("button",
+        {class: "small", "aria-label": `Why ${nameTask(page, row)} waits`, onclick: () => explain(page, row)}, "Why?")},
   ];
 }
 
@@ -334,14 +379,31 @@ function showOwed(page, rows, {to, type}) {
   const {pages} = page.local;
   if (!pages) return null;
   const read = () => pages.more()?.then(() => page.redraw(), (problem) => note(problem.message, "bad"));
-  const lone = !page.may("list_obligations") && !me();
-  const empty = lone ? "This credential is nobody's own. Say in whose name you look: the button on the top right."
-    : to || type ? "Nothing is owed that fits this filter." : "Nothing is owed to anybody. Whoever creates a task is owed its outcome.";
-  return h("div", {key: "owed"}, h("h2", {class: "list-title"}, "Owed, the oldest first"), table(page, {name: "owed", columns: [...columnsOf(page),
-    {name: "deeds", title: "", show: (row) => h("span", {class: "actions row-actions"}, deeds(page, row))}],
-  rows, key: (row) => row.receipt_id, open: (row) => row.task_id ? link(["task", row.task_id]) : link(["schedules", row.schedule_id]), more: read, empty}),
-  !pages.done && h("p", {class: "list-end quiet"}, type ? `Of the ${pages.rows.length} oldest that are owed. ` : `${rows.length} read so far. `,
-    h("button", {onclick: read}, "Read more")));
+  const columns = [...columnsOf(page),
+    {name: "deeds", title: "", show: (row) => h("span", {class: "actions row-actions"}, deeds(page, row))}];
+  return h("div", {key: "owed"}, h("h2", {class: "list-title"}, "Owed, the oldest first"),
+    table(page, {name: "owed", columns, rows, key: (row) => row.receipt_id, more: read,
+      open: (row) => row.task_id ? link(["task", row.task_id]) : link(["schedules", row.schedule_id]),
+      empty: sayEmpty(page, to, type)}),
+    !pages.done && h("p", {class: "list-end quiet"},
+      type ? `Of the ${pages.rows.length} oldest that are owed. ` : `${rows.length} read so far. `,
+      h("button", {onclick: read}, "Read more")));
+}
+
+function sayEmpty(page, to, type) {
+  if (!page.may("list_obligations") && !me()) {
+    return "This credential is nobody's own. Say in whose name you look: the button on the top right.";
+  }
+  return to || type ? ["Nothing is owed that fits this filter. ", suggestType(page, type)]
+    : "Nothing is owed to anybody. Whoever creates a task is owed its outcome.";
+}
+
+function suggestType(page, type) {
+  const isNear = (name) => name !== type && (name.startsWith(type) || name.endsWith(type));
+  const known = type && page.local.types?.map(([name]) => name).find(isNear);
+  if (!known) return null;
+  const q = withWord(page.params.q, "type", known);
+  return ["Did you mean ", h("a", {href: link(["inbox"], {q})}, say(`type:${known}`)), "?"];
 }
 
 function explain(page, row) {
@@ -349,7 +411,8 @@ function explain(page, row) {
     const {value, problem} = why(page, row.task_id);
     if (!value && !problem) setTimeout(draw, 100);
     return h("div", {class: "stack"}, h("p", null, h("strong", null, say(nameTask(page, row)))),
-      problem ? h("p", {class: "problem"}, problem.message) : h("p", {role: "status"}, value ? say(value.summary) : "…"),
+      problem ? h("p", {class: "problem"}, problem.message)
+        : h("p", {role: "status"}, value ? say(value.summary) : "…"),
       value?.also.map((one) => h("p", {class: "quiet"}, "Also: ", say(one.summary))),
       h("div", {class: "actions end"}, deeds(page, row),
         h("a", {class: "button", href: link(["task", row.task_id]), onclick: () => close()}, "Open the task")));
@@ -363,17 +426,21 @@ function deeds(page, row) {
 
 function taskDeeds(page, id, name) {
   const {status, held} = about(page, id);
-  const button = (title, operation, run, danger) => page.may(operation) && h("button", {key: title, class: danger ? "danger small" : "small",
-    "aria-label": `${title}: ${name}`, onclick: run}, title);
+  const button = (title, operation, run, danger) => page.may(operation) && h("button",
+    {key: title, class: danger ? "danger small" : "small", "aria-label": `${title}: ${name}`, onclick: run}, title);
+  const release = () => act(page, "release_hold", {task_id: id}).then(() => note("Released"), fail);
   return [
-    held && button("Release", "release_hold", () => act(page, "release_hold", {task_id: id}).then(() => note("Released"), fail)),
+    held && button("Release", "release_hold", release),
     status === "succeeded" && button("Say where it is", "attach_artifacts", () => attach(page, id, name)),
     LIVE.includes(status) && button("Cancel", "cancel_task", () => cancel(page, id, name), true)];
 }
 
 function acknowledge(page, row) {
-  return page.may("ack_receipt") && h("button", {key: "ack", class: "small", title: "Say that you have seen it; it stays owed",
-    "aria-label": `Seen: ${nameTask(page, row)}`, onclick: () => act(page, "ack_receipt", {receipt_id: row.receipt_id}).then(() => note("Acknowledged: it was seen, and stays owed"), fail)}, "Seen");
+  const run = () => act(page, "ack_receipt", {receipt_id: row.receipt_id})
+    .then(() => note("Acknowledged: it was seen, and stays owed"), fail);
+  return page.may("ack_receipt") && h("button", {key: "ack", class: "small",
+    title: "Say that you have seen it; it stays owed", "aria-label": `Seen: ${nameTask(page, row)}`,
+    onclick: run}, "Seen");
 }
 
 function fail(problem) {
@@ -381,14 +448,19 @@ function fail(problem) {
 }
 
 function cancel(page, id, name) {
-  return askForm(`Cancel: ${name}`, {says: "It ends as canceled, for ever, and is no longer owed. What its worker still does is refused.", button: "Cancel it",
-    danger: true, fields: [{name: "reason", label: "Why", hint: "Its owner is told"}],
+  return askForm(`Cancel: ${name}`, {
+    says: "It ends as canceled, which cannot be undone, and is no longer owed. "
+      + "What its worker still does is refused.",
+    button: "Cancel it", danger: true, fields: [{name: "reason", label: "Why", hint: "Its owner is told"}],
     run: ({reason}) => act(page, "cancel_task", {task_id: id, reason: reason.trim() || undefined})});
 }
 
 function attach(page, id, name) {
-  return askForm(`Where is it: ${name}`, {says: "It succeeded without saying where its result is. Saying so discharges what is owed.", button: "Attach",
-    fields: [{name: "pointers", label: "Where the result is", rows: 3, required: true, hint: "One address a line, such as s3://bucket/report.pdf"}],
-    run: ({pointers}) => act(page, "attach_artifacts", {task_id: id,
-      artifacts: pointers.split("\n").map((one) => one.trim()).filter(Boolean).map((uri) => ({uri}))})});
+  const read = (text) => text.split("\n").map((one) => one.trim()).filter(Boolean).map((uri) => ({uri}));
+  return askForm(`Where is it: ${name}`, {
+    says: "It succeeded without saying where its result is. Saying so discharges what is owed.",
+    fields: [{name: "pointers", label: "Where the result is", rows: 3, required: true,
+      hint: "One address a line, such as s3://bucket/report.pdf"}],
+    button: "Attach",
+    run: ({pointers}) => act(page, "attach_artifacts", {task_id: id, artifacts: read(pointers)})});
 }

@@ -1,10 +1,10 @@
-// What needs a look: queues that nobody can take, pauses, tasks on hold, anomalies, escalations and lost leases.  One entry
-// tells all of one task, and goes when its receipts are acknowledged or the task is over.
+// What needs a look: queues that nobody can take, pauses, tasks on hold, anomalies, escalations and lost leases.
+// One entry tells all of one task, and goes when its receipts are acknowledged or the task is over.
 
 import {session} from "../api.js";
 import {note} from "../dialogs.js";
 import {h} from "../dom.js";
-import {withWord} from "../filter.js";
+import {isType, withWord} from "../filter.js";
 import {badge, say, section, taskLink, tile, who} from "../parts.js";
 import {link} from "../route.js";
 import {when} from "../time.js";
@@ -14,7 +14,7 @@ const PAGES_AT_ONCE = 5;
 const FEW = 5;
 const LOOKED_UP = 30;
 const ACKNOWLEDGED = "receipt.acknowledged";
-const KINDS = ["nobody can", "paused", "on hold", "anomaly", "escalation", "lost lease"];       // the gravest first
+const KINDS = ["anomaly", "on hold", "escalation", "nobody can", "paused", "lost lease"];       // the gravest first
 const RECEIPTS = {"system.anomaly": "anomaly", "task.escalated": "escalation", "lease.expired": "lost lease"};
 const TONES = {anomaly: "danger", escalation: "danger", "lost lease": "late"};
 const ANOMALIES = {
@@ -23,7 +23,9 @@ const ANOMALIES = {
   lease_expired_often: ({expiries}) => `Its lease was lost ${times(expiries)}.`,
   lease_renewed_often: ({renewals}) => `Its lease was renewed ${times(renewals)}.`,
   attempts_spent_but_queued: () => "Its attempts are spent, and still it waits.",
-  task_held: ({expiries, held, workers}) => held === "lease_expiries" ? `It was put on hold: its lease was lost ${times(expiries)}, by ${(workers ?? []).join(", ")}.`
+  schedule_late: ({schedule_id: schedule}) => `Schedule ${schedule ?? ""} is late: its scheduler is silent.`,
+  task_held: ({expiries, held, workers}) => held === "lease_expiries"
+    ? `It was put on hold: its lease was lost ${times(expiries)}, by ${(workers ?? []).join(", ")}.`
     : `It was put on hold: ${held}.`,
 };
 const seen = new Set();     // what was acknowledged here, until the gate says so
@@ -36,14 +38,16 @@ function times(number) {
 
 async function readReceipts(page, whose) {
   const local = page.local.receipts ??= {found: new Map(), ends: {}, since: await findYesterday(page)};
-  await Promise.all([...Object.keys(RECEIPTS), ...(session.you.role === "admin" ? [ACKNOWLEDGED] : [])].map((type) => readNew(page, local, type, whose)));
+  const types = [...Object.keys(RECEIPTS), ...(session.you.role === "admin" ? [ACKNOWLEDGED] : [])];
+  await Promise.all(types.map((type) => readNew(page, local, type, whose)));
   return [...local.found.values()];
 }
 
-// Receipts are read from a place on, so one is looked for that is a day old: that of a task of yesterday.
+// Receipts are read from a given one on, so this finds one that is a day old: that of a task of yesterday.
 async function findYesterday(page) {
   if (!page.may("list_tasks")) return undefined;
-  const {tasks} = await page.call("list_tasks", {created_before: new Date(page.now() - DAY_MS).toISOString(), limit: 1});
+  const yesterday = new Date(page.now() - DAY_MS).toISOString();
+  const {tasks} = await page.call("list_tasks", {created_before: yesterday, limit: 1});
   return tasks[0]?.obligation_receipt_id;
 }
 
@@ -51,35 +55,56 @@ async function readNew(page, local, type, whose) {
   for (let at = 0; at < PAGES_AT_ONCE; at++) {
     const ask = {receipt_type: type, limit: 200, since_receipt_id: local.ends[type] ?? local.since};
     const {receipts, cursor, next_cursor: next} = await page.call("list_receipts", {...ask, ...whose});
-    for (const one of receipts) type === ACKNOWLEDGED ? seen.add(one.body?.receipt_id ?? one.parents[0]) : local.found.set(one.receipt_id, one);
+    for (const one of receipts) {
+      if (type === ACKNOWLEDGED) seen.add(one.body?.receipt_id ?? one.parents[0]);
+      else local.found.set(one.receipt_id, one);
+    }
     local.ends[type] = cursor ?? local.ends[type];
     if (!next) return;
   }
 }
 
-/** Collect what needs a look, the gravest first. */
-function collect(page, {values, me, known, about, queues}) {
-  const pauses = page.may("list_pauses") ? known(page, "pauses", () => page.call("list_pauses")).value?.pauses : null;
+function knowReceipts(page, known, me) {
+  if (!page.may("list_receipts")) return {};
   const whose = session.you.role === "admin" || !me ? {} : {principal_kind: me.kind, principal_id: me.id};
-  const receipts = page.may("list_receipts") ? known(page, "receipts", () => readReceipts(page, whose), 3000, 120000) : {};
-  const mayHold = page.may("list_tasks") && (!page.may("list_queues") || queues?.some((one) => one.held));
-  const held = mayHold ? known(page, "held", () => page.call("list_tasks", {held: true, limit: 50}), 3000, 60000).value?.tasks : null;
+  return known(page, "receipts", () => readReceipts(page, whose), 3000, 120000);
+}
+
+function knowHeld(page, known, queues) {
+  if (!page.may("list_tasks") || (page.may("list_queues") && !queues?.some((one) => one.held))) return [];
+  const read = () => page.call("list_tasks", {held: true, limit: 50});
+  return known(page, "held", read, 3000, 60000).value?.tasks ?? [];
+}
+
+/** Collect what needs a look: mine first, then the gravest. */
+function collect(page, {values, me, known, about, queues, pauses}) {
+  const receipts = knowReceipts(page, known, me);
   const byTask = new Map();
-  for (const task of held ?? []) add(byTask, task.task_id, {kind: "on hold", at: task.updated_at, to: task.created_by, task, says: sayHold(task)});
+  for (const task of knowHeld(page, known, queues)) {
+    add(byTask, task.task_id, {kind: "on hold", at: task.updated_at, to: task.created_by, task, says: sayHold(task)});
+  }
   for (const one of receipts.value ?? []) {
     if (seen.has(one.receipt_id) || Date.parse(one.created_at) < page.now() - DAY_MS) continue;
-    add(byTask, one.task_id ?? one.receipt_id, {kind: RECEIPTS[one.receipt_type], at: one.created_at, to: one.to, receipt: one, says: tell(one)});
+    add(byTask, one.task_id ?? one.receipt_id,
+      {kind: RECEIPTS[one.receipt_type], at: one.created_at, to: one.to, receipt: one, says: tell(one)});
   }
-  const entries = [...(queues ?? []).filter((one) => one.claimable && !one.workers).map(showIdle), ...(pauses ?? []).map(showPause), ...byTask.values()];
+  const idle = (queues ?? []).filter((one) => one.claimable && !one.workers);
   const isMine = (one) => Boolean(me && one.to?.some((to) => to.kind === me.kind && to.id === me.id));
-  return {problem: receipts.problem, entries: entries.map((one) => ({...one, mine: isMine(one)}))
-    .filter((one) => fits(one, values, about, page)).sort((one, other) => other.mine - one.mine
-      || KINDS.indexOf(one.kinds[0]) - KINDS.indexOf(other.kinds[0]) || (one.at < other.at ? 1 : -1))
-    .filter((one, at) => at >= LOOKED_UP || !isOver(one, about, page))};
+  const entries = [...idle.map(showIdle), ...pauses.map(showPause), ...byTask.values()]
+    .map((one) => ({...one, mine: isMine(one)}))
+    .filter((one) => fits(one, values, about, page)).sort(compare)
+    .filter((one, at) => at >= LOOKED_UP || !isOver(one, about, page));
+  return {problem: receipts.problem, entries};
+}
+
+function compare(one, other) {
+  return other.mine - one.mine || KINDS.indexOf(one.kinds[0]) - KINDS.indexOf(other.kinds[0])
+    || (one.at < other.at ? 1 : -1);
 }
 
 function add(byTask, key, {kind, at, to, task, receipt, says}) {
-  const one = byTask.get(key) ?? {key, kinds: [], at, to: [], receipts: [], task_id: receipt ? receipt.task_id : key, says, kind};
+  const one = byTask.get(key)
+    ?? {key, kind, kinds: [], at, to: [], receipts: [], task_id: receipt ? receipt.task_id : key, says};
   if (!one.kinds.includes(kind)) one.kinds.push(kind);
   one.kinds.sort((first, second) => KINDS.indexOf(first) - KINDS.indexOf(second));
   if (KINDS.indexOf(kind) <= KINDS.indexOf(one.kind)) Object.assign(one, {says, kind});
@@ -90,8 +115,10 @@ function add(byTask, key, {kind, at, to, task, receipt, says}) {
 }
 
 function showIdle({queue_id: key, type, capabilities, claimable}) {
-  const needs = capabilities.length ? `, which requires ${capabilities.join(", ")}` : "";
-  return {key, kinds: ["nobody can"], type, at: "", says: `${claimable} ${claimable === 1 ? "waits" : "wait"}, and nobody who can take ${type}${needs} has asked lately.`,
+  const needs = capabilities.length ? ` and offers ${capabilities.join(" and ")}` : "";
+  const wait = `${claimable} ${claimable === 1 ? "waits" : "wait"}`;
+  return {key, kinds: ["nobody can"], type, at: "",
+    says: `${wait}: no worker that takes ${type}${needs} has asked for work lately.`,
     href: link(["tasks"], {q: withWord("status:queued", "type", type)})};
 }
 
@@ -102,21 +129,24 @@ function showPause(one) {
 }
 
 function sayHold({held, expiries}) {
-  return held === "lease_expiries" ? `Its lease was lost ${times(expiries)}: nobody gets it until it is released.` : `It is on hold: ${held}.`;
+  return held !== "lease_expiries" ? `It is on hold: ${held}.`
+    : `Its lease was lost ${times(expiries)}: nobody gets it until it is released.`;
 }
 
 function tell({receipt_type: type, body, to}) {
   if (type === "lease.expired") return `${body?.previous_worker_id ?? "Its worker"} lost its lease.`;
   if (type === "task.escalated") {
-    return `It was proposed to ${to.id}: ${body?.escalation_reason === "lease_expired" ? "its worker lost the lease" : "its attempts are spent"}.`;
+    const isLost = body?.escalation_reason === "lease_expired";
+    return `It was proposed to ${to.id}: ${isLost ? "its worker lost the lease" : "its attempts are spent"}.`;
   }
   const text = ANOMALIES[body?.kind];
-  return text ? text(body.details ?? {}) : `${String(body?.kind ?? "An anomaly").replaceAll("_", " ")}. ${body?.recommended_action ?? ""}`;
+  if (text) return text(body.details ?? {});
+  return `${String(body?.kind ?? "An anomaly").replaceAll("_", " ")}. ${body?.recommended_action ?? ""}`;
 }
 
 function fits({to, type, task_id: id}, values, about, page) {
   if (values.to && !to?.some((one) => one.id === values.to.id && one.kind === values.to.kind)) return false;
-  return !values.type || (type ?? (id && about(page, id).type)) === values.type;
+  return !values.type || isType(type ?? (id && about(page, id).type), values.type);
 }
 
 // A task that was canceled, or is done and owed no more, needs nobody's look.
@@ -133,7 +163,7 @@ export function look(page, context) {
   const shown = page.local.lookAll ? entries : entries.slice(0, FEW);
   return section("Needs a look", {}, problem && h("p", {class: "problem"}, problem.message),
     entries.length ? h("ol", {class: "cases"}, shown.map((one) => showEntry(page, one, context)))
-      : h("p", {class: "empty"}, "Nothing: no anomaly, no hold, no escalation and no lost lease in 24 hours."),
+      : h("p", {class: "empty"}, "Nothing: no anomaly, no hold, no escalation, and no lost lease in 24 hours."),
     entries.length > FEW && h("button", {onclick: () => {
       page.local.lookAll = !page.local.lookAll;
       page.redraw();
@@ -149,14 +179,17 @@ look.tile = (page) => {
 function showEntry(page, one, {about, act, deeds}) {
   const task = one.task_id ? about(page, one.task_id) : {};
   const name = one.title ?? one.type ?? (task.task_summary || task.type || one.task_id?.slice(-8) || "The gate");
+  const title = one.task_id ? taskLink(one.task_id, say(name))
+    : one.href ? h("a", {href: one.href}, say(name)) : say(name);
   return h("li", {key: one.key},
-    h("p", {class: "case-head"}, one.kinds.map((kind) => [badge(kind, TONES[kind] ?? "warning"), " "]), one.mine && [badge("for you", "note"), " "],
-      h("strong", null, one.task_id ? taskLink(one.task_id, say(name)) : one.href ? h("a", {href: one.href}, say(name)) : say(name)),
+    h("p", {class: "case-head"}, one.kinds.map((kind) => [badge(kind, TONES[kind] ?? "warning"), " "]),
+      one.mine && [badge("for you", "note"), " "], h("strong", null, title),
       h("span", {class: "quiet"}, one.to?.map((to) => [who(to), " "]), one.at && when(one.at, page.now()))),
     h("p", null, say(one.says)),
     h("div", {class: "actions"}, one.task_id && deeds(page, one.task_id, name),
-      one.receipts?.length > 0 && page.may("ack_receipt") && h("button", {class: "small", "aria-label": `Acknowledge: ${name}`,
-        title: "Acknowledge its receipts; it changes nothing else", onclick: () => acknowledge(page, one, act)}, "Seen")));
+      one.receipts?.length > 0 && page.may("ack_receipt") && h("button",
+        {class: "small", "aria-label": `Seen: ${name}`, title: "Acknowledge its receipts; it changes nothing else",
+          onclick: () => acknowledge(page, one, act)}, "Seen")));
 }
 
 async function acknowledge(page, {receipts}, act) {

@@ -18,17 +18,19 @@ export async function load(page) {
   return {config, lag: health.receipt_ledger_lag, seals: seals.seals.reverse(), archive};
 }
 
-/** Whether an event is a reason to look again: each receipt will be sealed or sent, and both have their own pace. */
+/** Whether an event is a reason to look again: none is, for sealing and sending have their own pace. */
 export function concerns() {
   return false;
 }
 
 const sealColumns = [
   {name: "number", title: "Seal", number: true, show: (seal) => seal.number},
-  {name: "count", title: "Receipts", number: true, show: (seal) => seal.late ? [seal.count, " ", badge("late", "warning")] : seal.count},
+  {name: "count", title: "Receipts", number: true,
+    show: (seal) => seal.late ? [seal.count, " ", badge("late", "warning")] : seal.count},
   {name: "sealed_at", title: "Sealed", show: (seal, page) => when(seal.sealed_at, page.now())},
   {name: "last_receipt_id", title: "Last receipt", wide: true, show: (seal) => shortId(seal.last_receipt_id)},
-  {name: "hash", title: "Hash", grow: true, wide: true, show: (seal) => h("span", {class: "code", title: seal.hash}, `${seal.hash.slice(0, 24)}…`)},
+  {name: "hash", title: "Hash", grow: true,
+    show: ({hash}) => h("span", {class: "code", title: hash}, `${hash.slice(0, 24)}…`)},
   {name: "digest", title: "Digest", hidden: true, show: () => null},
 ];
 
@@ -41,7 +43,9 @@ const archiveColumns = [
   {name: "created_at", title: "Created", show: (receipt, page) => when(receipt.created_at, page.now())},
 ];
 
-const withPage = (columns, page) => columns.filter((one) => !one.hidden).map((one) => ({...one, show: (row) => one.show(row, page)}));
+function withPage(columns, page) {
+  return columns.filter((one) => !one.hidden).map((one) => ({...one, show: (row) => one.show(row, page)}));
+}
 
 /** Show the ledger. */
 export function show({config, lag, seals, archive}, page) {
@@ -57,7 +61,8 @@ export function show({config, lag, seals, archive}, page) {
     section("Seals", {actions: [
       page.may("seal_receipts") && h("button", {onclick: () => seal(page)}, "Seal now"),
       exportMenu("seals", sealColumns, seals), copyMenu("list_seals", {last: LAST_SEALS, limit: LAST_SEALS})]},
-    h("p", {class: "quiet"}, "A seal is a hash over receipts and the seal before. Keep a number with its hash elsewhere; ",
+    h("p", {class: "quiet"},
+      "A seal is a hash over receipts and the seal before. Keep a number with its hash elsewhere; ",
       h("code", null, "asyncgate verify --ledger --seal NUMBER:HASH"), " proves later that nobody rewrote a receipt."),
     table(page, {name: "seals", columns: withPage(sealColumns, page), rows: seals, key: (one) => one.number,
       empty: "Nothing is sealed yet. The gate seals new receipts every minute."})),
@@ -71,24 +76,33 @@ function showMode(config, lag) {
   const standalone = config.receipt_mode === "standalone";
   return [
     lag?.circuit && lag.circuit !== "closed" && h("p", {class: "warning banner"},
-      `The circuit breaker is ${lag.circuit.replace("_", " ")}: the ledger does not answer. Receipts wait here, in order.`),
-    lag?.parked > 0 && h("p", {class: "problem banner"}, "The ledger has refused receipts, and they are parked. The log says "
-      + "why; ", h("code", null, "asyncgate receipts"), " shows them and sends them again."),
-    facts([["Mode", config.receipt_mode], ["Ledger", standalone ? "this gate keeps its receipts itself" : config.memorygate_url],
-      ["Circuit breaker", lag?.circuit?.replace("_", " ")], ["Workers store receipts", config.worker_completion.replaceAll("_", " ")]])];
+      `The circuit breaker is ${lag.circuit.replace("_", " ")}: the ledger does not answer. `,
+      "Receipts wait here, in order."),
+    lag?.parked > 0 && h("p", {class: "problem banner"},
+      "The ledger has refused receipts, and they are parked. The log says why; ",
+      h("code", null, "asyncgate receipts"), " shows them and sends them again."),
+    facts([["Mode", config.receipt_mode],
+      ["Ledger", standalone ? "this gate keeps its receipts itself" : config.memorygate_url],
+      ["Circuit breaker", lag?.circuit?.replace("_", " ")],
+      ["Workers store receipts", config.worker_completion.replaceAll("_", " ")]])];
 }
 
 function showArchive(archive, page) {
   if (archive.problem) return h("p", {class: "problem"}, archive.problem.message);
+  const {task} = page.params;
+  const find = (event) => {
+    event.preventDefault();
+    page.go({task: event.currentTarget.elements.task.value.trim()});
+  };
   return [
-    h("form", {class: "filter", onsubmit: (event) => {
-      event.preventDefault();
-      page.go({task: event.currentTarget.elements.task.value.trim()});
-    }}, h("input", {type: "search", name: "task", placeholder: "task id", "aria-label": "Archived receipts of a task",
-      value: page.params.task ?? ""}), h("button", {type: "submit"}, "Find"),
-    page.params.task && page.may("restore_archive") && h("button", {type: "button", onclick: () => restore(page)}, "Restore …")),
-    table(page, {name: "archive", columns: withPage(archiveColumns, page), rows: archive.receipts, key: (one) => one.receipt_id,
-      empty: page.params.task ? "No archived receipt is of that task." : "Nothing is archived."}),
+    h("form", {class: "filter", onsubmit: find},
+      h("input", {type: "search", name: "task", placeholder: "task id", "aria-label": "Archived receipts of a task",
+        value: task ?? ""}),
+      h("button", {type: "submit"}, "Find"),
+      task && page.may("restore_archive")
+        && h("button", {type: "button", onclick: () => restore(page)}, "Restore …")),
+    table(page, {name: "archive", columns: withPage(archiveColumns, page), rows: archive.receipts,
+      key: (one) => one.receipt_id, empty: task ? "No archived receipt is of that task." : "Nothing is archived."}),
     archive.next_cursor && h("p", {class: "quiet"}, "These are the oldest 100. Name a task to see its own.")];
 }
 
@@ -103,7 +117,8 @@ async function seal(page) {
 
 function archiveNow(page) {
   return askForm("Archive receipts", {
-    says: "Old receipts of ended tasks go to the archive, as the settings say. Seals stay, and the archive can be read.",
+    says: "Old receipts of ended tasks go to the archive, as the settings say. "
+      + "Seals stay, and the archive can be read.",
     fields: [{name: "most", label: "At most so many receipts", value: "10000", type: "number", required: true}],
     button: "Archive",
     run: async ({most}) => {
@@ -115,5 +130,8 @@ function archiveNow(page) {
 function restore(page) {
   return askForm("Restore from the archive", {
     says: "The receipts of this task, and of those that they belong to, come back into the gate.", button: "Restore",
-    run: async () => note(`${(await page.act("restore_archive", {task_id: page.params.task})).receipts} receipts restored`)});
+    run: async () => {
+      const {receipts} = await page.act("restore_archive", {task_id: page.params.task});
+      note(`${receipts} receipts restored`);
+    }});
 }

@@ -2,7 +2,7 @@
 
 import {callAll, session} from "../api.js";
 import {h} from "../dom.js";
-import {readFilter, writeWord} from "../filter.js";
+import {isType, readFilter, writeWord} from "../filter.js";
 import {addSample, groupLanes, splitWorkers, stopsQueue, toneOf} from "../fit.js";
 import {badge, chart, say, searchField, section, sparkline, tile} from "../parts.js";
 import {askPause, pauseButtons, showPauses} from "../pausing.js";
@@ -12,6 +12,7 @@ import {exportMenu, table} from "../table.js";
 import {sayClock, sayLength, when} from "../time.js";
 import {nameCapabilities, showWorker} from "./workers.js";
 
+const NO_QUEUES = "No queue has had a task in the last hour. Tasks make queues: create one.";
 const words = {
   type: (text) => ({type: text}), needs: (text) => ({needs: text}), "": (text) => ({name: text.toLowerCase()}),
   is: (text) => {
@@ -21,6 +22,8 @@ const words = {
 const STANDINGS = {
   waiting: (queue) => queue.claimable > 0, stuck: isStuck, paused: (queue, pauses) => isPaused(queue, pauses),
   held: (queue) => queue.held > 0, leased: (queue) => queue.leased > 0};
+
+const FEW = 5;      // how many queues that nobody can take the warning names
 
 // What this page has seen of each queue.  It outlives a visit, so that a look at one queue does not begin anew.
 const seen = new Map();
@@ -42,8 +45,8 @@ export async function load(page) {
 }
 
 function note(queue, now) {
-  const {claimable, leased, last_minute: flow} = queue;
-  addSample(samplesOf(queue), {at: now, claimable, leased, started: flow.started, ended: flow.ended, lost: flow.failed + flow.expired});
+  const {claimable, leased, last_minute: {started, ended, failed, expired}} = queue;
+  addSample(samplesOf(queue), {at: now, claimable, leased, started, ended, lost: failed + expired});
 }
 
 function samplesOf({queue_id: id}) {
@@ -80,16 +83,20 @@ function listColumns(pauses) {
     {name: "delayed", title: "Delayed", number: true, wide: true, show: (queue) => sayDelayed(queue)},
     {name: "held", title: "On hold", number: true, wide: true, show: (queue) => queue.held},
     {name: "workers", title: "Workers", show: (queue) => queue.lanes ? null : showStanding(queue, pauses)},
-    {name: "ended", title: "Ended in 1 h", number: true, wide: true, value: (queue) => queue.last_hour.ended, show: (queue) => queue.last_hour.ended},
-    {name: "failed", title: "Failed in 1 h", number: true, wide: true, value: (queue) => queue.last_hour.failed,
-      show: (queue) => queue.last_hour.failed}];
+    hourColumn("ended", "Ended in 1 h"), hourColumn("failed", "Failed in 1 h")];
+}
+
+function hourColumn(name, title) {
+  const read = (queue) => queue.last_hour[name];
+  return {name, title, number: true, wide: true, value: read, show: read};
 }
 
 /** Name a queue in the list: a lane among others of its type by what it requires. */
 function nameQueue(queue) {
-  if (queue.lane) return h("span", {class: "lane"}, "requires ", nameCapabilities(queue.capabilities));
-  const needs = queue.lanes ? `${queue.lanes} lanes` : queue.capabilities.length > 0 && ["requires ", nameCapabilities(queue.capabilities)];
-  return [say(queue.type), needs && h("span", {class: "quiet"}, " ", needs)];
+  const requires = ["requires ", nameCapabilities(queue.capabilities)];
+  if (queue.lane) return h("span", {class: "lane"}, requires);
+  const says = queue.lanes ? `${queue.lanes} lanes` : queue.capabilities.length > 0 && requires;
+  return [say(queue.type), says && h("span", {class: "quiet"}, " ", says)];
 }
 
 function sayWait({oldest_wait_seconds: wait}) {
@@ -106,8 +113,8 @@ function showStanding(queue, pauses) {
 }
 
 function drawWaiting(queue) {
-  const samples = queue.lanes ? [] : samplesOf(queue);
-  return samples.length > 1 && sparkline(samples.map((one) => one.claimable), `Waiting: ${samples.map((one) => one.claimable).join(", ")}`);
+  const waited = queue.lanes ? [] : samplesOf(queue).map((one) => one.claimable);
+  return waited.length > 1 && sparkline(waited, `Waiting: ${waited.join(", ")}`);
 }
 
 function showQueues({rows, more, pauses}, page) {
@@ -115,35 +122,44 @@ function showQueues({rows, more, pauses}, page) {
   const queues = rows.filter((queue) => fits(queue, values, pauses));
   const sum = (name) => queues.reduce((total, queue) => total + queue[name], 0);
   const columns = listColumns(pauses);
-  const began = Math.min(...queues.map((queue) => samplesOf(queue)[0].at));
+  const exported = [{name: "queue_id"}, {name: "capabilities"}, ...columns.filter((one) => one.name !== "chart")];
+  const began = () => sayClock(Math.min(...queues.map((queue) => samplesOf(queue)[0].at)), page.now());
   return [
     h("div", {class: "head"}, h("h1", null, "Queues"),
       h("div", {class: "actions"}, page.may("pause_work") && h("button", {onclick: () => askPause(page)}, "Pause …"),
-        exportMenu("queues", [{name: "queue_id"}, {name: "capabilities"}, ...columns.filter((one) => one.name !== "chart")], queues), copyMenu("list_queues", {limit: 200}))),
-    searchField(page, {hint: "type:ocr needs:gpu is:stuck", problems}),
+        exportMenu("queues", exported, queues), copyMenu("list_queues", {limit: 200}))),
+    searchField(page, {hint: "type:ocr* needs:gpu is:stuck", problems}),
     warnOfStuck(queues.filter((queue) => isStuck(queue, pauses))),
     h("div", {class: "tiles"}, tile(sum("claimable"), "waiting", {href: link(["tasks"], {q: "status:queued"})}),
       tile(sum("leased"), "leased", {href: link(["tasks"], {q: "status:leased"})}), tile(sum("delayed"), "delayed"),
       tile(sum("held"), "on hold", {tone: sum("held") ? "warning" : "", href: link(["tasks"], {q: "held:yes"})})),
     showPauses(pauses, page),
-    table(page, {name: "queues", caption: h("span", {class: "off-screen"}, "Queues"), columns, rows: groupLanes(queues), key: (queue) => queue.queue_id,
-      open: (queue) => queue.lanes ? link(["queues"], {q: writeWord("type", queue.type)}) : link(["queues", queue.queue_id]),
-      empty: page.params.q ? "No queue fits this filter." : "No queue has had a task in the last hour. Tasks make queues: create one."}),
+    table(page, {name: "queues", caption: h("span", {class: "off-screen"}, "Queues"), columns, rows: groupLanes(queues),
+      key: (queue) => queue.queue_id,
+      open: ({queue_id: id, type, lanes}) => lanes ? link(["queues"], {q: writeWord("type", type)}) : linkQueue(id),
+      empty: page.params.q ? "No queue fits this filter." : NO_QUEUES}),
     more && h("p", {class: "quiet"}, `These are the first ${rows.length} queues; there are more.`),
-    queues.length > 0 && h("p", {class: "quiet"}, `The small charts show what has waited since ${sayClock(began, page.now())}, from 0 to the most.`)];
+    queues.length > 0 && h("p", {class: "quiet"},
+      `The small charts show what has waited since ${began()}, from 0 to the most.`)];
+}
+
+function linkQueue(id) {
+  return link(["queues", id]);
 }
 
 function fits(queue, {type, needs, name, is}, pauses) {
-  return (!type || queue.type === type) && (!needs || queue.capabilities.includes(needs))
+  return (!type || isType(queue.type, type)) && (!needs || queue.capabilities.includes(needs))
     && (!name || queue.type.toLowerCase().includes(name)) && (!is || STANDINGS[is](queue, pauses));
 }
 
 function warnOfStuck(queues) {
   if (!queues.length) return null;
   const tasks = queues.reduce((total, one) => total + one.claimable, 0);
-  return h("div", {class: "warning banner"}, h("strong", null, `Nobody can take ${tasks} waiting task${tasks === 1 ? "" : "s"}: `),
-    queues.slice(0, 5).map((queue, at) => [at > 0 && ", ", h("a", {href: link(["queues", queue.queue_id])}, say(queue.type))]),
-    queues.length > 5 && [" and ", h("a", {href: link(["queues"], {q: "is:stuck"})}, `${queues.length - 5} more queues`)], ".");
+  const more = queues.length - FEW;
+  return h("div", {class: "warning banner"},
+    h("strong", null, `Nobody can take ${tasks} waiting task${tasks === 1 ? "" : "s"}: `),
+    queues.slice(0, FEW).map((one, at) => [at > 0 && ", ", h("a", {href: linkQueue(one.queue_id)}, say(one.type))]),
+    more > 0 && [" and ", h("a", {href: link(["queues"], {q: "is:stuck"})}, `${more} more queues`)], ".");
 }
 
 // One queue.
@@ -151,46 +167,68 @@ function warnOfStuck(queues) {
 function showQueue({queue, lanes, workers, pauses}, page) {
   const lane = {type: queue.type, capabilities: queue.capabilities};
   const mine = pauses.filter((one) => stopsQueue(one, queue));
-  const {able, others} = splitWorkers(workers?.rows ?? [], queue, pauses, page.now());
+  const split = splitWorkers(workers?.rows ?? [], queue, pauses, page.now());
+  const waiting = link(["tasks"], {q: `${writeWord("type", queue.type)} status:queued`});
   return [
     h("div", {class: "head"}, h("h1", null, say(queue.type)), mine.length > 0 && badge("paused"),
       h("div", {class: "actions"}, pauseButtons(page, lane, pauses),
-        page.may("pause_work") && lanes.length > 0 && h("button", {onclick: () => askPause(page, {type: queue.type})}, "Pause all lanes …"),
+        page.may("pause_work") && lanes.length > 0
+          && h("button", {onclick: () => askPause(page, {type: queue.type})}, "Pause all lanes …"),
         copyMenu("get_queue", {queue_id: queue.queue_id}))),
-    h("p", null, h("a", {href: link(["queues"])}, "Queues"), " · requires ", nameCapabilities(queue.capabilities), " · ",
-      h("a", {href: link(["tasks"], {q: `${writeWord("type", queue.type)} status:queued`})}, "its waiting tasks")),
-    workers && warnOfNobody(queue, able, others, mine),
-    h("div", {class: "tiles"}, tile(queue.claimable, "waiting"), tile(sayWait(queue), "the oldest waits"), tile(queue.leased, "leased"),
-      tile(sayDelayed(queue), "delayed"), tile(queue.held, "on hold", {tone: queue.held ? "warning" : ""})),
+    h("p", null, h("a", {href: link(["queues"])}, "Queues"), " · requires ", nameCapabilities(queue.capabilities),
+      " · ", h("a", {href: waiting}, "its waiting tasks")),
+    workers && warnOfNobody(queue, split, mine),
+    h("div", {class: "tiles"}, tile(queue.claimable, "waiting"), tile(sayWait(queue), "the oldest waits"),
+      tile(queue.leased, "leased"), tile(sayDelayed(queue), "delayed"),
+      tile(queue.held, "on hold", {tone: queue.held ? "warning" : ""})),
     showPauses(mine, page),
     showFlow(queue, page),
-    workers && section("Who can take it", {}, able.length ? listWorkers(able, page, "able")
+    workers && showWhoCan(split, page),
+    lanes.length > 0 && section("Other lanes of this type", {}, h("ul", {class: "plain"}, lanes.map(showLane)))];
+}
+
+function showWhoCan({able, others}, page) {
+  return section("Who can take it", {},
+    able.length ? listWorkers(able, page, "able")
       : h("p", {class: "empty"}, "Nobody who has asked for tasks can take these."),
-    others.length > 0 && h("details", {key: "others"}, h("summary", null, `${others.length} who cannot`), listWorkers(others, page, "others"))),
-    lanes.length > 0 && section("Other lanes of this type", {}, h("ul", {class: "plain"}, lanes.map((one) => h("li", {key: one.queue_id},
-      h("a", {href: link(["queues", one.queue_id])}, "requires ", nameCapabilities(one.capabilities)), ` ${one.claimable} waiting, ${one.leased} leased`))))];
+    others.length > 0 && h("details", {key: "others"},
+      h("summary", null, `${others.length} who cannot`), listWorkers(others, page, "others")));
+}
+
+function showLane({queue_id: id, capabilities, claimable, leased}) {
+  return h("li", {key: id}, h("a", {href: linkQueue(id)}, "requires ", nameCapabilities(capabilities)),
+    ` ${claimable} waiting, ${leased} leased`);
 }
 
 /** Say why waiting tasks are taken by nobody, and what helps. */
-function warnOfNobody(queue, able, others, mine) {
+function warnOfNobody(queue, {able, others}, mine) {
   if (!queue.claimable || mine.length) return null;
   const states = new Set(able.map((one) => one.state));
   if (states.has("idle")) return null;
-  if (states.has("working")) return h("p", {class: "busy banner"}, "Everybody who can take these tasks is working on others.");
+  if (states.has("working")) {
+    return h("p", {class: "busy banner"}, "Everybody who can take these tasks is working on others.");
+  }
   const says = able.length === 0 ? sayLack(queue, others)
-    : states.has("paused") ? "Those who can take them are paused." : "Those who could take them ask for tasks no more: start one of them.";
+    : states.has("paused") ? "Those who can take them are paused."
+      : "Those who could take them ask for tasks no more: start one of them.";
   return h("p", {class: "warning banner"}, h("strong", null, "Nobody takes these tasks. "), says);
 }
 
-function sayLack(queue, others) {
+function sayLack({type, capabilities}, others) {
   const active = others.filter((one) => one.state !== "silent");
-  const nearest = (active.length ? active : others).filter((one) => !one.lack.type).sort((one, other) => one.lack.missing.length - other.lack.missing.length)[0];
-  if (nearest) return ["The nearest is ", say(nearest.worker.id), ", which lacks ", nameCapabilities(nearest.lack.missing), "."];
-  return ["Start a worker that accepts ", say(queue.type), queue.capabilities.length > 0 && [" and has ", nameCapabilities(queue.capabilities)], "."];
+  const [nearest] = (active.length ? active : others).filter((one) => !one.lack.type)
+    .sort((one, other) => one.lack.missing.length - other.lack.missing.length);
+  if (nearest) {
+    return ["The nearest is ", say(nearest.worker.id), ", which lacks ", nameCapabilities(nearest.lack.missing), "."];
+  }
+  const has = capabilities.length > 0 && [" and has ", nameCapabilities(capabilities)];
+  return ["Start a worker that accepts ", say(type), has, "."];
 }
 
-const CHARTS = [["claimable", "Waiting", null], ["started", "Leases granted in a minute", "started"], ["ended", "Ended in a minute", "ended"],
-  ["lost", "Failed or expired in a minute", null]];
+const CHARTS = [["claimable", "Waiting"], ["started", "Leases granted in a minute"], ["ended", "Ended in a minute"],
+  ["lost", "Failed or expired in a minute"]];
+const FLOWS = [["Leases granted", "started"], ["Ended", "ended"], ["Attempts failed", "failed"],
+  ["Leases expired", "expired"]];
 
 function showFlow(queue, page) {
   const samples = samplesOf(queue);
@@ -198,14 +236,22 @@ function showFlow(queue, page) {
   return section("What happens", {},
     h("div", {class: "charts"}, CHARTS.map(([name, label]) => chart(samples.map((one) => [one.at, one[name]]), label, {
       key: name, usual: name in hour ? hour[name] / 60 : null}))),
-    h("p", {class: "quiet"}, `Left is ${sayClock(samples[0].at, page.now())}, when this page began to look; right is now. `,
+    h("p", {class: "quiet"},
+      `Left is ${sayClock(samples[0].at, page.now())}, when this page began to look; right is now. `,
       "The dashed line is the mean of the last hour."),
     h("table", {class: "rows"}, h("caption", {class: "off-screen"}, "What happened lately"),
-      h("thead", null, h("tr", null, ["", "Leases granted", "Ended", "Attempts failed", "Leases expired"].map((one) => h("th", {scope: "col"}, one)))),
-      h("tbody", null, [["Last minute", queue.last_minute], ["Last hour", queue.last_hour]].map(([name, flow]) => h("tr", {"data-row": ""},
-        h("th", {scope: "row"}, name), [["Leases granted", "started"], ["Ended", "ended"], ["Attempts failed", "failed"], ["Leases expired", "expired"]]
-          .map(([label, one]) => h("td", {"data-title": label}, flow[one])))))));
+      h("thead", null, h("tr", null,
+        ["", ...FLOWS.map(([label]) => label)].map((label) => h("th", {scope: "col"}, label)))),
+      h("tbody", null, showLately("Last minute", queue.last_minute), showLately("Last hour", queue.last_hour))));
 }
+
+function showLately(name, flow) {
+  return h("tr", {"data-row": ""}, h("th", {scope: "row"}, name),
+    FLOWS.map(([label, one]) => h("td", {"data-title": label}, flow[one])));
+}
+
+const toldColumn = {name: "why", title: "Told", grow: true, wide: true,
+  show: (one) => say(one.claims[0]?.why_none ?? "–")};
 
 const workerColumns = (page, kind) => [
   {name: "worker", title: "Worker", show: ({worker}) => showWorker(worker)},
@@ -214,9 +260,9 @@ const workerColumns = (page, kind) => [
     : {name: "lack", title: "Lacks", grow: true, show: ({lack}) => [lack.type && "does not accept the type",
       lack.type && lack.missing.length > 0 && "; ", lack.missing.length > 0 && nameCapabilities(lack.missing)]},
   {name: "asked", title: "Last asked", show: (one) => when(one.last_claim_at, page.now())},
-  ...(kind === "able" ? [{name: "why", title: "Told", grow: true, wide: true, show: (one) => say(one.claims[0]?.why_none ?? "–")}] : [])];
+  ...(kind === "able" ? [toldColumn] : [])];
 
 function listWorkers(workers, page, kind) {
-  return table(page, {name: kind, columns: workerColumns(page, kind), rows: workers, key: ({worker}) => `${worker.kind}:${worker.id}`,
-    open: ({worker}) => link(["workers", worker.kind, worker.id])});
+  return table(page, {name: kind, columns: workerColumns(page, kind), rows: workers,
+    key: ({worker}) => `${worker.kind}:${worker.id}`, open: ({worker}) => link(["workers", worker.kind, worker.id])});
 }

@@ -13,8 +13,12 @@ import {sayClock, sayLength, sayWhen, secondsSince, when} from "../time.js";
 const STATES = ["late", "due", "planned", "unplanned", "off"];
 const SPANS = {"24h": ["The next 24 hours", 86400], "7d": ["The next 7 days", 7 * 86400]};
 const MOST_STRIPS = 40;
+const LAST_LABEL = 94;      // per cent of the width of a strip: further right there is no room for a label
+const NO_SCHEDULES = "There is no schedule. Start a scheduler (asyncgate scheduler), "
+  + "and create a task of the type schedule.create.";
 const words = {
-  owner: (text) => ({owner: readWho(text)}), scheduler: (text) => ({scheduler: text}), "": (text) => ({name: text.toLowerCase()}),
+  owner: (text) => ({owner: readWho(text)}), scheduler: (text) => ({scheduler: text}),
+  "": (text) => ({name: text.toLowerCase()}),
   is: (text) => {
     if (!STATES.includes(text)) throw new Error(`say one of ${STATES.join(", ")}`);
     return {is: text};
@@ -26,8 +30,11 @@ export async function load(page) {
   const [id] = page.parts;
   if (!id) return found;
   const one = found.rows.find((row) => row.schedule_id === id);
-  const order = one && page.may("get_receipt") ? await page.call("get_receipt", {receipt_id: one.created_receipt_id}).catch(() => null) : null;
-  return {...found, one, order};
+  return {...found, one, order: one && page.may("get_receipt") ? await readOrder(page, one) : null};
+}
+
+async function readOrder(page, {created_receipt_id: id}) {
+  return await page.call("get_receipt", {receipt_id: id}).catch(() => null);
 }
 
 /** The schedule's id stands in the title of its page. */
@@ -38,8 +45,8 @@ export function title(page) {
 /** Show the schedules, or one of them. */
 export function show(data, page) {
   if (!page.parts.length) return showAll(data, page);
-  return data.one ? showOne(data, page) : [h("h1", null, say(page.parts[0])),
-    h("p", {class: "empty"}, "No schedule of this name is known. ", h("a", {href: link(["schedules"])}, "All schedules"))];
+  return data.one ? showOne(data, page) : [h("h1", null, say(page.parts[0])), h("p", {class: "empty"},
+    "No schedule of this name is known. ", h("a", {href: link(["schedules"])}, "All schedules"))];
 }
 
 const columns = (page) => [
@@ -48,10 +55,12 @@ const columns = (page) => [
   {name: "next_run_at", title: "Next run", show: (one) => when(one.enabled && one.next_run_at, page.now())},
   {name: "interval_seconds", title: "Then", show: (one) => sayThen(one)},
   {name: "owner", title: "Owner", value: (one) => one.owner.id, show: (one) => who(one.owner)},
-  {name: "scheduler", title: "Scheduler", wide: true, value: (one) => one.scheduler.id, show: (one) => nameScheduler(one, page)}];
+  {name: "scheduler", title: "Scheduler", wide: true, value: (one) => one.scheduler.id,
+    show: (one) => nameScheduler(one, page)}];
 
 function nameScheduler({scheduler}, page) {
-  return page.may("list_workers") ? h("a", {href: link(["workers", scheduler.kind, scheduler.id])}, say(scheduler.id)) : who(scheduler);
+  if (!page.may("list_workers")) return who(scheduler);
+  return h("a", {href: link(["workers", scheduler.kind, scheduler.id])}, say(scheduler.id));
 }
 
 function sayThen({interval_seconds: every}) {
@@ -81,23 +90,31 @@ function showAll({rows, more}, page) {
   const schedules = orderSchedules(rows.filter((one) => fits(one, values, page)), page.now());
   const count = (state) => rows.filter((one) => stateOfSchedule(one, page.now()) === state).length;
   const shown = columns(page);
+  const states = STATES.filter((state) => count(state) || ["late", "planned"].includes(state));
   return [
-    h("div", {class: "head"}, h("h1", null, "Schedules"),
-      h("div", {class: "actions"}, exportMenu("schedules", shown, schedules), copyMenu("list_schedules", {limit: 200}))),
+    h("div", {class: "head"}, h("h1", null, "Schedules"), h("div", {class: "actions"},
+      exportMenu("schedules", shown, schedules), copyMenu("list_schedules", {limit: 200}))),
     searchField(page, {hint: "owner:ada is:late", problems}),
-    h("div", {class: "tiles"}, STATES.filter((state) => count(state) || ["late", "planned"].includes(state)).map((state) => tile(count(state), state, {
+    h("div", {class: "tiles"}, states.map((state) => tile(count(state), state, {
       href: link(["schedules"], {q: `is:${state}`}), tone: state === "late" && count(state) ? "danger" : ""}))),
     schedules.length > 0 && showCalendar(schedules, page),
-    table(page, {name: "schedules", caption: h("span", {class: "off-screen"}, "Schedules, late ones first"), columns: shown, rows: schedules,
-      key: (one) => one.schedule_id, open: (one) => link(["schedules", one.schedule_id]), mark: (one) => !one.enabled && "dim",
-      empty: page.params.q ? "No schedule fits this filter."
-        : "There is no schedule. Start a scheduler (asyncgate scheduler), and create a task of the type schedule.create."}),
+    table(page, {name: "schedules", caption: h("span", {class: "off-screen"}, "Schedules, late ones first"),
+      columns: shown, rows: schedules, key: (one) => one.schedule_id,
+      open: (one) => link(["schedules", one.schedule_id]), mark: (one) => !one.enabled && "dim",
+      empty: page.params.q ? "No schedule fits this filter." : NO_SCHEDULES}),
     more && h("p", {class: "quiet"}, `These are the first ${rows.length} schedules; there are more.`)];
 }
 
 function fits(schedule, {owner, scheduler, name, is}, page) {
-  return (!owner || (schedule.owner.id === owner.id && (owner.kind ?? schedule.owner.kind) === schedule.owner.kind)) && (!scheduler || schedule.scheduler.id === scheduler)
-    && (!name || schedule.schedule_id.toLowerCase().includes(name)) && (!is || stateOfSchedule(schedule, page.now()) === is);
+  return (!owner || isSame(schedule.owner, owner))
+    && (!scheduler || schedule.scheduler.id === scheduler)
+    && (!name || schedule.schedule_id.toLowerCase().includes(name))
+    && (!is || stateOfSchedule(schedule, page.now()) === is);
+}
+
+// A filter may name a principal without its kind.
+function isSame(principal, {kind = principal.kind, id}) {
+  return principal.kind === kind && principal.id === id;
 }
 
 // The calendar: a strip for each schedule, with a mark for each run.
@@ -106,14 +123,23 @@ function showCalendar(schedules, page, {alone = false} = {}) {
   const chosen = page.params.span in SPANS ? page.params.span : "24h";
   const [label, span] = SPANS[chosen];
   const planned = alone ? schedules : schedules.filter((one) => one.enabled);
-  const actions = Object.entries(SPANS).map(([name, [says]]) => h("button", {class: "chip", "aria-pressed": String(name === chosen),
-    title: says, onclick: () => page.go({span: name === "24h" ? null : name})}, name));
-  return section(label, {actions}, h("ul", {class: "plain calendar"},
-    h("li", {class: "axis", "aria-hidden": "true", key: "axis"}, h("span", null), h("div", {class: "strip"}, findTicks(page.now(), span).map((tick) => placeOf(tick, page.now(), span) < 94 &&
-      h("span", {style: {left: `${placeOf(tick, page.now(), span)}%`}}, sayTick(tick, span))))),
-    planned.slice(0, MOST_STRIPS).map((one) => showStrip(one, page, span))),
-  planned.length > MOST_STRIPS && h("p", {class: "quiet"}, `${planned.length - MOST_STRIPS} more are in the list below.`),
-  h("p", {class: "quiet"}, "Left is now. Times are of this browser. Runs after the next are worked out from the interval."));
+  const actions = Object.entries(SPANS).map(([name, [says]]) => h("button",
+    {class: "chip", title: says, "aria-pressed": String(name === chosen),
+      onclick: () => page.go({span: name === "24h" ? null : name})}, name));
+  const hidden = planned.length - MOST_STRIPS;
+  return section(label, {actions},
+    h("ul", {class: "plain calendar"}, showAxis(page.now(), span),
+      planned.slice(0, MOST_STRIPS).map((one) => showStrip(one, page, span))),
+    hidden > 0 && h("p", {class: "quiet"}, `${hidden} more are in the list below.`),
+    h("p", {class: "quiet"},
+      "Left is now. Times are of this browser. Runs after the next are worked out from the interval."));
+}
+
+function showAxis(now, span) {
+  const ticks = findTicks(now, span).map((tick) => [tick, placeOf(tick, now, span)]);
+  return h("li", {class: "axis", "aria-hidden": "true", key: "axis"}, h("span", null), h("div", {class: "strip"},
+    ticks.filter(([, place]) => place < LAST_LABEL)
+      .map(([tick, place]) => h("span", {style: {left: `${place}%`}}, sayTick(tick, span)))));
 }
 
 function placeOf(time, now, span) {
@@ -122,7 +148,8 @@ function placeOf(time, now, span) {
 
 function sayTick(tick, span) {
   const time = new Date(tick);
-  return span > 2 * 86400 ? `${time.toLocaleDateString(undefined, {weekday: "short"})} ${time.getDate()}` : `${String(time.getHours()).padStart(2, "0")}:00`;
+  if (span <= 2 * 86400) return `${String(time.getHours()).padStart(2, "0")}:00`;
+  return `${time.toLocaleDateString(undefined, {weekday: "short"})} ${time.getDate()}`;
 }
 
 function showStrip(schedule, page, span) {
@@ -136,7 +163,8 @@ function showStrip(schedule, page, span) {
     h("div", {class: "strip", role: "img", "aria-label": sayStrip(schedule, count, page)},
       late && h("span", {class: "missed", title: sayRuns(schedule, page)}),
       bar && h("span", {class: "many", style: {left: `${left}%`, width: `${100 - left}%`}, title: `${count} runs`}),
-      runs.map((run) => h("span", {class: "mark", style: {left: `${placeOf(run, now, span)}%`}, title: sayClock(run, now)}))),
+      runs.map((run) => h("span",
+        {class: "mark", style: {left: `${placeOf(run, now, span)}%`}, title: sayClock(run, now)}))),
     h("span", {class: "quiet"}, sayRuns(schedule, page)));
 }
 
@@ -148,18 +176,26 @@ function sayStrip(schedule, count, page) {
 
 function showOne({one, order}, page) {
   const missed = countMissed(one, page.now());
+  const owned = {principal_kind: one.owner.kind, principal_id: one.owner.id};
   return [
     h("div", {class: "head"}, h("h1", null, say(one.schedule_id)), showState(one, page),
-      h("div", {class: "actions"}, copyMenu("list_schedules", {principal_kind: one.owner.kind, principal_id: one.owner.id}))),
+      h("div", {class: "actions"}, copyMenu("list_schedules", owned))),
     h("p", null, h("a", {href: link(["schedules"])}, "Schedules"), " · ", sayRuns(one, page)),
     missed > 0 && h("p", {class: "warning banner"}, h("strong", null, `${missed} runs did not come. `),
       "Look whether its scheduler runs: ", nameScheduler(one, page), "."),
     one.enabled && showCalendar([one], page, {alone: true}),
-    section("What is known", {}, facts([["Next run", when(one.next_run_at, page.now())], ["Then", sayThen(one)],
-      ["Late since", one.late_since && when(one.late_since, page.now())], ["Owner", who(one.owner)], ["Scheduler", nameScheduler(one, page)],
-      ["Order", order?.task_id && h("a", {href: link(["task", order.task_id])}, `task ${order.task_id.slice(-8)}`)],
-      ["Created", order && when(order.created_at, page.now())], ["Receipt", h("span", {class: "code"}, one.created_receipt_id)],
-      ["Tasks", h("span", null, h("a", {href: link(["tasks"], {q: writeWord("owner", one.scheduler.id)})}, "those that the scheduler created"), " · ",
-        h("a", {href: link(["tasks"], {q: writeWord("owner", one.owner.id)})}, "those of its owner"))],
-      ["Owed", page.may("list_obligations") && h("a", {href: link(["inbox"], {q: writeWord("owner", one.owner.id)})}, "what is owed to its owner")]]))];
+    section("What is known", {}, showFacts(one, order, page))];
+}
+
+function showFacts(one, order, page) {
+  const list = (view, {id}, text) => h("a", {href: link([view], {q: writeWord("owner", id)})}, text);
+  return facts([["Next run", when(one.next_run_at, page.now())], ["Then", sayThen(one)],
+    ["Late since", one.late_since && when(one.late_since, page.now())],
+    ["Owner", who(one.owner)], ["Scheduler", nameScheduler(one, page)],
+    ["Order", order?.task_id && h("a", {href: link(["task", order.task_id])}, `task ${order.task_id.slice(-8)}`)],
+    ["Created", order && when(order.created_at, page.now())],
+    ["Receipt", h("span", {class: "code"}, one.created_receipt_id)],
+    ["Tasks", h("span", null, list("tasks", one.scheduler, "those that the scheduler created"), " · ",
+      list("tasks", one.owner, "those of its owner"))],
+    ["Owed", page.may("list_obligations") && list("inbox", one.owner, "what is owed to its owner")]]);
 }

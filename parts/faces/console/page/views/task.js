@@ -13,10 +13,10 @@ import {acknowledge, canAcknowledge, showChain, speaksFor} from "./task_chain.js
 import {tellStory} from "./task_story.js";
 import {sayError, showTimeline} from "./task_timeline.js";
 
-const PAGE = 200;               // events of one call
-const MOST_EVENTS = 5000;       // of a history, that are read
-const MOST_STRANGERS = 12;      // receipts of other tasks, that are looked up
-const LONGEST_EDITED = 100000;  // letters of a payload that a field can hold well
+const PAGE = 200;               // how many events one call returns
+const MOST_EVENTS = 5000;       // how many events of a history are read
+const MOST_STRANGERS = 12;      // how many receipts of other tasks are looked up
+const LONGEST_EDITED = 100000;  // how many letters of a payload a field holds well
 const ENDED = ["succeeded", "failed", "canceled"];
 const TONES = {claimable: "good", leased: "busy", delay: "busy", backoff: "busy", jitter: "busy", behind: "busy",
   workers_busy: "busy"};

@@ -5,15 +5,15 @@ export const DISCHARGES = {
   "task.assigned": ["task.completed", "task.failed", "task.canceled"],
   "schedule.created": ["schedule.deleted"],
 };
-const FEW = 5;          // alike, that are all drawn
-const KEPT_LAST = 2;    // of more alike, the first and the last ones are drawn, and one stands for the others
+const FEW = 5;          // so few that are alike are all drawn
+const KEPT_LAST = 2;    // of more, the first and these last ones are drawn, and one stands for the others
 
 /** Make the graph of receipts: `{nodes, edges}`; `isOpen(receipt)` tells what a receipt opened and nothing discharged.
  *
  * `reruns` are tasks that run this one again: their receipts answer the one that ended it.
  * Nodes: {id, kind: receipt | stub | fold | owed | rerun, type, receipt, members, open, discharged}.
- * Edges: {from, to, kind: answers | discharges | lease | owes}.  A receipt that does not answer the task.accepted of its
- * lease is tied to it.
+ * Edges: {from, to, kind: answers | discharges | lease | owes}.  A receipt that does not answer the task.accepted of
+ * its lease is tied to it.
  */
 export function makeGraph(receipts, isOpen = () => null, reruns = []) {
   const known = new Map(receipts.map((one) => [one.receipt_id, one]));

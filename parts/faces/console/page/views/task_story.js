@@ -96,10 +96,10 @@ export function momentsOf(story, now, more = []) {
   return [...new Set(found.filter((one) => Number.isFinite(one)))].sort((a, b) => a - b);
 }
 
-const MOST_OF_WIDTH = 0.25;     // that a stretch in which nothing happens may take, among many
-const FEW_GAPS = 5;             // of which the longest may be several times the next one
+const MOST_OF_WIDTH = 0.25;     // how much one of many stretches in which nothing happens may take
+const FEW_GAPS = 5;             // of so few stretches the longest may be several times the next one
 const TIMES_THE_NEXT = 8;
-const LEAST_OF_WIDTH = 0.012;   // that tells two moments apart
+const LEAST_OF_WIDTH = 0.012;   // how far apart two moments are seen as two
 
 /** Scale moments to 0 … 1; long stretches in which nothing happens are compressed and listed as `breaks`. */
 export function makeScale(moments) {

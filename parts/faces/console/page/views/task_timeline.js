@@ -7,10 +7,10 @@ import {sayClock, sayLength, when} from "../time.js";
 import {makeScale, momentsOf} from "./task_story.js";
 
 const narrow = matchMedia("(max-width: 56rem)");
-const LANE = 40;        // the height of one, in pixels
+const LANE = 40;        // the height of a lane, in pixels
 const BAR = {top: 20, height: 12};
-const LEAST_TOLD_MS = 1000;     // of a wait that has passed
-const FIRST_LANES = 3;  // of many, that are drawn; and the last ones
+const LEAST_TOLD_MS = 1000;     // a shorter wait that has passed is not told
+const FIRST_LANES = 3;  // of many lanes, these first ones and the last ones are drawn
 const LAST_LANES = 10;
 const SIGNS = {completed: "✓", succeeded: "✓", failed: "✕", expired: "!", released: "↩", canceled: "⊘", going: ""};
 const TONES = {completed: "succeeded", expired: "warning", going: "running", released: "quiet"};

@@ -1,4 +1,4 @@
-// Tasks: live counts, a text filter, a list as long as it may be, and what is done to one task, to some, or to all of them.
+// Tasks: live counts, a text filter, a list of any length, and what is done to one task, to some, or to all of them.
 
 import {bulkItems, keepTypes, mayBulk, showUnended, stopType, typeChips} from "../bulk.js";
 import {askForm, note} from "../dialogs.js";
@@ -42,10 +42,7 @@ export function wordsAt(now) {
       const said = readMoment(text);
       return {[said.after ? "created_after" : "created_before"]: said.moment};
     },
-    "": (text) => {
-      if (!/^[0-9a-f-]{4,36}$/i.test(text)) throw new Error(`say summary:${text} for how a summary begins, or ${WORDS} with a value`);
-      return {id_prefix: text.toLowerCase()};
-    },
+    "": (text) => /^[0-9a-f-]{4,36}$/i.test(text) ? {id_prefix: text.toLowerCase()} : {summary_prefix: text},
   };
 }
 
@@ -60,8 +57,9 @@ export async function load(page) {
     page.may("list_queues") ? page.call("list_queues", {limit: 200, type: values.type}) : null,
     values.type && page.may("list_pauses") ? page.call("list_pauses") : null,
     !problems.length && pages.look(values, same ? local["table tasks"] : {})]);
-  if (!same) Object.assign(local, {q, pages, picked: new Set()});     // what was shown stays until the new rows are there
-  return {values, problems, queues, pauses: pauses?.pauses ?? [], pages, types: keepTypes(local, queues?.queues, values.type)};
+  if (!same) Object.assign(local, {q, pages, picked: new Set()});     // what was shown stays until the new rows come
+  const types = keepTypes(local, queues?.queues, values.type);
+  return {values, problems, queues, pauses: pauses?.pauses ?? [], pages, types};
 }
 
 function reader(page) {
@@ -83,19 +81,25 @@ export function concerns(event) {
 const columns = [
   {name: "task_summary", title: "Task", grow: true, show: (task) => say(task.task_summary || task.type)},
   {name: "type", title: "Type", wide: true, show: (task) => say(task.type)},
-  {name: "status", title: "Status", value: (task) => task.status, show: (task) => [badge(task.status), task.held && [" ", badge("on hold", "held")]]},
-  {name: "created_by", title: "Owner", value: (task) => `${task.created_by.kind}:${task.created_by.id}`, show: (task) => who(task.created_by)},
-  {name: "leased_to", title: "Worker", wide: true, value: (task) => task.leased_to?.id, show: (task) => task.leased_to ? who(task.leased_to) : "–"},
-  {name: "attempt", title: "Attempts", number: true, wide: true, show: (task) => `${task.attempt} of ${task.max_attempts}`},
+  {name: "status", title: "Status", value: (task) => task.status,
+    show: (task) => [badge(task.status), task.held && [" ", badge("on hold", "held")]]},
+  {name: "created_by", title: "Owner", value: (task) => `${task.created_by.kind}:${task.created_by.id}`,
+    show: (task) => who(task.created_by)},
+  {name: "leased_to", title: "Leased to", wide: true, value: (task) => task.leased_to?.id,
+    show: (task) => task.leased_to ? who(task.leased_to) : "–"},
+  {name: "fence", title: "Attempts", number: true, wide: true, show: (task) => task.fence},
   {name: "priority", title: "Priority", number: true, widest: true, show: (task) => task.priority},
 ];
-const more = [{name: "task_id", title: "Id"}, {name: "created_at", title: "Created"}, {name: "next_eligible_at"}, {name: "lease_expires_at"},
-  {name: "held"}, {name: "obligation_open"}];
+const more = [{name: "attempt"}, {name: "max_attempts"}, {name: "task_id", title: "Id"},
+  {name: "created_at", title: "Created"}, {name: "next_eligible_at"}, {name: "lease_expires_at"}, {name: "held"},
+  {name: "obligation_open"}];
 
 /** Show the tasks. */
 export function show({values, problems, queues, pauses, pages, types}, page) {
   const rows = pages?.rows ?? [];
   const q = page.params.q ?? "";
+  const {type} = values;
+  const isStoppable = type && (rows.length > 0 || pauses.some((one) => one.type === type));
   return [
     h("div", {class: "head", key: "head"}, h("h1", null, "Tasks"), h("div", {class: "actions"},
       mayBulk(page) && !problems.length && allMenu(page, values),
@@ -103,22 +107,26 @@ export function show({values, problems, queues, pauses, pages, types}, page) {
     queues && showCounts(queues, values),
     h("div", {class: "stack", key: "filter"}, searchField(page, {problems,
       says: `${WORDS} summary:, or an id`,
-      hint: "type:ocr status:queued owner:ada age:>1h held:yes id:01ab summary:\"…\" created:>2026-11-01"}),
-    showChips(page, q, values), !values.type_prefix && typeChips(page, q, values.type, types)),
+      hint: "type:ocr* status:queued owner:ada age:>1h held:yes id:01ab summary:\"…\" created:>2026-11-01"}),
+    showChips(page, q, values), !values.type_prefix && typeChips(page, q, type, types)),
     showUnended(page),
     problems.length ? h("p", {class: "empty", key: "rows"}, "Mend the filter to see tasks.") : [
-      values.type && stopType(page, values.type, pauses), showPicked(page, rows), showRows(page, pages, q)]];
+      isStoppable && stopType(page, type, pauses, fitsBulk(values) ? values : undefined),
+      showPicked(page, rows), showRows(page, pages, q)]];
 }
 
 function showCounts({queues, next_cursor: next}, {type}) {
   const sum = (read) => `${queues.reduce((total, queue) => total + read(queue), 0)}${next ? "+" : ""}`;
   const word = type ? `${withWord("", "type", type)} ` : "";
   const to = (rest) => ({href: link(["tasks"], {q: word + rest})});
-  return h("div", {class: "tiles", key: "tiles"}, tile(sum((one) => one.claimable), "waiting", to("status:queued held:no")),
+  const held = sum((one) => one.held);
+  const failed = sum((one) => one.last_hour.failed);
+  return h("div", {class: "tiles", key: "tiles"},
+    tile(sum((one) => one.claimable), "waiting", to("status:queued held:no")),
     tile(sum((one) => one.leased), "leased", to("status:leased")), tile(sum((one) => one.delayed), "delayed"),
-    tile(sum((one) => one.held), "on hold", {...to("held:yes"), tone: sum((one) => one.held) === "0" ? "" : "warning"}),
+    tile(held, "on hold", {...to("held:yes"), tone: held === "0" ? "" : "warning"}),
     tile(sum((one) => one.last_hour.ended), "ended in 1 h"),
-    tile(sum((one) => one.last_hour.failed), "failed in 1 h", {...to("status:failed age:<1h"), tone: sum((one) => one.last_hour.failed) === "0" ? "" : "danger"}));
+    tile(failed, "failed in 1 h", {...to("status:failed age:<1h"), tone: failed === "0" ? "" : "danger"}));
 }
 
 function showChips(page, q, {status, held}) {
@@ -128,10 +136,31 @@ function showChips(page, q, {status, held}) {
     ["on hold", withWord(plain, "held", "yes"), held === true]]);
 }
 
+function fitsBulk(values) {
+  return !Object.keys(NOT_IN_BULK).some((name) => name in values);
+}
+
 function allMenu(page, values) {
   const unfit = Object.keys(NOT_IN_BULK).filter((name) => name in values).map((name) => NOT_IN_BULK[name]);
-  return menu("Do to all", unfit.length ? [h("p", {class: "quiet"}, `${unfit.join(" and ")} cannot choose what something is done to: `
-    + "leave it out, or use type:, status:, owner:, age:, created:, id: or held:")] : bulkItems(page, values));
+  if (!unfit.length) return menu("Do to all", bulkItems(page, values));
+  return menu("Do to all", [h("p", {class: "quiet"},
+    `${unfit.join(" and ")} cannot choose what something is done to: `
+    + "leave it out, or use type:, status:, owner:, age:, created:, id: or held:")]);
+}
+
+// A word without a name looks for how a summary begins, and a type is its whole name: what else could be meant.
+function suggest(page, q) {
+  const word = q.trim();
+  const name = /^(?:(?:type|summary):)?([^\s:"*]+)$/.exec(word)?.[1];
+  if (!name) {
+    const isId = /^id:|^[0-9a-f-]{4,36}$/i.test(word);
+    return isId ? "An id is looked for by how it begins; lists show its end. " : null;
+  }
+  const types = (page.local.types ?? []).map(([type]) => type);
+  const known = types.find((type) => type.startsWith(name) || type.endsWith(name));
+  const offers = [known && withWord("", "type", known), `type:${name}*`, `summary:${name}`, `owner:${name}`]
+    .filter((one) => one && one !== word);
+  return ["Did you mean ", offers.map((one) => [h("a", {key: one, href: link(["tasks"], {q: one})}, say(one)), " · "])];
 }
 
 function showRows(page, pages, q) {
@@ -139,46 +168,64 @@ function showRows(page, pages, q) {
     const reading = pages.more();
     if (reading) reading.then(() => page.redraw(), (problem) => note(problem.message, "bad"));
   };
-  return h("div", {key: "rows"}, table(page, {name: "tasks", columns: [...columns,
+  const shown = [...columns,
     {name: "created_at", title: "Created", show: (task) => when(task.created_at, page.now())},
     {name: "task_id", title: "Id", widest: true, show: (task) => shortId(task.task_id)},
-    {name: "actions", title: "", show: (task) => h("span", {class: "actions row-actions"}, rowActions(page, task))}],
-  rows: pages.rows, key: (task) => task.task_id, open: (task) => link(["task", task.task_id]), more: read,
-  selected: page.may("cancel_task") ? page.local.picked : undefined,
-  empty: q ? ["No task fits this filter. ", h("a", {href: link(["tasks"])}, "Show all tasks")] : "There are no tasks yet. create_task makes one."}),
-  h("p", {class: "quiet list-end", "aria-live": "polite"}, pages.done ? `${pages.rows.length} ${pages.rows.length === 1 ? "task" : "tasks"}`
-    : [`${pages.rows.length} read so far. `, h("button", {onclick: read}, "Read more")]));
+    {name: "actions", title: "", show: (task) => h("span", {class: "actions row-actions"}, rowActions(page, task))}];
+  const {rows, done} = pages;
+  const empty = q ? ["No task fits this filter. ", suggest(page, q), h("a", {href: link(["tasks"])}, "Show all tasks")]
+    : "There are no tasks yet. create_task makes one.";
+  return h("div", {key: "rows"},
+    table(page, {name: "tasks", columns: shown, rows, key: (task) => task.task_id,
+      open: (task) => link(["task", task.task_id]), more: read,
+      selected: page.may("cancel_task") ? page.local.picked : undefined, empty}),
+    h("p", {class: "quiet list-end", "aria-live": "polite"},
+      done ? `${rows.length} ${rows.length === 1 ? "task" : "tasks"}`
+        : [`${rows.length} read so far. `, h("button", {onclick: read}, "Read more")]));
 }
 
 const DEEDS = {
-  cancel_task: {title: "Cancel", fits: (task) => LIVE.includes(task.status), danger: true, says: "It ends as canceled, for ever. What its worker still does is refused."},
+  cancel_task: {title: "Cancel", fits: (task) => LIVE.includes(task.status), danger: true,
+    says: "It ends as canceled, which cannot be undone. What its worker still does is refused."},
   release_hold: {title: "Release", fits: (task) => task.held, says: "It is offered to workers again."},
   rerun_task: {title: "Run again", fits: (task) => ENDED.includes(task.status), says: "It is run again as a new task."},
 };
 
+function deedsFor(page, tasks) {
+  return Object.entries(DEEDS).filter(([name, {fits}]) => page.may(name) && tasks.some(fits));
+}
+
 function rowActions(page, task) {
-  return Object.entries(DEEDS).filter(([name, {fits}]) => page.may(name) && fits(task)).map(([name, {title, danger}]) => h("button", {
-    class: danger ? "danger small" : "small", key: name, "aria-label": `${title} ${task.task_summary || task.type}`,
-    onclick: () => doTo(page, name, [task])}, title));
+  return deedsFor(page, [task]).map(([name, {title, danger}]) => h("button",
+    {class: danger ? "danger small" : "small", key: name, "aria-label": `${title} ${task.task_summary || task.type}`,
+      onclick: () => doTo(page, name, [task])}, title));
 }
 
 function showPicked(page, rows) {
   const picked = rows.filter((row) => page.local.picked?.has(row.task_id));
   if (!picked.length) return null;
-  return h("div", {class: "busy banner head picked", key: "picked"}, h("p", {role: "status"}, `${picked.length} selected`), h("div", {class: "actions"},
-    Object.entries(DEEDS).filter(([name, {fits}]) => page.may(name) && picked.some(fits)).map(([name, {title, danger, fits}]) => h("button", {
-      key: name, class: danger ? "danger" : "", onclick: () => doTo(page, name, picked.filter(fits))}, `${title} ${picked.filter(fits).length} …`)),
-    h("button", {onclick: () => {
-      page.local.picked.clear();
-      page.redraw();
-    }}, "Select none")));
+  const selectNone = () => {
+    page.local.picked.clear();
+    page.redraw();
+  };
+  const offer = ([name, {title, danger, fits}]) => {
+    const fitting = picked.filter(fits);
+    return h("button", {key: name, class: danger ? "danger" : "", onclick: () => doTo(page, name, fitting)},
+      `${title} ${fitting.length} …`);
+  };
+  return h("div", {class: "busy banner head picked", key: "picked"},
+    h("p", {role: "status"}, `${picked.length} selected`),
+    h("div", {class: "actions"}, deedsFor(page, picked).map(offer), h("button", {onclick: selectNone}, "Select none")));
 }
 
 function doTo(page, name, tasks) {
   const {title, says, danger} = DEEDS[name];
-  const what = tasks.length === 1 ? tasks[0].task_summary || tasks[0].type : `${tasks.length} tasks`;
-  return askForm(`${title}: ${what}`, {says: tasks.length === 1 ? says : says.replace(/^It ends/, "Each ends").replace(/^It is/, "Each is"),
-    button: title, danger, fields: name === "cancel_task" ? [{name: "reason", label: "Why", hint: "Its owner is told"}] : [],
+  const alone = tasks.length === 1;
+  const what = alone ? tasks[0].task_summary || tasks[0].type : `${tasks.length} tasks`;
+  return askForm(`${title}: ${what}`, {
+    says: alone ? says : says.replace(/^It ends/, "Each ends").replace(/^It is/, "Each is"),
+    button: title, danger,
+    fields: name === "cancel_task" ? [{name: "reason", label: "Why", hint: "Its owner is told"}] : [],
     run: async ({reason}) => {
       const refused = [];
       for (const {task_id} of tasks) {
@@ -186,11 +233,14 @@ function doTo(page, name, tasks) {
           await page.act(name, {task_id, ...(reason && {reason})});
           page.local.picked.delete(task_id);
         } catch (problem) {
-          if (tasks.length === 1) throw problem;
+          if (alone) throw problem;
           refused.push(problem.message);
         }
       }
-      if (refused.length) throw new Error(`${tasks.length - refused.length} done, ${refused.length} refused, the first because: ${refused[0]}`);
-      note(`${title}: ${tasks.length === 1 ? "done" : `${tasks.length} done`}`);
+      if (refused.length) {
+        const done = tasks.length - refused.length;
+        throw new Error(`${done} done, ${refused.length} refused, the first because: ${refused[0]}`);
+      }
+      note(`${title}: ${alone ? "done" : `${tasks.length} done`}`);
     }});
 }

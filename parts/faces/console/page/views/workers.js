@@ -4,7 +4,7 @@ import {callAll} from "../api.js";
 import {h} from "../dom.js";
 import {readFilter} from "../filter.js";
 import {findLack, stateOf, toneOf} from "../fit.js";
-import {badge, facts, say, searchField, section, tile} from "../parts.js";
+import {badge, facts, say, searchField, section, taskBadge, tile} from "../parts.js";
 import {pauseButtons, showPauses} from "../pausing.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
@@ -14,6 +14,8 @@ import {when} from "../time.js";
 const STATES = ["working", "idle", "paused", "silent"];
 const SHOWN_ATTEMPTS = 20;
 const ATTEMPTS_MS = 5000;
+const NO_WORKERS = "Nobody has asked for tasks yet. "
+  + "A worker begins with lease_next, or with the command asyncgate worker.";
 const words = {
   type: (text) => ({type: text}), can: (text) => ({can: text}), "": (text) => ({name: text.toLowerCase()}),
   is: (text) => {
@@ -24,19 +26,20 @@ const words = {
 /** Read what the view shows: all workers, or one. */
 export async function load(page) {
   const [kind, id] = page.parts;
-  const [{pauses}, attempts] = await Promise.all([page.may("list_pauses") ? page.call("list_pauses") : {pauses: []}, readAttempts(page)]);
+  const [{pauses}, attempts] = await Promise.all([
+    page.may("list_pauses") ? page.call("list_pauses") : {pauses: []}, readAttempts(page)]);
   if (!id) return {...await callAll(page, "list_workers", "workers"), pauses, attempts};
   const [{workers: [worker]}, leases, queues] = await Promise.all([
     page.call("list_workers", {worker_kind: kind, worker_id: id}),
     page.may("list_leases") ? page.call("list_leases", {worker_kind: kind, worker_id: id, resume: false}) : null,
     page.may("list_queues") ? callAll(page, "list_queues", "queues") : null]);
-  return {one: {worker, leases: leases?.leases, queues: queues?.rows}, pauses,
-    attempts: attempts && {...attempts, found: attempts.found.filter(({by}) => by.kind === kind && by.id === id)}};
+  const its = attempts && {...attempts, found: attempts.found.filter(({by}) => by.kind === kind && by.id === id)};
+  return {one: {worker, leases: leases?.leases, queues: queues?.rows}, pauses, attempts: its};
 }
 
 /** Read the last attempts, newest first: the leases granted since the oldest of the newest tasks was created.
  *
- * That is much to read, so it is read again after five seconds only.
+ * That is much to read, so it is read again only after five seconds.
  */
 async function readAttempts(page) {
   if (!page.may("list_receipts") || !page.may("list_tasks")) return null;
@@ -53,8 +56,8 @@ async function readNewestAttempts(page) {
     const known = new Map(tasks.map((task) => [task.task_id, task]));
     const since = tasks.length < 100 ? {} : {since_receipt_id: tasks.at(-1).obligation_receipt_id};
     const {rows, more} = await callAll(page, "list_receipts", "receipts", {receipt_type: "task.accepted", ...since});
-    return {more, found: rows.reverse().map((one) => ({by: one.from, task_id: one.task_id, at: one.created_at, fence: one.body.fence,
-      id: one.receipt_id, task: known.get(one.task_id)}))};
+    return {more, found: rows.reverse().map((one) => ({id: one.receipt_id, by: one.from, at: one.created_at,
+      fence: one.body.fence, task_id: one.task_id, task: known.get(one.task_id)}))};
   } catch (problem) {
     if (problem.status === undefined || problem.status === 401) throw problem;
     return {found: [], problem: problem.message};
@@ -77,26 +80,31 @@ export function nameCapabilities(names) {
   return names.length ? names.map((one, at) => [at > 0 && ", ", say(one)]) : h("span", {class: "quiet"}, "nothing");
 }
 
-/** Name a worker; its kind only if it is no plain worker. */
+/** Name a worker, with its kind unless that is worker. */
 export function showWorker({kind, id}) {
   return [kind !== "worker" && h("span", {class: "quiet"}, `${kind}:`), say(id)];
 }
 
 // All workers.
 
+const nameOf = ({worker}) => `${worker.kind}:${worker.id}`;
+
 const columns = (page) => [
-  {name: "worker", title: "Worker", value: ({worker}) => `${worker.kind}:${worker.id}`, show: ({worker}) => showWorker(worker)},
+  {name: "worker", title: "Worker", value: nameOf, show: ({worker}) => showWorker(worker)},
   {name: "state", title: "Is", show: ({state}) => badge(state, toneOf(state))},
   {name: "holding", title: "Holds", number: true, show: (one) => one.holding},
-  {name: "accepts", title: "Accepts", grow: true, value: (one) => acceptsOf(one).join(" "), show: (one) => nameAccepted(acceptsOf(one))},
-  {name: "can", title: "Can do", wide: true, value: (one) => canOf(one).join(" "), show: (one) => nameCapabilities(canOf(one))},
+  {name: "accepts", title: "Accepts", grow: true, value: (one) => acceptsOf(one).join(" "),
+    show: (one) => nameAccepted(acceptsOf(one))},
+  {name: "can", title: "Can do", wide: true, value: (one) => canOf(one).join(" "),
+    show: (one) => nameCapabilities(canOf(one))},
   {name: "completed", title: "Done", number: true, show: (one) => one.completed},
   {name: "failed", title: "Failed", number: true, wide: true, show: (one) => one.failed},
   {name: "expired", title: "Lost", number: true, show: (one) => one.expired},
   {name: "last_seen_at", title: "Last seen", show: (one) => when(one.last_seen_at, page.now())}];
 
 function acceptsOf({claims}) {
-  return claims.some((claim) => !claim.accept_types.length) ? [] : [...new Set(claims.flatMap((claim) => claim.accept_types))];
+  if (claims.some((claim) => !claim.accept_types.length)) return [];      // any type
+  return [...new Set(claims.flatMap((claim) => claim.accept_types))];
 }
 
 function canOf({claims}) {
@@ -108,45 +116,54 @@ function nameAccepted(types) {
 }
 
 function fits(worker, {type, can, name, is}, state) {
-  return (!type || findLack(worker, {type, capabilities: []})?.type !== true) && (!can || canOf(worker).includes(can))
-    && (!name || worker.worker.id.toLowerCase().includes(name)) && (!is || is === state);
+  return (!type || findLack(worker, {type, capabilities: []})?.type !== true)
+    && (!can || canOf(worker).includes(can))
+    && (!name || worker.worker.id.toLowerCase().includes(name))
+    && (!is || is === state);
 }
 
 function showWorkers({rows, more, pauses, attempts}, page) {
   const {values, problems} = readFilter(page.params.q ?? "", words);
   const known = rows.map((one) => ({...one, state: stateOf(one, pauses, page.now())}));
-  const workers = known.filter((one) => fits(one, values, one.state)).sort((one, other) => STATES.indexOf(one.state) - STATES.indexOf(other.state));
+  const workers = known.filter((one) => fits(one, values, one.state))
+    .sort((one, other) => STATES.indexOf(one.state) - STATES.indexOf(other.state));
   const count = (state) => known.filter((one) => one.state === state).length;
   const shown = columns(page);
   return [
     h("div", {class: "head"}, h("h1", null, "Workers"),
       h("div", {class: "actions"}, exportMenu("workers", shown, workers), copyMenu("list_workers", {limit: 200}))),
     searchField(page, {hint: "type:ocr can:gpu is:silent", problems}),
-    h("div", {class: "tiles"}, STATES.map((state) => tile(count(state), state, {href: link(["workers"], {q: `is:${state}`}),
-      tone: state === "paused" && count(state) ? "warning" : ""}))),
+    h("div", {class: "tiles"}, STATES.map((state) => tile(count(state), state, {
+      href: link(["workers"], {q: `is:${state}`}), tone: state === "paused" && count(state) ? "warning" : ""}))),
     showPauses(pauses.filter((one) => one.worker || one.whole_tenant), page),
-    table(page, {name: "workers", caption: h("span", {class: "off-screen"}, "Workers"), columns: shown, rows: workers, key: ({worker}) => `${worker.kind}:${worker.id}`,
-      open: ({worker}) => link(["workers", worker.kind, worker.id]), mark: ({state}) => state === "silent" && "dim",
-      empty: page.params.q ? "No worker fits this filter." : "Nobody has asked for tasks yet. A worker begins with lease_next, or with the command asyncgate worker."}),
+    table(page, {name: "workers", caption: h("span", {class: "off-screen"}, "Workers"), columns: shown, rows: workers,
+      key: nameOf, open: ({worker}) => link(["workers", worker.kind, worker.id]),
+      mark: ({state}) => state === "silent" && "dim",
+      empty: page.params.q ? "No worker fits this filter." : NO_WORKERS}),
     more && h("p", {class: "quiet"}, `These are the first ${rows.length} workers; there are more.`),
-    h("p", {class: "quiet"}, "Silent: has not asked for tasks for two minutes, and holds none. Lost: leases that ran out."),
+    h("p", {class: "quiet"},
+      "Silent: has not asked for tasks for two minutes, and holds none. Lost: leases that ran out."),
     attempts && showAttempts(attempts, page)];
 }
 
+const byColumn = {name: "by", title: "Worker",
+  show: ({by}) => h("a", {href: link(["workers", by.kind, by.id])}, showWorker(by))};
+
+const attemptColumns = (page, alone) => [
+  {name: "task", title: "Task", grow: true, show: ({task, task_id: id}) => task
+    ? [say(task.type), task.task_summary && h("span", {class: "quiet"}, " ", say(task.task_summary))] : id.slice(-8)},
+  ...(alone ? [] : [byColumn]),
+  {name: "fence", title: "Attempt", number: true, show: ({fence}) => fence},
+  {name: "at", title: "Leased", show: ({at}) => when(at, page.now())},
+  {name: "status", title: "The task is now", show: ({task, fence}) => task
+    ? [taskBadge(task), task.fence > fence && h("span", {class: "quiet"}, " by a later attempt")] : "–"}];
+
 function showAttempts({found, more, problem}, page, {alone = false} = {}) {
-  const rows = found.slice(0, SHOWN_ATTEMPTS);
+  const caption = h("span", {class: "off-screen"}, "Last attempts, newest first");
   return section("Last attempts", {}, problem && h("p", {class: "problem"}, problem),
     more && h("p", {class: "quiet"}, "There are newer ones than the page has read."),
-    table(page, {name: "attempts", caption: h("span", {class: "off-screen"}, "Last attempts, newest first"), rows, key: ({id}) => id,
-      columns: [
-        {name: "task", title: "Task", grow: true, show: ({task, task_id: id}) => task
-          ? [say(task.type), task.task_summary && h("span", {class: "quiet"}, " ", say(task.task_summary))] : id.slice(-8)},
-        ...(alone ? [] : [{name: "by", title: "Worker", show: ({by}) => h("a", {href: link(["workers", by.kind, by.id])}, showWorker(by))}]),
-        {name: "fence", title: "Attempt", number: true, show: ({fence}) => fence},
-        {name: "at", title: "Leased", show: ({at}) => when(at, page.now())},
-        {name: "status", title: "The task is now", show: ({task, fence}) => task
-          ? [badge(task.held ? "on hold" : task.status, task.held ? "held" : task.status), task.fence > fence && h("span", {class: "quiet"}, " by a later attempt")] : "–"}],
-      open: ({task_id: id}) => link(["task", id]), empty: "No lease was granted lately."}));
+    table(page, {name: "attempts", caption, columns: attemptColumns(page, alone), rows: found.slice(0, SHOWN_ATTEMPTS),
+      key: ({id}) => id, open: ({task_id: id}) => link(["task", id]), empty: "No lease was granted lately."}));
 }
 
 // One worker.
@@ -159,32 +176,50 @@ function missing(page) {
 function showOne({one: {worker: row, leases, queues}, pauses, attempts}, page) {
   const {worker} = row;
   const state = stateOf(row, pauses, page.now());
-  const can = queues?.filter((queue) => !findLack(row, queue));
+  const asked = {worker_kind: worker.kind, worker_id: worker.id};
   return [
     h("div", {class: "head"}, h("h1", null, showWorker(worker)), badge(state, toneOf(state)),
-      h("div", {class: "actions"}, pauseButtons(page, {worker: worker.id}, pauses), copyMenu("list_workers", {worker_kind: worker.kind, worker_id: worker.id}))),
+      h("div", {class: "actions"},
+        pauseButtons(page, {worker: worker.id}, pauses), copyMenu("list_workers", asked))),
     h("p", null, h("a", {href: link(["workers"])}, "Workers"), " · last seen ", when(row.last_seen_at, page.now()),
       ", last asked for tasks ", when(row.last_claim_at, page.now())),
-    h("div", {class: "tiles"}, tile(row.holding, "holds now"), tile(row.leased, "leases granted"), tile(row.completed, "done"),
-      tile(row.failed, "failed"), tile(row.expired, "lost: expired", {tone: row.expired ? "warning" : ""}), tile(row.released, "given back")),
+    h("div", {class: "tiles"}, tile(row.holding, "holds now"), tile(row.leased, "leases granted"),
+      tile(row.completed, "done"), tile(row.failed, "failed"),
+      tile(row.expired, "lost: expired", {tone: row.expired ? "warning" : ""}), tile(row.released, "given back")),
     showPauses(pauses.filter((pause) => pause.worker === worker.id || pause.whole_tenant), page),
-    leases && section("Holds now", {}, table(page, {name: "leases", rows: leases, key: (lease) => lease.lease_id, open: (lease) => link(["task", lease.task_id]),
-      empty: "It holds no lease.", columns: [
-        {name: "task", title: "Task", grow: true, show: (lease) => say(lease.type)},
-        {name: "fence", title: "Attempt", number: true, show: (lease) => lease.fence},
-        {name: "acquired_at", title: "Leased", show: (lease) => when(lease.acquired_at, page.now())},
-        {name: "expires_at", title: "Expires", show: (lease) => when(lease.expires_at, page.now())},
-        {name: "renewals", title: "Renewed", number: true, show: (lease) => lease.renewals}]})),
-    section("Offers", {}, table(page, {name: "claims", rows: row.claims, key: (claim) => `${claim.accept_types.join()} ${claim.capabilities.join()}`, columns: [
-      {name: "accepts", title: "Accepts", show: (claim) => nameAccepted(claim.accept_types)},
-      {name: "can", title: "Can do", show: (claim) => nameCapabilities(claim.capabilities)},
-      {name: "claimed_at", title: "Asked", show: (claim) => when(claim.claimed_at, page.now())},
-      {name: "tasks", title: "Got", number: true, show: (claim) => claim.tasks},
-      {name: "why_none", title: "Told", grow: true, wide: true, show: (claim) => say(claim.why_none ?? "–")}]}),
-    can?.length > 0 && h("p", null, "Queues that it can take from: ", can.map((queue, at) => [at > 0 && ", ",
-      h("a", {href: link(["queues", queue.queue_id])}, say(queue.type)),
-      queue.capabilities.length > 0 && [" requiring ", nameCapabilities(queue.capabilities)], ` (${queue.claimable} waiting)`]))),
+    leases && section("Holds now", {}, listLeases(leases, page)),
+    section("Offers", {}, listClaims(row.claims, page), nameQueues(queues?.filter((queue) => !findLack(row, queue)))),
     attempts && showAttempts(attempts, page, {alone: true}),
-    section("Who it is", {}, facts([["Kind", worker.kind], ["Id", say(worker.id)], ["Instance", worker.instance_id && say(worker.instance_id)],
+    section("Who it is", {}, facts([["Kind", worker.kind], ["Id", say(worker.id)],
+      ["Instance", worker.instance_id && say(worker.instance_id)],
       ["First seen", when(row.first_seen_at, page.now())], ["Sessions", row.sessions]]))];
+}
+
+function listLeases(leases, page) {
+  const columns = [
+    {name: "task", title: "Task", grow: true, show: (lease) => say(lease.type)},
+    {name: "fence", title: "Attempt", number: true, show: (lease) => lease.fence},
+    {name: "acquired_at", title: "Leased", show: (lease) => when(lease.acquired_at, page.now())},
+    {name: "expires_at", title: "Expires", show: (lease) => when(lease.expires_at, page.now())},
+    {name: "renewals", title: "Renewed", number: true, show: (lease) => lease.renewals}];
+  return table(page, {name: "leases", columns, rows: leases, key: (lease) => lease.lease_id,
+    open: (lease) => link(["task", lease.task_id]), empty: "It holds no lease."});
+}
+
+function listClaims(claims, page) {
+  const columns = [
+    {name: "accepts", title: "Accepts", show: (claim) => nameAccepted(claim.accept_types)},
+    {name: "can", title: "Can do", show: (claim) => nameCapabilities(claim.capabilities)},
+    {name: "claimed_at", title: "Asked", show: (claim) => when(claim.claimed_at, page.now())},
+    {name: "tasks", title: "Got", number: true, show: (claim) => claim.tasks},
+    {name: "why_none", title: "Told", grow: true, wide: true, show: (claim) => say(claim.why_none ?? "–")}];
+  return table(page, {name: "claims", columns, rows: claims,
+    key: (claim) => `${claim.accept_types.join()} ${claim.capabilities.join()}`});
+}
+
+function nameQueues(queues) {
+  return queues?.length > 0 && h("p", null, "Queues that it can take from: ", queues.map((queue, at) => [at > 0 && ", ",
+    h("a", {href: link(["queues", queue.queue_id])}, say(queue.type)),
+    queue.capabilities.length > 0 && [" requiring ", nameCapabilities(queue.capabilities)],
+    ` (${queue.claimable} waiting)`]));
 }

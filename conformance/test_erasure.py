@@ -1,0 +1,103 @@
+"""Erasure (spec 21.12.1): what is kept of a principal or a tenant goes; seals, chains and others stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.test_seals import Only
+from asyncgate.conformance.verify import verify
+from asyncgate.conformance.verify_ledger import verify_ledger
+from asyncgate.parts.model.content import encode_json
+
+pytestmark = pytest.mark.anyio
+MARK = "zq-marked"
+
+
+async def live(gate: Gate) -> None:
+    """Let ada own work, and work for bob; each word of hers has the mark."""
+    ada = {"by": MARK}
+    await gate.finished()
+    done = await gate.create(type=f"{MARK}-type", payload={"text": MARK}, task_summary=MARK, instructions=MARK,
+                             idempotency_key=MARK, requirements={"capabilities": [MARK]}, **ada)
+    offer = await gate.claim(capabilities=[MARK])
+    assert offer is not None
+    assert offer.task_id == done
+    await gate.as_worker().report_progress(**under(offer), progress={"at": MARK})
+    await gate.as_worker().complete(**under(offer), result={"text": MARK}, artifacts=[{"uri": f"file:///{MARK}"}])
+    await gate.create(type=f"{MARK}-waits", payload=MARK, **ada)
+    theirs = await gate.create(by="bob", payload="bob's")
+    offer = await gate.claim(MARK, accept_types=["demo"])
+    assert offer is not None
+    assert offer.task_id == theirs
+    await gate.as_admin().issue_key(name="a key", principal_kind="agent", principal_id=MARK)
+    await gate.as_admin().seal_receipts()
+
+
+async def text_of(gate: Gate) -> str:
+    return encode_json(await gate.everything()).decode()
+
+
+async def problems_of(gate: Gate) -> list[str]:
+    return [*(await verify(Only(gate))).problems, *(await verify_ledger(Only(gate))).problems]
+
+
+async def erase(gate: Gate, **more: Any) -> Any:
+    for kind in ("agent", "worker"):
+        report = await gate.as_admin().erase_principal(principal_kind=kind, principal_id=MARK, confirm=MARK, **more)
+    return report
+
+
+async def test_nothing_names_the_principal_any_more_and_all_still_verifies(gate: Gate) -> None:
+    await live(gate)
+    planned = await gate.as_admin().erase_principal(principal_kind="agent", principal_id=MARK, plan=True)
+    assert (planned.state, planned.in_flight, planned.obligations) == ("planned", 1, 1)
+
+    report = await erase(gate)
+
+    assert report.state == "erased"
+    assert MARK not in await text_of(gate)
+    await gate.as_admin().seal_receipts()
+    assert await problems_of(gate) == []
+
+
+async def test_to_do_it_again_changes_nothing(gate: Gate) -> None:
+    await live(gate)
+    await erase(gate)
+
+    async with gate.unchanged():
+        report = await erase(gate)
+
+    assert (report.state, report.erasure_id, report.changes) == ("erased", None, [])
+
+
+async def test_a_plan_changes_nothing_and_without_confirmation_nothing_goes(gate: Gate) -> None:
+    await live(gate)
+
+    async with gate.unchanged():
+        await gate.as_admin().erase_principal(principal_kind="agent", principal_id=MARK, plan=True)
+        for confirm in (None, "another"):
+            with refused("invalid_request"):
+                await gate.as_admin().erase_principal(principal_kind="agent", principal_id=MARK, confirm=confirm)
+
+
+async def test_a_tenant_goes_as_a_whole_and_its_neighbour_stays_as_it_is(gate: Gate) -> None:
+    operator, other = gate.beside(default_tenant_id=gate.tenant_id).as_admin(), gate.stranger()
+    neighbour = gate.stranger()
+    for one in (other, neighbour):
+        await live(one)
+        await operator.create_tenant(tenant=one.tenant_id, name=f"{MARK} {one.tenant_id}")
+    before = await neighbour.everything()
+
+    report = await operator.erase_tenant(tenant=other.tenant_id, confirm=other.tenant_id)
+
+    assert report.state == "erased"
+    text = await text_of(other)
+    assert not [name for name in (MARK, "bob", "w1", "root", "ada") if f'"{name}' in text]
+    assert await neighbour.everything() == before
+    assert await problems_of(other) == []
+    async with other.unchanged():
+        again = await operator.erase_tenant(tenant=other.tenant_id, confirm=other.tenant_id)
+    assert again.changes == []

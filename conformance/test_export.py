@@ -1,0 +1,282 @@
+"""Export: everything about a tenant or a principal, nothing of others, no secret; on every database."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+import pytest
+from msgspec import Struct
+from msgspec.structs import fields, replace
+
+from asyncgate import SCOPES, Needs, Work
+from asyncgate.conformance.harness import Gate, View, refused, under
+from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.durations import DAY_SECONDS
+from asyncgate.parts.model.personal import DECLARED
+from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.model.stored import RECORDS, TABLES, Archived, Audit, AuditHead, Lease, Seal, SealHead, Usage
+from asyncgate.parts.model.stored_oauth import Consent, Grant, Revocation, SignInLink, User
+from asyncgate.parts.privacy.export import PAGE_BYTES
+from asyncgate.parts.privacy.rows import NESTED, TABLE_OF_KIND, list_proofs
+from asyncgate.parts.privacy.subjects import OF_SIGN_IN, may_name
+
+pytestmark = pytest.mark.anyio
+# Rows of these come from what a gate does, because a database or a rule checks them.
+MADE = {Archived, AuditHead, Seal, SealHead, Usage}
+Exported = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture
+def gate(make_gate: Callable[..., Gate], tmp_path: Path) -> Gate:
+    """Return the gate of the default tenant, with an archive."""
+    made = make_gate()
+    return made.beside(default_tenant_id=made.tenant_id, archive=ArchiveSettings(directory=str(tmp_path / "archive")))
+
+
+async def export(view: View, operation: str = "export_tenant", **ask: Any) -> tuple[Exported, bytes]:
+    """Export everything; return the rows by kind, and all text that came, with what the cursors hold."""
+    found: Exported = {}
+    text, cursor = b"", None
+    while True:
+        page = await getattr(view, operation)(cursor=cursor, **ask)
+        rows = [bytes(row) for row in page.rows]
+        assert page.left_out == list_proofs(TABLE_OF_KIND[page.kind])
+        assert b"\n" not in b"".join(rows)
+        found.setdefault(page.kind, []).extend(map(msgspec.json.decode, rows))
+        text += b"\n".join(rows)
+        if (cursor := page.next_cursor) is None:
+            assert list(found) == page.kinds
+            return found, text
+        text += base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+
+
+def mark_of(mark: str, table: type[Struct], field: str) -> str:
+    """Return the text that is planted into a field; fields that join tables have the same one in all."""
+    return f"{mark} {field}" if field in ("user_id", "client_id") else f"{mark} {table.__name__}.{field}"
+
+
+def make_row(table: type[Struct], mark: str, tenant: str, now: float) -> Struct:
+    """Make a row with a marker in each text; a row of the authorization server is for the tenant."""
+    def fill(name: str, type: Any) -> Any:
+        kinds = get_args(type) if get_origin(type) is not Literal else ()
+        literal = type if get_origin(type) is Literal else next((k for k in kinds if get_origin(k) is Literal), None)
+        if name == "tenant":
+            return tenant
+        if (table, name) == (Revocation, "subject"):
+            return f"{tenant} {mark}"       # of a token
+        if literal is not None:
+            return get_args(literal)[0]
+        for kind, value in ((bool, True), (int, 7), (float, now)):
+            if kind in (type, *kinds):
+                return value
+        return f'["{mark_of(mark, table, name)}"]' if name in NESTED.get(table, "").split() else (
+            mark_of(mark, table, name))
+    return table(**{field.name: fill(field.name, field.type) for field in fields(table)})
+
+
+async def plant(gate: Gate, mark: str, tenant: str, tables: set[type[Struct]]) -> list[Struct]:
+    """Store a row of each table, as they are for a tenant."""
+    rows = [make_row(table, mark, tenant, round(gate.now())) for table in sorted(tables, key=lambda one: one.__name__)]
+
+    def keep(work: Work) -> None:
+        for row in rows:
+            work.keep_record(row)
+    await gate.backend.transact(gate.tenant_id, Needs(), keep)
+    return rows
+
+
+async def let_all_happen(gate: Gate, mark: str) -> None:
+    """Let a gate store a row of each kind that only it may store."""
+    await gate.finished(payload={"text": mark})
+    await gate.as_admin().seal_receipts()
+    gate.skip(31 * DAY_SECONDS)
+    assert (await gate.as_admin().run_archive()).receipts
+    assert await gate.backend.page(gate.tenant_id, Rows(Archived))
+    offer = await gate.leased(payload=mark)
+    await gate.as_worker().report_progress(**under(offer), progress=mark)
+    await gate.create(type="delayed", delay_seconds=3600)
+    shown = await gate.as_admin().preview_bulk(action="prioritize", priority=5, type="delayed")     # writes an event
+    await gate.as_admin().run_bulk(confirmation=shown.confirmation)
+
+
+async def fill(gate: Gate, mark: str, *, directory: Gate | None = None) -> list[Struct]:
+    """Store rows of all kinds, with a marker in each text; return those that were made up."""
+    await let_all_happen(gate, mark)
+    made_up = {*RECORDS} - MADE
+    return [*await plant(gate, mark, gate.tenant_id, made_up - OF_SIGN_IN),
+            *await plant(directory or gate, mark, gate.tenant_id, made_up & OF_SIGN_IN)]
+
+
+async def test_every_field_of_every_kind_is_exported_and_no_proof(gate: Gate) -> None:
+    planted = await fill(gate, "ours")
+
+    found, text = await export(gate.as_admin())
+
+    assert {*found} == {TABLES[table] for table in DECLARED}
+    for kind, rows in found.items():
+        shown = [name for name in TABLE_OF_KIND[kind].__struct_fields__ if name not in list_proofs(TABLE_OF_KIND[kind])]
+        assert rows or kind == "usage", kind        # usage is kept where limits are enforced
+        assert all(list(row) == [*shown, *["receipt"] * (kind == "archived")] for row in rows), kind
+    for row in planted:
+        for name, value in zip(row.__struct_fields__, msgspec.structs.astuple(row), strict=True):
+            if isinstance(value, str) and value.strip('[]"').startswith("ours"):
+                mark = value.strip('[]"').encode()
+                assert (mark in text) is (name not in list_proofs(type(row))), (type(row), name)
+    assert all(row["receipt"]["body"] for row in found["archived"])
+
+
+async def test_an_export_has_nothing_of_another_tenant(gate: Gate) -> None:
+    there = Gate(gate.engine, gate.stranger().tenant_id)
+    await fill(gate, "ours")
+    await fill(there, "theirs", directory=gate)
+
+    _, ours = await export(gate.as_admin())
+    _, theirs = await export(there.as_admin())
+
+    assert (b"ours" in ours, b"theirs" in ours) == (True, False)
+    assert (b"theirs" in theirs, b"ours" in theirs) == (True, False)
+    assert (await export(gate.as_admin(), tenant=there.tenant_id))[0]["oauth_users"] != []     # by the operator
+    with refused("tenant_not_found"):
+        await there.as_admin().export_tenant(tenant=gate.tenant_id)
+    with refused("tenant_not_found"):
+        await gate.as_admin().export_tenant(tenant="00000000-0000-4000-8000-00000000dead")
+
+
+async def test_pages_of_any_size_have_the_same_rows(gate: Gate) -> None:
+    await fill(gate, "ours")
+
+    whole, _ = await export(gate.as_admin())
+    by_three, _ = await export(gate.as_admin(), limit=3)
+
+    assert {kind: rows for kind, rows in by_three.items() if kind not in ("audit", "audit_heads")} == {
+        kind: rows for kind, rows in whole.items() if kind not in ("audit", "audit_heads")}
+    assert by_three["audit"][:len(whole["audit"])] == whole["audit"]
+
+
+async def test_a_page_ends_when_it_is_large(gate: Gate) -> None:
+    for _ in range(6):
+        await gate.create(payload="x" * (PAGE_BYTES // 5))
+
+    page = await gate.as_admin().export_tenant()
+
+    assert (page.kind, len(page.rows)) == ("tasks", 5)
+    assert len((await gate.as_admin().export_tenant(cursor=page.next_cursor)).rows) == 1
+
+
+async def test_one_audit_line_says_that_an_export_began(gate: Gate) -> None:
+    await gate.create()
+
+    await export(gate.as_admin(), limit=1)
+    await export(gate.as_admin(), "export_principal", principal_id="ada", limit=1)
+
+    lines: list[Audit] = await gate.backend.page(gate.tenant_id, Rows(Audit))
+    assert [line.event for line in lines] == ["tenant_export_begun", "principal_export_begun"]
+    assert '"about":"agent ada"' in lines[1].body
+
+
+async def test_a_cursor_is_good_for_its_export_and_seven_days(gate: Gate) -> None:
+    admin = gate.as_admin()
+    first = await admin.export_tenant()
+    of_ada = await admin.export_principal(principal_id="ada")
+
+    for operation, ask in (("export_principal", {"principal_id": "bob", "cursor": of_ada.next_cursor}),
+                           ("export_principal", {"principal_id": "ada", "cursor": first.next_cursor}),
+                           ("export_tenant", {"cursor": of_ada.next_cursor})):
+        with refused("invalid_cursor"):
+            await getattr(admin, operation)(**ask)
+    gate.skip(7 * DAY_SECONDS - 60)
+    assert (await admin.export_tenant(cursor=first.next_cursor)).kind == "leases"
+    gate.skip(120)
+    with refused("invalid_cursor"):
+        await admin.export_tenant(cursor=first.next_cursor)
+
+
+# Principals.
+
+
+async def test_a_principal_is_exported_with_its_tasks_and_all_that_belongs_to_them(gate: Gate) -> None:
+    offer = await gate.leased("w1", payload="hers")
+    await gate.as_worker("w1").report_progress(**under(offer), progress="half")
+    await gate.as_agent("ada").bootstrap()
+    bobs = await gate.create(by="bob", payload="his")
+    await gate.as_admin().issue_key(name="k", principal_id="ada")
+    await gate.as_admin().issue_key(name="k", principal_id="bob")
+
+    ada, text = await export(gate.as_admin(), "export_principal", principal_kind="agent", principal_id="ada")
+    w1, _ = await export(gate.as_admin(), "export_principal", principal_kind="worker", principal_id="w1")
+    human, _ = await export(gate.as_admin(), "export_principal", principal_kind="human", principal_id="nobody")
+
+    for found in (ada, w1):
+        assert [row["task_id"] for row in found["tasks"]] == [offer.task_id]
+        assert [row["lease_id"] for row in found["leases"]] == [offer.lease_id]
+        assert [row["progress"] for row in found["progress"]] == ["half"]
+    assert {row["receipt_type"] for row in ada["receipts"]} == {"task.assigned"}
+    assert {row["receipt_type"] for row in w1["receipts"]} >= {"task.accepted"}
+    assert [row["principal_id"] for row in ada["api_keys"]] == ["ada"]
+    assert [row["event"] for row in ada["audit"]] == ["key_issued", "principal_export_begun"]
+    assert not any(human[kind] for kind in human if kind != "audit")
+    assert bobs.encode() not in text
+    assert b"hash" not in b"".join(map(encode_json, ada["api_keys"]))
+    assert {*ada} == {TABLES[table] for table in DECLARED if may_name(table)}
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+async def test_the_tasks_of_a_worker_are_found_among_those_of_others_in_pages_of_any_size(
+        gate: Gate, limit: int) -> None:
+    tasks = [await gate.create(by="ada" if number % 5 else "bob") for number in range(40)]
+    for number in range(30):
+        assert await gate.claim(f"w{number % 3}")
+    leases = [row for row in await gate.backend.page(gate.tenant_id, Rows(Lease)) if row.worker_id == "w1"]
+
+    ask = {"principal_kind": "worker", "principal_id": "w1", "limit": limit}
+    w1, _ = await export(gate.as_admin(), "export_principal", **ask)
+    bob, _ = await export(gate.as_admin(), "export_principal", principal_id="bob", limit=limit)
+
+    assert [row["task_id"] for row in w1["tasks"]] == [row.task_id for row in leases] != []
+    assert [row["task_id"] for row in bob["tasks"]] == tasks[::5]
+    assert {row["task_id"] for row in bob["leases"]} < {*tasks[::5]}
+
+
+async def test_a_principal_is_exported_with_the_people_who_act_as_it(gate: Gate) -> None:
+    there = Gate(gate.engine, gate.stranger().tenant_id)
+    for tenant, mark in ((gate, "ours"), (there, "theirs")):
+        await plant(gate, mark, tenant.tenant_id, {User, Consent, Grant, SignInLink})
+
+    def name(work: Work) -> None:
+        for mark in ("ours", "theirs"):
+            for table, key in ((User, (f"{mark} user_id",)), (Grant, (f"{mark} Grant.grant_id",)),
+                               (SignInLink, (f"{mark} SignInLink.link_hash",))):
+                row: Any = work.find_record(table, *key)
+                work.keep_record(replace(row, principal_kind="human", principal_id="ada"))
+    await gate.backend.transact(gate.tenant_id, Needs(records={
+        (table, (f"{mark} {key}",)) for mark in ("ours", "theirs") for table, key in (
+            (User, "user_id"), (Grant, "Grant.grant_id"), (SignInLink, "SignInLink.link_hash"))}), name)
+
+    ada, text = await export(gate.as_admin(), "export_principal", principal_kind="human", principal_id="ada")
+    agent, _ = await export(gate.as_admin(), "export_principal", principal_kind="agent", principal_id="ada")
+
+    assert [len(ada[f"oauth_{kind}"]) for kind in ("users", "consents", "grants", "links")] == [1, 1, 1, 1]
+    assert [len(agent[f"oauth_{kind}"]) for kind in ("users", "consents", "grants", "links")] == [0, 0, 0, 0]
+    assert b"theirs" not in text
+
+
+async def test_who_has_the_scope_exports_itself_and_an_admin_anybody(gate: Gate) -> None:
+    await gate.create(by="ada")
+    reader = gate.as_caller("agent", "ada", "agent", scopes=frozenset({"admin:read"}))
+
+    own, _ = await export(reader, "export_principal")
+
+    assert len(own["tasks"]) == 1
+    with refused("forbidden"):
+        await reader.export_principal(principal_id="bob")
+    with refused("forbidden"):
+        await reader.export_tenant()
+    with refused("forbidden"):
+        await gate.as_caller("agent", "ada", "agent", scopes=SCOPES - {"admin:read", "admin:write"}).export_principal()
+    with refused("tenant_not_found"):
+        await reader.export_principal(tenant="00000000-0000-4000-8000-00000000dead")

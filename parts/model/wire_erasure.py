@@ -1,0 +1,116 @@
+"""What goes over the wire to erase what is kept of a principal or of a tenant (spec 21.12.1)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Struct
+
+from asyncgate.parts.model.errors import ArchiveUnavailable, Forbidden, TenantNotFound
+from asyncgate.parts.model.examples import LATER, NEXT_TASK_ID, NOW, OTHER
+from asyncgate.parts.model.wire import Ask, Kind, Name, PageAsk, says
+from asyncgate.parts.model.wire_admin import Whose
+
+ROWS_GONE = [{"table": "receipts", "changed": 12, "deleted": 0}, {"table": "tasks", "changed": 0, "deleted": 3}]
+ERASURE_PLANNED = {
+    "state": "planned", "changes": ROWS_GONE, "in_flight": 1, "leases": 0, "obligations": 1, "segments": 0,
+    "goes": ["Its tasks, …"], "stays": ["Receipts keep …"], "afterwards": ["Backups keep …"]}
+ERASED_AT_LAST = {
+    "state": "erased", "changes": ROWS_GONE, "in_flight": 0, "leases": 0, "obligations": 0, "segments": 0, "goes": [],
+    "stays": ["Receipts keep …"], "afterwards": ["Backups keep …"], "erasure_id": NEXT_TASK_ID, "begun_at": NOW,
+    "ended_at": LATER, "digest": "5f1b…", "proof": None}
+ERASURE_SHOWN = {
+    "erasure_id": NEXT_TASK_ID, "tenant_id": OTHER, "scope": "principal", "pseudonym": "erased-0c3a…",
+    "ended": True, "changes": ROWS_GONE, "begun_at": NOW, "ended_at": LATER, "digest": "5f1b…", "proof": None}
+NEXT_CALL = ("While state is planned, call it again with confirm.  While it is erasing, call it again likewise: it "
+             "goes on where it was.")
+Vacuum = Annotated[bool, says("on SQLite, by the operator: rewrite the file at the end, so that no page keeps what "
+                              "was erased; writes wait meanwhile")]
+PlanOnly = Annotated[bool, says("only say what would go and what stays; changes nothing")]
+
+
+class ErasePrincipal(Ask, kw_only=True):
+    """Erase what is kept of a principal."""
+
+    example = ({"principal_kind": "human", "principal_id": "ada", "plan": True}, ERASURE_PLANNED)
+    refusals = (TenantNotFound, ArchiveUnavailable, Forbidden)
+    next_step = NEXT_CALL
+    tenant: Whose = None
+    principal_kind: Kind = "agent"
+    principal_id: Annotated[Name, says("of whom everything goes")]
+    plan: PlanOnly = False
+    confirm: Annotated[Name | None, says("the same principal_id again: what is erased never comes back")] = None
+    vacuum: Vacuum = False
+
+
+class EraseTenant(Ask, kw_only=True):
+    """Erase what is kept of a whole tenant."""
+
+    needed: ClassVar[tuple[str, ...]] = ("tenant",)
+    example = ({"tenant": OTHER, "confirm": OTHER}, ERASED_AT_LAST)
+    refusals = (TenantNotFound, ArchiveUnavailable, Forbidden)
+    next_step = NEXT_CALL
+    tenant: Whose = None
+    plan: PlanOnly = False
+    confirm: Annotated[Name | None, says("tenant again, as it is named there: what is erased never comes back")] = None
+    vacuum: Vacuum = False
+
+
+class ListErasures(PageAsk, kw_only=True):
+    """List erasures."""
+
+    example = ({"limit": 20}, {"erasures": [ERASURE_SHOWN]})
+    refusals = (TenantNotFound,)
+    tenant: Whose = None
+
+
+class ErasedRows(Struct, frozen=True):
+    """What happens or happened to the rows of one table."""
+
+    table: str
+    changed: int                # rows that lose their content and identifiers, and stay
+    deleted: int
+
+
+class ErasureReport(Struct):
+    """What an erasure would do, does or did."""
+
+    state: Literal["planned", "erasing", "erased"]
+    changes: list[ErasedRows]
+    in_flight: int              # tasks that are canceled first, with receipts
+    leases: int                 # leases on others' tasks that are given back first
+    obligations: int            # open obligations that are discharged first
+    segments: int               # files of the archive that are deleted, their other receipts brought back before
+    goes: list[str]             # in words: what goes
+    stays: list[str]            # what stays, and why
+    afterwards: list[str]       # what is outside of the gate's reach, and what to do there
+    erasure_id: str | None = None
+    begun_at: datetime | None = None
+    ended_at: datetime | None = None
+    digest: str | None = None   # SHA-256 over the list of changed rows
+    proof: str | None = None    # the signed statement (JWS), if the gate has a signing key
+
+
+class ErasureRecord(Struct):
+    """An erasure."""
+
+    erasure_id: str
+    tenant_id: str
+    scope: Literal["principal", "tenant"]
+    pseudonym: str | None       # that stands in the principal's place; none while it is under way
+    ended: bool
+    changes: list[ErasedRows]
+    begun_at: datetime
+    ended_at: datetime | None
+    digest: str | None          # SHA-256 over the list of changed rows
+    proof: str | None           # the signed statement (JWS), if the gate has a signing key
+
+
+class Erasures(Struct):
+    """A page of erasures, the oldest first."""
+
+    columns = "erasure_id scope ended begun_at ended_at pseudonym"
+    erasures: list[ErasureRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None

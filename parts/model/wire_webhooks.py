@@ -1,0 +1,191 @@
+"""What goes over the wire to tell a tenant of its events by HTTP (webhooks)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, Struct
+
+from asyncgate.parts.model.errors import QuotaExceeded, TenantNotFound, WebhookNotFound
+from asyncgate.parts.model.examples import DUTY, LATER, NOW, TASK_ID, WEBHOOK, WEBHOOK_ID
+from asyncgate.parts.model.wire import Ask, Moment, Name, PageAsk, Text, says
+from asyncgate.parts.model.wire_admin import Whose
+
+WebhookState = Literal["active", "disabled", "parked", "removing"]
+DeliveryState = Literal["waiting", "delivered", "parked"]
+EndpointUrl = Annotated[str, Meta(min_length=1, max_length=2000), says("https, without a user and without a fragment")]
+EventTypes = Annotated[frozenset[Name], Meta(max_length=50), says(
+    "types of receipts, such as task.result_ready; empty is every receipt; or usage.recorded alone")]
+Recipients = Annotated[frozenset[Name], Meta(max_length=100), says(
+    "only receipts in the inboxes of these principals, by id; empty is all")]
+Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds that the old secret signs, too")]
+EventIds = Annotated[frozenset[Name], Meta(max_length=100)]
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105  # of an example
+DELIVERY = {"webhook_id": WEBHOOK_ID, "delivery_id": DUTY, "type": "task.result_ready", "state": "waiting", "tries": 3,
+            "first_at": NOW, "task_id": TASK_ID, "last_at": LATER, "next_at": LATER, "status": 503,
+            "reason": "503: not a success", "took_ms": 12.5}
+
+
+class CreateWebhook(Ask, kw_only=True):
+    """Add an endpoint."""
+
+    example = ({"endpoint": "https://hooks.example.com/asyncgate", "types": ["task.result_ready"],
+                "principals": ["ada"], "description": "results for the mailer"}, {"secret": SECRET, "webhook": {
+                    name: WEBHOOK[name] for name in WEBHOOK if name != "succeeded_at"}})
+    refusals = (TenantNotFound, QuotaExceeded)
+    next_step = "test_webhook sends a test event; the answer tells whether the receiver took it."
+    tenant: Whose = None
+    endpoint: EndpointUrl
+    types: EventTypes = frozenset()
+    principals: Recipients = frozenset()
+    description: Annotated[Name | None, says("a name for people")] = None
+
+
+class ListWebhooks(Ask, kw_only=True):
+    """List endpoints."""
+
+    example = ({}, {"webhooks": [WEBHOOK]})
+    refusals = (TenantNotFound,)
+    tenant: Whose = None
+
+
+class WebhookAsk(Ask, kw_only=True):
+    """A request about one endpoint."""
+
+    needed: ClassVar[tuple[str, ...]] = ("webhook_id",)
+    refusals = (TenantNotFound, WebhookNotFound)
+    webhook_id: Name = ""
+    tenant: Whose = None
+
+
+class ChangeWebhook(WebhookAsk, kw_only=True):
+    """Change an endpoint."""
+
+    example = ({"webhook_id": WEBHOOK_ID, "active": False}, {**WEBHOOK, "state": "disabled",
+                                                             "reason": "disabled by human root"})
+    endpoint: EndpointUrl | None = None
+    types: EventTypes | None = None
+    principals: Recipients | None = None
+    description: Annotated[Name | None, says("a name for people")] = None
+    active: Annotated[bool | None, says("whether events are delivered; active also ends a parking")] = None
+    skip_missed: Annotated[bool, says("go on with events from now, and park those that wait")] = False
+
+
+class RemoveWebhook(WebhookAsk, kw_only=True):
+    """Remove an endpoint."""
+
+    example = ({"webhook_id": WEBHOOK_ID, "reason": "the mailer is gone"}, {"ok": True})
+    reason: Annotated[Text | None, says("why; audited")] = None
+
+
+class RotateWebhookSecret(WebhookAsk, kw_only=True):
+    """Replace the signing secret of an endpoint."""
+
+    example = ({"webhook_id": WEBHOOK_ID, "overlap_seconds": 86_400}, {"secret": SECRET, "webhook": {
+        **WEBHOOK, "previous_secret_until": LATER}})
+    overlap_seconds: Overlap = 86_400.0
+
+
+class TestWebhook(WebhookAsk, kw_only=True):
+    """Send a test event to an endpoint."""
+
+    __test__ = False            # for pytest: it is no test
+    example = ({"webhook_id": WEBHOOK_ID}, {"delivered": True, "delivery_id": DUTY, "status": 204, "took_ms": 41.5})
+
+
+class ListDeliveries(PageAsk, kw_only=True):
+    """List what became of the events of an endpoint."""
+
+    needed: ClassVar[tuple[str, ...]] = ("webhook_id",)
+    example = ({"webhook_id": WEBHOOK_ID, "state": "waiting"}, {"deliveries": [DELIVERY]})
+    refusals = (TenantNotFound, WebhookNotFound)
+    next_step = "replay_deliveries delivers events again, for example those that are parked."
+    webhook_id: Name = ""
+    tenant: Whose = None
+    state: Annotated[DeliveryState | None, says("default: any")] = None
+
+
+class ReplayDeliveries(WebhookAsk, kw_only=True):
+    """Deliver events again."""
+
+    example = ({"webhook_id": WEBHOOK_ID, "since": NOW}, {"since": NOW})
+    delivery_ids: Annotated[EventIds | None, says("these events, as list_deliveries names them")] = None
+    since: Annotated[Moment | None, says("every event since then, as far as receipts are not archived")] = None
+
+
+class WebhookRecord(Struct, omit_defaults=True):
+    """An endpoint, without its secret."""
+
+    webhook_id: str
+    tenant: str
+    endpoint: str
+    types: list[str]                    # of the events; empty: every receipt
+    principals: list[str]               # whose inboxes; empty: all
+    state: WebhookState
+    created_at: datetime
+    created_by: str
+    updated_at: datetime
+    description: str = ""
+    reason: str | None = None           # why it is not active, or why it fails
+    failing_since: datetime | None = None
+    succeeded_at: datetime | None = None            # the last success
+    previous_secret_until: datetime | None = None   # the secret before signs, too, until then
+
+
+class CreatedWebhook(Struct):
+    """An endpoint and its signing secret, which only this answer shows."""
+
+    secret: str
+    webhook: WebhookRecord
+
+
+class Webhooks(Struct):
+    """The endpoints of a tenant, the oldest first."""
+
+    columns = "webhook_id endpoint types state reason succeeded_at"
+    webhooks: list[WebhookRecord]
+
+
+class TestedWebhook(Struct, omit_defaults=True):
+    """What became of a test event."""
+
+    __test__ = False            # for pytest: it is no test
+    delivered: bool
+    delivery_id: str
+    status: int | None = None           # of the answer
+    reason: str | None = None           # why it was not delivered
+    took_ms: float | None = None
+
+
+class DeliveryRecord(Struct, omit_defaults=True):
+    """What became of one event."""
+
+    webhook_id: str
+    delivery_id: str                    # the id of the event, and the webhook-id header
+    type: str
+    state: DeliveryState
+    tries: int
+    first_at: datetime
+    task_id: str | None = None
+    last_at: datetime | None = None
+    next_at: datetime | None = None
+    status: int | None = None           # the HTTP status of the last answer
+    reason: str | None = None           # why the last attempt failed
+    took_ms: float | None = None
+
+
+class Deliveries(Struct):
+    """A page of deliveries, the newest event first."""
+
+    columns = "delivery_id type state tries status reason last_at next_at"
+    deliveries: list[DeliveryRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class Replayed(Struct, omit_defaults=True):
+    """What is delivered again: how many deliveries, or every event since a time."""
+
+    replayed: int | None = None         # absent with since
+    since: datetime | None = None

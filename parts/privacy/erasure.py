@@ -1,0 +1,342 @@
+"""Erasure: everything that is kept of a principal or of a tenant goes, on request (spec 21.12.1).
+
+First a plan, which changes nothing, then the erasure with a confirmation.  Whoever asks again goes on where an
+interrupted one was; when nothing is left, nothing changes.  docs/privacy.md says what goes, what stays and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from asyncgate import ANOMALY, Caller, Engine, Needs, Operation, Work, forbid, receipt_key
+from asyncgate.parts.identity.admin import (
+    audit_change,
+    change_record,
+    operates,
+    read_page,
+    require_operator,
+    target_tenant,
+    tenant_of,
+)
+from asyncgate.parts.identity.notices import mark_once, tell_admins
+from asyncgate.parts.model.content import to_canonical
+from asyncgate.parts.model.database import FileBackend
+from asyncgate.parts.model.errors import Forbidden, InvalidRequest
+from asyncgate.parts.model.ids import mark_of
+from asyncgate.parts.model.queries import LeaseFilter, ObligationFilter, Rows, TaskFilter
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Erasure
+from asyncgate.parts.model.stored_oauth import User
+from asyncgate.parts.model.views import to_utc, to_utc_or_none
+from asyncgate.parts.model.wire import Ask, Principal
+from asyncgate.parts.model.wire_erasure import (
+    ErasedRows,
+    ErasePrincipal,
+    EraseTenant,
+    ErasureRecord,
+    ErasureReport,
+    Erasures,
+    ListErasures,
+)
+from asyncgate.parts.privacy.erasing import (
+    LIVE,
+    Counts,
+    Eraser,
+    all_rows,
+    decode_counts,
+    here_or_there,
+    name_of,
+    places,
+)
+from asyncgate.parts.privacy.rules import judge
+from asyncgate.parts.privacy.whom import OURS
+
+MOST_COUNTED = 1000         # tasks in flight, leases and obligations that a plan counts
+SHORTEST_NAME = 3           # of a person, to be looked for in texts
+
+GOES = [
+    "Credentials first: keys, sign-ins, sessions, links and consents. Its access tokens are refused from then on.",
+    "Tasks: those in flight are canceled, each with its receipts; then all of them go, with payloads, results, "
+    "progress, leases and events.",
+    "Leases on tasks of others: they are given back, and those tasks wait for another worker. Their last lease keeps a "
+    "pseudonym.",
+    "Obligations: what is owed to it is discharged by task.canceled or schedule.deleted from the gate; they pass to "
+    "nobody. Its schedules end likewise.",
+    "Receipts from it, to it and of its tasks, and the gate's own that name it: body, names, key and hash.",
+    "Files of the archive that have such receipts: their other receipts come back to the database until the archive "
+    "runs again.",
+    "Receipts that wait for a ledger; what it has stored in this gate as a ledger.",
+    "Presence, pauses and bulk actions: its name and its words.",
+    "Lines of the audit log: addresses, programs, texts and names; event, time, operation and ids stay, with a "
+    "pseudonym.",
+]
+STAYS = [
+    "Receipts keep id, type, time, task, parents and kinds of sender and recipient, and the digest that seals have of "
+    "them: others' chains and the seals stay sound. Who has the whole former receipt can see that it was this one.",
+    "Results and progress that it has delivered for tasks of others, and what others have written about it: that is "
+    "theirs.",
+    "Ids: of tasks, receipts, leases, keys and sessions, in receipts, revocations and the audit log. They are random "
+    "or numbered.",
+    "Revocations: until the access tokens that they refuse have expired, 90 days at most, with ids of sessions and "
+    "users, who revoked them and why.",
+    "Types and capabilities that workers name in their own claims: those are the workers'.",
+    "Endpoints of webhooks and programs: the tenant's, with a pseudonym of who made them.",
+    "Usage and counts: numbers of the tenant.",
+]
+AFTERWARDS = [
+    "The database: freed pages and the write-ahead log keep old bytes until they are rewritten. On SQLite erase with "
+    "vacuum; on Postgres run VACUUM (FULL, ANALYZE) on the whole database, then CHECKPOINT; the files of "
+    "pg_wal keep old bytes until they are reused or, with wal_recycle off, deleted, and archived WAL until it expires.",
+    "Backups, replicas and copies: they keep it until they are replaced. After restoring an older one, erase again.",
+    "Exports and receipts that somebody has fetched, and the folders of workers (the state of AI workers, payloads in "
+    "artifacts): delete them there.",
+    "Logs of the gate, of proxies and of tracing: they name principals and tasks; let them expire.",
+    "A ledger (receipt_mode {mode}): {ledger}",
+    "Tokens of an outside issuer and the shared token are not the gate's to revoke: who still has one can call under "
+    "that name again.",
+    "Texts of others that name it, and short names within the words of others, are not looked for.",
+]
+NO_LEDGER = "none is set."
+LEDGER = ("it has its own copies of the receipts, and no way to ask it for erasure. Ask who runs it, with the ids of "
+          "the receipts (list_receipts shows them by the pseudonym).")
+
+
+async def erase_principal(engine: Engine, caller: Caller, ask: ErasePrincipal) -> ErasureReport:
+    """Erase everything that is kept of a principal: first with plan, which changes nothing, then with confirm.
+
+    Credentials go first, work in flight is canceled, obligations are discharged; receipts stay without content, so that
+    seals and the chains of others stay sound.  An interrupted erasure goes on when it is called again.  Spec 21.12.1.
+    """
+    tenant_id = await target_tenant(engine, caller, ask.tenant)
+    who = Principal(ask.principal_kind, ask.principal_id)
+    if who.kind in OURS:
+        raise InvalidRequest(f"{who} is the gate itself; erase an agent, a worker, a service or a human")
+    if caller.bound and who.same(caller.principal) and tenant_id == caller.tenant_id:
+        raise Forbidden("nobody erases itself, for it could not see how that ends; let another admin do it")
+    return await erase(engine, caller, ask, tenant_id, who, ask.principal_id)
+
+
+async def erase_tenant(engine: Engine, caller: Caller, ask: EraseTenant) -> ErasureReport:
+    """Erase everything that is kept of a tenant: first with plan, which changes nothing, then with confirm.
+
+    For the operator.  The tenant is suspended at once and stays so, without a name.  Receipts stay without content, so
+    that its seals stay sound.  An interrupted erasure goes on when it is called again.  Spec 21.12.1.
+    """
+    require_operator(engine, caller)
+    tenant_id = await tenant_of(engine, ask.tenant or "")
+    if tenant_id == engine.settings.default_tenant_id:
+        raise Forbidden("the default tenant is the operator's own and cannot be erased; delete the database instead")
+    return await erase(engine, caller, ask, tenant_id, None, ask.tenant or "")
+
+
+async def list_erasures(engine: Engine, caller: Caller, ask: ListErasures) -> Erasures:
+    """List the tenant's erasures, the oldest first, with their counts and proofs."""
+    tenant_id = await target_tenant(engine, caller, ask.tenant)
+    rows, *ends = await read_page(engine, caller, ask, ("erasures", tenant_id),
+                                  lambda after: engine.backend.page(tenant_id, Rows(Erasure, after)),
+                                  lambda row: row.erasure_id, lambda row: row.of_tenant == tenant_id)
+    return Erasures([show_erasure(row) for row in rows], *ends)
+
+
+async def erase(engine: Engine, caller: Caller, ask: ErasePrincipal | EraseTenant, tenant_id: str,
+                who: Principal | None, name: str) -> ErasureReport:
+    """Plan an erasure, begin it, or go on with it."""
+    if caller.capabilities is not None or caller.task_types is not None:
+        raise forbid(caller, "a key that is limited to capabilities or task types cannot erase")
+    if not ask.plan and ask.confirm != name:
+        raise InvalidRequest(f"confirm must be {name!r}, the name of what is erased for ever; call with plan first to "
+                             "see what goes and what stays")
+    under_way = await find_open(engine, tenant_id, who)
+    if ask.plan or under_way is None:
+        planned = await make_plan(engine, tenant_id, who, under_way)
+        if ask.plan or not planned.left:
+            return report_plan(engine.settings, planned, "planned" if ask.plan else "erased")
+    erasure = under_way or await begin_erasure(engine, caller, tenant_id, who)
+    operator = engine.settings.default_tenant_id
+    if operator != tenant_id and await engine.backend.record(operator, Erasure, erasure.erasure_id) is None:
+        await keep_erasure(engine, caller, operator, erasure)       # an interrupted call may not have come this far
+    eraser = Eraser(engine, erasure)
+    erasure = await eraser.run()
+    if erasure.step == "end" and erasure.ended_at is None:
+        await tell_caller(engine, caller, erasure)
+        sign = await make_signer(engine.settings)
+        erasure = await eraser.end(sign, {"scope": "tenant" if who is None else "principal"})
+        await audit_end(engine, caller, erasure)
+    if erasure.ended_at is not None and ask.vacuum and operates(engine, caller) and isinstance(
+            engine.backend, FileBackend):
+        await engine.backend.compact()
+    return report_erasure(engine.settings, erasure)
+
+
+async def find_open(engine: Engine, tenant_id: str, who: Principal | None) -> Erasure | None:
+    """Return the erasure of a principal or a tenant that is under way."""
+    kind, id = (who.kind, who.id) if who else ("", "")
+    async for row in all_rows(engine, tenant_id, Erasure):
+        if row.ended_at is None and (row.of_tenant, row.principal_kind, row.principal_id) == (tenant_id, kind, id):
+            return row
+    return None
+
+
+# The plan.
+
+
+class Planned(Struct):
+    """What an erasure would do."""
+
+    counts: Counts
+    in_flight: int
+    leases: int
+    obligations: int
+    segments: int
+
+    @property
+    def left(self) -> bool:
+        """Whether there is anything to erase."""
+        return bool(self.counts or self.in_flight or self.leases or self.obligations or self.segments)
+
+
+async def make_plan(engine: Engine, tenant_id: str, who: Principal | None, under_way: Erasure | None) -> Planned:
+    """Judge each row, and count what would change."""
+    eraser = Eraser(engine, under_way or await draft(engine, tenant_id, who))
+    counts: Counts = {}
+    for place, kind in places(engine, eraser.whom):
+        whom = here_or_there(eraser.whom, place)
+        async for row in all_rows(engine, place, kind):
+            if (after := judge(whom, row, eraser.owned)) != row:
+                of = counts.setdefault(name_of(kind), {})
+                what = "deleted" if after is None else "changed"
+                of[what] = of.get(what, 0) + 1
+    in_flight = sum([len(await engine.backend.page(tenant_id, TaskFilter(who, status, None, None, MOST_COUNTED)))
+                     for status in LIVE])
+    leases = await engine.backend.page(tenant_id, LeaseFilter(who)) if who else []
+    owed = await engine.backend.page(tenant_id, ObligationFilter(who, None, MOST_COUNTED))
+    return Planned(counts, in_flight, len(leases), len(owed), len(await eraser.find_segments()))
+
+
+async def draft(engine: Engine, tenant_id: str, who: Principal | None) -> Erasure:
+    """Return a new erasure, with all that names the people who act as the principal."""
+    now = engine.backend.now()
+    id = engine.backend.ids.new(now, mark_of(tenant_id))
+    kind, name = (who.kind, who.id) if who else ("", "")
+    return Erasure(id, tenant_id, kind, name, to_canonical(await find_names(engine, tenant_id, who)).decode(),
+                   secrets.token_hex(32), "credentials", "[]", "{}", now)
+
+
+async def find_names(engine: Engine, tenant_id: str, who: Principal | None) -> list[str]:
+    """Return the ids of the users who act as a principal, and their names with their providers."""
+    users, texts = set[str](), set[str]()
+    async for user in all_rows(engine, engine.settings.default_tenant_id, User):
+        if user.tenant == tenant_id and who in (None, user.principal):
+            users.add(user.user_id)
+            texts |= {text for text in (user.email, user.subject, user.name) if len(text) >= SHORTEST_NAME}
+    return [*(f"user {id}" for id in sorted(users)), *(f"name {text}" for text in sorted(texts))]
+
+
+def report_plan(settings: Settings, planned: Planned, state: str) -> ErasureReport:
+    """Show a plan; nothing to erase is as good as erased."""
+    return ErasureReport(
+        "planned" if state == "planned" else "erased", show_counts(planned.counts), planned.in_flight, planned.leases,
+        planned.obligations, planned.segments, GOES if state == "planned" else [], STAYS, list_afterwards(settings))
+
+
+def show_counts(counts: Counts) -> list[ErasedRows]:
+    """Show what happens to the rows of each table."""
+    return [ErasedRows(table, of.get("changed", 0), of.get("deleted", 0)) for table, of in sorted(counts.items())]
+
+
+def list_afterwards(settings: Settings) -> list[str]:
+    """Return what is outside of the gate's reach."""
+    ledger = NO_LEDGER if settings.receipt_mode == "standalone" else LEDGER
+    return [text.format(mode=settings.receipt_mode, ledger=ledger) if text.startswith("A ledger") else text
+            for text in AFTERWARDS]
+
+
+# Its beginning and its end.
+
+
+async def begin_erasure(engine: Engine, caller: Caller, tenant_id: str, who: Principal | None) -> Erasure:
+    """Note that an erasure begins; from here it goes on, whoever asks again."""
+    erasure = await draft(engine, tenant_id, who)
+    await keep_erasure(engine, caller, tenant_id, erasure)
+    return erasure
+
+
+async def keep_erasure(engine: Engine, caller: Caller, tenant_id: str, erasure: Erasure) -> None:
+    """Store the beginning of an erasure; the audit line of an erased tenant names nobody."""
+    def keep(work: Work) -> None:
+        work.keep_record(erasure)
+        if tenant_id == caller.tenant_id:
+            scope = "principal" if erasure.principal_kind else "tenant"
+            audit_change(engine, work, "erasure_begun", "critical", caller, erasure_id=erasure.erasure_id, scope=scope,
+                         tenant=erasure.of_tenant)
+    await change_record(engine, caller, tenant_id, Erasure, (erasure.erasure_id,), keep)
+
+
+async def audit_end(engine: Engine, caller: Caller, erasure: Erasure) -> None:
+    """Note in the caller's audit log that an erasure has ended."""
+    def note(work: Work) -> None:
+        audit_change(engine, work, "erasure_confirmed", "critical", caller, erasure_id=erasure.erasure_id,
+                     tenant=erasure.of_tenant, digest=erasure.digest)
+    await change_record(engine, caller, caller.tenant_id, Erasure, (erasure.erasure_id,), note)
+
+
+async def tell_caller(engine: Engine, caller: Caller, erasure: Erasure) -> None:
+    """Write the receipt of an erasure into the inbox of who asked for it; once."""
+    if not caller.bound:
+        return
+
+    kind, id = "data_erased", erasure.erasure_id
+
+    def load(needs: Needs, asker: Caller, ask: Ask) -> None:
+        needs.stated.add(("", receipt_key(ANOMALY, "", engine.gate, None, (), mark_once(
+            kind, id, caller.principal))))
+
+    def tell(engine: Engine, work: Work, asker: Caller, ask: Ask) -> None:
+        tell_admins(engine, work, [caller.principal], kind, once=id, erasure_id=id, tenant=erasure.of_tenant,
+                    counts=decode_counts(erasure.counts))
+    await engine.write(tell, load, engine.make_own_caller(caller.tenant_id), Ask())
+
+
+async def make_signer(settings: Settings) -> Callable[[dict[str, Any]], str | None]:
+    """Return what signs the proof with the key that signs access tokens; without that key there is no signature."""
+    if not (path := settings.security.jwt.private_key_path):
+        return lambda said: None
+    from joserfc import jwt
+
+    from asyncgate.parts.identity.oauth.signing import load_signing_keys
+    key = (await asyncio.to_thread(load_signing_keys, path)).current.key
+    return lambda said: jwt.encode({"alg": "RS256", "typ": "erasure+jwt", "kid": key.kid}, said, key)
+
+
+# What is shown.
+
+
+def report_erasure(settings: Settings, erasure: Erasure) -> ErasureReport:
+    """Show how far an erasure is."""
+    return ErasureReport(
+        "erased" if erasure.ended_at is not None else "erasing", show_counts(decode_counts(erasure.counts)), 0, 0, 0,
+        len(msgspec.json.decode(erasure.segments)), [], STAYS, list_afterwards(settings), erasure.erasure_id,
+        to_utc(erasure.begun_at), to_utc_or_none(erasure.ended_at), erasure.digest or None, erasure.proof)
+
+
+def show_erasure(row: Erasure) -> ErasureRecord:
+    """Show an erasure without its key and without the name of whom it is of."""
+    return ErasureRecord(
+        row.erasure_id, row.of_tenant, "principal" if row.principal_kind else "tenant",
+        row.principal_id if row.ended_at is not None else None, row.ended_at is not None,
+        show_counts(decode_counts(row.counts)), to_utc(row.begun_at), to_utc_or_none(row.ended_at), row.digest or None,
+        row.proof)
+
+
+OPERATIONS = [
+    Operation(erase_principal, "POST /v1/principals/erase", "A", "admin:write", "W", idempotent=True, destructive=True),
+    Operation(erase_tenant, "POST /v1/tenants/{tenant}/erase", "A", "admin:write", "W", idempotent=True,
+              destructive=True),
+    Operation(list_erasures, "GET /v1/erasures", "A", "admin:read", "R"),
+]

@@ -1,0 +1,322 @@
+"""What an erasure does to each kind of row: it stays as it is, it goes, or another one takes its place.
+
+The rules are pure, and say the same of a row whose turn has come already: so an erasure that was interrupted begins its
+step again, and one that is repeated changes nothing.  `ERASE_RULES` and `LEFT_ALONE` have every kind of row, and
+`tests/privacy` plants a mark in every field that `DECLARED` calls personal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncgate.parts.model.content import to_canonical
+from asyncgate.parts.model.erased import PSEUDONYM, read_note, write_note
+from asyncgate.parts.model.pausing import decode_pauses, encode_pauses
+from asyncgate.parts.model.stored import (
+    Account,
+    Archived,
+    Audit,
+    AuditHead,
+    Bulk,
+    Entry,
+    Erased,
+    Erasure,
+    Event,
+    Key,
+    Lease,
+    LedgerMark,
+    Meter,
+    Obligation,
+    Outgoing,
+    Pauses,
+    Presence,
+    Progress,
+    Receipt,
+    Schedule,
+    Seal,
+    SealHead,
+    Task,
+    Traffic,
+    Usage,
+    UsageEvent,
+    UsageHead,
+)
+from asyncgate.parts.model.stored_oauth import (
+    Consent,
+    Grant,
+    OAuthClient,
+    Revocation,
+    RevocationHead,
+    SignInLink,
+    User,
+)
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
+from asyncgate.parts.privacy.whom import Whom
+from asyncgate.parts.receipts.seals import entry_digest, receipt_digest
+
+EraseRule = Callable[[Whom, Any, set[str]], Struct | None]
+
+# The members of an audit line that stay in a line by somebody who is erased: which kind of credential did what to what.
+KEPT_MEMBERS = frozenset({
+    "principal_kind", "principal_id", "role", "operation", "key_id", "session_id", "token_id", "issued", "rotated",
+    "rotated_to", "revoked", "about_key", "about_session", "about_token", "task_id", "receipt_id", "bulk_id", "times",
+    "uses", "operations", "tasks", "more_tasks", "answer", "matches", "at_least", "done", "skipped", "refused", "up_to",
+    "hash", "lines", "erasure_id", "counts", "digest", "erased"})
+decode_workers = msgspec.json.Decoder(list[str]).decode
+
+
+def leave(whom: Whom, row: Struct, owned: set[str]) -> Struct:
+    """Leave a row as it is."""
+    return row
+
+
+# Work.
+
+
+def erase_task(whom: Whom, row: Task, owned: set[str]) -> Task | None:
+    """Take the tasks of the principal away, and its name from those that it has lost."""
+    if whom.is_everybody or whom.covers(row.owner_kind, row.owner_id):
+        return None
+    lost = decode_workers(row.lost_to)
+    if whom.principal is None or not whom.here or whom.principal.id not in lost:
+        return row
+    who = whom.principal
+    named = [whom.pseudonym(who.kind, who.id) if id == who.id else id for id in lost]
+    return replace(row, lost_to=to_canonical(named).decode())
+
+
+def erase_lease(whom: Whom, row: Lease, owned: set[str]) -> Lease:
+    """Replace the name of who held a lease."""
+    if not whom.covers(row.worker_kind, row.worker_id):
+        return row
+    return replace(row, worker_id=whom.pseudonym(row.worker_kind, row.worker_id), worker_instance=None, claim_id=None,
+                   resumed_by=None)
+
+
+def erase_event(whom: Whom, row: Event, owned: set[str]) -> Event:
+    """Empty an event of another principal's task that names the principal."""
+    if row.task_id in owned or not whom.is_mentioned(msgspec.json.decode(row.payload)):
+        return row
+    return replace(row, payload=f'{{"erased":"{whom.erasure_id}"}}')
+
+
+def erase_schedule(whom: Whom, row: Schedule, owned: set[str]) -> Schedule | None:
+    """Take a schedule of the principal away; its end was told before."""
+    gone = whom.is_everybody or whom.covers(row.owner_kind, row.owner_id) or whom.covers(
+        row.scheduler_kind, row.scheduler_id)
+    return None if gone else row
+
+
+# Receipts.
+
+
+def erase_receipt(whom: Whom, row: Receipt, owned: set[str]) -> Receipt:
+    """Empty the receipts from and to the principal and those of its tasks, and the gate's own that name it."""
+    note, sent = read_note(row.body), whom.covers(row.from_kind, row.from_id)
+    if row.receipt_type == "task.assigned" and (sent or is_by_pseudonym(whom, row)):
+        owned.add(row.task_id)
+    named = sent or whom.covers(row.to_kind, row.to_id)
+    if note is not None:
+        return rename(whom, row) if named else row
+    mine = named or (row.task_id != "" and row.task_id in owned) or (whom.is_everybody and row.body != "")
+    if not mine and not (row.from_kind == "asyncgate" and row.body and whom.is_mentioned(
+            msgspec.json.decode(row.body))):
+        return row
+    if not row.body and not named:      # a skeleton that names somebody else; the ledger has its content
+        return row
+    about = row.schedule_id
+    emptied = replace(
+        row, receipt_key=whom.keyed(row.receipt_key), hash=whom.keyed(row.hash),
+        schedule_id=about if about is None or about.startswith(PSEUDONYM) else whom.pseudonym("schedule", about),
+        body=write_note(whom.erasure_id, receipt_digest(row).hex()) if row.body else "")
+    return rename(whom, emptied)
+
+
+def is_by_pseudonym(whom: Whom, row: Receipt) -> bool:
+    """Whether the sender of a receipt is the principal by its pseudonym, because this erasure was here before."""
+    who = whom.principal
+    return who is not None and row.from_id == whom.pseudonym(who.kind, who.id)
+
+
+def rename(whom: Whom, row: Receipt) -> Receipt:
+    """Replace the names of a receipt's sender and recipient."""
+    return replace(row, from_id=whom.replace_id(row.from_kind, row.from_id),
+                   to_id=whom.replace_id(row.to_kind, row.to_id))
+
+
+def erase_outgoing(whom: Whom, row: Outgoing, owned: set[str]) -> Outgoing | None:
+    """Do not send what names the principal or belongs to its tasks."""
+    gone = whom.is_everybody or row.task_id in owned or whom.is_within(msgspec.json.decode(row.content))
+    return None if gone else row
+
+
+def erase_entry(whom: Whom, row: Entry, owned: set[str]) -> Entry:
+    """Empty what the principal has stored in this ledger, and what was stored there for it."""
+    ends = ((row.from_kind, row.from_id), (row.to_kind, row.to_id), (row.stated_kind, row.stated_id))
+    if not any(whom.covers(*end) for end in ends):
+        return row
+    note = read_note(row.content)
+    named = row.receipt_id.startswith(PSEUDONYM)
+    return replace(
+        row, receipt_id=row.receipt_id if named else whom.pseudonym("receipt", row.receipt_id),
+        from_id=whom.replace_id(*ends[0]), to_id=whom.replace_id(*ends[1]), stated_id=whom.replace_id(*ends[2]),
+        digest=row.digest if note else whom.keyed(row.digest),
+        content=row.content if note else write_note(whom.erasure_id, entry_digest(row).hex()))
+
+
+# Who was here, and what an admin did.
+
+
+def erase_presence(whom: Whom, row: Presence, owned: set[str]) -> Presence | None:
+    """Forget when the principal was here."""
+    return None if whom.is_everybody or whom.covers(row.kind, row.id) else row
+
+
+def erase_key(whom: Whom, row: Key, owned: set[str]) -> Key | None:
+    """Take the keys of the principal away, and its name from those that it has issued."""
+    if whom.is_everybody or whom.covers(row.principal_kind, row.principal_id):
+        return None
+    return replace(row, created_by=rename_text(whom, row.created_by))
+
+
+def rename_text(whom: Whom, text: str) -> str:
+    """Replace the text "kind id" of a principal."""
+    kind, _, id = text.partition(" ")
+    return f"{kind} {whom.replace_id(kind, id)}" if id else text
+
+
+def erase_account(whom: Whom, row: Account, owned: set[str]) -> Account:
+    """Take the name of a tenant away that is erased as a whole; it stays suspended."""
+    if not whom.is_everybody:
+        return row
+    name = row.name if row.name.startswith(PSEUDONYM) else whom.pseudonym("tenant", whom.tenant_id)
+    return replace(row, name=name, exempt_why=None, stricter_why=None)
+
+
+def erase_pauses(whom: Whom, row: Pauses, owned: set[str]) -> Pauses:
+    """Take the name of the principal from what it has paused, and what is paused for it alone."""
+    if whom.is_everybody:
+        return Pauses("[]")
+    left = [replace(one, by_id=whom.pseudonym(one.by_kind, one.by_id), reason=None)
+            if whom.covers(one.by_kind, one.by_id) else one for one in decode_pauses(row.listed)
+            if one.worker is None or one.worker not in whom.names]
+    return encode_pauses(left)
+
+
+def erase_bulk(whom: Whom, row: Bulk, owned: set[str]) -> Bulk:
+    """Take the principal's name and words from what was done to many tasks."""
+    if not whom.covers(row.by_kind, row.by_id) and not whom.is_mentioned(msgspec.json.decode(row.asked)) and (
+            not whom.is_everybody or row.asked == "{}"):
+        return row
+    return replace(row, by_id=whom.replace_id(row.by_kind, row.by_id), asked="{}", problem=None)
+
+
+def erase_line(whom: Whom, row: Audit, owned: set[str]) -> Audit:
+    """Leave of an audit line what is needed to see what was done, and pseudonyms of who did it."""
+    said = msgspec.json.decode(row.body)
+    kind, id = str(said.get("principal_kind", "")), str(said.get("principal_id", ""))
+    own = whom.is_everybody or whom.covers(kind, id)
+    left = {name: value for name, value in said.items()
+            if (not own or name in KEPT_MEMBERS) and (name == "principal_id" or not whom.is_within(value))}
+    if own and "principal_id" in left:
+        left["principal_id"] = whom.replace_id(kind, id)
+    if left == said:
+        return row
+    return replace(row, body=to_canonical({**left, "erased": left.get("erased", whom.erasure_id)}).decode())
+
+
+def erase_webhook(whom: Whom, row: Webhook, owned: set[str]) -> Webhook | None:
+    """Take the name of the principal from the endpoints of its tenant."""
+    if whom.is_everybody:
+        return None
+    asked, who = decode_workers(row.principals), whom.principal
+    # The pseudonym stays in its place: an empty list would mean the receipts of anybody.
+    named = [whom.pseudonym("principal", id) if who and whom.here and id == who.id else id for id in asked]
+    return replace(row, created_by=rename_text(whom, row.created_by),
+                   principals=row.principals if named == asked else msgspec.json.encode(named).decode())
+
+
+def erase_delivery(whom: Whom, row: WebhookDelivery, owned: set[str]) -> WebhookDelivery | None:
+    """Forget deliveries with their endpoint."""
+    return None if whom.is_everybody else row
+
+
+def erase_webhook_head(whom: Whom, row: WebhookHead, owned: set[str]) -> WebhookHead:
+    """Count no endpoints where all have gone."""
+    return WebhookHead(0) if whom.is_everybody else row
+
+
+# The authorization server.
+
+
+def erase_user(whom: Whom, row: User, owned: set[str]) -> User | None:
+    """Forget who acts as the principal, and its name at those it has let in."""
+    if whom.covers_person(row.tenant, row.principal_kind, row.principal_id) or row.accepted_as in whom.users:
+        return None
+    return replace(row, admitted_by=rename_author(whom, row.tenant, row.admitted_by))
+
+
+def rename_author(whom: Whom, tenant: str | None, text: str) -> str:
+    """Replace the text "kind id" of a principal in a row that stands in the operator's tenant."""
+    who = whom.principal
+    if who is None or text != str(who) or not (whom.here or tenant == whom.tenant_id):
+        return text
+    return f"{who.kind} {whom.pseudonym(who.kind, who.id)}"
+
+
+def erase_consent(whom: Whom, row: Consent, owned: set[str]) -> Consent | None:
+    """Forget what the principal has allowed."""
+    return None if row.user_id in whom.users else row
+
+
+def erase_grant(whom: Whom, row: Grant, owned: set[str]) -> Grant | None:
+    """Forget the sessions of the principal; their tokens were revoked before."""
+    gone = whom.covers_person(row.tenant, row.principal_kind, row.principal_id) or row.user_id in whom.users
+    return None if gone else row
+
+
+def erase_link(whom: Whom, row: SignInLink, owned: set[str]) -> SignInLink | None:
+    """Forget links that sign the principal in."""
+    return None if whom.covers_person(row.tenant, row.principal_kind, row.principal_id) else row
+
+
+def erase_client(whom: Whom, row: OAuthClient, owned: set[str]) -> OAuthClient | None:
+    """Forget the programs of a tenant that is erased, and the name of who has registered others."""
+    if whom.principal is None and row.tenant == whom.tenant_id:
+        return None
+    return replace(row, created_by=rename_author(whom, row.tenant, row.created_by))
+
+
+# In this order: a receipt tells whose its task is, before other rows of that task are looked at.
+ERASE_RULES: dict[type[Struct], EraseRule] = {
+    Receipt: erase_receipt, Outgoing: erase_outgoing, Entry: erase_entry, Lease: erase_lease, Event: erase_event,
+    Webhook: erase_webhook, WebhookDelivery: erase_delivery, WebhookHead: erase_webhook_head,
+    Schedule: erase_schedule, Bulk: erase_bulk, Pauses: erase_pauses, Key: erase_key, Task: erase_task,
+    Account: erase_account, Presence: erase_presence, User: erase_user, Consent: erase_consent, Grant: erase_grant,
+    SignInLink: erase_link, OAuthClient: erase_client, Audit: erase_line}
+
+# Kinds that no rule changes, and why.
+LEFT_ALONE: dict[type[Struct], str] = {
+    Progress: "goes with its task; of another principal's task it is that principal's",
+    Obligation: "closed before, with a receipt",
+    Archived: "points to a receipt that is brought back before, and names nobody",
+    Revocation: "refuses access tokens until they have expired, and goes then",
+    Erasure: "the evidence of the erasure; the principal's name and the key go at its end",
+    Erased: "the evidence of the erasure: digests alone",
+    AuditHead: "a number and a hash", Usage: "counts", Traffic: "counts", LedgerMark: "how far a ledger was read",
+    Meter: "numbers", UsageHead: "numbers", UsageEvent: "numbers, which bills rest on",
+    Seal: "digests", SealHead: "a number and a hash", RevocationHead: "a number"}
+# Kinds whose rows go with their tasks, so that nothing else is done to those of the tasks that go.
+WITH_TASK: tuple[type[Struct], ...] = (Lease, Event, Progress)
+# Which of the rows are not the tenant's own but stand in the operator's tenant.
+OF_OPERATOR: tuple[type[Struct], ...] = (User, Consent, Grant, SignInLink, OAuthClient)
+
+
+def judge(whom: Whom, row: Any, owned: set[str]) -> Struct | None:
+    """Return what takes the place of a row: the row itself, another one, or nothing."""
+    return ERASE_RULES.get(type(row), leave)(whom, row, owned)

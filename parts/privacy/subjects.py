@@ -1,0 +1,225 @@
+"""Whom a stored row is about: its tenant, and which principals it names.
+
+A row is about a principal if a field that is declared to name persons names it, if it belongs to a task that the
+principal owns or was the last to work on, or if it belongs to a person who acts as that principal.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from msgspec import Struct
+
+from asyncgate import Engine
+from asyncgate.parts.identity.oauth.directory import Directory
+from asyncgate.parts.identity.oauth.revocations import name_principal
+from asyncgate.parts.model.content import decode_json
+from asyncgate.parts.model.personal import DECLARED
+from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.stored import (
+    Account,
+    Archived,
+    Audit,
+    Event,
+    Key,
+    Lease,
+    Outgoing,
+    Pauses,
+    Progress,
+    Receipt,
+    Task,
+)
+from asyncgate.parts.model.stored_oauth import (
+    Consent,
+    Grant,
+    OAuthClient,
+    Revocation,
+    RevocationHead,
+    SignInLink,
+    User,
+)
+from asyncgate.parts.model.stored_webhooks import WebhookDelivery
+from asyncgate.parts.model.wire import Principal
+
+# These stand in the default tenant, whichever tenant they are for.
+OF_SIGN_IN: frozenset[type[Struct]] = frozenset({
+    OAuthClient, User, Consent, Grant, SignInLink, Revocation, RevocationHead})
+# Fields that hold an id alone, and members of an audit line that do.
+BARE_FIELDS = {"principal_ai", "lost_to", "principals"}
+LISTS = {"lost_to", "principals"}       # several ids, as JSON
+BARE_MEMBERS = {"link_for", "worker", "worker_id"}
+# Fields that are declared to name persons and name no principal.
+NAMELESS: dict[type[Struct], str] = {
+    Lease: "claim_id", Receipt: "receipt_key", Account: "name", Key: "name", OAuthClient: "name",
+    User: "user_id issuer subject email name accepted_as", Consent: "user_id", Grant: "user_id", Revocation: "subject"}
+# Members of an audit line that are ids, and the rows that these belong to.
+REFERENCES: dict[str, type[Struct]] = {
+    "key_id": Key, "issued": Key, "rotated": Key, "rotated_to": Key, "revoked": Key, "about_key": Key,
+    "session_id": Grant, "about_session": Grant, "user_id": User, "about_user": User, "about_users": User}
+
+
+REVOKED: dict[str, type[Struct]] = {"session": Grant, "client": OAuthClient, "user": User}
+
+
+def may_name(table: type[Struct]) -> bool:
+    """Whether rows of a table may be about a principal; those about the tenant as a whole are not."""
+    return table is Archived or (table is not Account and DECLARED[table].is_personal)
+
+
+class Subject:
+    """A tenant, or one principal of it; remembers what it has looked up."""
+
+    def __init__(self, engine: Engine, tenant_id: str, whom: Principal | None) -> None:
+        self.engine, self.tenant_id, self.whom = engine, tenant_id, whom
+        self.directory = Directory(engine)
+        self.tasks: dict[str, bool] = {}
+        self.owners: dict[tuple[type[Struct], str], Any] = {}
+
+    def home_of(self, table: type[Struct]) -> str:
+        """Return the tenant in which rows of a table stand."""
+        return self.directory.tenant_id if table in OF_SIGN_IN else self.tenant_id
+
+    async def has(self, row: Struct, receipt: Receipt | None = None) -> bool:
+        """Whether a row, perhaps with its archived receipt, is about this tenant and this principal."""
+        if type(row) in OF_SIGN_IN and await self._tenant_of(row) != self.tenant_id:
+            return False
+        return self.whom is None or await self._names(row, receipt, self.whom)
+
+    async def look_ahead(self, rows: list[Any], after: str) -> None:
+        """Learn who worked on the tasks behind a key in one read, where each alone would need one."""
+        tasks = [row for row in rows if isinstance(row, Task)]
+        if self.whom is None or not tasks:
+            return
+        leases = await self.engine.backend.page(self.tenant_id, Rows(Lease, after, len(tasks)))
+        last = leases[-1].task_id if len(leases) == len(tasks) else tasks[-1].task_id
+        busy = {lease.task_id for lease in leases if names_principal(lease, self.whom)}
+        self.tasks.update((task.task_id, task.task_id in busy or names_principal(task, self.whom))
+                          for task in tasks if task.task_id <= last)
+
+    # Tenants.
+
+    async def _tenant_of(self, row: Any) -> str:
+        """Return the tenant that a row of the authorization server is for: the operator's, unless it names another."""
+        if isinstance(row, Consent):
+            row = await self._find(User, row.user_id)
+        if isinstance(row, Revocation):
+            if row.kind in ("principal", "token"):
+                return str(row.subject).partition(" ")[0]
+            row = await self._find(REVOKED[row.kind], row.subject)
+        return getattr(row, "tenant", None) or self.directory.tenant_id
+
+    async def _find(self, table: type[Struct], id: str) -> Any:
+        """Return a row by its id, or None."""
+        if (table, id) not in self.owners:
+            self.owners[table, id] = await self.engine.backend.record(self.home_of(table), table, id)
+        return self.owners[table, id]
+
+    # Principals.
+
+    async def _names(self, row: Any, receipt: Receipt | None, whom: Principal) -> bool:
+        if names_principal(row, whom) or (receipt is not None and names_principal(receipt, whom)):
+            return True
+        match row:
+            case Task() | Lease() | Progress() | Event() | WebhookDelivery():
+                return await self._has_task(row.task_id, whom)
+            case Outgoing():
+                return await self._has_receipt(row, whom)
+            case Consent():
+                return await self._acts_as(row.user_id, whom)
+            case Revocation():
+                return await self._is_revoked(row, whom)
+            case Audit():
+                return await self._has_line(decode_json(row.body), whom)
+            case Pauses():
+                return mentions(decode_json(row.listed), whom)
+        return False
+
+    async def _has_task(self, task_id: str, whom: Principal) -> bool:
+        """Whether the principal owns a task, or was the last that worked on it."""
+        if task_id not in self.tasks:
+            found = await self.engine.backend.task(self.tenant_id, task_id)
+            self.tasks[task_id] = found is not None and any(
+                row is not None and names_principal(row, whom) for row in found[:2])
+        return self.tasks[task_id]
+
+    async def _has_receipt(self, row: Outgoing, whom: Principal) -> bool:
+        """Whether a receipt on its way to the ledger is from or to the principal."""
+        receipt = await self.engine.backend.receipt(self.tenant_id, row.receipt_id)
+        return receipt is not None and names_principal(receipt, whom)
+
+    async def _acts_as(self, user_id: str, whom: Principal) -> bool:
+        """Whether a person acts as the principal."""
+        user = await self._find(User, user_id)
+        return user is not None and names_principal(user, whom)
+
+    async def _is_revoked(self, row: Revocation, whom: Principal) -> bool:
+        """Whether a revocation is of the principal, of a session of it, or of a person who acts as it."""
+        if row.kind == "principal":
+            return row.subject == name_principal(self.tenant_id, whom.kind, whom.id)
+        if row.kind not in ("session", "user"):
+            return False        # of a token only its id is known, and a program is used by many
+        owner = await self._find(Grant if row.kind == "session" else User, row.subject)
+        return owner is not None and names_principal(owner, whom)
+
+    async def _has_line(self, said: Any, whom: Principal) -> bool:
+        """Whether a line of the audit log names the principal, or a credential, a session or a person of it.
+
+        The log of the default tenant also has what the authorization server did for other tenants.
+        """
+        if {said.get("tenant"), said.get("of_tenant")} - {None, self.tenant_id}:
+            return False
+        if mentions(said, whom) or any(said.get(name) == whom.id for name in BARE_MEMBERS):
+            return True
+        for name in said.keys() & REFERENCES.keys():
+            for id in said[name] if isinstance(said[name], list) else [said[name]]:
+                owner = await self._find(REFERENCES[name], id)
+                if owner is not None and self._is_held(owner, whom):
+                    return True
+        return False
+
+    def _is_held(self, row: Any, whom: Principal) -> bool:
+        """Whether a credential, a session or a person stands for the principal."""
+        return getattr(row, "tenant", self.tenant_id) == self.tenant_id and whom.same(
+            Principal(row.principal_kind, row.principal_id))
+
+
+def names_principal(row: Struct, whom: Principal) -> bool:
+    """Whether a field that is declared to name persons names a principal."""
+    return has_name(type(row), row, whom)
+
+
+def has_name(table: type[Struct], row: Any, whom: Principal) -> bool:
+    """Whether a row of a table names a principal."""
+    pairs, singles = list_names(table)
+    return (any(getattr(row, kind) == whom.kind and getattr(row, id) == whom.id for kind, id in pairs)
+            or any(is_name(name, getattr(row, name), whom) for name in singles))
+
+
+def is_name(field: str, value: str | None, whom: Principal) -> bool:
+    """Whether one text names a principal: by kind and id, or in some fields by the id alone."""
+    if value is None or field not in BARE_FIELDS:
+        return value == str(whom)
+    return whom.id in decode_json(value) if field in LISTS else value == whom.id
+
+
+@cache
+def list_names(table: type[Struct]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the fields of a table that name a principal: the pairs of kind and id, and the single ones."""
+    named = DECLARED[table].person.split()
+    nameless = NAMELESS.get(table, "").split()
+    pairs = [(name, id) for name in named
+             if name.endswith("kind") and (id := f"{name.removesuffix('kind')}id") in named]
+    paired = {name for pair in pairs for name in pair}
+    return pairs, [name for name in named if name not in paired and name not in nameless]
+
+
+def mentions(said: Any, whom: Principal) -> bool:
+    """Whether JSON has a principal: as members for kind and id, or as a text of both."""
+    if isinstance(said, list):
+        return any(mentions(one, whom) for one in said)
+    if not isinstance(said, dict):
+        return bool(said == str(whom))
+    pairs = (name.removesuffix("kind") for name, value in said.items() if name.endswith("kind") and value == whom.kind)
+    return any(said.get(f"{start}id") == whom.id for start in pairs) or any(
+        mentions(one, whom) for one in said.values())

@@ -1,0 +1,96 @@
+"""What is told of an event: which endpoints want it, its body, and its signature (Standard Webhooks)."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from collections.abc import Iterable
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from asyncgate.parts.model.stored import Receipt, UsageEvent
+from asyncgate.parts.model.stored_webhooks import Webhook
+from asyncgate.parts.model.views import show_receipt, to_utc
+
+TEST = "webhook.test"       # the type of the event that test_webhook sends
+USAGE = "usage.recorded"    # the type of usage events (spec 21.6.4)
+
+
+class WebhookBody(Struct):
+    """What is posted."""
+
+    type: str
+    timestamp: datetime     # of the event
+    data: Any
+
+
+@lru_cache(1024)
+def read_names(names: str) -> frozenset[str]:
+    """Return the stored names of a filter."""
+    return msgspec.json.decode(names, type=frozenset[str])
+
+
+def wants(webhook: Webhook, receipt: Receipt) -> bool:
+    """Whether an endpoint is told of a receipt."""
+    types, principals = read_names(webhook.types), read_names(webhook.principals)
+    return (not types or receipt.receipt_type in types) and (not principals or receipt.to_id in principals)
+
+
+def tells_usage(webhook: Webhook) -> bool:
+    """Whether an endpoint is told of usage events instead of receipts."""
+    return USAGE in read_names(webhook.types)
+
+
+def render_usage(tenant_id: str, event: UsageEvent) -> bytes:
+    """Return the body for a usage event: what was used, in whole numbers, so that sums are exact."""
+    data = {"tenant_id": tenant_id, **asdict(event), "begins": to_utc(event.begins), "ends": to_utc(event.ends)}
+    del data["period"]
+    return msgspec.json.encode(WebhookBody(USAGE, to_utc(event.ends), data))
+
+
+def render_receipt(tenant_id: str, receipt: Receipt) -> bytes:
+    """Return the body for a receipt: the receipt as get_receipt shows it, without its telemetry, which changes."""
+    record = show_receipt(tenant_id, receipt)
+    record.delivered_at = None
+    return msgspec.json.encode(WebhookBody(receipt.receipt_type, to_utc(receipt.created_at), record))
+
+
+def render_test(tenant_id: str, webhook_id: str, now: float) -> bytes:
+    """Return the body of a test event."""
+    return msgspec.json.encode(
+        WebhookBody(TEST, to_utc(now), {"tenant_id": tenant_id, "webhook_id": webhook_id}))
+
+
+def derive_secret(gate_secret: bytes, tenant_id: str, webhook_id: str, secret_id: str) -> bytes:
+    """Return a signing secret.
+
+    Security: an HMAC needs its secret, so a hash cannot be stored.  It is derived from the gate's own secret and a
+    random id instead: whoever reads the rows of a tenant, an export of them or a copy of that table has no secret.
+    """
+    return hmac.digest(gate_secret, f"webhook\0{tenant_id}\0{webhook_id}\0{secret_id}".encode(), "sha256")
+
+
+def show_secret(secret: bytes) -> str:
+    """Return a signing secret as the libraries of Standard Webhooks take it."""
+    return "whsec_" + base64.b64encode(secret).decode()
+
+
+def secrets_of(gate_secret: bytes, tenant_id: str, webhook: Webhook, now: float) -> list[bytes]:
+    """Return the secrets that sign now: after a rotation two, for a while."""
+    ids = [webhook.secret_id]
+    if webhook.previous_id is not None and (webhook.previous_until or 0.0) > now:
+        ids.append(webhook.previous_id)
+    return [derive_secret(gate_secret, tenant_id, webhook.webhook_id, id) for id in ids]
+
+
+def sign(secrets: Iterable[bytes], event_id: str, now: float, body: bytes) -> dict[str, str]:
+    """Return the headers of an attempt; their time is that of the attempt, so that an old one cannot be replayed."""
+    signed = f"{event_id}.{int(now)}.".encode() + body
+    seals = [base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in secrets]
+    return {"webhook-id": event_id, "webhook-timestamp": str(int(now)),
+            "webhook-signature": " ".join([f"v1,{seal}" for seal in seals])}

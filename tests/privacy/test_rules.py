@@ -1,0 +1,116 @@
+"""No personal field is forgotten: a mark in each field that DECLARED calls personal is gone, or is said to stay."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from msgspec import Struct
+from msgspec.structs import asdict, fields
+
+from asyncgate.parts.model.personal import DECLARED
+from asyncgate.parts.model.stored import Audit, Bulk, Event, Outgoing, Pauses, Receipt, Task
+from asyncgate.parts.model.stored_oauth import OAuthClient
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
+from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.privacy.rules import ERASE_RULES, LEFT_ALONE, WITH_TASK, judge
+from asyncgate.parts.privacy.whom import Whom
+
+TENANT, MARK = "00000000-0000-4000-8000-000000000007", "zq-marked"
+ADA = Principal("agent", MARK)
+KEY = b"k" * 32
+PERSONAL = [kind for kind, said in DECLARED.items() if said.is_personal]
+# Fields that hold JSON, or the text "kind id": a mark alone is not what they hold.
+FORMS: dict[type[Struct], dict[str, str]] = {
+    Task: {"lost_to": f'["{MARK}"]'}, Event: {"payload": f'{{"worker_id":"{MARK}"}}'},
+    Receipt: {"body": f'{{"text":"{MARK}"}}'}, Outgoing: {"content": f'{{"to_id":"{MARK}"}}'},
+    Webhook: {"principals": f'["{MARK}"]', "created_by": str(ADA)},
+    Bulk: {"asked": f'{{"created_by":"{MARK}"}}'}, OAuthClient: {"created_by": str(ADA)},
+    Pauses: {"listed": f'[{{"since":1.0,"by_kind":"agent","by_id":"{MARK}","reason":"{MARK}"}}]'},
+    Audit: {"body": f'{{"ip":"{MARK}","message":"{MARK} was here","principal_id":"{MARK}","principal_kind":"agent",'
+                    f'"reason":"{MARK}"}}'}}
+# What a rule leaves of a row of the principal, because it is somebody else's or goes otherwise.
+STAYS: dict[type[Struct], set[str]] = {
+    # What an admin has written about a program that others use, too.
+    # The endpoint is the tenant's, and so is what became of its deliveries.
+    Webhook: {"url", "description", "reason", "secret_id", "previous_id"}, WebhookDelivery: {"reason"},
+    OAuthClient: {"name", "document", "redirect_uris", "secret_hash"}}
+
+
+def whom(principal: Principal | None) -> Whom:
+    names = frozenset({MARK, str(ADA)})
+    return Whom("01a20add-87a8-7516-a6a3-0d634d5bca70", TENANT, principal, names, frozenset({MARK}), KEY)
+
+
+def row_of(kind: type[Struct]) -> Any:
+    """Make a row about ada with the mark in all personal fields."""
+    said, hints = DECLARED[kind], get_type_hints(kind)
+    marked = {*said.person.split(), *said.content.split(), *said.place.split(), *said.proof.split()}
+    given: dict[str, Any] = {}
+    for field in fields(kind):
+        hint, name = hints[field.name], field.name
+        if name.endswith("_kind") or name == "kind":
+            given[name] = "agent"
+        elif name in marked:
+            given[name] = FORMS.get(kind, {}).get(name, MARK)
+        elif name in ("tenant", "of_tenant"):
+            given[name] = TENANT
+        else:
+            given[name] = plain(hint)
+    return kind(**given)
+
+
+def plain(hint: Any) -> Any:
+    if type(None) in get_args(hint):
+        return None
+    origin = {bool: False, int: 0, float: 0.0, str: "x"}
+    return origin.get(hint, () if "tuple" in str(hint) else (get_args(hint) or ("x",))[0])
+
+
+@pytest.mark.parametrize("kind", DECLARED, ids=lambda kind: kind.__name__)
+def test_every_kind_of_row_has_a_rule_or_a_reason_to_stay(kind: type[Struct]) -> None:
+    assert (kind in ERASE_RULES) != (kind in LEFT_ALONE), f"say in parts/privacy/rules.py what is done to {kind}"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PERSONAL if kind in ERASE_RULES], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("scope", ["principal", "tenant"])
+def test_no_mark_is_left_in_a_row_of_whom_is_erased(kind: type[Struct], scope: str) -> None:
+    if scope == "tenant" and kind in WITH_TASK:
+        return      # the task takes it along
+    row = row_of(kind)
+    who = whom(ADA if scope == "principal" else None)
+    stays = STAYS.get(kind, set())
+    if scope == "principal" and kind.__name__ == "Account":
+        return      # a tenant's name is not its principals'
+
+    after = judge(who, row, set())
+
+    left = {name for name, value in asdict(after).items() if MARK in str(value)} if after is not None else set()
+    assert left <= (stays if scope == "principal" else set())
+    if after is not None:
+        assert judge(who, after, set()) == after, "a row whose turn has come already stays as it is"
+
+
+@pytest.mark.parametrize("kind", ERASE_RULES, ids=lambda kind: kind.__name__)
+def test_a_row_of_others_stays_as_it_is(kind: type[Struct]) -> None:
+    row = row_of(kind)
+    other = Whom("01a20add-87a8-7516-a6a3-0d634d5bca70", TENANT, Principal("agent", "bob"), frozenset({"bob"}),
+                 frozenset({"bob"}), KEY)
+
+    assert judge(other, row, set()) == row
+
+
+def test_the_principal_of_another_kind_is_another_one() -> None:
+    row = row_of(Receipt)
+    other = Whom("01a20add-87a8-7516-a6a3-0d634d5bca70", TENANT, Principal("worker", MARK), frozenset(), frozenset(),
+                 KEY)
+
+    assert judge(other, row, set()) == row
+
+
+def test_equal_names_get_equal_pseudonyms_and_another_key_another_one() -> None:
+    one = whom(ADA)
+
+    assert one.pseudonym("agent", "ada") == whom(ADA).pseudonym("agent", "ada") != one.pseudonym("worker", "ada")
+    assert Whom(one.erasure_id, TENANT, ADA, one.names, one.users, b"l" * 32).pseudonym("agent", "ada") != (
+        one.pseudonym("agent", "ada"))

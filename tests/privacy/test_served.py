@@ -1,0 +1,93 @@
+"""Erasure of a running gate: over REST, with keys, an audit log, and other processes beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncgate import Engine
+from asyncgate.backends import open_backend
+from asyncgate.conformance.harness import Gate, settings_for_tests
+from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.database import Around
+from asyncgate.parts.model.news import News
+from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.stored import TABLES, Erasure
+from tests.conftest import Serve
+from tests.support.identity_tools import House
+
+pytestmark = pytest.mark.anyio
+ADA = "zq-marked"
+
+
+@pytest.fixture
+def url(tmp_path: Any) -> str:
+    return f"sqlite:///{tmp_path}/gate.db"
+
+
+async def text_of(served: Any) -> str:
+    """Return all rows of the tenant as text."""
+    found = []
+    for kind in TABLES:
+        found += await served.backend.page(served.tenant_id, Rows(kind))
+    return encode_json(found).decode()
+
+
+async def test_the_keys_of_who_is_erased_are_refused_and_the_log_names_nobody(serve: Serve) -> None:
+    served = await serve()
+    house = House(served)
+    given = {"name": "ada's", "principal_kind": "agent", "principal_id": ADA, "role": "admin"}
+    key = (await house.good("issue_key", given))["api_key"]
+    headers = [("user-agent", f"{ADA}/1.0")]
+    task = await house.good("create_task", {"type": "demo", "payload": ADA}, token=key, headers=headers)
+    await house.good("cancel_task", {"task_id": task["task_id"], "reason": ADA}, token=key, headers=headers)
+    await house.good("list_audit", token=key, headers=headers)
+    await house.ask("get_task", {"task_id": f"none-{ADA}"}, token=key, headers=headers)
+    assert (await house.ask("erase_principal", {"principal_id": ADA, "confirm": ADA}, token=key)).code == "forbidden"
+
+    report = await house.good("erase_principal", {"principal_id": ADA, "confirm": ADA})
+
+    assert report["state"] == "erased"
+    assert (await house.ask("list_tasks", token=key)).code == "unauthenticated"
+    served.gate.guard.auditor.count()
+    await served.gate.guard.auditor.flush()
+    await served.gate.upkeep.once("presence")
+    assert ADA not in await text_of(served)
+    assert (await verify(served.backend)).problems == []
+    lines = (await house.good("list_audit", {"limit": 200}))["lines"]
+    assert {"erasure_begun", "erasure_ended", "erasure_confirmed"} <= {line["event"] for line in lines}
+    [shown] = (await house.good("list_erasures"))["erasures"]
+    assert [line["principal_id"] for line in lines if line["principal_id"] == shown["pseudonym"]]
+
+
+class Beside(Around):
+    """A backend that another process serves, too."""
+
+    def is_alone(self) -> bool:
+        """Say that the other one is there."""
+        return False
+
+    def tell(self, news: News) -> None:
+        """Tell nobody."""
+
+
+async def test_it_ends_when_no_other_process_can_still_write_what_it_noted(url: str) -> None:
+    backend = await open_backend(url)
+    gate = Gate(Engine(backend, settings_for_tests()), "00000000-0000-4000-8000-00000000000a")
+    await gate.create(by=ADA)
+    gate.engine.shared = Beside(backend)    # type: ignore[assignment]
+    ask = {"principal_kind": "agent", "principal_id": ADA, "confirm": ADA}
+
+    first = await gate.as_admin().erase_principal(**ask)
+    await gate.create(by=ADA)       # what another process let in before it knew
+    gate.skip(331)
+    second = await gate.as_admin().erase_principal(**ask)
+
+    assert (first.state, second.state) == ("erasing", "erased")
+    assert first.erasure_id == second.erasure_id
+    assert ADA not in encode_json(await gate.everything()).decode()
+    [erasure] = await backend.page(gate.tenant_id, Rows(Erasure))
+    assert erasure.key == ""
+    await backend.close()

@@ -1,0 +1,182 @@
+"""Whatever a receiver of webhooks does, it harms nobody else; the database cannot matter here."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate.backends import open_backend
+from asyncgate.conformance.harness import Gate, OwnTenants, refused, settings_for_tests
+from asyncgate.parts.examination.installation import Installation
+from asyncgate.parts.examination.running import check_webhooks
+from asyncgate.parts.extensions import engine_over
+from asyncgate.parts.metrics.counting import Metrics
+from asyncgate.parts.model.findings import Finding
+from asyncgate.parts.model.settings import WebhookSettings
+from asyncgate.parts.webhooks import Webhooks
+from asyncgate.parts.webhooks.post import Post
+from tests.support.receiver import CUT, FLOOD, HANG, TRICKLE, Receiver, Reply
+from tests.support.webhook_tools import STORY, Told, add, make_told, settled, state_of, types, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def make_gate(tmp_path: Path) -> AsyncIterator[Callable[..., Gate]]:
+    """Return what makes gates over one file, each with a tenant of its own."""
+    backend: Any = OwnTenants(await open_backend(f"sqlite:///{tmp_path / 'gate.db'}"))
+
+    def make(**settings: Any) -> Gate:
+        return Gate(engine_over(backend, settings_for_tests(**settings)), str(uuid.uuid4()))
+    async with contextlib.aclosing(backend):
+        yield make
+
+
+@pytest.fixture
+def told(make_gate: Callable[..., Gate]) -> Told:
+    """Return what makes a gate that delivers to receivers on loopback."""
+    return make_told(make_gate)
+
+
+@pytest.mark.parametrize("way", [(500, {}), CUT, HANG, FLOOD, TRICKLE, "redirects", "closed", "private"])
+async def test_a_bad_receiver_delays_no_other_endpoint(told: Told, way: Any) -> None:
+    async with told(timeout_seconds=1.0 if way in (HANG, TRICKLE) else 30.0) as gate, Receiver() as good, (
+            Receiver()) as elsewhere, Receiver(host="127.0.0.2") as hidden:
+        reply: Reply = (302, {"location": elsewhere.url}) if way == "redirects" else way
+        other = gate.stranger()
+        async with Receiver(lambda came: reply) as bad:
+            target = {"closed": "http://127.0.0.1:9/", "private": "http://localhost:9/"}.get(str(way), bad.url)
+            bad_id, _ = await add(gate, target)
+            await add(gate, good)
+            await add(other, good)
+            for _ in range(3):
+                await gate.finished()
+                await other.finished()
+            await good.until(lambda: len({one.id for one in good.taken}) == 24)
+            rows = await settled(gate, bad_id, 1, "waiting")
+
+            assert {row.reason is not None for row in rows if row.tries} == {True}
+            assert elsewhere.came == hidden.came == []
+            assert bad.sent_bytes < 2**25       # nobody reads what is too much
+    firsts = {one.id: one for one in reversed(good.taken)}.values()     # on a slow machine a good one may be late, too
+    for task_id in {one.task_id for one in firsts}:
+        assert types([one for one in firsts if one.task_id == task_id])[::-1] == STORY
+
+
+async def test_a_receiver_that_is_gone_is_not_called_again(told: Told) -> None:
+    async with told() as gate, Receiver(lambda came: (410, {})) as receiver:
+        id, _ = await add(gate, receiver)
+        await gate.create()
+
+        async def disabled() -> bool:
+            return bool((await state_of(gate, id)).state == "disabled")
+        await until(disabled)
+        calls = len(receiver.came)
+        await gate.create()
+        tested = await gate.as_admin().test_webhook(webhook_id=id)
+
+    assert [one["kind"] for one in await gate.anomalies()] == ["webhook_gone"]
+    assert (tested.delivered, tested.status, tested.reason) == (False, 410, "410: gone")
+    assert calls + 1 == len(receiver.came)
+
+
+async def test_an_endpoint_is_told_only_of_the_types_and_the_inboxes_that_it_asked_for(told: Told) -> None:
+    async with told() as gate, Receiver() as receiver:
+        await add(gate, receiver, types=["task.result_ready"], principals=["bob"])
+        for _ in range(30):
+            await gate.finished()
+        task_id = await gate.create(by="bob")
+        claimed = await gate.claim()
+        assert claimed is not None
+        await gate.as_worker().complete(task_id=task_id, lease_id=claimed.lease_id, result={})
+        await receiver.until(lambda: bool(receiver.taken))
+        with refused("invalid_request"):
+            await gate.as_admin().create_webhook(endpoint=receiver.url, types=["no.such"])
+
+    assert [(one.type, one.task_id) for one in receiver.taken] == [("task.result_ready", task_id)]
+
+
+async def test_a_host_that_moves_to_a_private_address_is_not_called_there(make_gate: Callable[..., Gate]) -> None:
+    addresses = ["127.0.0.2"]
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return list(addresses)
+    settings = WebhookSettings(allow=("127.0.0.2/32",), retry_seconds=0.01, max_retry_seconds=0.01)
+    gate = make_gate(webhooks=settings)
+    sender = Webhooks(gate.engine)
+    sender.post = Post(gate.engine.settings, resolve)
+    async with sender, Receiver(host="127.0.0.2") as public, Receiver(port=public.port) as private:
+        id, _ = await add(gate, f"http://hooks.example.com:{public.port}/")
+        await gate.create()
+        await public.until(lambda: len(public.taken) == 1)
+        addresses[:] = ["127.0.0.1"]
+        await gate.create()
+        [row] = await settled(gate, id, 1, "waiting")
+        tested = await gate.as_admin().test_webhook(webhook_id=id)
+
+        assert private.came == []
+        assert "webhooks.allow" in row.reason
+        assert tested.delivered is False
+        assert "127.0.0.1" not in row.reason + tested.reason        # nobody maps what is behind the gate
+        addresses[:] = ["127.0.0.2"]
+        await public.until(lambda: len(public.taken) == 2)
+
+
+@pytest.mark.parametrize("url", [
+    "ftp://hooks.example.com/", "https://user:secret@hooks.example.com/", "http://hooks.example.com/", "https://",
+    "https://10.0.0.1/", "https://[::1]/", "https://169.254.169.254/latest", "https://hooks.example.com/#part",
+    "hooks.example.com", "https://[::ffff:127.0.0.1]/"])
+async def test_a_url_that_could_never_be_called_is_refused(make_gate: Callable[..., Gate], url: str) -> None:
+    gate = make_gate()
+    with refused("invalid_request"):
+        await gate.as_admin().create_webhook(endpoint=url)
+    assert (await gate.as_admin().list_webhooks()).webhooks == []
+
+
+async def test_a_suspended_tenant_is_told_nothing_until_its_suspension_ends(told: Told) -> None:
+    async with told() as gate, Receiver() as receiver:
+        operator = gate.beside(default_tenant_id="00000000-0000-4000-8000-00000000000f")
+        operator = Gate(operator.engine, "00000000-0000-4000-8000-00000000000f")
+        other = gate.stranger()
+        await add(gate, receiver)
+        await operator.as_admin().suspend_tenant(tenant=gate.tenant_id)
+        offer = await gate.finished()
+        await add(other, receiver, types=["task.assigned"])
+        await other.create()
+        await receiver.until(lambda: len(receiver.came) == 1)
+        await operator.as_admin().suspend_tenant(tenant=gate.tenant_id, suspended=False)
+        await gate.create()
+        await receiver.until(lambda: len(receiver.came) == 6)
+
+    assert receiver.came[0].said["data"]["tenant_id"] == other.tenant_id
+    assert types([one for one in receiver.came if one.task_id == offer.task_id]) == STORY
+
+
+async def test_endpoints_that_fail_or_are_given_up_are_found_and_counted(told: Told) -> None:
+    async with told() as gate, Receiver() as good, Receiver(lambda came: (500, {})) as bad:
+        gate.engine.extend(metrics := Metrics(gate.engine))
+        good_id, _ = await add(gate, good)
+        await gate.create()
+        await settled(gate, good_id, 1)
+        [well] = await look(gate)
+        bad_id, _ = await add(gate, bad)
+        await gate.create()
+        await settled(gate, bad_id, 1, "waiting")
+        [failing] = await look(gate)
+        await gate.as_admin().change_webhook(webhook_id=bad_id, active=False)
+
+        assert [one.severity for one in await look(gate)] == ["ok"]
+        assert (well.severity, failing.severity) == ("ok", "warning")
+        assert f"webhooks that fail: {bad_id} of tenant {gate.tenant_id}" in failing.seen
+        assert metrics.numbers.deliveries["delivered",] >= 1 <= metrics.numbers.deliveries["failed",]
+        assert sum(metrics.numbers.delays[()].counts) == metrics.numbers.deliveries["delivered",]
+
+
+async def look(gate: Gate) -> list[Finding]:
+    """Return what the doctor finds of webhooks."""
+    return [one async for one in check_webhooks(Installation(gate.engine.settings, running=gate.engine))]

@@ -1,0 +1,79 @@
+"""A gate that dies while it delivers: no event is lost, and those of a task keep their order."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import defaultdict
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate.backends import is_lasting, open_backend
+from asyncgate.conformance.load import Load, own_tenant, serving
+from asyncgate.conformance.plugin import database_of, urls
+from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.stored import Receipt
+from tests.support.receiver import OK, Came, Receiver, Reply
+
+pytestmark = pytest.mark.anyio
+ROUNDS, PER_ROUND = 3, 40
+HASTY: dict[str, Any] = {"webhooks.allow": "127.0.0.1", "webhooks.retry_seconds": 0.05,
+                         "webhooks.max_retry_seconds": 0.2, "lease_sweep_interval_seconds": 0.2}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on durable backends only."""
+    lasting = [url for url in urls(metafunc.config) if is_lasting(url)]
+    metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the URL of the database of this test."""
+    return database_of(request.param, request.config, tmp_path)
+
+
+async def test_a_gate_that_is_killed_while_it_delivers_tells_of_every_event_in_the_order_of_its_task(
+        database: str) -> None:
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+
+    def answer(came: Came) -> Reply:
+        return (503, {}) if draw.random() < 0.05 else OK
+
+    async with Receiver(answer) as receiver, serving(database, **HASTY, **own_tenant()) as server:
+        async with aclosing(Load(server, seed, agents=1, workers=2)) as load:
+            status, made = await load.client("root").http("POST", "/v1/webhooks", {"endpoint": receiver.url})
+            assert status == 200, made
+            async with load.running():
+                for _ in range(ROUNDS):
+                    enough = len(receiver.came) + PER_ROUND
+                    await receiver.until(lambda enough=enough: len(receiver.came) >= enough)    # type: ignore[misc]
+                    await server.stop(signal.SIGKILL)       # some answers are on their way, some results are not stored
+                    await server.start()
+        await server.stop(signal.SIGTERM)
+        written = await read_receipts(database, server.tenant)
+        await server.start()
+        await receiver.until(lambda: {one.id for one in receiver.taken} >= set(written))
+
+    firsts = {one.id: one for one in reversed(receiver.taken)}.values()
+    told = defaultdict[str, list[str]](list)
+    for one in sorted(firsts, key=receiver.taken.index):
+        one.verify(made["secret"])
+        told[one.task_id].append(one.id)
+    assert {id for ids in told.values() for id in ids} == set(written)
+    assert {task_id: ids for task_id, ids in told.items() if task_id != "None" and ids != sorted(ids)} == {}, seed
+
+
+async def read_receipts(url: str, tenant_id: str) -> list[str]:
+    """Return the ids of all receipts of a tenant."""
+    backend, found = await open_backend(url), list[str]()
+    try:
+        while page := await backend.page(tenant_id, Rows(Receipt, found[-1] if found else "")):
+            found += [one.receipt_id for one in page]
+    finally:
+        await backend.close()
+    return found
