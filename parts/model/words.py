@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from asyncgate.parts.model.durations import DAY_SECONDS
 
 UNITS = (("d", DAY_SECONDS), ("h", 3600), ("min", 60), ("s", 1))
-FEW = 10        # of a unit, below which the next smaller one is said too
+TOLD_ALONE = 10        # of a unit, below which the next smaller one is said too
 
 
 def say_length(seconds: float) -> str:
@@ -18,7 +18,7 @@ def say_length(seconds: float) -> str:
     at = next((at for at, (_, length) in enumerate(UNITS) if whole >= length), len(UNITS) - 1)
     unit, length = UNITS[at]
     count, rest = divmod(whole, length)
-    if count >= FEW or at + 1 == len(UNITS) or rest < UNITS[at + 1][1]:
+    if count >= TOLD_ALONE or at + 1 == len(UNITS) or rest < UNITS[at + 1][1]:
         return f"{count} {unit}"
     smaller, its_length = UNITS[at + 1]
     return f"{count} {unit} {rest // its_length} {smaller}"
