@@ -40,12 +40,12 @@ def say_list(names: Iterable[str]) -> str:
     return " and ".join([", ".join(said[:-1]), said[-1]]) if len(said) > 1 else "".join(said)
 
 
-def begin(sentence: str) -> str:
+def begin_sentence(sentence: str) -> str:
     """Return a sentence that begins with a capital."""
     return sentence[:1].upper() + sentence[1:]
 
 
-def cut_text(text: str, most: int) -> str:
+def cut_line(text: str, most: int) -> str:
     """Return a text of somebody else as part of one line: no line breaks, no full stop, and so many letters at most."""
     line = " ".join(text.split()).rstrip(".")
     return line if len(line) <= most else f"{line[:most - 1].rstrip()}…"

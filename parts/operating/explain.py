@@ -52,7 +52,7 @@ from asyncgate.parts.model.wire_workers import (
     NextCall,
     WorkerFact,
 )
-from asyncgate.parts.model.words import begin, cut_text, say_count, say_length, say_list, say_times
+from asyncgate.parts.model.words import begin_sentence, cut_line, say_count, say_length, say_list, say_times
 from asyncgate.parts.operating import pausing, workers
 from asyncgate.parts.operating.pausing import describe_pause
 from asyncgate.parts.operating.workers import count_holdings
@@ -265,7 +265,7 @@ def explain_backoff(at: Facts) -> Cause | None:
     if not is_delayed(at) or at.lease is None or at.lease.ending != "failed":
         return None
     error = read_body(at.said).get("error") if at.said and at.said.lease_id == at.lease.lease_id else None
-    why = f": {cut_text(find_message(error), MOST_SAID)}" if error else ""
+    why = f": {cut_line(find_message(error), MOST_SAID)}" if error else ""
     return make_delay(at, "backoff", f"Attempt {at.task.attempt} of {at.task.max_attempts} failed{why}; it is offered "
                       "to workers again", find_message(error) if error else None)
 
@@ -414,7 +414,7 @@ def explain_parked(at: Facts) -> Cause | None:
     """The ledger has refused a receipt of it."""
     if not (parked := [row for row in at.unsent if row.state == "parked"]):
         return None
-    why = cut_text(parked[0].reason or "it gave no reason", MOST_SAID)
+    why = cut_line(parked[0].reason or "it gave no reason", MOST_SAID)
     return make_cause(at, "ledger_parked", f"The ledger refused {say_count(len(parked), 'receipt')} of it: {why}. "
                       "What it refused is kept here until an operator offers it again.", tell_unsent(parked),
                       ("get_task_history", "see the receipts; an operator runs `asyncgate reconcile --repair`"))
@@ -425,7 +425,7 @@ def explain_waiting(at: Facts) -> Cause | None:
     if not (waiting := [row for row in at.unsent if row.state == "waiting"]):
         return None
     many, for_long = len(waiting) > 1, say_length(at.now - waiting[0].posted_at)
-    said = f"; its last answer: {cut_text(waiting[0].reason, MOST_SAID)}" if waiting[0].reason else ""
+    said = f"; its last answer: {cut_line(waiting[0].reason, MOST_SAID)}" if waiting[0].reason else ""
     been = "have been waiting for the ledger, the oldest" if many else "has been waiting for the ledger"
     return make_cause(at, "ledger_waiting", f"{say_count(len(waiting), 'receipt')} of it {been} for {for_long}{said}.",
                       tell_unsent(waiting),
@@ -456,7 +456,7 @@ def tell_failure(at: Facts, ago: str, evidence: Evidence) -> Cause:
     """Make the cause of a task that failed: after how many attempts, and why."""
     attempts, most = at.task.attempt + 1, at.task.max_attempts
     error = find_message(decode_json(at.task.outcome)) if at.task.outcome else ""
-    said = cut_text(error, MOST_SAID) or "no error was given"
+    said = cut_line(error, MOST_SAID) or "no error was given"
     after = "its only attempt" if most == 1 else f"{attempts} of {most} attempts"
     more = "; its worker asked for no other attempt" if attempts < most else ""
     evidence = replace(evidence, attempt=attempts, max_attempts=most, reason=error[:MOST_REASON] or None,
@@ -469,7 +469,7 @@ def tell_cancellation(at: Facts, ago: str, evidence: Evidence) -> Cause:
     """Make the cause of a task that was canceled: by whom, and why."""
     reason: str | None = read_body(at.said).get("reason") if at.said else None
     by = f" by {at.said.sender}" if at.said else ""
-    said = f": {cut_text(reason, MOST_SAID)}" if reason else "; no reason was given" if at.said and at.said.body else ""
+    said = f": {cut_line(reason, MOST_SAID)}" if reason else "; no reason was given" if at.said and at.said.body else ""
     evidence = replace(evidence, by=at.said.sender if at.said else None, reason=reason and reason[:MOST_REASON],
                        receipt_ids=[at.said.receipt_id] if at.said else None)
     return make_cause(at, "ended", f"It was canceled {ago}{by}{said}.", evidence,
@@ -504,7 +504,7 @@ CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
 def make_cause(at: Facts, cause: CauseName, summary: str, evidence: Evidence, *calls: tuple[str, str]) -> Cause:
     """Make a cause; of the calls it names the first that the caller may make."""
     operation, why = next((call for call in calls if call[0] in at.may), calls[-1])
-    return Cause(cause, begin(summary), evidence, NextCall(operation, list_arguments(at, operation), why))
+    return Cause(cause, begin_sentence(summary), evidence, NextCall(operation, list_arguments(at, operation), why))
 
 
 def list_arguments(at: Facts, operation: str) -> dict[str, Any]:

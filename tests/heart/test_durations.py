@@ -9,7 +9,7 @@ import pytest
 
 from asyncgate.parts.model.durations import parse_duration, parse_moment, parse_seconds
 from asyncgate.parts.model.settings import SettingsError, load_settings
-from asyncgate.parts.model.words import cut_text, say_count, say_length, say_list
+from asyncgate.parts.model.words import cut_line, say_count, say_length, say_list
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 
@@ -71,4 +71,4 @@ def test_a_length_of_time_is_said_in_two_units_at_most(seconds: float, said: str
 def test_numbers_lists_and_texts_of_others_are_said_as_in_a_sentence() -> None:
     assert [say_count(number, "task") for number in (0, 1, 1200)] == ["0 tasks", "1 task", "1,200 tasks"]
     assert [say_list(names) for names in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
-    assert [cut_text("no\n  such page.", most) for most in (12, 11)] == ["no such page"[:12], "no such pa…"]
+    assert [cut_line("no\n  such page.", most) for most in (12, 11)] == ["no such page"[:12], "no such pa…"]
