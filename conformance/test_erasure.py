@@ -79,7 +79,7 @@ async def test_a_plan_changes_nothing_and_without_confirmation_nothing_goes(gate
     async with gate.unchanged():
         await gate.as_admin().erase_principal(principal_kind="agent", principal_id=MARK, plan=True)
         for confirm in (None, "another"):
-            with refused("invalid_request"):
+            with refused("invalid_confirmation"):
                 await gate.as_admin().erase_principal(principal_kind="agent", principal_id=MARK, confirm=confirm)
 
 

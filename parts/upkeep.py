@@ -32,6 +32,7 @@ from asyncgate.parts.receipts.upkeep import duties
 from asyncgate.parts.webhooks.pruning import DeliveryPruner
 
 log = logging.getLogger("asyncgate")
+ERASURES_SECONDS = 600.0        # between looks for erasures that were interrupted
 
 
 class Prolong(Ask, kw_only=True):
@@ -67,7 +68,13 @@ class Upkeep(Duties, Extension):
                           "audit": Duty(3600.0, Pruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
                           "deliveries": Duty(3600.0, DeliveryPruner(engine).run),
+                          "erasures": Duty(ERASURES_SECONDS, self.finish_erasures),
                           **oauth_duties(engine), **duties(engine)})
+
+    async def finish_erasures(self) -> int:
+        """Go on with erasures that were interrupted, or had to wait for other processes."""
+        from asyncgate.parts.privacy.erasure import ErasureFinisher  # it is large, and hardly ever needed
+        return await ErasureFinisher(self.engine).run()
 
     async def __aenter__(self) -> Upkeep:
         self.engine.extend(self)

@@ -44,7 +44,7 @@ class InvalidCursor(GateError):
 
 
 class InvalidConfirmation(GateError):
-    """The confirmation is not one that `preview_bulk` gave to this caller, or has expired; preview again."""
+    """The confirmation is not this caller's of `preview_bulk`, has expired, or does not name what is erased."""
     code, status = "invalid_confirmation", 400
 
 

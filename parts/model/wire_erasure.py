@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Struct
 
-from asyncgate.parts.model.errors import ArchiveUnavailable, Forbidden, TenantNotFound
+from asyncgate.parts.model.errors import ArchiveUnavailable, Forbidden, InvalidConfirmation, TenantNotFound
 from asyncgate.parts.model.examples import LATER, NEXT_TASK_ID, NOW, OTHER
 from asyncgate.parts.model.wire import Ask, Kind, Name, PageAsk, says
 from asyncgate.parts.model.wire_admin import Whose
@@ -34,7 +34,7 @@ class ErasePrincipal(Ask, kw_only=True):
     """Erase what is kept of a principal."""
 
     example = ({"principal_kind": "human", "principal_id": "ada", "plan": True}, ERASURE_PLANNED)
-    refusals = (TenantNotFound, ArchiveUnavailable, Forbidden)
+    refusals = (TenantNotFound, InvalidConfirmation, ArchiveUnavailable, Forbidden)
     next_step = NEXT_CALL
     tenant: Whose = None
     principal_kind: Kind = "agent"
@@ -49,7 +49,7 @@ class EraseTenant(Ask, kw_only=True):
 
     needed: ClassVar[tuple[str, ...]] = ("tenant",)
     example = ({"tenant": OTHER, "confirm": OTHER}, ERASED_AT_LAST)
-    refusals = (TenantNotFound, ArchiveUnavailable, Forbidden)
+    refusals = (TenantNotFound, InvalidConfirmation, ArchiveUnavailable, Forbidden)
     next_step = NEXT_CALL
     tenant: Whose = None
     plan: PlanOnly = False

@@ -91,7 +91,7 @@ class QueueRecord(Struct):
     held: int                           # tasks on hold: their owner releases them
     leased: int                         # leased and running tasks
     oldest_wait_seconds: float | None   # how long the oldest claimable task has been waiting
-    workers: int                        # of the last 100 workers that asked for tasks, those that can take these
+    workers: int                        # of the last 100 that asked, those that can take these and give signs of life
     last_minute: Flow                   # about: counted by whole minutes; of other processes up to half a minute late
     last_hour: Flow
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncgate import ANOMALY, Caller, Engine, Needs, Operation, Work, forbid, receipt_key
 from asyncgate.parts.identity.admin import (
@@ -27,7 +28,7 @@ from asyncgate.parts.identity.admin import (
 from asyncgate.parts.identity.notices import mark_once, tell_admins
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.database import FileBackend
-from asyncgate.parts.model.errors import Forbidden, InvalidRequest
+from asyncgate.parts.model.errors import Forbidden, InvalidConfirmation, InvalidRequest
 from asyncgate.parts.model.ids import mark_of
 from asyncgate.parts.model.queries import LeaseFilter, ObligationFilter, Rows, TaskFilter
 from asyncgate.parts.model.settings import Settings
@@ -116,7 +117,7 @@ async def erase_principal(engine: Engine, caller: Caller, ask: ErasePrincipal) -
     tenant_id = await target_tenant(engine, caller, ask.tenant)
     who = Principal(ask.principal_kind, ask.principal_id)
     if who.kind in OURS:
-        raise InvalidRequest(f"{who} is the gate itself; erase an agent, a worker, a service or a human")
+        raise InvalidRequest(f"nobody erases the gate itself, {who}; erase an agent, a worker, a service or a human")
     if caller.bound and who.same(caller.principal) and tenant_id == caller.tenant_id:
         raise Forbidden("nobody erases itself, for it could not see how that ends; let another admin do it")
     return await erase(engine, caller, ask, tenant_id, who, ask.principal_id)
@@ -150,28 +151,55 @@ async def erase(engine: Engine, caller: Caller, ask: ErasePrincipal | EraseTenan
     if caller.capabilities is not None or caller.task_types is not None:
         raise forbid(caller, "a key that is limited to capabilities or task types cannot erase")
     if not ask.plan and ask.confirm != name:
-        raise InvalidRequest(f"confirm must be {name!r}, the name of what is erased for ever; call with plan first to "
-                             "see what goes and what stays")
+        raise InvalidConfirmation(f"confirm must be {name!r}, the name of what is erased for ever; call with plan "
+                                  "first to see what goes and what stays")
     under_way = await find_open(engine, tenant_id, who)
     if ask.plan or under_way is None:
         planned = await make_plan(engine, tenant_id, who, under_way)
         if ask.plan or not planned.left:
             return report_plan(engine.settings, planned, "planned" if ask.plan else "erased")
-    erasure = under_way or await begin_erasure(engine, caller, tenant_id, who)
+    erasure = await go_on(engine, caller, under_way or await begin_erasure(engine, caller, tenant_id, who))
+    if erasure.ended_at is not None:
+        await audit_end(engine, caller, erasure)
+    if erasure.ended_at is not None and ask.vacuum and operates(engine, caller) and isinstance(
+            engine.backend, FileBackend):
+        await engine.backend.compact()
+    return report_erasure(engine.settings, erasure)
+
+
+async def go_on(engine: Engine, caller: Caller, erasure: Erasure) -> Erasure:
+    """Go on with an erasure that has begun; return how far it is."""
     operator = engine.settings.default_tenant_id
-    if operator != tenant_id and await engine.backend.record(operator, Erasure, erasure.erasure_id) is None:
+    if operator != erasure.of_tenant and await engine.backend.record(operator, Erasure, erasure.erasure_id) is None:
         await keep_erasure(engine, caller, operator, erasure)       # an interrupted call may not have come this far
     eraser = Eraser(engine, erasure)
     erasure = await eraser.run()
     if erasure.step == "end" and erasure.ended_at is None:
         await tell_caller(engine, caller, erasure)
         sign = await make_signer(engine.settings)
-        erasure = await eraser.end(sign, {"scope": "tenant" if who is None else "principal"})
-        await audit_end(engine, caller, erasure)
-    if erasure.ended_at is not None and ask.vacuum and operates(engine, caller) and isinstance(
-            engine.backend, FileBackend):
-        await engine.backend.compact()
-    return report_erasure(engine.settings, erasure)
+        erasure = await eraser.end(sign, {"scope": "principal" if erasure.principal_kind else "tenant"})
+    return erasure
+
+
+class ErasureFinisher:
+    """Goes on with erasures that were interrupted, or had to wait for other processes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def run(self) -> int:
+        """Go on with each that is open; return how many have ended."""
+        if not await self.engine.leads("erasures"):
+            return 0        # another process does
+        return sum([await self.finish(tenant_id) for tenant_id in await self.engine.backend.tenants()])
+
+    async def finish(self, tenant_id: str) -> int:
+        """Go on with those of a tenant; return how many have ended."""
+        under_way = [row async for row in all_rows(self.engine, tenant_id, Erasure)
+                     if row.ended_at is None and row.of_tenant == tenant_id]
+        own = replace(self.engine.make_own_caller(tenant_id), bound=False)      # nobody asks, so nobody is told
+        ended = [await go_on(self.engine, own, row) for row in under_way]
+        return sum(row.ended_at is not None for row in ended)
 
 
 async def find_open(engine: Engine, tenant_id: str, who: Principal | None) -> Erasure | None:

@@ -35,6 +35,7 @@ BEYOND_SCHEMAS = {"invalid_cursor", "invalid_confirmation", "parents_required", 
 # Nor that one field needs another, an end comes behind its beginning, a kind has no keys, times begin with 1970, null
 # is absent where any other JSON is taken, or that an invisible character outside of JavaScript's ranges is in no name.
 BEYOND_FIELDS = ("no receipt has the type", "endpoint: ", "types: no event has the type",
+                 "nobody erases the gate itself",
                  "name delivery_ids or since, not both", "delivery_ids: ", "an exemption needs a reason",
                  "expires_at is before not_before, so the key would never be valid",
                  "a key identifies an agent, a worker, a service or a human;", "this gate has no archive",
