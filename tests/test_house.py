@@ -32,7 +32,7 @@ BESIDE = (
     "hatch_build.py",
     "pyproject.toml",
 )
-TEXT = {".css", ".html", ".js", ".json", ".md", ".py", ".service", ".sh", ".sql", ".tpl", ".yaml"}
+TEXT = {".cjs", ".css", ".html", ".js", ".json", ".md", ".py", ".service", ".sh", ".sql", ".tpl", ".yaml"}
 
 BANNERS = [
     "VOCABULARY",
@@ -257,6 +257,7 @@ SHARED_NAMES = {
     "log": "a module's logger",
     "main": "what `python -m` runs",
     "OPERATIONS": "the operations that a module adds to the table",
+    "open_peer": "how a queue of the benchmark is opened, found by its name",
     "routes": "the paths that a part of the authorization server adds",
     "BACKEND": "the class of a database, found by its module",
     "open_backend": "how a database is opened, found by the scheme of a URL",

@@ -3,6 +3,7 @@
     asyncgate bench-server --database sqlite:///bench.db        # a gate, with a bare echo beside it
     asyncgate bench --echo --mode cycle --clients 1,8,32        # in turns, so that a ratio can be quoted
     asyncgate bench --self                                      # both, and the table of docs/numbers.md
+    asyncgate bench --beside pgqueuer,nats                      # a gate and other queues, on the same machine
 
 Each client sends its next request when the last one is answered.  A mode repeats a step: one cycle is create, claim
 and complete, three requests and four receipts.  Compare ratios of one run, not times of different machines.
@@ -24,6 +25,7 @@ from asyncgate.clients.http import root_of
 from asyncgate.commands.bench.beside import BAD_BODY, BAD_KEY, RIVALRIES, allow_files, keep_waiting, run_rival
 from asyncgate.commands.bench.fill import FILL_MEANING, FILL_STATES, fill
 from asyncgate.commands.bench.load import COMPLETIONS, EVERY_MODE
+from asyncgate.commands.bench.peers.known import BESIDE_MODES, KNOWN
 from asyncgate.commands.bench.rounds import Figures, Plan, count_clients, measure_rounds
 from asyncgate.commands.bench.servers import (
     BenchServer,
@@ -51,7 +53,7 @@ from asyncgate.parts.process.logs import start_logging
 from asyncgate.parts.process.options import add_settings_options
 
 MOST_WAITING = 20_000
-OWN_SERVER = "--bad-keys, --bad-bodies, --hostile and --slow-disk"
+OWN_SERVER = "--bad-keys, --bad-bodies, --hostile, --slow-disk and --beside"
 
 
 class Asked(msgspec.Struct):
@@ -71,6 +73,7 @@ class Asked(msgspec.Struct):
     bad_bodies: int
     hostile: bool
     slow_disk: float
+    beside: list[str]
     as_json: bool
     of_itself: bool
     databases: tuple[str, ...]
@@ -86,6 +89,8 @@ class Asked(msgspec.Struct):
         modes = list(self.modes) or (["create", "mcp"] if self.with_mcp else [])
         if self.of_itself:
             modes = modes or [mode for mode in EVERY_MODE if mode not in ("echo", "health")]
+        elif self.beside:
+            modes = modes or list(BESIDE_MODES)
         elif self.bad_keys or self.bad_bodies:
             modes = modes or ["health"]
         elif self.hostile:
@@ -106,6 +111,15 @@ def read_numbers(ctx: click.Context, param: click.Parameter, said: str) -> list[
     if min(found) < 1:
         raise click.BadParameter("at least one client is needed")
     return found
+
+
+def read_names(ctx: click.Context, param: click.Parameter, said: str) -> list[str]:
+    """Read a list of queues such as pgqueuer,nats."""
+    names = list(dict.fromkeys(said.split(","))) if said else []
+    if unknown := [name for name in names if name not in KNOWN]:
+        raise click.BadParameter(f"{', '.join(unknown) or 'an empty name'} is not known: name some of "
+                                 f"{', '.join(KNOWN)}, with commas between them")
+    return names
 
 
 FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.items())
@@ -131,7 +145,8 @@ FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.it
 @click.option("--self", "of_itself", is_flag=True,
               help="Start servers on a new SQLite file and on each --database; print the table as Markdown.")
 @click.option("--database", "databases", multiple=True, metavar="URL",
-              help="With --self: another database, such as a migrated Postgres. Tasks are written to it.")
+              help="With --self: another database, such as a migrated Postgres. Tasks are written to it. With "
+                   "--beside: a superuser's URL of a Postgres server, which gets new databases for the measurement.")
 @click.option("--fill", "to_fill", default=0, type=click.IntRange(min=0), metavar="N",
               help="First create N tasks in each --fill-state; measure nothing unless --mode is given.")
 @click.option("--fill-state", "states", multiple=True, type=click.Choice(list(FILL_STATES)), metavar="STATE",
@@ -152,6 +167,9 @@ FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.it
               help="Start a server with limits; measure a tenant alone and beside a hostile one.")
 @click.option("--slow-disk", default=0.0, type=click.FloatRange(0, 1000), metavar="MS",
               help="Start a server whose commits take MS longer, to measure the value of shared commits.")
+@click.option("--beside", default="", callback=read_names, metavar="NAMES",
+              help=f"Start a gate and these queues, as far as they are installed; measure them in turns and print one "
+                   f"table. Some of {', '.join(KNOWN)}.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> None:
@@ -169,6 +187,7 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asyncgate bench --bad-bodies 2                     how long can one request hold up the others?
     asyncgate bench --hostile --clients 1              what can the worst tenant do to another?
     asyncgate bench --slow-disk 4 --clients 1,32       what is sharing a commit worth on a slow disk?
+    asyncgate bench --beside pgqueuer,nats,bullmq      how fast are other durable queues on this machine?
     """
     asked = Asked(**{param.name: options[param.name] for param in ctx.command.params if param.name in options})
     if said := "; ".join(find_contradictions(ctx, asked)):
@@ -188,6 +207,8 @@ def find_measurement(asked: Asked) -> Callable[[Asked], None]:
         return measure_flood
     if asked.hostile:
         return measure_hostile
+    if asked.beside:
+        return measure_others
     return measure_slow_disk if asked.slow_disk else measure_url
 
 
@@ -196,9 +217,13 @@ def find_contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if {"seconds", "count"} <= given:
         yield "--seconds and --count exclude each other"
-    if asked.databases and not asked.of_itself:
-        yield "--database needs --self: a running gate, named by --url, has its own database"
-    own = sum(map(bool, (asked.bad_keys, asked.bad_bodies, asked.hostile, asked.slow_disk)))
+    if asked.databases and not (asked.of_itself or asked.beside):
+        yield "--database needs --self or --beside: a running gate, named by --url, has its own database"
+    if asked.beside and any(one.partition(":")[0] not in ("postgres", "postgresql") for one in asked.databases):
+        yield "--beside needs a Postgres server as its --database, such as postgresql://postgres@localhost"
+    if asked.beside and (len(asked.databases) > 1 or not {*asked.modes} <= {*BESIDE_MODES}):
+        yield f"--beside measures only the modes {' and '.join(BESIDE_MODES)}, and takes only one --database"
+    own = sum(map(bool, (asked.bad_keys, asked.bad_bodies, asked.hostile, asked.slow_disk, asked.beside)))
     if (asked.of_itself or own) and {"url", "token"} & given:
         yield f"--self, {OWN_SERVER} start their own servers: omit --url and --token"
     if own and (asked.of_itself or asked.rival or asked.idle or asked.to_fill or asked.with_echo):
@@ -261,6 +286,13 @@ def measure_slow_disk(asked: Asked) -> None:
         rows = run_on_fastest_loop(measure_rounds([server.gate], asked.plan()))
     click.echo(msgspec.json.encode(rows) if asked.as_json else "\n".join([format_rows(rows),
                                                                            *part.compare_clients(rows)]))
+
+
+def measure_others(asked: Asked) -> None:
+    """Start a gate and other queues, and measure them in turns."""
+    from asyncgate.commands.bench.peers import runner as part
+    found = part.measure_peers(asked.beside, "".join(asked.databases), asked.plan())
+    click.echo(msgspec.json.encode(found) if asked.as_json else part.format_comparison(found))
 
 
 async def measure_beside(asked: Asked, gates: list[LoadGate], plan: Plan) -> list[Figures]:

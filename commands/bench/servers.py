@@ -56,8 +56,7 @@ def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] =
                   slow_ms: float = 0) -> Iterator[list[BenchServer]]:
     """Serve a new SQLite file and the databases; always remove servers and files at the end."""
     program = ("slow_disk", f"{slow_ms:g}") if slow_ms else ("servers",)
-    for sign in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(sign, lambda number, _: sys.exit(128 + number))
+    clean_up_on_signals()
     folder, children = Path(tempfile.mkdtemp(prefix="asyncgate-bench-")), list[subprocess.Popen[Any]]()
     try:
         urls = [f"sqlite:///{folder / 'gate.db'}", *databases]
@@ -72,6 +71,12 @@ def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] =
     finally:
         stop_children(*children)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def clean_up_on_signals() -> None:
+    """Turn the signals that end a program into an exit, so that what it started ends with it."""
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, lambda number, _: sys.exit(128 + number))
 
 
 def make_arguments(url: str, idle: int, sets: tuple[str, ...] = ()) -> list[str]:

@@ -1,0 +1,213 @@
+"""`asyncgate bench --beside`: measure a gate and other queues on this machine in turns, and print one table.
+
+Every client of a queue does what a client of the gate does in the mode cycle: it creates a task, takes one, completes
+it, and waits for each answer.  Each queue's package runs in a process of its own, which talks to the queue's server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+import msgspec
+
+from asyncgate import __version__
+from asyncgate.commands.bench.load import COMPLETIONS, LAST_ANSWER_SECONDS, TASKS_PER_BATCH, Turn, run_turn
+from asyncgate.commands.bench.peers.child import PAYLOAD, Answer, Order
+from asyncgate.commands.bench.peers.known import BESIDE_MODES, NODE_SIDE, POSTGRES, Found, Missing, find_peers
+from asyncgate.commands.bench.peers.servers import last_line, open_databases, serve_peer
+from asyncgate.commands.bench.rounds import Figures, Plan, ProgressLine, count_clients, median, sum_turn
+from asyncgate.commands.bench.servers import BenchServer, clean_up_on_signals, describe_method, start_servers
+from asyncgate.commands.bench.wire import Failed, run_on_fastest_loop
+from asyncgate.commands.dev import start_program, stop_children
+
+GATE_STEPS = "create; claim; complete: three requests, each on disk before its answer. Lists of 100."
+GATE_REMARK = "HTTP, a credential checked with each request, four receipts a cycle."
+
+
+class Measured(Protocol):
+    """What is measured: a gate, or another queue."""
+
+    name: str
+    modes: tuple[str, ...]
+
+    def run(self, turn: Turn) -> None:
+        """Run a turn, which then holds its times."""
+
+
+class GateTarget:
+    """A gate on one database."""
+
+    def __init__(self, server: BenchServer) -> None:
+        self.gate, self.name = server.gate, f"AsyncGate on {server.gate.name}"
+        self.modes: tuple[str, ...] = BESIDE_MODES
+
+    def run(self, turn: Turn) -> None:
+        run_on_fastest_loop(run_turn(self.gate, turn))
+
+
+class PeerTarget:
+    """The process of another queue."""
+
+    def __init__(self, name: str, child: subprocess.Popen[str], log: Path) -> None:
+        self.name, self.child, self.log = name, child, log
+        self.modes = tuple(msgspec.json.decode(self.read(LAST_ANSWER_SECONDS))["modes"])
+
+    def run(self, turn: Turn) -> None:
+        order = Order(turn.mode, turn.clients, turn.seconds, turn.count)
+        with contextlib.suppress(BrokenPipeError):      # read() tells why
+            cast(IO[str], self.child.stdin).write(msgspec.json.encode(order).decode() + "\n")
+            cast(IO[str], self.child.stdin).flush()
+        patience = None if turn.count is not None else turn.seconds + LAST_ANSWER_SECONDS
+        answer = msgspec.json.decode(self.read(patience), type=Answer)
+        turn.took.update(answer.took)
+        turn.lasted = answer.lasted
+
+    def read(self, seconds: float | None) -> str:
+        """Return the next line of the process; raise Failed if it ended or does not answer."""
+        told = cast(IO[str], self.child.stdout)
+        if not select.select([told], [], [], seconds)[0]:
+            raise Failed(f"{self.name} did not answer within {seconds:g} s")
+        if not (line := told.readline()):
+            raise Failed(f"{self.name} ended: {last_line(self.log)}")
+        return line
+
+
+class About(msgspec.Struct):
+    """What a reader has to know of one line of the table."""
+
+    name: str
+    version: str
+    server: str
+    steps: str
+    remark: str
+
+
+class Comparison(msgspec.Struct):
+    """All that `--json` prints."""
+
+    method: dict[str, Any]
+    queues: list[About]
+    missing: list[Missing]
+    rows: list[Figures]
+
+
+def measure_peers(names: list[str], database: str, plan: Plan) -> Comparison:
+    """Start a gate and the queues that are installed, measure them in turns, and stop them."""
+    found, missing = find_peers(names, database)
+    if not found:
+        raise Failed("nothing to measure beside: " + "; ".join(format_missing(one) for one in missing))
+    clean_up_on_signals()
+    with contextlib.ExitStack() as stack:
+        targets, queues = start_targets(stack, found, database, max(plan.clients))
+        rows = measure_in_turns(targets, plan)
+    method = describe_method(plan, rows)
+    del method["echo_requests_per_second"]      # no echo is served here
+    return Comparison(method, queues, missing, rows)
+
+
+def start_targets(stack: contextlib.ExitStack, found: list[Found], database: str,
+                  clients: int) -> tuple[list[Measured], list[About]]:
+    """Start gates, servers and queues; the stack stops them."""
+    folder = Path(tempfile.mkdtemp(prefix="asyncgate-bench-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    on_postgres = bool(database) or any(one.peer.server == POSTGRES for one in found)
+    databases = stack.enter_context(open_databases(database)) if on_postgres else None
+    urls = (databases.make_for_gate(),) if databases else ()
+    targets: list[Measured] = [GateTarget(server) for server in stack.enter_context(start_servers(urls, 0))]
+    queues = [About(gate.name, __version__, server, GATE_STEPS, GATE_REMARK)
+              for gate, server in zip(targets, [f"SQLite {sqlite3.sqlite_version}",
+                                                *([databases.version] if databases else [])], strict=True)]
+    for one in found:
+        if one.peer.server == POSTGRES and databases:
+            url, server = databases.make_empty(), databases.version
+        else:
+            address = stack.enter_context(serve_peer(one.peer.server, folder / f"{one.peer.name}-server"))
+            url, server = address.url, address.version
+        targets.append(start_peer(stack, one, url, clients, folder / f"{one.peer.name}.log"))
+        queues.append(About(one.peer.name, one.version, server, one.peer.steps, one.peer.remark))
+    return targets, queues
+
+
+def start_peer(stack: contextlib.ExitStack, one: Found, url: str, clients: int, log: Path) -> PeerTarget:
+    """Start the process of a queue, and wait until it is ready."""
+    file = stack.enter_context(log.open("wb"))
+    arguments = [one.peer.name.replace("-", "_") if one.peer.of == "pip" else one.peer.name, url, str(clients)]
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": file, "text": True}
+    if one.peer.of == "npm":
+        command = [str(shutil.which("node")), str(NODE_SIDE), *arguments, PAYLOAD.decode()]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
+    else:
+        child = start_program("asyncgate.commands.bench.peers.child", *arguments, **options)
+    stack.callback(cast(IO[str], child.stdout).close)
+    stack.callback(stop_children, child)
+    return PeerTarget(one.peer.name, child, log)
+
+
+def measure_in_turns(targets: list[Measured], plan: Plan) -> list[Figures]:
+    """Run every mode with every number of clients on every target, in turns; return the medians of the rounds."""
+    found: defaultdict[tuple[str, str, int, str], list[Figures]] = defaultdict(list)
+    most = {"cycle": max(plan.clients), "batch": min(plan.clients)}
+    turns = [(number, clients, mode) for number, clients, mode in plan.turns()
+             if mode == "cycle" or clients == most[mode]]
+    screen = ProgressLine(len(turns) * len(targets))
+    for target in targets if plan.warm_up > 0 else ():
+        for mode in [mode for mode in plan.modes if mode in target.modes]:
+            screen.told(f"warming up: {mode} on {target.name}")
+            target.run(Turn(mode, most[mode], plan.warm_up, None))
+    for number, clients, mode in turns:
+        for target in [target for target in targets if mode in target.modes]:
+            screen.told(f"round {number + 1} of {plan.rounds}: {mode}, {count_clients(clients)} on {target.name}")
+            turn = Turn(mode, clients, plan.seconds, plan.count)
+            target.run(turn)
+            for one in sum_turn(turn, database=target.name):
+                found[target.name, mode, clients, one.operation].append(one)
+    screen.clear()
+    return [median(alike) for alike in found.values()]
+
+
+# The table of docs/numbers.md.
+
+
+def format_comparison(comparison: Comparison) -> str:
+    """Format the table: a line per queue, cycles a second by clients; then the method, and what each queue does."""
+    rates = {(one.database, one.mode, one.clients): one.tasks_per_second for one in comparison.rows
+             if one.operation in COMPLETIONS}
+    columns = sorted({(mode, clients) for _, mode, clients in rates},
+                     key=lambda column: (BESIDE_MODES.index(column[0]), column[1]))
+    heads = [count_clients(clients) if mode == "cycle" else f"{TASKS_PER_BATCH} a call, {count_clients(clients)}"
+             for mode, clients in columns]
+    lines = ["| cycles/s | " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(columns)]
+    for queue in comparison.queues:
+        cells = [f"{rates[key]:,.0f}" if (key := (queue.name, *column)) in rates else "–" for column in columns]
+        lines.append("| " + " | ".join([queue.name, *cells]) + " |")
+    return "\n".join([*lines, "", format_peers_method(comparison), "", *map(format_about, comparison.queues),
+                      *(f"- {format_missing(one)}" for one in comparison.missing)])
+
+
+def format_peers_method(comparison: Comparison) -> str:
+    """Format the method in one line."""
+    said = comparison.method
+    each = f"{said['count']:,} cycles" if said["count"] is not None else f"{said['seconds']:g} s"
+    rounds = f"medians of {said['rounds']} rounds" if said["rounds"] > 1 else "one round"
+    memory = ", in memory (set TMPDIR)" if said["temporary_folder"] in ("tmpfs", "ramfs") else ""
+    return (f"Python {said['python']}{memory}. Clients, queues and their servers share {said['cores']} cores; {rounds} "
+            f"of {each}, everything in turns.")
+
+
+def format_about(one: About) -> str:
+    """Format what a queue's steps are, and what it does not do."""
+    package = "" if one.server.startswith(f"{one.name} ") else f" {one.version}"
+    return f"- **{one.name}**{package} ({one.server}): {one.steps} {one.remark}"
+
+
+def format_missing(one: Missing) -> str:
+    """Format what a queue needs that is not here."""
+    return f"{one.name} is not installed: {one.install}"
