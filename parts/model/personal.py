@@ -105,7 +105,8 @@ DECLARED: dict[type[Struct], Declared] = {
         "the last report of a scheduler", ALWAYS, person="owner_kind owner_id scheduler_kind scheduler_id",
         content="schedule_id", plain="created enabled next_run_at interval_seconds late_at"),
     Presence: Declared(
-        "since when a principal has called, and what a worker offers", ALWAYS, person="kind id", content="claims",
+        "since when a principal has called, and what a worker offers", "`presence_retention_days` after its last call",
+        person="kind id", content="claims",
         place="instance_id",
         plain="first_seen_at last_seen_at sessions claimed_at leased completed failed expired released"),
     Account: Declared(
@@ -135,7 +136,8 @@ DECLARED: dict[type[Struct], Declared] = {
     Traffic: Declared("rates of the queues", "an hour", plain="minute process counts"),
     Pauses: Declared("what is paused, by whom and why", "until the pause ends", content="listed"),
     Bulk: Declared(
-        "what was done to many tasks at once", ALWAYS, person="by_kind by_id", content="asked problem",
+        "what was done to many tasks at once", "`bulk_retention_days` after its end",
+        person="by_kind by_id", content="asked problem",
         plain="bulk_id action matches at_least begun_at updated_at position done skipped refused ended_at"),
     Outgoing: Declared(
         "receipts on their way to the ledger", "until the ledger has stored them", content="content reason",
@@ -165,13 +167,13 @@ DECLARED: dict[type[Struct], Declared] = {
         "what people let programs do", "until it is withdrawn, or a while after its last session",
         person="user_id", content="redirect_uri", plain="client_id scopes given_at"),
     Grant: Declared(
-        "sessions of people with programs", "some days after its end",
+        "sessions of people with programs", "`security.oauth.session_retention_days` after its end",
         person="user_id principal_kind principal_id", content="redirect_uri resource", place="place",
         proof="code_hash refresh_hash previous_hash seed challenge",
         plain="grant_id client_id tenant role scopes code_until access_seconds created_at ends_at code_used_at "
               "rotated_at rotations last_used_at ended_at ended_why"),
     SignInLink: Declared(
-        "one-time links that sign somebody in", "until some time after they end",
+        "one-time links that sign somebody in", "`security.oauth.session_retention_days` after they end",
         person="principal_kind principal_id", proof="link_hash",
         plain="tenant role scopes created_at ends_at used_at"),
     Revocation: Declared(
