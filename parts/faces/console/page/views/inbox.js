@@ -6,7 +6,7 @@ import {askForm, note, openDialog} from "../dialogs.js";
 import {h} from "../dom.js";
 import {isType, readAge, readFilter, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
-import {badge, endOf, filterChips, say, searchField, section, taskBadge, taskLink, tile, who} from "../parts.js";
+import {endOf, filterChips, say, searchField, section, taskBadge, taskLink, tile, who} from "../parts.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
 import {exportMenu, table} from "../table.js";
@@ -366,10 +366,8 @@ function columnsOf(page) {
       show: (row) => say(nameTask(page, row))},
     {name: "to", title: "Owed to", value: (row) => nameOf(row.to), show: (row) => who(row.to)},
     {name: "type", title: "Type", wide: true, value: (row) => kept(row).type, show: (row) => say(typeOf(row))},
-    {name: "status", title: "Status", value: (row) => kept(row).status, show: (row) => {
-      const {status, held} = task(row);
-      return status ? [badge(status), held && [" ", badge("on hold", "held")]] : "–";
-    }},
+    {name: "status", title: "Status", value: (row) => kept(row).status,
+      show: (row) => task(row).status ? taskBadge(task(row)) : "–"},
     {name: "created_at", title: "Since", show: (row) => when(row.created_at, page.now())},
     {name: "why", title: "Why", wide: true, value: () => undefined,
       show: (row) => row.task_id && page.may("explain_task") && h("button",

@@ -5,7 +5,7 @@ import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {readAge, readFilter, readMoment, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
-import {badge, filterChips, say, searchField, shortId, taskLink, tile, who} from "../parts.js";
+import {filterChips, say, searchField, shortId, taskBadge, taskLink, tile, who} from "../parts.js";
 import {link} from "../route.js";
 import {copyMenu, menu} from "../share.js";
 import {exportMenu, table} from "../table.js";
@@ -112,8 +112,7 @@ export function concerns(event) {
 const columns = [
   {name: "task_summary", title: "Task", grow: true, show: (task) => say(task.task_summary || task.type)},
   {name: "type", title: "Type", wide: true, show: (task) => say(task.type)},
-  {name: "status", title: "Status", value: (task) => task.status,
-    show: (task) => [badge(task.status), task.held && [" ", badge("on hold", "held")]]},
+  {name: "status", title: "Status", value: (task) => task.status, show: (task) => taskBadge(task)},
   {name: "created_by", title: "Owner", value: (task) => `${task.created_by.kind}:${task.created_by.id}`,
     show: (task) => who(task.created_by)},
   {name: "leased_to", title: "Leased to", wide: true, value: (task) => task.leased_to?.id,

@@ -96,7 +96,7 @@ const columns = (page) => [
   {name: "accepts", title: "Accepts", grow: true, value: (one) => acceptsOf(one).join(" "),
     show: (one) => nameAccepted(acceptsOf(one))},
   {name: "can", title: "Can do", wide: true, value: (one) => canOf(one).join(" "),
-    show: (one) => nameCapabilities(canOf(one))},
+    show: (one) => nameAbilities(canOf(one))},
   {name: "completed", title: "Done", number: true, show: (one) => one.completed},
   {name: "failed", title: "Failed", number: true, wide: true, show: (one) => one.failed},
   {name: "expired", title: "Lost", number: true, show: (one) => one.expired},
@@ -109,6 +109,10 @@ function acceptsOf({claims}) {
 
 function canOf({claims}) {
   return [...new Set(claims.flatMap((claim) => claim.capabilities))];
+}
+
+function nameAbilities(names) {
+  return names.length ? nameCapabilities(names) : h("span", {class: "quiet"}, "nothing special");
 }
 
 function nameAccepted(types) {
@@ -157,7 +161,7 @@ const attemptColumns = (page, alone) => [
   ...(alone ? [] : [byColumn]),
   {name: "fence", title: "Attempt", number: true, show: ({fence}) => fence},
   {name: "at", title: "Leased", show: ({at}) => when(at, page.now())},
-  {name: "status", title: "The task is now", show: ({task, fence}) => task
+  {name: "status", title: "The task is now", whole: true, show: ({task, fence}) => task
     ? [taskBadge(task), task.fence > fence && h("span", {class: "quiet"}, " by a later attempt")] : "–"}];
 
 function showAttempts({found, more, problem}, page, {alone = false} = {}) {
@@ -211,7 +215,7 @@ function listLeases(leases, page) {
 function listClaims(claims, page) {
   const columns = [
     {name: "accepts", title: "Accepts", show: (claim) => nameAccepted(claim.accept_types)},
-    {name: "can", title: "Can do", show: (claim) => nameCapabilities(claim.capabilities)},
+    {name: "can", title: "Can do", show: (claim) => nameAbilities(claim.capabilities)},
     {name: "claimed_at", title: "Asked", show: (claim) => when(claim.claimed_at, page.now())},
     {name: "tasks", title: "Got", number: true, show: (claim) => claim.tasks},
     {name: "why_none", title: "Told", grow: true, wide: true, show: (claim) => say(claim.why_none ?? "–")}];
