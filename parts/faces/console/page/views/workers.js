@@ -2,9 +2,9 @@
 
 import {callAll} from "../api.js";
 import {h} from "../dom.js";
-import {readFilter} from "../filter.js";
+import {readFilter, withWord} from "../filter.js";
 import {findLack, stateOf, toneOf} from "../fit.js";
-import {badge, facts, say, searchField, section, taskBadge, tile} from "../parts.js";
+import {badge, endOf, facts, say, searchField, section, taskBadge, tile} from "../parts.js";
 import {pauseButtons, showPauses} from "../pausing.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
@@ -123,18 +123,20 @@ function fits(worker, {type, can, name, is}, state) {
 }
 
 function showWorkers({rows, more, pauses, attempts}, page) {
-  const {values, problems} = readFilter(page.params.q ?? "", words);
+  const q = page.params.q ?? "";
+  const {values, problems} = readFilter(q, words);
   const known = rows.map((one) => ({...one, state: stateOf(one, pauses, page.now())}));
   const workers = known.filter((one) => fits(one, values, one.state))
     .sort((one, other) => STATES.indexOf(one.state) - STATES.indexOf(other.state));
-  const count = (state) => known.filter((one) => one.state === state).length;
+  const count = (state) => known.filter((one) => fits(one, {...values, is: state}, one.state)).length;
   const shown = columns(page);
   return [
     h("div", {class: "head"}, h("h1", null, "Workers"),
       h("div", {class: "actions"}, exportMenu("workers", shown, workers), copyMenu("list_workers", {limit: 200}))),
     searchField(page, {hint: "type:ocr can:gpu is:silent", problems}),
     h("div", {class: "tiles"}, STATES.map((state) => tile(count(state), state, {
-      href: link(["workers"], {q: `is:${state}`}), tone: state === "paused" && count(state) ? "warning" : ""}))),
+      href: link(["workers"], {q: withWord(q, "is", state)}),
+      tone: state === "paused" && count(state) ? "warning" : ""}))),
     showPauses(pauses.filter((one) => one.worker || one.whole_tenant), page),
     table(page, {name: "workers", caption: h("span", {class: "off-screen"}, "Workers"), columns: shown, rows: workers,
       key: nameOf, open: ({worker}) => link(["workers", worker.kind, worker.id]),
@@ -151,7 +153,7 @@ const byColumn = {name: "by", title: "Worker",
 
 const attemptColumns = (page, alone) => [
   {name: "task", title: "Task", grow: true, show: ({task, task_id: id}) => task
-    ? [say(task.type), task.task_summary && h("span", {class: "quiet"}, " ", say(task.task_summary))] : id.slice(-8)},
+    ? [say(task.type), task.task_summary && h("span", {class: "quiet"}, " ", say(task.task_summary))] : endOf(id)},
   ...(alone ? [] : [byColumn]),
   {name: "fence", title: "Attempt", number: true, show: ({fence}) => fence},
   {name: "at", title: "Leased", show: ({at}) => when(at, page.now())},
