@@ -253,7 +253,7 @@ STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 MOST_RESUMED = 20               # of a lease, that its task's history tells of
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
-LOCATE = "complete again with artifacts or delivery_proof, or attach_artifacts"
+LOCATE = "Complete again with artifacts or delivery_proof, or call attach_artifacts."
 RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
 
@@ -1279,7 +1279,7 @@ class Engine:
             noted = work.progress.get(task.task_id)
             self._write_anomaly(work, task, "lease_renewed_often", lease=lease, renewals=lease.renewals,
                                 progress_reported=bool(noted and noted.fence == lease.fence),
-                                recommended_action="ask the worker for progress, or cancel the task")
+                                recommended_action="Ask the worker for progress, or cancel the task.")
         return Renewed(to_utc(until), (until - work.now) / 3)
 
     def _check_renewal(self, work: Work, lease: Lease) -> None:
@@ -1783,10 +1783,10 @@ class Engine:
         if is_late(task, work.now):
             task = work.change_task(task, deadline_at=None)
             self._write_anomaly(work, task, "deadline_passed", status=task.status,
-                                recommended_action="wait for the result, or cancel the task")
+                                recommended_action="Wait for the result, or cancel the task.")
         if is_stuck(task):
             self._write_anomaly(work, task, "attempts_spent_but_queued", attempt=task.attempt,
-                                recommended_action="cancel the task, or report this as a defect of the gate")
+                                recommended_action="Cancel the task, or report this as a defect of the gate.")
 
     def _expire_lease(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
         """Requeue a task whose lease was lost, which is no failure (PH.4); put it on hold after too many losses."""
@@ -1803,7 +1803,7 @@ class Engine:
         self._report_loss(work, task, lease, "lease_expired")
         if losses == STUCK_EXPIRIES + 1:
             self._write_anomaly(work, task, "lease_expired_often", expiries=losses,
-                                recommended_action="look at the workers of this type")
+                                recommended_action="Look at the workers of this type.")
         self._tell_hold(work, task, lease)
         return task
 
@@ -1815,7 +1815,7 @@ class Engine:
             self._write_anomaly(work, task, "task_held", lease=lease, expiries=task.expiries,
                                 workers=sorted(set(decode_json(task.lost_to))), held=task.held,
                                 last_progress=decode_json(progress.progress) if progress else None,
-                                recommended_action="release_hold to offer it again, or cancel_task")
+                                recommended_action="Call release_hold to offer it again, or cancel_task.")
 
     def _describe_expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
         return {"task_id": task.task_id, "previous_worker_id": lease.worker_id, "attempt": task.attempt,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.words import say_length
 
 LATE_SECONDS, LATE_SWEEPS = 30.0, 3         # a sweep is late when something waits for it longer than both
 SKEW_SECONDS, BAD_SKEW_SECONDS = 2.0, 30.0
@@ -22,10 +23,10 @@ def judge_overdue(late_seconds: float | None, what: str, serving: str, settings:
     if late_seconds is None or late_seconds < late_after(settings):
         yield all_well("no lease waits for the sweep")
     elif serving:
-        yield alarm(f"{what} ran out {late_seconds:,.0f} s ago and was not taken back, although {serving} serves: its "
-                    "sweep is stuck", "look for `upkeep` in the gate's log, then restart the gate")
+        yield alarm(f"{what} ran out {say_length(late_seconds)} ago and was not taken back, although {serving} serves: "
+                    "its sweep is stuck", "look for `upkeep` in the gate's log, then restart the gate")
     else:
-        yield note(f"{what} ran out {late_seconds:,.0f} s ago, and no gate serves",
+        yield note(f"{what} ran out {say_length(late_seconds)} ago, and no gate serves",
                    "start a gate: `asyncgate serve`; it gives leases back the time in which none served")
 
 
@@ -39,7 +40,7 @@ def judge_outbox(waiting: int, parked: int, oldest_seconds: float, settings: Set
         yield alarm(f"receipts wait for a ledger ({waiting}), and receipt_mode is standalone: nobody sends them",
                     "set receipt_mode and ledger.url back, or fetch what is there with `asyncgate receipts home`")
     elif waiting > settings.ledger.emission_retry.buffer_size or oldest_seconds > OLD_RECEIPT_SECONDS:
-        yield warn(f"receipts wait for the ledger ({waiting}), the oldest for {oldest_seconds:,.0f} s",
+        yield warn(f"receipts wait for the ledger ({waiting}), the oldest for {say_length(oldest_seconds)}",
                    "see what is said of the ledger; receipts are sent as soon as it takes them")
     elif integrated and not parked:
         yield all_well(f"receipts that wait for the ledger: {waiting}; none is parked")

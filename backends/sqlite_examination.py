@@ -16,6 +16,7 @@ from asyncgate.backends.sqlite import CARRIED, HOW_TO_MIGRATE, LAST_SIGN, beginn
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.words import say_length
 
 LARGE_WAL_BYTES = 64 * 2**20        # four times the size at which it is written back
 AHEAD_SECONDS = 5.0                 # by which the file may be ahead of the clock
@@ -130,8 +131,8 @@ def judge_schema(db: sqlite3.Connection, path: str) -> Iterator[Finding]:
 def judge_rows(db: sqlite3.Connection, settings: Settings, now: float, holder: Holder | None) -> Iterator[Finding]:
     """Yield what the rows say of clock, upkeep, outbox and keys."""
     if (last := db.execute(LAST_SIGN).fetchone()[0]) is not None and last > now + AHEAD_SECONDS:
-        yield alarm(f"the file was written {last - now:,.0f} s in the future: the clock was set back, so leases live "
-                    "that much longer", "set the clock, and keep it right: `timedatectl set-ntp true`")
+        yield alarm(f"the file was written {say_length(last - now)} in the future: the clock was set back, so leases "
+                    "live that much longer", "set the clock, and keep it right: `timedatectl set-ntp true`")
     (oldest,) = db.execute(OLDEST_LEASE, (now,)).fetchone()
     serving = f"process {holder.pid}" if holder and holder.lives else ""
     yield from judge_overdue(None if oldest is None else now - oldest, "a lease", serving, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ Ask = Callable[..., Awaitable[Explanation]]
 SETTINGS: dict[str, Any] = {
     "instance_id": "asyncgate-1", "security": SecuritySettings(rate_limiting=RateLimiting(enabled=True)),
     "rate_limits": RateLimits(free_tier=Tier(concurrent_leases=3, receipts_per_task=8))}
+FIVE = r"5 min( \d+ s)?"
 IDLE = 200      # seconds after which a worker no longer counts as one that asks
 
 
@@ -104,7 +106,7 @@ async def test_a_leased_task_names_its_worker_and_when_it_was_last_heard(gate: G
         "worker w1", offer.expires_at, offer.lease_id)
     assert told.evidence.since is not None
     assert 15 < gate.now() - told.evidence.since.timestamp() < 60
-    assert told.summary.startswith("worker w1 has leased it and did not say that it began")
+    assert told.summary.startswith("Worker w1 has leased it but has not said that it began; its last sign of life ")
     assert (told.next.operation, told.next.arguments) == (
         "get_task", {"task_id": offer.task_id, "wait_seconds": 30})
 
@@ -115,7 +117,7 @@ async def test_progress_and_other_calls_of_its_worker_are_signs_of_life(gate: Ga
     await gate.as_worker().report_progress(**under(offer), progress=1)
 
     told = await ask(offer.task_id)
-    assert told.summary.startswith("worker w1 works on it")
+    assert told.summary.startswith("Worker w1 works on it;")
     assert told.evidence.since is not None
     assert gate.now() - told.evidence.since.timestamp() < 10
 
@@ -210,8 +212,17 @@ async def test_a_task_is_on_hold_after_it_was_lost_too_often(gate: Gate, ask: As
 
     assert names(told) == ["on_hold"]
     assert (told.evidence.held, told.evidence.expiries, told.evidence.lost_to) == ("lease_expiries", 2, ["w1", "w2"])
-    assert "2 times, which is as often as it may (w1, w2)" in told.summary
+    assert told.summary == "It is on hold: its lease was lost 2 times, by w1 and w2; its limit is 2."
     assert (told.next.operation, told.next.arguments) == ("release_hold", {"task_id": task_id})
+
+
+async def test_a_task_is_on_hold_because_one_worker_lost_it(gate: Gate) -> None:
+    offer = await gate.leased(max_expiries=1)
+    await gate.lose(offer)
+
+    told = await gate.as_agent().explain_task(task_id=offer.task_id)
+
+    assert told.summary == "It is on hold: w1 lost its lease once; its limit is 1."
 
 
 async def test_a_task_is_on_hold_because_it_has_too_many_receipts(gate: Gate, ask: Ask) -> None:
@@ -282,7 +293,7 @@ async def test_the_tenant_of_a_task_is_suspended(gate: Gate, ask: Ask) -> None:
     told = await ask(task_id)
 
     assert names(told) == ["tenant_suspended", "no_worker"]
-    assert "for 5 minutes" in told.summary
+    assert re.fullmatch(rf"The tenant was suspended {FIVE} ago: none of its workers is let in\.", told.summary)
 
 
 # Its time has not come.
@@ -300,14 +311,16 @@ async def test_a_task_was_created_to_begin_later(gate: Gate, ask: Ask) -> None:
 
 async def test_a_failed_attempt_waits_before_the_next_one(gate: Gate, ask: Ask) -> None:
     offer = await gate.leased(max_attempts=3, retry_backoff_seconds=600)
-    await gate.as_worker().fail(**under(offer), error="no", retryable=True)
+    await gate.as_worker().fail(**under(offer), error={"message": "the page does not answer"}, retryable=True)
 
     told = await ask(offer.task_id)
 
     assert names(told) == ["backoff"]
     assert (told.evidence.attempt, told.evidence.max_attempts) == (1, 3)
     assert told.evidence.until == (await gate.task(offer.task_id)).next_eligible_at
-    assert told.summary.startswith("Attempt 1 of 3 failed; it is offered in 10 minutes")
+    assert told.evidence.reason == "the page does not answer"
+    assert re.fullmatch(r"Attempt 1 of 3 failed: the page does not answer; it is offered to workers again in "
+                        r"(10 min|9 min \d+ s)\.", told.summary)
 
 
 async def test_leases_that_ran_out_together_do_not_come_back_at_once(gate: Gate, ask: Ask) -> None:
@@ -346,7 +359,7 @@ async def test_no_worker_has_ever_asked(gate: Gate, ask: Ask) -> None:
     told = await ask(task_id)
 
     assert names(told) == ["no_worker"]
-    assert told.summary == "Nobody who can do it has asked for tasks; no worker has asked at all."
+    assert told.summary == "No worker has asked for work yet."
     assert (told.next.operation, told.evidence.workers) == ("list_workers", [])
 
 
@@ -362,7 +375,8 @@ async def test_those_who_ask_lack_a_capability(gate: Gate, ask: Ask) -> None:
     assert (told.evidence.needed, told.evidence.missing) == (["gpu", "web"], ["gpu"])
     assert [(one.worker.id, one.capabilities) for one in told.evidence.workers or ()] == [
         ("w2", ["pdf"]), ("w1", ["web"])]
-    assert "gpu is missing. The last to ask was worker w2" in told.summary
+    assert told.summary == ("No worker that can take demo, which requires gpu and web, has asked for work: gpu is "
+                            "missing.")
     agent = await gate.as_agent().explain_task(task_id=task_id)
     assert (agent.evidence, agent.next.operation) == (told.evidence, "get_task")
 
@@ -375,8 +389,19 @@ async def test_those_who_ask_do_not_accept_the_type(gate: Gate, ask: Ask) -> Non
 
     assert names(told) == ["no_worker"]
     assert told.evidence.missing == ["rare"]
+    assert told.summary == "No worker that can take rare has asked for work: those who ask take other types."
     assert told.evidence.workers is not None
     assert told.evidence.workers[0].accept_types == ["common"]
+
+
+async def test_those_who_ask_lack_the_type_and_capabilities(gate: Gate) -> None:
+    task_id = await gate.create("rare", requirements={"capabilities": ["gpu", "ocr"]})
+    await gate.claim(accept_types=["common"])
+
+    told = await gate.as_agent().explain_task(task_id=task_id)
+
+    assert told.summary == ("No worker that can take rare, which requires gpu and ocr, has asked for work: those who "
+                            "ask take other types, and gpu and ocr are missing.")
 
 
 async def test_the_worker_that_could_do_it_no_longer_asks(gate: Gate, ask: Ask) -> None:
@@ -392,8 +417,31 @@ async def test_the_worker_that_could_do_it_no_longer_asks(gate: Gate, ask: Ask) 
     assert told.evidence.since is not None
     assert abs(told.evidence.since.timestamp() - asked) < 10
     assert [one.worker.id for one in told.evidence.workers or ()] == ["w1"]
-    assert told.summary == "Nobody who can do it has asked for tasks for 3 minutes: the last was worker w1."
+    assert re.fullmatch(r"No worker that can take demo has asked for work for 3 min( \d+ s)?; the last one was worker "
+                        r"w1\.", told.summary)
 
+
+async def test_a_stall_is_the_first_cause_while_the_leases_of_silent_workers_last(gate: Gate, ask: Ask) -> None:
+    for worker in ("w1", "w2", "w3"):
+        await gate.leased(worker, lease_ttl_seconds=3600)
+    await gate.create()
+    task_id = await gate.create()
+    gate.skip(24 * 60)
+
+    told = await ask(task_id)
+
+    assert names(told) == ["no_worker", "lease_quota", "behind"]
+    assert re.fullmatch(r"No worker that can take demo has asked for work for 2\d min; 3 leases are without a sign of "
+                        r"life\.", told.summary)
+    assert {(one.worker.id, one.holding) for one in told.evidence.workers or ()} == {("w1", 1), ("w2", 1), ("w3", 1)}
+    [queue] = (await gate.as_admin().list_queues()).queues
+    assert queue.workers == 0
+
+    await gate.as_worker("w1").list_leases()        # a sign of life: it works on something long
+
+    assert names(await ask(task_id)) == ["lease_quota", "workers_busy", "behind"]
+    [queue] = (await gate.as_admin().list_queues()).queues
+    assert queue.workers == 1
 
 async def test_tasks_of_higher_priority_and_older_ones_come_first(gate: Gate, ask: Ask) -> None:
     await gate.claim()
@@ -404,7 +452,8 @@ async def test_tasks_of_higher_priority_and_older_ones_come_first(gate: Gate, as
     assert [(await ask(task_id)).evidence.ahead for task_id in made] == [2, None, 3, 1, 4]
     told = await ask(made[2])
     assert names(told) == ["behind"]
-    assert told.summary == "3 tasks of a higher priority or age come before it in its queue."
+    assert told.summary == "3 tasks come before it in its queue, by priority or age."
+    assert (await ask(made[3])).summary == "1 task comes before it in its queue, by priority or age."
     assert names(await ask(made[1])) == ["claimable"]
 
 
@@ -417,7 +466,7 @@ async def test_tasks_before_it_are_counted_up_to_a_bound(gate: Gate, ask: Ask) -
     told = await ask(task_id)
 
     assert (told.cause, told.evidence.ahead) == ("behind", MOST_AHEAD)
-    assert told.summary.startswith("1000+ tasks")
+    assert told.summary.startswith("At least 1,000 tasks come before it")
 
 
 async def test_those_who_can_do_it_are_busy(gate: Gate, ask: Ask) -> None:
@@ -431,7 +480,8 @@ async def test_those_who_can_do_it_are_busy(gate: Gate, ask: Ask) -> None:
 
     assert names(told) == ["workers_busy"]
     assert [(one.worker.id, one.holding) for one in told.evidence.workers or ()] == [("w1", 2)]
-    assert "busy: 1 with 2 leases; the last sign of life came" in told.summary
+    assert re.match(r"No worker that can take demo has asked for work for 3 min( \d+ s)?: 1 worker is busy with 2 "
+                    r"leases; the last sign of life came ", told.summary)
 
 
 async def test_nothing_keeps_a_task_that_the_next_claim_gets(gate: Gate, ask: Ask) -> None:
@@ -460,21 +510,67 @@ async def test_a_success_that_nobody_can_find_is_still_owed(gate: Gate, ask: Ask
     assert names(await ask(offer.task_id)) == ["ended"]
 
 
-@pytest.mark.parametrize("end", ["succeeded", "failed", "canceled"])
-async def test_a_task_has_ended_and_nothing_is_owed(gate: Gate, ask: Ask, end: str) -> None:
-    offer = await gate.leased(max_attempts=1)
-    if end == "succeeded":
-        await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "file:///out"}])
-    elif end == "failed":
-        await gate.as_worker().fail(**under(offer), error="no", retryable=True)
-    else:
-        await gate.as_agent().cancel_task(task_id=offer.task_id)
+async def test_a_success_whose_result_is_known_is_over(gate: Gate, ask: Ask) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "file:///out"}])
     gate.skip(300)
 
     told = await ask(offer.task_id)
 
-    assert (names(told), told.status) == (["ended"], end)
-    assert "5 minutes ago, and nothing is owed" in told.summary
+    assert (names(told), told.status) == (["ended"], "succeeded")
+    assert re.fullmatch(rf"It succeeded {FIVE} ago, and nothing is owed\.", told.summary)
+
+
+LONG_ERROR = f"line one\nline two {'x' * 300}"
+
+
+@pytest.mark.parametrize(("error", "said", "reason"), [
+    ({"code": "Timeout", "message": "the page does not answer (3)."}, "the page does not answer (3)",
+     "the page does not answer (3)."),
+    ({"why": [1, 2]}, '{"why":[1,2]}', '{"why":[1,2]}'),
+    (LONG_ERROR, f"line one line two {'x' * 181}…", LONG_ERROR),
+    (None, "no error was given", None)], ids=["message", "no message", "long", "nothing"])
+async def test_a_failed_task_says_after_how_many_attempts_and_why(
+        gate: Gate, error: Any, said: str, reason: str | None) -> None:
+    task_id = await gate.create(max_attempts=2, retry_backoff_seconds=0)
+    for _ in range(2):
+        offer = await gate.claim()
+        assert offer is not None
+        await gate.as_worker().fail(**under(offer), error=error, retryable=True)
+    gate.skip(300)
+
+    told = await gate.as_agent().explain_task(task_id=task_id)
+
+    assert (names(told), told.status, told.next.why) == (["ended"], "failed", "see the whole error")
+    assert re.fullmatch(rf"It failed {FIVE} ago, after 2 of 2 attempts: {re.escape(said)}\.", told.summary)
+    assert (told.evidence.attempt, told.evidence.max_attempts, told.evidence.reason) == (2, 2, reason)
+    assert [str(one.worker) for one in told.evidence.workers or ()] == ["worker w1"]
+
+
+@pytest.mark.parametrize(("most", "said"), [
+    (1, "after its only attempt: no."), (3, "after 1 of 3 attempts; its worker asked for no other attempt: no.")])
+async def test_a_task_that_failed_at_once_says_why_there_was_no_other_attempt(gate: Gate, most: int, said: str) -> None:
+    offer = await gate.leased(max_attempts=most)
+    await gate.as_worker().fail(**under(offer), error="no")
+
+    told = await gate.as_agent().explain_task(task_id=offer.task_id)
+
+    assert told.summary.endswith(f" ago, {said}")
+
+
+@pytest.mark.parametrize(("reason", "said"), [
+    ("asked twice", ": asked twice."), (None, "; no reason was given.")], ids=["a reason", "no reason"])
+async def test_a_canceled_task_says_who_canceled_it_and_why(
+        gate: Gate, ask: Ask, reason: str | None, said: str) -> None:
+    task_id = await gate.create()
+    await gate.as_admin().cancel_task(task_id=task_id, reason=reason)
+    gate.skip(300)
+
+    told = await ask(task_id)
+
+    assert (names(told), told.status, told.next.operation) == (["ended"], "canceled", "get_task_history")
+    assert re.fullmatch(rf"It was canceled {FIVE} ago by human root{said}", told.summary)
+    assert (str(told.evidence.by), told.evidence.reason) == ("human root", reason)
 
 
 # Beside a ledger.
@@ -495,6 +591,8 @@ async def test_the_ledger_has_refused_a_receipt(gate: Gate, beside_ledger: Gate)
 
     assert names(told) == ["ledger_parked", "ended"]
     assert (told.evidence.reason, told.evidence.tries) == ("no such tenant", 3)
+    assert told.summary == ("The ledger refused 1 receipt of it: no such tenant. What it refused is kept here until an "
+                            "operator offers it again.")
 
 
 async def test_a_receipt_waits_for_the_ledger(gate: Gate, beside_ledger: Gate) -> None:
@@ -504,6 +602,7 @@ async def test_a_receipt_waits_for_the_ledger(gate: Gate, beside_ledger: Gate) -
     told = await beside_ledger.as_admin().explain_task(task_id=offer.task_id)
 
     assert names(told) == ["leased", "ledger_waiting"]
+    assert re.fullmatch(r"1 receipt of it has been waiting for the ledger for 1 min( \d+ s)?\.", told.also[0].summary)
     assert told.also[0].evidence.receipt_ids == [(await gate.receipts(offer.task_id))[0].receipt_id]
 
 
@@ -524,7 +623,7 @@ async def test_busy_workers_and_a_queue(gate: Gate, ask: Ask) -> None:
     await gate.create()
     task_id = await gate.create()
 
-    assert names(await ask(task_id)) == ["behind", "workers_busy"]
+    assert names(await ask(task_id)) == ["workers_busy", "behind"]
 
 
 async def test_a_full_tenant_and_a_queue(gate: Gate, ask: Ask) -> None:

@@ -102,8 +102,8 @@ async def test_an_empty_claim_is_told_what_is_paused(gate: Gate) -> None:
     async def told(**claim: Any) -> Any:
         return (await gate.as_worker().lease_next(**claim)).warnings
 
-    of_a = f"type a is paused until {until.isoformat(timespec='seconds')}: the model is down"
-    of_b = "type b with gpu capabilities is paused until somebody resumes it"
+    of_a = f"type a is paused until {until:%Y-%m-%d %H:%M:%S} UTC: the model is down"
+    of_b = "type b with the capability gpu is paused until somebody resumes it"
     assert await told() == [of_a]
     assert await told(accept_types=["b", "c"], **GPU) == [of_b]
     assert await told(**GPU) == [f"{of_a}; {of_b}"]

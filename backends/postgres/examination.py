@@ -16,6 +16,7 @@ from asyncgate.backends.postgres.privileges import find_missing, find_strengths
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
+from asyncgate.parts.model.words import say_length
 
 LEAST_POSTGRES = 14
 MIGRATE = "run `asyncgate migrate --database URL` as the database's owner or a superuser"
@@ -182,8 +183,8 @@ async def judge_grants(db: Any) -> list[Finding]:
 async def judge_instances(db: Any, settings: Settings) -> list[Finding]:
     """Return which gates died, and which tasks nobody looks after."""
     living = [row[0] for row in await db.fetch(LIVING)]
-    found = [note(f"the gate {name} gave its last sign {seconds:,.0f} s ago and did not stop in order; others adopt "
-                  "its tasks", "start it again, or leave it: its row is forgotten after a day")
+    found = [note(f"the gate {name} gave its last sign {say_length(seconds)} ago and did not stop in order; others "
+                  "adopt its tasks", "start it again, or leave it: its row is forgotten after a day")
              for name, seconds in await db.fetch(GONE)]
     now = await db.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
     late, what = None, "a lease"

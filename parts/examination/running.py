@@ -14,6 +14,7 @@ from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.findings import Examination, ExamineGate, Finding, alarm, all_well, note, warn, worst_of
 from asyncgate.parts.model.stored_webhooks import Webhook
+from asyncgate.parts.model.words import say_length
 from asyncgate.parts.service import Service
 from asyncgate.parts.upkeep import Upkeep
 
@@ -41,8 +42,8 @@ def judge_duty(name: str, duty: Duty, now: datetime) -> Iterator[Finding]:
                     "runs failed)", f"look for `upkeep: {name} failed` in the gate's log")
     since = (now - duty.last_run_at).total_seconds() if duty.last_run_at else 0.0
     if since > LATE_ROUNDS * duty.every_seconds + SLACK_SECONDS:
-        yield alarm(f"the job {name} began {since:,.0f} s ago, and should begin every "
-                    f"{duty.every_seconds:g} s: it hangs",
+        yield alarm(f"the job {name} began {say_length(since)} ago, and should begin every "
+                    f"{say_length(duty.every_seconds)}: it hangs",
                     "look for `upkeep` in the gate's log, then restart the gate")
 
 

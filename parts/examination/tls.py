@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from asyncgate.parts.examination.installation import Installation
 from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
+from asyncgate.parts.model.words import say_length
 
 DAY = 86_400.0
 SOON_SECONDS, NEAR_SECONDS = 14 * DAY, 30 * DAY
@@ -54,9 +55,9 @@ def judge_dates(what: str, first: datetime, last: datetime, now: float) -> Itera
     elif left <= 0:
         yield alarm(f"{what} expired on {last:%Y-%m-%d}: callers refuse the gate", RENEW)
     elif left < SOON_SECONDS:
-        yield warn(f"{what} expires on {last:%Y-%m-%d}, in {left / DAY:.0f} days", RENEW)
+        yield warn(f"{what} expires on {last:%Y-%m-%d}, in {say_length(left)}", RENEW)
     elif left < NEAR_SECONDS:
-        yield note(f"{what} expires on {last:%Y-%m-%d}, in {left / DAY:.0f} days", RENEW)
+        yield note(f"{what} expires on {last:%Y-%m-%d}, in {say_length(left)}", RENEW)
     else:
         yield all_well(f"{what} is valid until {last:%Y-%m-%d}")
 

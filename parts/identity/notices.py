@@ -29,21 +29,21 @@ R = TypeVar("R", bound=Struct)
 
 MOST_ADMINS = 20        # how many admins of a tenant get a notice; each notice is one receipt
 ADVICE = {
-    "key_revoked": "find out how it was used: list_audit with its key_id",
-    "credentials_rotated": "hand out the new keys; the gate refuses the old ones",
-    "rate_limit_tightened": "find out what sends so many calls, then ask the operator",
-    "unusual_address": "if nobody of yours uses the key from there, call revoke_key, then list_audit with its key_id",
-    "refresh_replay": "a refresh token was in two hands, so its session has ended: list_audit shows its session_id",
-    "code_replay": "an authorization code was in two hands, so its session has ended: list_audit shows its session_id",
-    "revoked_token_used": "if that was nobody of yours, find out who has the token: list_audit",
-    "budget_warning": "get_budgets shows what is left, set_budget raises a budget; at 100 % no task can be created",
-    "budget_reached": "no task can be created until the month ends, or set_budget raises the budget",
-    "token_revoked": "find out what was done with it: list_audit",
-    "data_erased": "look after what is outside of the gate's reach: erase_principal with plan lists it",
-    "webhook_parked": "repair the receiver, then change_webhook with active: true; events since then are delivered",
-    "webhook_gone": "the receiver answered 410; remove_webhook, or change_webhook with active: true",
-    "delivery_parked": "list_deliveries with state: parked shows what was given up; replay_deliveries tries it again",
-    "cross_tenant_attempt": "find out how the key was used: list_audit with its key_id",
+    "key_revoked": "Find out how it was used: list_audit with its key_id.",
+    "credentials_rotated": "Hand out the new keys; the gate refuses the old ones.",
+    "rate_limit_tightened": "Find out what sends so many calls, then ask the operator.",
+    "unusual_address": "If nobody of yours uses the key from there, call revoke_key, then list_audit with its key_id.",
+    "refresh_replay": "A refresh token was in two hands, so its session has ended: list_audit shows its session_id.",
+    "code_replay": "An authorization code was in two hands, so its session has ended: list_audit shows its session_id.",
+    "revoked_token_used": "If that was nobody of yours, find out who has the token: list_audit.",
+    "budget_warning": "See with get_budgets what is left; set_budget raises it. At 100 % no task can be created.",
+    "budget_reached": "No task can be created until the month ends, or set_budget raises the budget.",
+    "token_revoked": "Find out what was done with it: list_audit.",
+    "data_erased": "Look after what is outside of the gate's reach: erase_principal with plan lists it.",
+    "webhook_parked": "Repair the receiver, then change_webhook with active: true; events since then are delivered.",
+    "webhook_gone": "The receiver answered 410: remove_webhook, or change_webhook with active: true.",
+    "delivery_parked": "See what was given up: list_deliveries with state: parked; replay_deliveries tries it again.",
+    "cross_tenant_attempt": "Find out how the key was used: list_audit with its key_id.",
 }
 
 

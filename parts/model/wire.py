@@ -340,7 +340,7 @@ class CancelTask(TaskAsk, kw_only=True):
 
     example = ({"task_id": TASK_ID, **ASKER, "reason": "no longer needed"}, {"ok": True, "status": "canceled"})
     refusals = (*TaskAsk.refusals, ReceiptTooLarge)
-    next_step = "After ok: true the task is canceled for ever and nothing is owed."
+    next_step = "After ok: true the task stays canceled, and nothing is owed."
     reason: Text | None = None
 
 

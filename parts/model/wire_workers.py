@@ -65,8 +65,8 @@ class ExplainTask(TaskAsk, kw_only=True):
     acts = False
     example = ({"task_id": TASK_ID, **ASKER}, {
         "task_id": TASK_ID, "status": "queued", "cause": "no_worker", "as_of": LATER,
-        "summary": "Nobody who can do it has ever asked for tasks: web.read is missing. The last one to ask was "
-                   "worker reader-1, 20 seconds ago.",
+        "summary": "No worker that can take page.summarize, which requires web.read, has asked for work: web.read is "
+                   "missing.",
         "evidence": {"type": "page.summarize", "needed": ["web.read"], "missing": ["web.read"], "workers": [{
             "worker": WORKER, "asked_at": NOW, "accept_types": [], "capabilities": ["pdf.read"]}]},
         "next": {"operation": "cancel_task", "arguments": {"task_id": TASK_ID},
@@ -116,8 +116,8 @@ class Evidence(Struct, omit_defaults=True):
     swept_at: datetime | None = None        # when this gate last swept
     sweep_error: str | None = None          # of that sweep
     receipt_ids: list[str] | None = None
-    reason: str | None = None               # what the ledger, or who paused, says
-    by: Principal | None = None             # who paused
+    reason: str | None = None               # the error; or what the ledger, or who paused or canceled, says
+    by: Principal | None = None             # who paused or canceled
     tries: int | None = None
 
 

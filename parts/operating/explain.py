@@ -11,18 +11,19 @@ from collections.abc import Callable
 from heapq import nlargest
 from typing import Any
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from asyncgate import CORE_OPERATIONS, Caller, Engine, Operation, forbid, matches
+from asyncgate import CANCELED, CORE_OPERATIONS, FAILED, Caller, Engine, Operation, forbid, matches
 from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.quotas import Quotas
 from asyncgate.parts.model.content import decode_json, needs_of
 from asyncgate.parts.model.database import read_together
-from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import no_task
 from asyncgate.parts.model.overdue import alive, is_lost
 from asyncgate.parts.model.pausing import Pause, find_pauses
-from asyncgate.parts.model.queries import AheadOf, InstanceOf, UnsentOf, WorkerFilter
+from asyncgate.parts.model.queries import AheadOf, InstanceOf, ReceiptFilter, UnsentOf, WorkerFilter
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
@@ -36,6 +37,7 @@ from asyncgate.parts.model.stored import (
     Pauses,
     Presence,
     Progress,
+    Receipt,
     Task,
     Usage,
 )
@@ -50,6 +52,7 @@ from asyncgate.parts.model.wire_workers import (
     NextCall,
     WorkerFact,
 )
+from asyncgate.parts.model.words import begin_sentence, cut_line, say_count, say_length, say_list, say_times
 from asyncgate.parts.operating import pausing, workers
 from asyncgate.parts.operating.pausing import describe_pause
 from asyncgate.parts.operating.workers import count_holdings
@@ -59,6 +62,9 @@ MOST_AHEAD = 1000           # tasks before it that are counted
 MOST_ASKED = 100            # workers looked at, the last that asked
 MOST_HELD = 100             # leases of each that are counted
 MOST_EVIDENCE = 5           # workers, and receipts, in one evidence
+MOST_NAMED = 3              # workers in one sentence
+MOST_SAID = 200             # letters of an error or a reason in a summary
+MOST_REASON = 8_000         # and in its evidence; get_task has the whole error
 SLACK_SECONDS = 60.0        # after which a worker that could wait no longer counts as one that no longer asks
 WAIT_SECONDS = 30
 
@@ -76,6 +82,7 @@ class Facts(Struct, kw_only=True):
     instance: str                               # the gate that answers
     grace: float                                # seconds that a lease lives on after its end
     patience: float                             # seconds after which a worker that has not asked again does not ask
+    silence: float                              # seconds without a call after which a worker with leases is silent
     lease: Lease | None = None                  # its latest
     progress: Progress | None = None
     holder: Presence | None = None              # who has the live lease
@@ -91,6 +98,7 @@ class Facts(Struct, kw_only=True):
     pauses: tuple[Pause, ...] = ()              # what is paused in the tenant
     holding: dict[tuple[str, str], int] = {}    # live leases of those who can do it
     unsent: list[Outgoing] = []
+    said: Receipt | None = None                 # how its last attempt failed, or who canceled it
     may: frozenset[str] = frozenset()           # operations that the caller may call
 
     @property
@@ -112,14 +120,37 @@ class Facts(Struct, kw_only=True):
 
     @property
     def busy(self) -> list[Able]:
-        """Return those who can do the task and ask for nothing, because they hold leases."""
+        """Return those who can do the task and ask for nothing, because they work on what they hold."""
+        return [one for one in self.holders if one[0].last_seen_at > self.now - self.silence]
+
+    @property
+    def silent(self) -> list[Able]:
+        """Return those who can do the task and hold leases, and of whom nothing is heard."""
+        return [one for one in self.holders if one[0].last_seen_at <= self.now - self.silence]
+
+    @property
+    def holders(self) -> list[Able]:
+        """Return those who can do the task, ask for nothing, and hold leases."""
         return [(row, claim) for row, claim in self.able
                 if claim.at <= self.now - self.patience and self.holding.get((row.kind, row.id))]
+
+    def count_leases(self, workers: list[Able]) -> int:
+        """Return how many leases workers have together."""
+        return sum(self.holding[row.kind, row.id] for row, _ in workers)
 
 
 def find_patience(settings: Settings) -> float:
     """Return the seconds after which a worker that has not asked for tasks again asks for none."""
     return settings.max_wait_seconds + STORED_EVERY_SECONDS + SLACK_SECONDS
+
+
+def find_silence(settings: Settings) -> float:
+    """Return the seconds without a call after which a worker that holds leases gives no sign of life.
+
+    Whoever lives renews a lease after a third of it.
+    """
+    renewal = settings.default_lease_ttl_seconds / 3
+    return max(find_patience(settings), renewal + STORED_EVERY_SECONDS + SLACK_SECONDS)
 
 
 # The causes.  Each is a pure function of the facts.
@@ -130,14 +161,14 @@ def explain_leased(at: Facts) -> Cause | None:
     if at.task.status not in ACTIVE or at.lease is None or not alive(at.lease, at.now, at.grace):
         return None
     heard = last_heard(at, at.lease)
-    began = "works on it" if at.task.status == "running" else "has leased it and did not say that it began"
-    return make_cause(at, "leased", f"{at.lease.worker} {began}; its lease ends in "
-                      f"{tell_length(at.lease.expires_at - at.now)}; the last sign of life came "
-                      f"{tell_length(at.now - heard)} ago.",
+    began = "works on it" if at.task.status == "running" else "has leased it but has not said that it began"
+    return make_cause(at, "leased", f"{at.lease.worker} {began}; its last sign of life came "
+                      f"{say_length(at.now - heard)} ago, and its lease ends in "
+                      f"{say_length(at.lease.expires_at - at.now)} unless it is renewed.",
                       Evidence(since=to_utc(heard), until=to_utc(at.lease.expires_at), lease_id=at.lease.lease_id,
                                renewals=at.lease.renewals, attempt=at.task.attempt, max_attempts=at.task.max_attempts,
                                workers=[WorkerFact(at.lease.worker, last_seen_at=to_utc(heard))]),
-                      ("get_task", "wait for its end; if its lease runs out, the task is offered again"))
+                      ("get_task", "wait until it ends; if the lease runs out, the task is offered to other workers"))
 
 
 def last_heard(at: Facts, lease: Lease) -> float:
@@ -155,12 +186,12 @@ def explain_instance_gone(at: Facts) -> Cause | None:
     if at.task.status not in ACTIVE or at.lease is None or at.owner is None or at.owner.serves:
         return None
     until, beat = at.lease.expires_at + at.grace, at.owner.last_beat_at
-    heard = "" if beat is None else f", which was last heard {tell_length(at.now - beat)} ago"
-    when = f"in {tell_length(until - at.now)}" if until > at.now else "with its next sweep"
-    return make_cause(at, "instance_gone", f"The gate {at.owner.instance_id} that looked after it is gone{heard}; gate "
+    heard = "" if beat is None else f"; its last sign of life came {say_length(at.now - beat)} ago"
+    when = f"in {say_length(until - at.now)}" if until > at.now else "with its next sweep"
+    return make_cause(at, "instance_gone", f"Gate {at.owner.instance_id}, which looked after it, is gone{heard}; gate "
                       f"{at.instance} takes it over {when}.",
                       Evidence(since=to_utc_or_none(beat), until=to_utc(until), instance_id=at.owner.instance_id,
-                               last_beat_at=to_utc_or_none(beat)), ("get_task", "wait: nothing has to be done"))
+                               last_beat_at=to_utc_or_none(beat)), ("get_task", "wait; nothing has to be done"))
 
 
 def explain_lease_overdue(at: Facts) -> Cause | None:
@@ -170,12 +201,12 @@ def explain_lease_overdue(at: Facts) -> Cause | None:
     who = at.owner.instance_id if at.owner else at.instance
     error = at.swept.get("last_error")
     return make_cause(at, "lease_overdue", f"The lease of {at.lease.worker} ended "
-                      f"{tell_length(at.now - at.lease.expires_at)} ago, and gate {who} has not taken the task back yet"
+                      f"{say_length(at.now - at.lease.expires_at)} ago, and gate {who} has not taken the task back yet"
                       f"{f': its last sweep failed ({error})' * bool(error)}.",
                       Evidence(since=to_utc(at.lease.expires_at), lease_id=at.lease.lease_id, instance_id=who,
                                swept_at=at.swept.get("last_run_at"), sweep_error=error,
                                workers=[WorkerFact(at.lease.worker)]),
-                      ("get_task", "wait for the sweep; if it stays so, its operator runs `asyncgate doctor`"))
+                      ("get_task", "wait a minute; if nothing changes, an operator runs `asyncgate doctor`"))
 
 
 def explain_hold(at: Facts) -> Cause | None:
@@ -183,21 +214,29 @@ def explain_hold(at: Facts) -> Cause | None:
     if at.task.status != "queued" or at.task.held is None:
         return None
     lost_to = sorted(set(decode_json(at.task.lost_to)))
-    why = {"lease_expiries": f"its lease ran out {tell_times(at.task.expiries)}, which is as often as it may "
-                             f"({', '.join(lost_to)})",
+    why = {"lease_expiries": f"{tell_losses(at.task.expiries, lost_to)}; its limit is {at.task.max_expiries}",
            RECEIPTS_QUOTA: "it has as many receipts as its tenant's quota allows"}.get(at.task.held, at.task.held)
     return make_cause(at, "on_hold", f"It is on hold: {why}.",
                       Evidence(since=to_utc(at.task.updated_at), held=at.task.held, expiries=at.task.expiries,
                                lost_to=lost_to),
-                      ("release_hold", "offer it again"), ("get_task", "its owner or an admin calls release_hold"))
+                      ("release_hold", "offer it to workers again"),
+                      ("get_task", "wait until its owner or an admin calls release_hold"))
+
+
+def tell_losses(number: int, workers: list[str]) -> str:
+    """Say who lost the lease of a task, and how often."""
+    if len(workers) == 1:
+        return f"{workers[0]} lost its lease {say_times(number)}"
+    others = len(workers) - MOST_NAMED
+    named = [*workers[:MOST_NAMED], *[f"{others} more"] * (others > 0)]
+    return f"its lease was lost {say_times(number)}{f', by {say_list(named)}' if named else ''}"
 
 
 def explain_pause(at: Facts) -> Cause | None:
     """Its type, its lane, the tenant, or each worker that could do it is paused."""
     if at.task.status != "queued" or at.task.held is not None or (pause := at.stopping) is None:
         return None
-    said = describe_pause(pause)
-    return make_cause(at, "paused", f"{said[0].upper()}{said[1:]}.",
+    return make_cause(at, "paused", f"{describe_pause(pause)}.",
                       Evidence(since=to_utc(pause.since), until=to_utc_or_none(pause.until), reason=pause.reason,
                                by=Principal(pause.by_kind, pause.by_id),
                                workers=[show_asked(at, row, claim) for row, claim in at.resting] or None),
@@ -208,31 +247,35 @@ def explain_suspension(at: Facts) -> Cause | None:
     """Its tenant is suspended."""
     if at.task.status != "queued" or at.account is None or at.account.suspended_at is None:
         return None
-    return make_cause(at, "tenant_suspended", f"The tenant is suspended for "
-                      f"{tell_length(at.now - at.account.suspended_at)}: no worker of it is let in.",
+    return make_cause(at, "tenant_suspended", f"The tenant was suspended "
+                      f"{say_length(at.now - at.account.suspended_at)} ago: none of its workers is let in.",
                       Evidence(since=to_utc(at.account.suspended_at)),
-                      ("get_task", "the operator ends the suspension with suspend_tenant, suspended: false"))
+                      ("get_task", "wait until the operator ends the suspension: suspend_tenant with suspended: false"))
 
 
 def explain_delay(at: Facts) -> Cause | None:
     """It was created to be offered later."""
     if not is_delayed(at) or at.lease is not None:
         return None
-    return make_delay(at, "delay", "It was created with a delay")
+    return make_delay(at, "delay", "It was created with a delay; it is offered to workers")
 
 
 def explain_backoff(at: Facts) -> Cause | None:
     """Its last attempt failed, and the next one has to wait."""
     if not is_delayed(at) or at.lease is None or at.lease.ending != "failed":
         return None
-    return make_delay(at, "backoff", f"Attempt {at.task.attempt} of {at.task.max_attempts} failed")
+    error = read_body(at.said).get("error") if at.said and at.said.lease_id == at.lease.lease_id else None
+    why = f": {cut_line(find_message(error), MOST_SAID)}" if error else ""
+    return make_delay(at, "backoff", f"Attempt {at.task.attempt} of {at.task.max_attempts} failed{why}; it is offered "
+                      "to workers again", find_message(error) if error else None)
 
 
 def explain_jitter(at: Facts) -> Cause | None:
     """Its lease ran out together with others, which are offered again one after another."""
     if not is_delayed(at) or at.lease is None or at.lease.ending == "failed":
         return None
-    return make_delay(at, "jitter", "Its lease ran out together with many others, which do not come back at once")
+    return make_delay(at, "jitter", "Its lease ran out together with many others, which come back one after another; "
+                      "it is offered to workers again")
 
 
 def is_delayed(at: Facts) -> bool:
@@ -240,43 +283,43 @@ def is_delayed(at: Facts) -> bool:
     return at.task.status == "queued" and at.task.held is None and (at.task.next_eligible_at or 0.0) > at.now
 
 
-def make_delay(at: Facts, name: CauseName, why: str) -> Cause:
+def make_delay(at: Facts, name: CauseName, why: str, reason: str | None = None) -> Cause:
     """Make the cause of a task whose time has not come."""
     due = at.task.next_eligible_at or at.now
-    return make_cause(at, name, f"{why}; it is offered in {tell_length(due - at.now)}.",
+    return make_cause(at, name, f"{why} in {say_length(due - at.now)}.",
                       Evidence(since=to_utc(at.task.updated_at), until=to_utc(due), attempt=at.task.attempt,
-                               max_attempts=at.task.max_attempts, expiries=at.task.expiries),
-                      ("get_task", "wait for its time"))
-
-
-def explain_quota(at: Facts) -> Cause | None:
-    """Its tenant has as many leases as it may have."""
-    if not at.waits or not 0 <= at.most_leases <= at.leases:
-        return None
-    return make_cause(at, "lease_quota", f"The tenant has {at.leases} of {at.most_leases} leases: a claim gets a task "
-                      "again after one of them ends.", Evidence(in_use=at.leases, limit=at.most_leases),
-                      ("get_limits", "see the limits; the operator raises them with set_limits"),
-                      ("get_task", "wait until a lease ends"))
+                               max_attempts=at.task.max_attempts, expiries=at.task.expiries,
+                               reason=reason and reason[:MOST_REASON]),
+                      ("get_task", "wait until then"))
 
 
 def explain_no_worker(at: Facts) -> Cause | None:
-    """Nobody who can do it asks for work, or holds leases."""
+    """Nobody who can do it asks for work; those who hold leases, if any, give no sign of life."""
     if at.task.status != "queued" or at.task.held is not None or at.asking or at.busy or at.resting:
         return None
-    able = at.able
-    missing = [] if able else find_missing(at)
-    last = able[0] if able else None
-    if last:
-        said = f" for {tell_length(at.now - last[1].at)}: the last was {name_worker(last[0])}"
-    else:
-        said = tell_missing(at, missing)
-    shown = [show_asked(at, row, claim) for row, claim in (able or last_asked(at))[:MOST_EVIDENCE]]
-    return make_cause(at, "no_worker", f"Nobody who can do it has asked for tasks{said}.",
-                      Evidence(since=to_utc(last[1].at) if last else None, type=at.task.type,
+    missing = [] if at.able else find_missing(at)
+    shown = [show_asked(at, row, claim) for row, claim in (at.able or last_asked(at))[:MOST_EVIDENCE]]
+    return make_cause(at, "no_worker", tell_silence(at) if at.able else tell_missing(at, missing),
+                      Evidence(since=to_utc(at.able[0][1].at) if at.able else None, type=at.task.type,
                                needed=sorted(at.needed), missing=missing,
                                searched=len(at.asked) if len(at.asked) >= MOST_ASKED else None, workers=shown),
-                      ("list_workers", "see who asks, and what they offer; then start a worker that can do it"),
-                      ("get_task", "wait until a worker that can do it asks, or cancel_task"))
+                      ("list_workers", "see who asks, and what they offer; then start a worker that can take it"),
+                      ("get_task", "wait until a worker that can take it asks, or end it: cancel_task"))
+
+
+def name_able(at: Facts) -> str:
+    """Say who is looked for, as the subject of a sentence."""
+    needs = f", which requires {say_list(sorted(at.needed))}," if at.needed else ""
+    return f"No worker that can take {at.task.type}{needs} has asked for work"
+
+
+def tell_silence(at: Facts) -> str:
+    """Say since when those who can do the task have not asked, and what they hold."""
+    row, claim = at.able[0]
+    leases = at.count_leases(at.silent)
+    held = f"{say_count(leases, 'lease')} {'is' if leases == 1 else 'are'} without a sign of life"
+    return (f"{name_able(at)} for {say_length(at.now - claim.at)}; "
+            f"{held if leases else f'the last one was {name_worker(row)}'}.")
 
 
 def last_asked(at: Facts) -> list[Able]:
@@ -292,37 +335,54 @@ def find_missing(at: Facts) -> list[str]:
 
 
 def tell_missing(at: Facts, missing: list[str]) -> str:
-    """Say what is missing, and who asked last."""
+    """Say what those who ask lack."""
     if not at.asked:
-        return "; no worker has asked at all"
-    row, claim = last_asked(at)[0]
-    return (f": {', '.join(missing)} is missing. The last to ask was {name_worker(row)}, "
-            f"{tell_length(at.now - claim.at)} ago")
+        return "No worker has asked for work yet."
+    lacking = [name for name in missing if name in at.needed]
+    verb = "is" if len(lacking) == 1 else "are"
+    why = [*["those who ask take other types"] * (len(lacking) < len(missing)),
+           *[f"{say_list(lacking)} {verb} missing"] * bool(lacking)]
+    return f"{name_able(at)}: {', and '.join(why)}."
 
 
-def explain_queue(at: Facts) -> Cause | None:
-    """Other tasks come before it in its queue."""
-    if not at.waits or not at.ahead:
+def explain_quota(at: Facts) -> Cause | None:
+    """Its tenant has as many leases as it may have."""
+    if not at.waits or not 0 <= at.most_leases <= at.leases:
         return None
-    more = "+" if at.ahead >= MOST_AHEAD else ""
-    return make_cause(at, "behind", f"{at.ahead}{more} tasks of a higher priority or age come before it in its queue.",
-                      Evidence(ahead=at.ahead, type=at.task.type, needed=sorted(at.needed),
-                               workers=[show_asked(at, row, claim) for row, claim in at.able[:MOST_EVIDENCE]]),
-                      ("get_task", "wait for its turn"))
+    return make_cause(at, "lease_quota", f"The tenant has {say_count(at.leases, 'lease')} and may have "
+                      f"{at.most_leases:,} at once: its workers get more tasks when a lease ends.",
+                      Evidence(in_use=at.leases, limit=at.most_leases),
+                      ("get_limits", "see the limits; the operator can raise them with set_limits"),
+                      ("get_task", "wait until a lease ends"))
 
 
 def explain_busy(at: Facts) -> Cause | None:
     """All who can do it work on other tasks."""
     if not at.waits or at.asking or not (busy := at.busy):
         return None
-    leases = sum(at.holding[row.kind, row.id] for row, _ in busy)
-    last = max(row.last_seen_at for row, _ in busy)
-    return make_cause(at, "workers_busy", f"Those who can do it are busy: {len(busy)} with {leases} leases; the last "
-                      f"sign of life came {tell_length(at.now - last)} ago.",
-                      Evidence(since=to_utc(max(claim.at for _, claim in busy)),
+    last, asked = max(row.last_seen_at for row, _ in busy), max(claim.at for _, claim in busy)
+    are = "is" if len(busy) == 1 else "are"
+    return make_cause(at, "workers_busy", f"{name_able(at)} for {say_length(at.now - asked)}: "
+                      f"{say_count(len(busy), 'worker')} {are} busy with "
+                      f"{say_count(at.count_leases(busy), 'lease')}; the last sign of life came "
+                      f"{say_length(at.now - last)} ago.",
+                      Evidence(since=to_utc(asked),
                                workers=[show_asked(at, row, claim) for row, claim in busy[:MOST_EVIDENCE]]),
-                      ("list_workers", "see what they hold; more workers take more tasks"),
+                      ("list_workers", "see what they hold; start more workers to get more done at once"),
                       ("get_task", "wait until one of them is free"))
+
+
+def explain_queue(at: Facts) -> Cause | None:
+    """Other tasks come before it in its queue."""
+    if not at.waits or not at.ahead:
+        return None
+    least = "at least " if at.ahead >= MOST_AHEAD else ""
+    come = "comes" if at.ahead == 1 else "come"
+    return make_cause(at, "behind", f"{least}{say_count(at.ahead, 'task')} {come} before it in its queue, by priority "
+                      "or age.",
+                      Evidence(ahead=at.ahead, type=at.task.type, needed=sorted(at.needed),
+                               workers=[show_asked(at, row, claim) for row, claim in at.able[:MOST_EVIDENCE]]),
+                      ("get_task", "wait for its turn"))
 
 
 def explain_claimable(at: Facts) -> Cause | None:
@@ -332,29 +392,31 @@ def explain_claimable(at: Facts) -> Cause | None:
     if not at.waits or at.ahead or full or suspended or at.stopping or not at.asking:
         return None
     row, claim = at.asking[0]
-    return make_cause(at, "claimable", f"Nothing keeps it: {name_worker(row)} can do it and asked "
-                      f"{tell_length(at.now - claim.at)} ago; the next claim of such a worker gets it.",
+    return make_cause(at, "claimable", f"Nothing keeps it: {name_worker(row)} can take it and asked for work "
+                      f"{say_length(at.now - claim.at)} ago; the next such worker that asks gets it.",
                       Evidence(since=to_utc(max(at.task.updated_at, at.task.next_eligible_at or 0.0)),
                                workers=[show_asked(at, row, claim) for row, claim in at.asking[:MOST_EVIDENCE]]),
-                      ("get_task", "wait for its end"))
+                      ("get_task", "wait until it ends"))
 
 
 def explain_owed(at: Facts) -> Cause | None:
     """It has ended, and its obligation is still open."""
     if at.task.status not in TERMINAL or not at.task.owed:
         return None
-    return make_cause(at, "owed", "It succeeded without saying where its result is: it is still owed to its creator.",
+    return make_cause(at, "owed", "It succeeded but did not say where its result is, so the result is still owed "
+                      "to its creator.",
                       Evidence(since=to_utc_or_none(at.task.completed_at), receipt_ids=[at.task.duty]),
-                      ("attach_artifacts", "say where the result is: artifacts or delivery_proof discharge it"),
-                      ("get_task", "its owner, its worker or an admin calls attach_artifacts"))
+                      ("attach_artifacts", "say where the result is: in artifacts or delivery_proof"),
+                      ("get_task", "see it; its owner, its worker or an admin calls attach_artifacts"))
 
 
 def explain_parked(at: Facts) -> Cause | None:
     """The ledger has refused a receipt of it."""
     if not (parked := [row for row in at.unsent if row.state == "parked"]):
         return None
-    return make_cause(at, "ledger_parked", f"The ledger refused {len(parked)} receipts of it ({parked[0].reason}); "
-                      "they stay here until an operator repairs that.", tell_unsent(parked),
+    why = cut_line(parked[0].reason or "it gave no reason", MOST_SAID)
+    return make_cause(at, "ledger_parked", f"The ledger refused {say_count(len(parked), 'receipt')} of it: {why}. "
+                      "What it refused is kept here until an operator offers it again.", tell_unsent(parked),
                       ("get_task_history", "see the receipts; an operator runs `asyncgate reconcile --repair`"))
 
 
@@ -362,10 +424,12 @@ def explain_waiting(at: Facts) -> Cause | None:
     """Receipts of it are on their way to the ledger."""
     if not (waiting := [row for row in at.unsent if row.state == "waiting"]):
         return None
-    said = f", which answered last: {waiting[0].reason}" if waiting[0].reason else ""
-    return make_cause(at, "ledger_waiting", f"{len(waiting)} receipts of it wait for the ledger{said}; the oldest for "
-                      f"{tell_length(at.now - waiting[0].posted_at)}.", tell_unsent(waiting),
-                      ("get_task_history", "see the receipts; they are sent without anybody's help"))
+    many, for_long = len(waiting) > 1, say_length(at.now - waiting[0].posted_at)
+    said = f"; its last answer: {cut_line(waiting[0].reason, MOST_SAID)}" if waiting[0].reason else ""
+    been = "have been waiting for the ledger, the oldest" if many else "has been waiting for the ledger"
+    return make_cause(at, "ledger_waiting", f"{say_count(len(waiting), 'receipt')} of it {been} for {for_long}{said}.",
+                      tell_unsent(waiting),
+                      ("get_task_history", "see the receipts; the gate sends them by itself"))
 
 
 def tell_unsent(rows: list[Outgoing]) -> Evidence:
@@ -375,18 +439,62 @@ def tell_unsent(rows: list[Outgoing]) -> Evidence:
 
 
 def explain_end(at: Facts) -> Cause | None:
-    """It has ended, and nothing is owed."""
+    """It has ended, and nothing is owed: with success, in failure, or because somebody canceled it."""
     if at.task.status not in TERMINAL or at.task.owed:
         return None
     ended = at.task.completed_at or at.task.updated_at
-    return make_cause(at, "ended", f"It {at.task.status if at.task.status != 'canceled' else 'was canceled'} "
-                      f"{tell_length(at.now - ended)} ago, and nothing is owed.", Evidence(since=to_utc(ended)),
+    ago, evidence = f"{say_length(at.now - ended)} ago", Evidence(since=to_utc(ended))
+    if at.task.status == "failed":
+        return tell_failure(at, ago, evidence)
+    if at.task.status == "canceled":
+        return tell_cancellation(at, ago, evidence)
+    return make_cause(at, "ended", f"It succeeded {ago}, and nothing is owed.", evidence,
                       ("get_task", "see its result"))
+
+
+def tell_failure(at: Facts, ago: str, evidence: Evidence) -> Cause:
+    """Make the cause of a task that failed: after how many attempts, and why."""
+    attempts, most = at.task.attempt + 1, at.task.max_attempts
+    error = find_message(decode_json(at.task.outcome)) if at.task.outcome else ""
+    said = cut_line(error, MOST_SAID) or "no error was given"
+    after = "its only attempt" if most == 1 else f"{attempts} of {most} attempts"
+    more = "; its worker asked for no other attempt" if attempts < most else ""
+    evidence = replace(evidence, attempt=attempts, max_attempts=most, reason=error[:MOST_REASON] or None,
+                       workers=[WorkerFact(at.lease.worker)] if at.lease else None)
+    return make_cause(at, "ended", f"It failed {ago}, after {after}{more}: {said}.", evidence,
+                      ("get_task", "see the whole error"))
+
+
+def tell_cancellation(at: Facts, ago: str, evidence: Evidence) -> Cause:
+    """Make the cause of a task that was canceled: by whom, and why."""
+    reason: str | None = read_body(at.said).get("reason") if at.said else None
+    by = f" by {at.said.sender}" if at.said else ""
+    said = f": {cut_line(reason, MOST_SAID)}" if reason else "; no reason was given" if at.said and at.said.body else ""
+    evidence = replace(evidence, by=at.said.sender if at.said else None, reason=reason and reason[:MOST_REASON],
+                       receipt_ids=[at.said.receipt_id] if at.said else None)
+    return make_cause(at, "ended", f"It was canceled {ago}{by}{said}.", evidence,
+                      ("get_task_history", "see what happened to it before"))
+
+
+def read_body(said: Receipt) -> dict[str, Any]:
+    """Return what a receipt says; nothing if only the ledger has its body."""
+    found = decode_json(said.body) if said.body else {}
+    return found if isinstance(found, dict) else {}
+
+
+def find_message(error: Any) -> str:
+    """Return what an error says to people: its message, else all of it."""
+    if error is None:
+        return ""
+    if isinstance(error, dict):
+        said = (error.get(name) for name in ("message", "error", "detail", "code"))
+        error = next((text for text in said if isinstance(text, str) and text.strip()), error)
+    return error if isinstance(error, str) else msgspec.json.encode(error).decode()
 
 
 CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
     explain_leased, explain_instance_gone, explain_lease_overdue, explain_hold, explain_pause, explain_suspension,
-    explain_delay, explain_backoff, explain_jitter, explain_quota, explain_no_worker, explain_queue, explain_busy,
+    explain_delay, explain_backoff, explain_jitter, explain_no_worker, explain_quota, explain_busy, explain_queue,
     explain_claimable, explain_owed, explain_parked, explain_waiting, explain_end)
 
 
@@ -396,7 +504,7 @@ CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
 def make_cause(at: Facts, cause: CauseName, summary: str, evidence: Evidence, *calls: tuple[str, str]) -> Cause:
     """Make a cause; of the calls it names the first that the caller may make."""
     operation, why = next((call for call in calls if call[0] in at.may), calls[-1])
-    return Cause(cause, summary, evidence, NextCall(operation, list_arguments(at, operation), why))
+    return Cause(cause, begin_sentence(summary), evidence, NextCall(operation, list_arguments(at, operation), why))
 
 
 def list_arguments(at: Facts, operation: str) -> dict[str, Any]:
@@ -422,20 +530,6 @@ def show_asked(at: Facts, row: Presence, claim: Claimed) -> WorkerFact:
                       at.holding.get((row.kind, row.id)), to_utc(row.last_seen_at))
 
 
-def tell_times(number: int) -> str:
-    """Say how often something happened."""
-    return "once" if number == 1 else f"{number} times"
-
-
-def tell_length(seconds: float) -> str:
-    """Say how long something takes, or has taken."""
-    for unit, length in (("days", DAY_SECONDS), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    number = round(max(seconds, 0.0))
-    return f"{number} second{'s' * (number != 1)}"
-
-
 # Reading the facts.
 
 
@@ -451,6 +545,7 @@ async def explain_task(engine: Engine, caller: Caller, ask: ExplainTask) -> Expl
         raise forbid(caller, f"task {ask.task_id} belongs to another principal")
     async with read_together(engine.backend, caller.tenant_id):
         facts = await read_facts(engine, caller, *found)
+    facts.said = await read_said(engine, caller.tenant_id, facts)
     first, *also = explain(facts)
     return Explanation(ask.task_id, facts.task.status, first.cause, first.summary, first.evidence, first.next, also,
                        to_utc(facts.now))
@@ -467,7 +562,7 @@ async def read_facts(engine: Engine, caller: Caller, task: Task, lease: Lease | 
     settings = engine.settings
     facts = Facts(task=task, needed=needs_of(to_raw(task.requirements)), lease=lease, progress=progress,
                   now=engine.backend.now(), instance=engine.instance, grace=settings.lease_grace_seconds,
-                  may=list_allowed(caller), patience=find_patience(settings))
+                  may=list_allowed(caller), patience=find_patience(settings), silence=find_silence(settings))
     if task.status in ACTIVE and lease is not None:
         await read_holder(engine, caller.tenant_id, facts, lease)
     if task.status == "queued":
@@ -476,6 +571,19 @@ async def read_facts(engine: Engine, caller: Caller, task: Task, lease: Lease | 
         rows = await engine.backend.page(caller.tenant_id, UnsentOf(task.task_id, MOST_AHEAD))
         facts.unsent = sorted(rows, key=lambda row: row.receipt_id)
     return facts
+
+
+async def read_said(engine: Engine, tenant_id: str, facts: Facts) -> Receipt | None:
+    """Return the receipt that says how the last attempt of a waiting task failed, or who canceled it.
+
+    Not in the transaction of the other facts: a page of receipts may wait for writers.
+    """
+    waits = facts.task.status == "queued" and facts.lease is not None and facts.lease.ending == "failed"
+    if not waits and facts.task.status != "canceled":
+        return None
+    type = (FAILED if waits else CANCELED).type
+    rows = await engine.backend.page(tenant_id, ReceiptFilter(None, facts.task.task_id, type, None, 1, newest=True))
+    return rows[0] if rows else None
 
 
 def list_allowed(caller: Caller) -> frozenset[str]:

@@ -32,6 +32,7 @@ from asyncgate.parts.model.wire_operating import (
     WorkPauses,
     WorkTarget,
 )
+from asyncgate.parts.model.words import say_list
 from asyncgate.parts.process.readers import resolve
 
 MOST_PAUSES = 100       # of a tenant: every claim reads them
@@ -105,13 +106,15 @@ def describe_target(target: Target) -> str:
         return "the whole tenant"
     if capabilities is None:
         return f"type {type}"
-    return f"type {type} with {', '.join(capabilities) or 'no'} capabilities"
+    if not capabilities:
+        return f"type {type} without capabilities"
+    return f"type {type} with the capabilit{'y' if len(capabilities) == 1 else 'ies'} {say_list(capabilities)}"
 
 
 def describe_pause(pause: Pause) -> str:
     """Say what is paused, until when, and why."""
-    end = None if pause.until is None else to_utc(pause.until).isoformat(timespec="seconds")
-    until = "until somebody resumes it" if end is None else f"until {end}"
+    end = None if pause.until is None else to_utc(pause.until)
+    until = "until somebody resumes it" if end is None else f"until {end:%Y-%m-%d %H:%M:%S} UTC"
     return f"{describe_target(pause.target)} is paused {until}{f': {pause.reason}' if pause.reason else ''}"
 
 

@@ -12,7 +12,7 @@ from asyncgate.parts.model.errors import QueueNotFound
 from asyncgate.parts.model.queries import QueueFilter
 from asyncgate.parts.model.stored import Queue
 from asyncgate.parts.model.wire_operating import GetQueue, ListQueues, QueueRecord, Queues
-from asyncgate.parts.operating.explain import Claimant, find_able, find_patience, read_asked
+from asyncgate.parts.operating.explain import Claimant, find_able, find_patience, find_silence, read_asked
 from asyncgate.parts.operating.traffic import Flows, read_flows
 from asyncgate.parts.operating.workers import count_holdings
 
@@ -56,11 +56,13 @@ async def show_queues(engine: Engine, tenant_id: str, rows: list[Queue]) -> list
 
 
 async def read_active(engine: Engine, tenant_id: str, now: float) -> list[Claimant]:
-    """Return those of the last workers that asked which ask for tasks still, or hold leases."""
-    asked, patience = await read_asked(engine, tenant_id, now), find_patience(engine.settings)
+    """Return those of the last workers that asked which ask for tasks still, or hold leases and give signs of life."""
+    asked = await read_asked(engine, tenant_id, now)
+    patience, silence = find_patience(engine.settings), find_silence(engine.settings)
     holding = await count_holdings(engine, tenant_id, [row for row, _ in asked], 1)
     return [(row, claims) for row, claims in asked
-            if (row.claimed_at or 0.0) > now - patience or holding.get((row.kind, row.id))]
+            if (row.claimed_at or 0.0) > now - patience
+            or (row.last_seen_at > now - silence and holding.get((row.kind, row.id)))]
 
 
 def show_queue(row: Queue, now: float, asked: list[Claimant], flows: Flows) -> QueueRecord:

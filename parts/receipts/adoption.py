@@ -237,7 +237,7 @@ def is_ordered(receipt_id: str, now: float) -> bool:
 def report(engine: Engine, work: Work, caller: Caller, ask: Report) -> None:
     """Tell the owner of a task that a worker's receipt in the ledger was rejected (H.2)."""
     if (task := work.tasks.get(ask.found.task_id or "")) is not None:
-        body = {"kind": "ledger_receipt_rejected", "recommended_action": "check what that worker does",
+        body = {"kind": "ledger_receipt_rejected", "recommended_action": "Check what that worker does.",
                 "details": {"receipt_id": ask.found.receipt_id, "receipt_type": ask.found.receipt_type,
                             "reason": ask.reason, "status": task.status}}
         engine.write_receipt(work, ANOMALY, task, body, mark=f"ledger_receipt_rejected {ask.found.receipt_id}")

@@ -494,11 +494,11 @@ def settle(engine: Engine, work: Work, caller: Caller, ask: Settled) -> None:
     for row in ask.outcome.parked:
         if (receipt := work.receipts.get(row.receipt_id)) and receipt.receipt_type != ANOMALY.type:
             write_anomaly(engine, work, receipt, "receipt_refused", row.receipt_id,
-                          "find out why the ledger refuses it; `asyncgate reconcile` shows which receipts it lacks",
+                          "Find out why the ledger refuses it; `asyncgate reconcile` shows which receipts it lacks.",
                           receipt_id=row.receipt_id, receipt_type=receipt.receipt_type, reason=row.reason)
 
 
 def overflow(engine: Engine, work: Work, caller: Caller, ask: Overflow) -> None:
     """Tell the fallback owner that too many receipts wait for the ledger (H.7.5)."""
-    write_anomaly(engine, work, None, "receipt_backlog", str(work.now), "find out why the ledger does not answer",
+    write_anomaly(engine, work, None, "receipt_backlog", str(work.now), "Find out why the ledger does not answer.",
                   waiting=ask.waiting, buffer_size=engine.settings.ledger.emission_retry.buffer_size)

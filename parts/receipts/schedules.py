@@ -49,7 +49,9 @@ def tell_if_late(engine: Engine, work: Work, schedule: Schedule) -> None:
     if not has_passed(schedule.late_at, work.now):
         return
     due = to_utc(schedule.next_run_at or 0).isoformat()
-    body = {"kind": "schedule_late", "recommended_action": "check that the scheduler runs",
+    action = (f"Schedule {schedule.schedule_id} is late: its scheduler {schedule.scheduler_id} has reported no run. "
+              f"Check that {schedule.scheduler_id} runs.")
+    body = {"kind": "schedule_late", "recommended_action": action,
             "details": {"schedule_id": schedule.schedule_id, "next_run_at": due,
                         "interval_seconds": schedule.interval_seconds}}
     engine.write_receipt(work, ANOMALY, None, body, to=Principal(schedule.owner_kind, schedule.owner_id),

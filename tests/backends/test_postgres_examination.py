@@ -245,7 +245,7 @@ async def test_a_gate_that_died_and_whose_tasks_nobody_adopts_is_found(
         await beside.close()
 
     assert [one.severity for one in found] == ["note", "error"]
-    assert "the gate dead gave its last sign 3,600 s ago" in found[0].seen
+    assert "the gate dead gave its last sign 1 h ago" in found[0].seen
     assert "of the gate dead, which is gone and whose tasks nobody adopts" in found[1].seen
     assert "restart the gate" in found[1].cure
 

@@ -31,10 +31,20 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 Via = Literal["rest", "mcp"]
 
 
+class NotOfTheSdk(TracerProvider):
+    """No spans of the SDK of MCP: it keeps the first tracer that it gets, and would trace for later tests, too."""
+
+    def get_tracer(self, instrumenting_module_name: str, *args: Any, **named: Any) -> trace.Tracer:
+        """Return a tracer, which makes nothing for the SDK."""
+        if instrumenting_module_name == "mcp-python-sdk":
+            return trace.NoOpTracer()
+        return super().get_tracer(instrumenting_module_name, *args, **named)
+
+
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """A provider of spans in this process: what it keeps."""
-    kept, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    kept, provider = InMemorySpanExporter(), NotOfTheSdk(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(kept))
     monkeypatch.setattr("opentelemetry.trace._TRACER_PROVIDER", provider)   # the public way sets it for good
     yield kept

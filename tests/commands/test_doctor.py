@@ -299,7 +299,7 @@ def a_database_that_began_otherwise(bench: Bench) -> list[str]:
     return []
 
 
-@fault("database", "error", "s in the future: the clock was set back", "timedatectl set-ntp true")
+@fault("database", "error", " in the future: the clock was set back", "timedatectl set-ntp true")
 def a_clock_that_was_set_back(bench: Bench) -> list[str]:
     bench.change("INSERT OR REPLACE INTO meta VALUES ('sign_of_life', ?)", str(time.time() + 3600))
     return []

@@ -9,6 +9,7 @@ import pytest
 
 from asyncgate.parts.model.durations import parse_duration, parse_moment, parse_seconds
 from asyncgate.parts.model.settings import SettingsError, load_settings
+from asyncgate.parts.model.words import cut_line, say_count, say_length, say_list
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 
@@ -57,3 +58,17 @@ def test_a_setting_takes_a_duration_with_its_unit(name: str, text: str, value: f
 def test_a_duration_that_a_setting_cannot_count_is_refused(name: str, text: str) -> None:
     with pytest.raises(SettingsError, match=f"{name}: '{text}' is not a whole number"):
         load_settings(None, {}, {name: text})
+
+
+@pytest.mark.parametrize(("seconds", "said"), [
+    (-3, "0 s"), (0, "0 s"), (0.0004, "1 ms"), (0.25, "250 ms"), (1, "1 s"), (59.4, "59 s"), (60, "1 min"),
+    (185, "3 min 5 s"), (599.9, "10 min"), (24 * 60 + 50, "24 min"), (3600, "1 h"), (3600 + 59, "1 h"),
+    (47 * 3600, "1 d 23 h"), (12 * 86_400 + 3600, "12 d")])
+def test_a_length_of_time_is_said_in_two_units_at_most(seconds: float, said: str) -> None:
+    assert say_length(seconds) == said
+
+
+def test_numbers_lists_and_texts_of_others_are_said_as_in_a_sentence() -> None:
+    assert [say_count(number, "task") for number in (0, 1, 1200)] == ["0 tasks", "1 task", "1,200 tasks"]
+    assert [say_list(names) for names in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
+    assert [cut_line("no\n  such page.", most) for most in (12, 11)] == ["no such page"[:12], "no such pa…"]
