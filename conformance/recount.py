@@ -11,6 +11,7 @@ from msgspec.structs import astuple
 from asyncgate import Engine, Receipt, Task
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.identity.usage import read_use
+from asyncgate.parts.model.stored import ACTIVE, Meter, UsageHead
 
 END_TYPES = ("task.completed", "task.failed", "task.canceled", "lease.expired")
 
@@ -35,6 +36,19 @@ async def wrong_usage(engine: Engine, tenant_id: str) -> list[str]:
               if one.ends > other.begins or one.period >= other.period]
     return wrong + [f"{event} crosses midnight" for event in events
                     if (event.ends - 1) // 86_400 != event.begins // 86_400]
+
+
+async def wrong_levels(engine: Engine, tenant_id: str) -> list[str]:
+    """Return how far leases and stored bytes, as they are metered now, are from what is there; also with an archive."""
+    head = await engine.backend.record(tenant_id, UsageHead) or UsageHead(0)
+    meters = [one async for one in read_rows(engine, tenant_id, Meter)]
+    tasks = [task async for task in read_rows(engine, tenant_id, Task)]
+    counted = [sum(getattr(one, name) for one in (head, *meters)) for name in UsageHead.__struct_fields__[1:]]
+    there = [sum(task.status in ACTIVE for task in tasks),
+             sum([len(one.body.encode()) async for one in list_receipts(engine, tenant_id)]),
+             sum(len((text or "").encode()) for task in tasks for text in (task.payload, task.outcome))]
+    return [f"metered are {counted} leases, bytes of receipts and of payloads, but there are {there}"] * (
+        counted != there)
 
 
 async def recount(engine: Engine, tenant_id: str, until: int) -> Used:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Work
 from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.recount import wrong_levels
 from asyncgate.conformance.test_carry import exported
 from asyncgate.conformance.test_seals import Only
 from asyncgate.conformance.verify import verify
@@ -57,6 +58,7 @@ async def sound(gate: Gate, folder: Path) -> None:
     verdict = await verify(Only(gate))
     held = await verify_ledger(Only(gate), directory=str(folder))
     assert (verdict.problems, held.problems) == ([], [])
+    assert await wrong_levels(gate.engine, gate.tenant_id) == []
 
 
 def files(folder: Path) -> list[Path]:

@@ -24,6 +24,7 @@ from asyncgate.parts.model.overdue import alive
 from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, Healthy, Principal
+from asyncgate.parts.operating.retention import RETENTION_SECONDS, RowPruner
 from asyncgate.parts.operating.traffic import TrafficCounter
 from asyncgate.parts.process.duties import Duties, Duty
 from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, Sighting, add_sighting
@@ -66,6 +67,7 @@ class Upkeep(Duties, Extension):
                           "usage": Duty(PERIOD_SECONDS, self.close_usage),
                           "budgets": Duty(BUDGET_SECONDS, self.check_budgets),
                           "audit": Duty(3600.0, Pruner(engine).run),
+                          "retention": Duty(RETENTION_SECONDS, RowPruner(engine).run),
                           "lanes": Duty(60.0, engine.backend.drop_lanes),
                           "deliveries": Duty(3600.0, DeliveryPruner(engine).run),
                           "erasures": Duty(ERASURES_SECONDS, self.finish_erasures),

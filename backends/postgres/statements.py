@@ -40,6 +40,7 @@ from asyncgate.parts.model.stored import (
     TERMINAL,
     Archived,
     Audit,
+    Bulk,
     Entry,
     Event,
     Key,
@@ -372,7 +373,7 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
                        "AND receipt_id = r.receipt_id LIMIT 1 FOR UPDATE) AS o))"),
     **{f"dropped_{RECORDS[kind]}": (dict.fromkeys(export_order(kind), "text[]"), delete_by_key(kind))
        for kind in (OAuthClient, User, Consent, Grant, SignInLink, Revocation, Meter, UsageEvent, Webhook,
-                    WebhookDelivery, Presence)},
+                    WebhookDelivery, Presence, Bulk)},
     # What is dropped of any minute is all that there is of it.
     "dropped_traffic": ({"minute": "text[]", "process": "text[]"}, "DELETE FROM asyncgate.traffic "
                         "WHERE tenant_id = :tenant AND minute = ANY (:dropped_traffic_minute) "

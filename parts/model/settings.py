@@ -203,6 +203,9 @@ class OAuth(Group, frozen=True):
     login_links: Annotated[bool, says("Whether one-time links that an admin makes sign people in")] = True
     client_documents: Annotated[bool, says("Whether a program may be named by the URL of its metadata")] = True
     dynamic_registration: Annotated[bool, says("Whether programs may register themselves (RFC 7591)")] = False
+    session_retention_days: Annotated[Days, says("Days that ended sessions and used sign-in links are kept")] = 7
+    client_retention_days: Annotated[Days, says(
+        "Days that a program is kept that came by itself and that nobody has signed in with")] = 7
     refresh_grace_seconds: Annotated[float, span(0, 300, "a number"), says(
         "Seconds a used refresh token still returns its successor; 0 is never")] = 30.0
 
@@ -405,6 +408,8 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     receipt_retention_days: Annotated[Days, says("Days a receipt is active before it may be archived (H.11)")] = 30
     task_retention_days: Annotated[Days, says("Days a finished task is kept before it may be pruned")] = 30
     usage_retention_days: Annotated[Days, says("Days that usage events are kept")] = 400
+    presence_retention_days: Annotated[Days, says("Days after its last call that a principal is forgotten")] = 400
+    bulk_retention_days: Annotated[Days, says("Days that an ended bulk is kept")] = 90
     max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 4 * 2**20
     max_request_values: Annotated[Size, says("Most values in the lists and objects of a request body")] = 100_000
     max_payload_bytes: Annotated[Size, says("Largest task payload, in bytes of JSON")] = 2**20

@@ -66,6 +66,7 @@ from asyncgate.parts.model.settings import (
     Tier,
 )
 from asyncgate.parts.model.stored import (
+    Bulk,
     Entry,
     Key,
     LedgerMark,
@@ -168,7 +169,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
                        "erasures")
         | each("DELETE", "obligations schedules instances outbox lanes queues traffic meters usage_events "
                          "oauth_clients oauth_users oauth_consents oauth_grants oauth_links revocations webhooks "
-                         "webhook_deliveries presences")),
+                         "webhook_deliveries presences bulks")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -413,6 +414,7 @@ async def keep_books(gate: Gate, mark: str) -> None:
         keep_sign_ins(work, mark)
         keep_erasure(work, mark)
         work.keep_record(Presence("agent", "gone", None, 0.0, 0.0, 0))
+        work.keep_record(Bulk("over", "cancel", "{}", "agent", "ada", 0, False, 0.0, 0.0, ""))
         keep_webhooks(work, mark)
 
     def take_out(work: Work) -> None:
@@ -426,6 +428,7 @@ async def keep_books(gate: Gate, mark: str) -> None:
                 work.drop_record(kind, name)
             work.drop_record(Consent, "user", "client")
             work.drop_record(Presence, "agent", "gone")
+            work.drop_record(Bulk, "over")
             work.drop_record(Webhook, WEBHOOK_ID)
             work.drop_record(WebhookDelivery, WEBHOOK_ID, "delivery")
 

@@ -803,8 +803,8 @@ GRANT UPDATE ON asyncgate.states, asyncgate.queues, asyncgate.progress, asyncgat
     asyncgate.bulks, asyncgate.oauth_clients, asyncgate.oauth_users, asyncgate.oauth_consents, asyncgate.oauth_grants,
     asyncgate.oauth_links, asyncgate.revocation_heads, asyncgate.webhooks, asyncgate.webhook_heads,
     asyncgate.webhook_deliveries, asyncgate.erasures TO asyncgate_app;
-GRANT DELETE ON asyncgate.presences, asyncgate.lanes, asyncgate.queues, asyncgate.obligations, asyncgate.schedules,
-    asyncgate.outbox,
+GRANT DELETE ON asyncgate.presences, asyncgate.bulks, asyncgate.lanes, asyncgate.queues, asyncgate.obligations,
+    asyncgate.schedules, asyncgate.outbox,
     asyncgate.traffic, asyncgate.meters, asyncgate.usage_events, asyncgate.oauth_clients, asyncgate.oauth_users,
     asyncgate.oauth_consents, asyncgate.oauth_grants, asyncgate.oauth_links, asyncgate.revocations, asyncgate.webhooks,
     asyncgate.webhook_deliveries TO asyncgate_app;

@@ -18,7 +18,6 @@ from asyncgate.parts.model.stored_oauth import Consent, Grant, SignInLink
 
 R = TypeVar("R", bound=Struct)
 
-KEPT_SECONDS = 7 * DAY_SECONDS
 MOST_PRUNED = 500           # rows that one transaction deletes
 
 
@@ -39,17 +38,18 @@ class SessionPruner:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.directory = engine, Directory(engine)
+        self.kept_seconds = engine.settings.security.oauth.session_retention_days * DAY_SECONDS
 
     async def run(self) -> int:
         """Delete what has ended days ago; return how many rows."""
         if not await self.engine.leads("sessions"):
             return 0
-        done = await self._prune(SignInLink, lambda row, now: end_of_link(row) + KEPT_SECONDS <= now)
-        done += await self._prune(Grant, lambda row, now: end_of_grant(row) + KEPT_SECONDS <= now)
+        done = await self._prune(SignInLink, lambda row, now: end_of_link(row) + self.kept_seconds <= now)
+        done += await self._prune(Grant, lambda row, now: end_of_grant(row) + self.kept_seconds <= now)
         # Order: after the sessions.  A consent lasts as long as a session of it is kept, and some days to begin with.
         kept = {(row.user_id, row.client_id) async for row in self.directory.read(Grant)}
         return done + await self._prune(Consent, lambda row, now: (
-            row.given_at + KEPT_SECONDS <= now and (row.user_id, row.client_id) not in kept))
+            row.given_at + self.kept_seconds <= now and (row.user_id, row.client_id) not in kept))
 
     async def _prune(self, kind: type[R], is_old: Callable[[R, float], bool]) -> int:
         now, done = self.engine.backend.now(), 0

@@ -9,7 +9,8 @@ import pytest
 from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.parts.identity.oauth.directory import Directory
-from asyncgate.parts.identity.oauth.pruning import KEPT_SECONDS, SessionPruner
+from asyncgate.parts.identity.oauth.pruning import SessionPruner
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored_oauth import Consent, Grant, SignInLink
 from tests.conftest import Served
@@ -32,7 +33,8 @@ async def test_upkeep_of_a_gate_with_oauth_looks_for_them(oauth_gate: Served) ->
 
 async def test_what_ended_days_ago_goes_and_all_else_stays(engine: Engine) -> None:
     directory, tenant, now = Directory(engine), engine.settings.default_tenant_id, engine.backend.now()
-    old, new, later = now - KEPT_SECONDS - 1, now - KEPT_SECONDS + 600, now + 600
+    kept = engine.settings.security.oauth.session_retention_days * DAY_SECONDS
+    old, new, later = now - kept - 1, now - kept + 600, now + 600
 
     def grant(id: str, client: str, *, code_until: float = old, used: float | None = old, ends: float = later,
               ended: float | None = None) -> Grant:
