@@ -16,7 +16,7 @@ from asyncgate import Engine
 from asyncgate.backends.lineage import FIRST, digest
 from asyncgate.backends.sqlite import (
     CARRIED,
-    PAGE_BYTES,
+    FILE_PAGE,
     SCHEMA,
     migrate_database,
     migrate_file,
@@ -54,7 +54,7 @@ def db(url: str) -> Iterator[sqlite3.Connection]:
         yield db
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, PAGE_BYTES), (4096, 4096)])
+@pytest.mark.parametrize(("before", "after"), [(None, FILE_PAGE), (4096, 4096)])
 async def test_a_new_file_has_small_pages_and_an_older_one_keeps_its_own(
     tmp_path: Path, before: int | None, after: int
 ) -> None:
