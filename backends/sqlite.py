@@ -109,7 +109,7 @@ log = logging.getLogger("asyncgate.sqlite")
 R = TypeVar("R", bound=Struct)
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 CURRENT_SCHEMA = len(list(SCHEMA.glob("[0-9]*.sql")))
-FILE_PAGE = 2048       # bytes, of a new file: a commit writes whole pages twice; with smaller ones large commits are slower
+FILE_PAGE = 2048       # bytes, of a new file: a commit writes whole pages twice; smaller ones slow large commits down
 PRAGMAS = f"""
     PRAGMA page_size = {FILE_PAGE}; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;
     PRAGMA wal_autocheckpoint = {(16 << 20) // FILE_PAGE}; PRAGMA cache_size = -65536;
