@@ -96,8 +96,8 @@ AFTERWARDS = [
     "vacuum; on Postgres run VACUUM (FULL, ANALYZE) on the whole database, then CHECKPOINT; the files of "
     "pg_wal keep old bytes until they are reused or, with wal_recycle off, deleted, and archived WAL until it expires.",
     "Backups, replicas and copies: they keep it until they are replaced. After restoring an older one, erase again.",
-    "Exports and receipts that somebody has fetched, and the folders of workers (the state of AI workers, payloads in "
-    "artifacts): delete them there.",
+    "Exports and receipts that somebody has fetched or that webhooks have posted, and the folders of workers (the "
+    "state of AI workers, payloads in artifacts): delete them there.",
     "Logs of the gate, of proxies and of tracing: they name principals and tasks; let them expire.",
     "A ledger (receipt_mode {mode}): {ledger}",
     "Tokens of an outside issuer and the shared token are not the gate's to revoke: who still has one can call under "

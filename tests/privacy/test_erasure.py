@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 import httpx2
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import asdict, replace
 
 from asyncgate import Needs, Work
+from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.load import KEY, GateServer, serving
 from asyncgate.conformance.postgres_server import connected
@@ -265,6 +268,7 @@ async def test_an_erasure_that_has_ended_never_opens_again(opened: Opened) -> No
 async def test_the_proof_is_signed_and_the_receipt_of_the_erasure_is_in_the_inbox_of_who_asked(
         new_url: str, opened: Opened, tmp_path: Path) -> None:
     from joserfc import jwt
+    from joserfc.jwk import RSAKey
 
     gate, marks = await opened(), Marks()
     await own_task(gate, marks, "completed")
@@ -281,6 +285,15 @@ async def test_the_proof_is_signed_and_the_receipt_of_the_erasure_is_in_the_inbo
     assert said.header["typ"] == "erasure+jwt"
     assert said.claims["digest"] == report.digest
     assert said.claims["counts"]["tasks"] == {"deleted": 1}
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(encode_json({"keys": [key.public.as_dict(private=False)]}))
+    other = tmp_path / "other.json"
+    unlike = RSAKey.generate_key(2048, {"kid": str(key.key.kid)})
+    other.write_bytes(encode_json({"keys": [unlike.as_dict(private=False)]}))
+    assert isinstance(report.proof, str)
+    shown = CliRunner().invoke(main, ["keys", "signing", "verify", report.proof, "--jwks", str(keys)])
+    assert json.loads(shown.output) == {"type": "erasure+jwt", **said.claims}
+    assert CliRunner().invoke(main, ["keys", "signing", "verify", report.proof, "--jwks", str(other)]).exit_code == 1
     [told] = [one for one in await gate.anomalies() if one["kind"] == "data_erased"]
     assert told["details"]["erasure_id"] == report.erasure_id
     assert (await gate.as_admin().list_erasures()).erasures[0].proof == report.proof
