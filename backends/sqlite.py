@@ -109,8 +109,10 @@ log = logging.getLogger("asyncgate.sqlite")
 R = TypeVar("R", bound=Struct)
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 CURRENT_SCHEMA = len(list(SCHEMA.glob("[0-9]*.sql")))
-PRAGMAS = """
-    PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
+FILE_PAGE = 2048       # bytes, of a new file: a small change writes whole pages, twice; below this, large commits are slower
+PRAGMAS = f"""
+    PRAGMA page_size = {FILE_PAGE}; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;
+    PRAGMA wal_autocheckpoint = {(16 << 20) // FILE_PAGE}; PRAGMA cache_size = -65536;
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
 """     # recursive_triggers: without it, REPLACE would delete rows without firing the triggers that protect them
