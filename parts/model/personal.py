@@ -90,7 +90,7 @@ DECLARED: dict[type[Struct], Declared] = {
     Receipt: Declared(
         "the proof of who owes what to whom",
         person="receipt_key from_kind from_id to_kind to_id", content="body schedule_id",
-        plain="receipt_id receipt_type created_at task_id lease_id asyncgate_instance hash parents delivered_at"),
+        plain="receipt_id receipt_type created_at task_id lease_id asyncgate_instance hash salt parents delivered_at"),
     Event: Declared(
         "what happened to a task beside its receipts", content="payload",
         plain="event_id task_id event_type created_at"),
