@@ -22,6 +22,7 @@ const CALM_MS = 4000;
 const FEW_TASKS = 5;        // so few are read one by one
 const NEIGHBOUR_MS = 10000;
 const PAGES_OF_SPAN = 3;
+const ID = /^(?=.*\d)[0-9a-f-]{6,36}$/i;
 const LIVE = ["queued", "leased", "running"];
 const KINDS = ["agent", "human", "service", "worker", "system"];
 
@@ -37,6 +38,7 @@ function wordsFor(page) {
     ...(page.may("list_obligations") && {to: (text) => ({to: text === "me" ? me() ?? {id: "me"} : readWho(text)})}),
     type: (text) => ({type: text}),
     "": (text) => {
+      if (ID.test(text)) throw new Error("ids are found in the view Tasks");
       throw new Error(`say to:${text} for whom something is owed to, or type:${text}`);
     },
     age: (text) => {
