@@ -187,12 +187,12 @@ def show(path: str, as_json: bool) -> None:
     click.echo(text if as_json else msgspec.json.format(text))
 
 
-@signing.command()
+@signing.command("verify")
 @click.argument("statement")
 @click.option("--jwks", "keys_file", type=click.File("rb"), required=True, metavar="FILE",
               help="The gate's public keys: what `keys signing show` printed when it signed; - is standard input.")
 @as_json
-def verify(statement: str, keys_file: Any, as_json: bool) -> None:
+def verify_statement(statement: str, keys_file: Any, as_json: bool) -> None:
     """Check a statement that a gate has signed, such as the proof of an erasure, and print what it says."""
     from joserfc import jwt
     from joserfc.jwk import KeySet
