@@ -53,6 +53,7 @@ import hmac
 import inspect
 import logging
 import os
+import secrets
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -1596,7 +1597,7 @@ class Engine:
             receipt_id or work.new_id(), receipt_key(contract, task_id, sender, lease_id, parents, mark), contract.type,
             work.now, sender.kind, sender.id, to.kind, to.id, task_id, lease_id, schedule_id, self.instance,
             receipt_hash(contract.type, sender, to, task_id, lease_id, schedule_id, parents, text),
-            text.decode(), parents))
+            text.decode(), secrets.token_urlsafe(12), parents))
 
     def _check_receipt(self, body: bytes, parents: tuple[str, ...]) -> None:
         """Refuse a receipt that is too large, before anything is written (PH.5)."""

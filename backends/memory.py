@@ -13,6 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
+from math import inf
 from operator import add
 from typing import Any, TypeVar
 
@@ -463,7 +464,7 @@ class Memory:
 
     async def drop_lanes(self, tenant_id: str | None = None) -> int:
         """Delete the lanes in which no task waits."""
-        dropped, kept_since = 0, self.now() - (QUEUE_KEPT_SECONDS if tenant_id is None else 0.0)
+        dropped, kept_since = 0, self.now() - QUEUE_KEPT_SECONDS if tenant_id is None else inf
         for tenant in self.all.values() if tenant_id is None else [self.all[tenant_id]]:
             waiting = {task.lane for task in tenant.tasks.values() if task.status == "queued" and task.held is None}
             gone = tenant.lanes.known.keys() - waiting

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable
@@ -183,6 +184,26 @@ def show(path: str, as_json: bool) -> None:
     from asyncgate.parts.identity.oauth.signing import load_signing_keys
 
     text = msgspec.json.encode(load_signing_keys(path).jwks())
+    click.echo(text if as_json else msgspec.json.format(text))
+
+
+@signing.command("verify")
+@click.argument("statement")
+@click.option("--jwks", "keys_file", type=click.File("rb"), required=True, metavar="FILE",
+              help="The gate's public keys: what `keys signing show` printed when it signed; - is standard input.")
+@as_json
+def verify_statement(statement: str, keys_file: Any, as_json: bool) -> None:
+    """Check a statement that a gate has signed, such as the proof of an erasure, and print what it says."""
+    from joserfc import jwt
+    from joserfc.jwk import KeySet
+
+    from asyncgate.parts.identity.jwt import UNFIT
+
+    try:
+        said = jwt.decode(statement.strip(), KeySet.import_key_set(json.load(keys_file)), algorithms=["RS256"])
+    except UNFIT as wrong:
+        raise exit_with(f"no key in that file has signed this: {wrong}", EXIT_BROKEN) from None
+    text = msgspec.json.encode({"type": said.header.get("typ"), **said.claims})
     click.echo(text if as_json else msgspec.json.format(text))
 
 

@@ -97,13 +97,22 @@ def make_commands_table(group: click.Group, operations: Iterable[str]) -> str:
 
 
 def make_data_table() -> str:
-    """Return one row per kind of stored row: its purpose, what of it may be personal, and how long it is kept."""
+    """Return one row per kind of stored row: its purpose, and what of it may be personal."""
     from asyncgate.parts.model.personal import DECLARED
     from asyncgate.parts.model.stored import TABLES
-    return format_markdown(["table", "why it is there", "names", "content", "places", "secrets", "kept"], (
-        [f"`{TABLES[kind]}`", one.purpose, *map(list_as_code, (one.person, one.content, one.place, one.proof)),
-         one.kept]
+    return format_markdown(["table", "why it is there", "names", "content", "places", "secrets"], (
+        [f"`{TABLES[kind]}`", one.purpose, *map(list_as_code, (one.person, one.content, one.place, one.proof))]
         for kind, one in DECLARED.items()))
+
+
+def make_lifetimes_table() -> str:
+    """Return one row per table: how long its rows are kept, by default, and who deletes them."""
+    from asyncgate.parts.model.lifetimes import LIFETIMES
+    default = {one.name: one.default for one in list_settings(Settings)}
+    return format_markdown(["table", "how long", "by default", "who deletes it"], (
+        [f"`{name}`: {one.what}" if one.what else f"`{name}`", one.how_long,
+         " and ".join(f"{default[setting]} days" for setting in one.list_settings()) or "–", one.ended_by]
+        for name, one in LIFETIMES.items()))
 
 
 def list_as_code(names: str) -> str:
@@ -128,7 +137,7 @@ def make_tables() -> dict[str, str]:
     from asyncgate.parts.operations import OPERATIONS
     return {"operations": make_operations_table(OPERATIONS.values()), "errors": make_errors_table(),
             "commands": make_commands_table(main, OPERATIONS), "settings": make_settings_table(),
-            "metrics": make_metrics_table(), "data": make_data_table()}
+            "metrics": make_metrics_table(), "data": make_data_table(), "lifetimes": make_lifetimes_table()}
 
 
 def main(arguments: Any = None) -> None:

@@ -114,6 +114,15 @@ async def test_it_is_for_tasks_by_age_and_by_how_their_ids_begin(gate: Gate) -> 
     assert await found(id_prefix=new[:30]) == [new]
 
 
+async def test_a_sample_names_what_each_task_is_about(gate: Gate) -> None:
+    await gate.create()
+    await gate.create(task_summary="The page on rivers")
+
+    sample = (await gate.as_admin().preview_bulk(action="cancel")).sample
+
+    assert [one.task_summary for one in sample] == ["The page on rivers", None]
+
+
 async def test_tasks_that_come_later_are_not_meant(gate: Gate) -> None:
     await gate.create()
     confirmation = await confirmed(gate.as_admin(), action="cancel")

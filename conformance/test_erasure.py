@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.test_seals import Only
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
 from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.receipts.seals import receipt_digest
 
 pytestmark = pytest.mark.anyio
 MARK = "zq-marked"
@@ -70,7 +72,24 @@ async def test_to_do_it_again_changes_nothing(gate: Gate) -> None:
     async with gate.unchanged():
         report = await erase(gate)
 
-    assert (report.state, report.erasure_id, report.changes) == ("erased", None, [])
+    assert (report.state, report.erasure_id, report.changes) == ("nothing", None, [])
+
+
+async def test_nobody_can_confirm_a_guess_of_what_a_receipt_said(gate: Gate) -> None:
+    """Who knows what stays, and guesses right what has gone, finds no hash that says so."""
+    await live(gate)
+    former = {row.receipt_id: row for row in (await gate.everything())["Receipt"]}
+    await erase(gate)
+
+    after = {row.receipt_id: row for row in (await gate.everything())["Receipt"]}
+    gone = [row for id, row in former.items() if after[id].body != row.body]
+    text = await text_of(gate)
+
+    assert len(gone) > 5
+    assert len({row.salt for row in former.values()}) == len(former)
+    for row in gone:
+        guessed = receipt_digest(replace(row, salt="")).hex()
+        assert [word for word in (row.salt, row.hash, row.receipt_key, guessed, guessed[:16]) if word in text] == []
 
 
 async def test_a_plan_changes_nothing_and_without_confirmation_nothing_goes(gate: Gate) -> None:

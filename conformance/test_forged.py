@@ -102,7 +102,7 @@ async def test_an_old_deletion_does_not_drop_a_schedule_that_has_its_id_now(gate
 def made(type: str, id: str = "r", *, task: str = "t", schedule: str | None = None,
          parents: tuple[str, ...] = ()) -> Receipt:
     """Make a receipt."""
-    return Receipt(id, "", type, 0.0, "worker", "w", "agent", "ada", task, None, schedule, "", "", "", parents)
+    return Receipt(id, "", type, 0.0, "worker", "w", "agent", "ada", task, None, schedule, "", "", "", parents=parents)
 
 
 def test_what_each_way_may_state_and_discharge_is_in_the_table() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec import Struct
 
+import asyncgate
 from asyncgate.commands.copy import COPIED_TABLES
 from asyncgate.commands.tables import make_tables
+from asyncgate.parts.model.lifetimes import LIFETIMES
 from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.settings import Settings, list_settings
 from asyncgate.parts.model.stored import APPEND_ONLY, RECORDS, TABLES, Archived, Receipt
@@ -19,6 +22,8 @@ from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.privacy.rows import NESTED
 from asyncgate.parts.privacy.subjects import BARE_FIELDS, LISTS, NAMELESS, OF_SIGN_IN, has_name, list_names
 
+SCHEMAS = Path(asyncgate.__file__).parent / "backends" / "schema"
+CREATED = re.compile(r"^CREATE TABLE (?:asyncgate\.)?(\w+)", re.M)
 STORED = sorted({*COPIED_TABLES, *RECORDS, *APPEND_ONLY}, key=lambda kind: kind.__name__)
 
 
@@ -33,11 +38,26 @@ def test_nothing_is_declared_that_is_not_stored() -> None:
     assert set(DECLARED) == set(STORED)
 
 
-def test_the_settings_that_are_named_exist() -> None:
+def test_each_table_of_both_databases_has_a_lifetime() -> None:
+    made = {name for file in SCHEMAS.glob("*/*.sql") for name in CREATED.findall(file.read_text())}
+
+    assert made == {*LIFETIMES}, "add it to LIFETIMES in parts/model/lifetimes.py"
+    assert {name for name, one in LIFETIMES.items() if not one.what} == {*TABLES.values()}
+
+
+def test_each_setting_for_days_that_rows_are_kept_decides_a_lifetime() -> None:
     known = {one.name for one in list_settings(Settings)}
-    named = {word for one in DECLARED.values() for word in one.kept.split("`")[1::2]}
+    named = {name for one in LIFETIMES.values() for name in one.list_settings()}
 
     assert named <= known
+    assert {name for name in known if re.search(r"retention_days|log_days|terminal_days", name)} == named
+
+
+def test_what_a_setting_or_a_time_ends_is_deleted_by_somebody() -> None:
+    for_ever = re.compile("as long as the (tenant|archive|database)")
+
+    assert {name for name, one in LIFETIMES.items() if "nobody: " in one.ended_by} - {"receipts"} == {
+        name for name, one in LIFETIMES.items() if for_ever.fullmatch(one.how_long)}
 
 
 def test_the_data_map_has_every_personal_field() -> None:

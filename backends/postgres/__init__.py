@@ -27,6 +27,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextvars import ContextVar
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import asyncpg
@@ -800,7 +801,7 @@ class Postgres(Pages):
     async def drop_lanes(self, tenant_id: str | None = None) -> int:
         """Delete the lanes in which no task waits, of the tenants that this process knows."""
         if tenant_id is not None:
-            return await self._drop_lanes(tenant_id, self.now())
+            return await self._drop_lanes(tenant_id, inf)       # a clock may have been set back
         kept_since = self.now() - QUEUE_KEPT_SECONDS
         return sum([await self._drop_lanes(one, kept_since) for one in self.lanes.keys() | self.counting.keys()])
 

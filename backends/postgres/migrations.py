@@ -37,6 +37,7 @@ ALTER TABLE asyncgate.presences
     ADD COLUMN IF NOT EXISTS expired bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS released bigint NOT NULL DEFAULT 0;
 ALTER TABLE asyncgate.accounts ADD COLUMN IF NOT EXISTS budgets text NOT NULL DEFAULT '{}';
+ALTER TABLE asyncgate.receipts ADD COLUMN IF NOT EXISTS salt text NOT NULL DEFAULT '';
 ALTER TABLE asyncgate.tasks ADD COLUMN IF NOT EXISTS summary asyncgate.id, ALTER COLUMN type TYPE asyncgate.id;
 """
 MADE = re.compile(r"^(CREATE (?:TABLE|(?:UNIQUE )?INDEX) )(.*?;)(?=$| +--)", re.M | re.S)

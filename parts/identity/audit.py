@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import secrets
 from collections import defaultdict
 from contextvars import ContextVar
 from functools import lru_cache
@@ -27,7 +28,7 @@ from asyncgate.parts.identity.notices import write_notice
 from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.erased import is_erased_line
+from asyncgate.parts.model.erased import SALT, is_erased_line
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.ids import mark_in, mark_of
 from asyncgate.parts.model.queries import Rows
@@ -116,10 +117,15 @@ def add_line(work: Work, event: str, severity: Severity, said: bytes, at: float 
     head = work.find_record(AuditHead) or AuditHead(0, "")
     number = head.number + 1
     line = link_line(head, Audit(
-        f"{number:012d}", number, work.now if at is None else at, event, severity, said.decode(), ""))
+        f"{number:012d}", number, work.now if at is None else at, event, severity, add_salt(said), ""))
     work.add_audit(line)
     work.keep_record(AuditHead(line.number, line.hash))
     return line
+
+
+def add_salt(said: bytes) -> str:
+    """Add something random, so that the hash of a line confirms no guess of what an erasure has taken from it."""
+    return f'{said[:-1].decode()}{"," if said != b"{}" else ""}"{SALT}":"{secrets.token_urlsafe(12)}"}}'
 
 
 def link_line(head: AuditHead, line: Audit) -> Audit:

@@ -19,6 +19,7 @@ from msgspec.structs import astuple
 from asyncgate.parts.model.stored import Audit, Entry, Erased, Receipt
 
 PSEUDONYM = "erased-"       # every pseudonym begins so
+SALT = "salt"               # member of an audit line: random, gone when anything else goes from that line
 NOTE = re.compile(r'\{"erased":"([0-9a-f-]{36})","sealed":"([0-9a-f]{64})"\}\Z')
 LINE_NOTE = re.compile(r'"erased":"([0-9a-f-]{36})"')
 

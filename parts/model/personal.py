@@ -56,7 +56,6 @@ class Declared(Struct, frozen=True):
     """What the fields of one kind of row are; each field stands in one of these lists, as names between blanks."""
 
     purpose: str                # why the gate keeps such rows
-    kept: str                   # how long, with the setting that decides it
     person: str = ""            # names a principal or a person
     content: str = ""           # what callers have written: it may say anything about anybody
     place: str = ""             # says where somebody was: a network, a process
@@ -73,125 +72,121 @@ class Declared(Struct, frozen=True):
         return bool(self.person or self.content or self.place or self.proof)
 
 
-AS_ITS_TASK = "as long as its task"
-ARCHIVED_RECEIPTS = "`receipt_retention_days` in the database, then in the archive without end"
-ALWAYS = "as long as the tenant"
-
 DECLARED: dict[type[Struct], Declared] = {
     Task: Declared(
-        "the work that was handed over, and its result", "`task_retention_days` after its end, if pruning is on",
+        "the work that was handed over, and its result",
         person="owner_kind owner_id principal_ai lost_to",
         content="type payload payload_pointer requirements terms idempotency_key held outcome artifacts handed",
         plain="task_id lane priority max_attempts retry_backoff_seconds max_expiries created_at duty fingerprint "
               "asyncgate_instance updated_at status attempt fence expiries owed next_eligible_at deadline_at "
               "started_at completed_at"),
     Lease: Declared(
-        "who works on a task, until when", AS_ITS_TASK, person="worker_kind worker_id claim_id",
+        "who works on a task, until when", person="worker_kind worker_id claim_id",
         place="worker_instance resumed_by",
         plain="task_id lease_id fence acquired_at expires_at renewals accepted ending ttl_seconds resumptions"),
     Progress: Declared(
-        "how far a task is, for the next worker", AS_ITS_TASK, content="progress",
+        "how far a task is, for the next worker", content="progress",
         plain="task_id sequence fence updated_at"),
     Receipt: Declared(
-        "the proof of who owes what to whom", ARCHIVED_RECEIPTS,
+        "the proof of who owes what to whom",
         person="receipt_key from_kind from_id to_kind to_id", content="body schedule_id",
-        plain="receipt_id receipt_type created_at task_id lease_id asyncgate_instance hash parents delivered_at"),
+        plain="receipt_id receipt_type created_at task_id lease_id asyncgate_instance hash salt parents delivered_at"),
     Event: Declared(
-        "what happened to a task beside its receipts", AS_ITS_TASK, content="payload",
+        "what happened to a task beside its receipts", content="payload",
         plain="event_id task_id event_type created_at"),
     Obligation: Declared(
-        "the index of what is owed", "until it is discharged", person="to_kind to_id", plain="receipt_id"),
+        "the index of what is owed", person="to_kind to_id", plain="receipt_id"),
     Schedule: Declared(
-        "the last report of a scheduler", ALWAYS, person="owner_kind owner_id scheduler_kind scheduler_id",
+        "the last report of a scheduler", person="owner_kind owner_id scheduler_kind scheduler_id",
         content="schedule_id", plain="created enabled next_run_at interval_seconds late_at"),
     Presence: Declared(
-        "since when a principal has called, and what a worker offers", "`presence_retention_days` after its last call",
+        "since when a principal has called, and what a worker offers",
         person="kind id", content="claims",
         place="instance_id",
         plain="first_seen_at last_seen_at sessions claimed_at leased completed failed expired released"),
     Account: Declared(
-        "the terms of a tenant", ALWAYS, person="name", content="exempt_why stricter_why",
+        "the terms of a tenant", person="name", content="exempt_why stricter_why",
         plain="created_at tier suspended_at exempt_until stricter_calls stricter_tasks stricter_until tokens_since "
               "budgets"),
     Key: Declared(
-        "which credentials are valid", ALWAYS,
+        "which credentials are valid",
         person="name principal_kind principal_id created_by", place="principal_instance_id places", proof="hash",
         plain="key_id role scopes capabilities task_types not_before expires_at revoked_at rotated_to version "
               "created_at last_used_at"),
     Audit: Declared(
-        "who did what with which credential", "`security.audit_logging.retention_days`, 90 at least", content="body",
+        "who did what with which credential", content="body",
         plain="audit_id number at event severity hash"),
-    AuditHead: Declared("where the audit log ends", ALWAYS, plain="number hash"),
+    AuditHead: Declared("where the audit log ends", plain="number hash"),
     Usage: Declared(
-        "what a tenant uses of its quotas", ALWAYS, plain="active leases receipt_bytes terminal"),
+        "what a tenant uses of its quotas", plain="active leases receipt_bytes terminal"),
     Meter: Declared(
-        "what a tenant uses, until it is in a usage event", "some minutes",
+        "what a tenant uses, until it is in a usage event",
         plain="period slot tasks leases lease_ms receipt_bytes receipt_moments payload_bytes payload_moments reads "
               "writes heartbeats"),
-    UsageHead: Declared("where the usage events end", ALWAYS, plain="until leases receipt_bytes payload_bytes"),
+    UsageHead: Declared("where the usage events end", plain="until leases receipt_bytes payload_bytes"),
     UsageEvent: Declared(
-        "what a tenant used, for bills and budgets", "`usage_retention_days`",
+        "what a tenant used, for bills and budgets",
         plain="period usage_event_id begins ends tasks lease_ms receipt_byte_seconds payload_byte_seconds reads writes "
               "heartbeats"),
-    Traffic: Declared("rates of the queues", "an hour", plain="minute process counts"),
-    Pauses: Declared("what is paused, by whom and why", "until the pause ends", content="listed"),
+    Traffic: Declared("rates of the queues", plain="minute process counts"),
+    Pauses: Declared("what is paused, by whom and why", content="listed"),
     Bulk: Declared(
-        "what was done to many tasks at once", "`bulk_retention_days` after its end",
+        "what was done to many tasks at once",
         person="by_kind by_id", content="asked problem",
         plain="bulk_id action matches at_least begun_at updated_at position done skipped refused ended_at"),
     Outgoing: Declared(
-        "receipts on their way to the ledger", "until the ledger has stored them", content="content reason",
+        "receipts on their way to the ledger", content="content reason",
         plain="receipt_id task_id posted_at state tries"),
     Entry: Declared(
-        "receipts that others store here, if this gate is a ledger", ALWAYS,
+        "receipts that others store here, if this gate is a ledger",
         person="from_kind from_id to_kind to_id stated_kind stated_id", content="receipt_id content",
         plain="arrival receipt_type task_id asyncgate_instance digest stated_role"),
-    LedgerMark: Declared("how far a ledger was read", ALWAYS, plain="name receipt_id"),
+    LedgerMark: Declared("how far a ledger was read", plain="name receipt_id"),
     Seal: Declared(
-        "proof that no receipt was rewritten", ALWAYS,
+        "proof that no receipt was rewritten",
         plain="seal_id number last_id count digest marks late sealed_at hash"),
-    SealHead: Declared("where the seals end", ALWAYS, plain="number last_id hash imports"),
+    SealHead: Declared("where the seals end", plain="number last_id hash imports"),
     Archived: Declared(
-        "where an archived receipt is", "as long as the archive",
+        "where an archived receipt is",
         plain="receipt_id task_id receipt_type segment line digest chain tasks"),
     OAuthClient: Declared(
-        "programs that may ask people for access", "until an admin removes it; unused registered ones expire",
+        "programs that may ask people for access",
         person="name created_by", content="document redirect_uris", proof="secret_hash",
         plain="client_id origin scopes auth_method tenant trusted pinned access_days created_at updated_at "
               "last_used_at disabled_at"),
     User: Declared(
-        "people who may sign in", "until an admin removes them",
+        "people who may sign in",
         person="user_id issuer subject email name principal_kind principal_id admitted_by accepted_as",
         plain="tenant role scopes access_days created_at last_seen_at disabled_at"),
     Consent: Declared(
-        "what people let programs do", "until it is withdrawn, or a while after its last session",
+        "what people let programs do",
         person="user_id", content="redirect_uri", plain="client_id scopes given_at"),
     Grant: Declared(
-        "sessions of people with programs", "`security.oauth.session_retention_days` after its end",
+        "sessions of people with programs",
         person="user_id principal_kind principal_id", content="redirect_uri resource", place="place",
         proof="code_hash refresh_hash previous_hash seed challenge",
         plain="grant_id client_id tenant role scopes code_until access_seconds created_at ends_at code_used_at "
               "rotated_at rotations last_used_at ended_at ended_why"),
     SignInLink: Declared(
-        "one-time links that sign somebody in", "`security.oauth.session_retention_days` after they end",
+        "one-time links that sign somebody in",
         person="principal_kind principal_id", proof="link_hash",
         plain="tenant role scopes created_at ends_at used_at"),
     Revocation: Declared(
-        "access tokens that are refused before they expire", "until they would have expired",
+        "access tokens that are refused before they expire",
         person="subject revoked_by", content="reason", plain="revocation_id number kind since expires_at revoked_at"),
-    RevocationHead: Declared("where the revocations end", ALWAYS, plain="number"),
+    RevocationHead: Declared("where the revocations end", plain="number"),
     Erasure: Declared(
-        "the evidence of erasures", ALWAYS, person="principal_kind principal_id names", proof="key",
+        "the evidence of erasures", person="principal_kind principal_id names", proof="key",
         plain="erasure_id of_tenant step segments counts begun_at ended_at digest proof"),
     Erased: Declared(
-        "which rows an erasure has changed", ALWAYS, plain="source row_id erasure_id before kept"),
+        "which rows an erasure has changed", plain="source row_id erasure_id before kept"),
     Webhook: Declared(
-        "where a tenant is told of its events", "until an admin removes it",
+        "where a tenant is told of its events",
         person="principals created_by", content="url description reason", proof="secret_id previous_id",
         plain="webhook_id types previous_until position state created_at updated_at "
               "failing_since noticed_at succeeded_at"),
-    WebhookHead: Declared("how many such endpoints a tenant has", ALWAYS, plain="number"),
+    WebhookHead: Declared("how many such endpoints a tenant has", plain="number"),
     WebhookDelivery: Declared(
-        "what became of each event that was posted", "`webhooks.log_days` after its last attempt", content="reason",
+        "what became of each event that was posted", content="reason",
         plain="webhook_id delivery_id type task_id state tries first_at last_at next_at http_status took_ms"),
 }

@@ -204,6 +204,8 @@ class OAuth(Group, frozen=True):
     client_documents: Annotated[bool, says("Whether a program may be named by the URL of its metadata")] = True
     dynamic_registration: Annotated[bool, says("Whether programs may register themselves (RFC 7591)")] = False
     session_retention_days: Annotated[Days, says("Days that ended sessions and used sign-in links are kept")] = 7
+    client_retention_days: Annotated[Days, says(
+        "Days that a program is kept that came by itself and that nobody has signed in with")] = 7
     refresh_grace_seconds: Annotated[float, span(0, 300, "a number"), says(
         "Seconds a used refresh token still returns its successor; 0 is never")] = 30.0
 

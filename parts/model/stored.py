@@ -138,6 +138,7 @@ class Receipt(Struct, frozen=True):
     asyncgate_instance: str
     hash: str
     body: str
+    salt: str = ""                      # random, and gone when erased: so the digest of a seal confirms no guess
     parents: tuple[str, ...] = ()
     delivered_at: float | None = None   # telemetry, kept elsewhere
 
@@ -572,7 +573,7 @@ APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived, Revocat
 # What an erasure may change of rows that never change otherwise, or of those that only their own steps change: which
 # fields, and by which key the row is found.
 ERASABLE: dict[type[Struct], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    Receipt: (("receipt_key", "from_id", "to_id", "schedule_id", "hash", "body"), ("receipt_id",)),
+    Receipt: (("receipt_key", "from_id", "to_id", "schedule_id", "hash", "body", "salt"), ("receipt_id",)),
     Event: (("payload",), ("task_id", "event_id")), Audit: (("body",), ("audit_id",)),
     Entry: (("receipt_id", "from_id", "to_id", "stated_id", "digest", "content"), ("arrival",)),
     Task: (("lost_to",), ("task_id",)),

@@ -24,7 +24,8 @@ ERASURE_SHOWN = {
     "erasure_id": NEXT_TASK_ID, "tenant_id": OTHER, "scope": "principal", "pseudonym": "erased-0c3a…",
     "ended": True, "changes": ROWS_GONE, "begun_at": NOW, "ended_at": LATER, "digest": "5f1b…", "proof": None}
 NEXT_CALL = ("While state is planned, call it again with confirm.  While it is erasing, call it again likewise: it "
-             "goes on where it was.")
+             "goes on where it was.  When it is nothing, look whether kind and spelling are "
+             "right: nothing is kept under that name.")
 Vacuum = Annotated[bool, says("on SQLite, by the operator: rewrite the file at the end, so that no page keeps what "
                               "was erased; writes wait meanwhile")]
 PlanOnly = Annotated[bool, says("only say what would go and what stays; changes nothing")]
@@ -76,7 +77,7 @@ class ErasedRows(Struct, frozen=True):
 class ErasureReport(Struct):
     """What an erasure would do, does or did."""
 
-    state: Literal["planned", "erasing", "erased"]
+    state: Literal["planned", "erasing", "erased", "nothing"]     # nothing: it was erased before, or was never here
     changes: list[ErasedRows]
     in_flight: int              # tasks that are canceled first, with receipts
     leases: int                 # leases on others' tasks that are given back first

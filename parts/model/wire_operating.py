@@ -242,7 +242,7 @@ class PreviewBulk(Ask, kw_only=True):
     example = ({"action": "rerun", "status": "failed", "ended_after": NOW}, {
         "action": "rerun", "matches": 2, "at_least": False, "confirmation": "mXz0…", "expires_at": LATER, "sample": [{
             "task_id": TASK_ID, "type": "page.summarize", "status": "failed", "created_by": ADA, "priority": 0,
-            "held": None, "created_at": NOW}]})
+            "held": None, "created_at": NOW, "task_summary": "The page on rivers"}]})
     next_step = "Look at the sample. If these are the tasks that you mean, call run_bulk with the confirmation."
     action: Annotated[BulkAction, says(
         "cancel: end them; release: offer those on hold again; prioritize: set priority; rerun: run ended ones again, "
@@ -291,6 +291,7 @@ class BulkSample(Struct):
     priority: int
     held: str | None
     created_at: datetime
+    task_summary: str | None = None     # how it begins
 
 
 class BulkPreview(Struct):

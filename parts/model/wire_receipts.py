@@ -61,6 +61,7 @@ class StoredReceipt(Struct, omit_defaults=True):
     hash: Digest
     body: Annotated[str, says("JSON, as text")]
     parents: Annotated[list[Name], Meta(max_length=1000)]
+    salt: Annotated[str, Meta(max_length=64), says("random; seals cover it")] = ""
     delivered_at: UnixSeconds | None = None
 
 

@@ -33,7 +33,7 @@ from asyncgate.parts.model.ids import first_id, mark_of, span_ids
 from asyncgate.parts.model.naming import make_filter
 from asyncgate.parts.model.queries import TaskFilter, wanted_is
 from asyncgate.parts.model.stored import TERMINAL, Bulk, Task
-from asyncgate.parts.model.views import to_utc, to_utc_or_none
+from asyncgate.parts.model.views import summarize, to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Ask, CancelTask, Principal, ReleaseHold
 from asyncgate.parts.model.wire_operating import BulkPreview, BulkRecord, BulkSample, GetBulk, PreviewBulk, RunBulk
 from asyncgate.parts.operating.rerun import RerunPlan, carry_out_rerun, has_lost_payload, plan_rerun, read_all_events
@@ -313,7 +313,7 @@ async def write_bulk(engine: Engine, caller: Caller, order: Order, tasks: list[T
 def show_sample(task: Task) -> BulkSample:
     """Show a task in short."""
     return BulkSample(task.task_id, task.type, task.status, task.owner, task.priority, task.held,
-                      to_utc(task.created_at))
+                      to_utc(task.created_at), summarize(task))
 
 
 def show_bulk(bulk: Bulk) -> BulkRecord:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -79,13 +79,14 @@ GOES = [
 ]
 STAYS = [
     "Receipts keep id, type, time, task, parents and kinds of sender and recipient, and the digest that seals have of "
-    "them: others' chains and the seals stay sound. Who has the whole former receipt can see that it was this one.",
+    "them: others' chains and the seals stay sound. The digest covers a salt, which "
+    "goes: it confirms no guess.",
     "Results and progress that it has delivered for tasks of others, and what others have written about it: that is "
     "theirs.",
     "Ids: of tasks, receipts, leases, keys and sessions, in receipts, revocations and the audit log. They are random "
     "or numbered.",
-    "Revocations: until the access tokens that they refuse have expired, 90 days at most, with ids of sessions and "
-    "users, who revoked them and why.",
+    "Revocations: until the access tokens that they refuse have expired, 90 days at most, with whom or what "
+    "they are of, who revoked them and why.",
     "Types and capabilities that workers name in their own claims: those are the workers'.",
     "Endpoints of webhooks and programs: the tenant's, with a pseudonym of who made them.",
     "Usage and counts: numbers of the tenant.",
@@ -95,8 +96,8 @@ AFTERWARDS = [
     "vacuum; on Postgres run VACUUM (FULL, ANALYZE) on the whole database, then CHECKPOINT; the files of "
     "pg_wal keep old bytes until they are reused or, with wal_recycle off, deleted, and archived WAL until it expires.",
     "Backups, replicas and copies: they keep it until they are replaced. After restoring an older one, erase again.",
-    "Exports and receipts that somebody has fetched, and the folders of workers (the state of AI workers, payloads in "
-    "artifacts): delete them there.",
+    "Exports and receipts that somebody has fetched or that webhooks have posted, and the folders of workers (the "
+    "state of AI workers, payloads in artifacts): delete them there.",
     "Logs of the gate, of proxies and of tracing: they name principals and tasks; let them expire.",
     "A ledger (receipt_mode {mode}): {ledger}",
     "Tokens of an outside issuer and the shared token are not the gate's to revoke: who still has one can call under "
@@ -157,7 +158,7 @@ async def erase(engine: Engine, caller: Caller, ask: ErasePrincipal | EraseTenan
     if ask.plan or under_way is None:
         planned = await make_plan(engine, tenant_id, who, under_way)
         if ask.plan or not planned.left:
-            return report_plan(engine.settings, planned, "planned" if ask.plan else "erased")
+            return report_plan(engine.settings, planned, "planned" if ask.plan else "nothing")
     erasure = await go_on(engine, caller, under_way or await begin_erasure(engine, caller, tenant_id, who))
     if erasure.ended_at is not None:
         await audit_end(engine, caller, erasure)
@@ -266,10 +267,10 @@ async def find_names(engine: Engine, tenant_id: str, who: Principal | None) -> l
     return [*(f"user {id}" for id in sorted(users)), *(f"name {text}" for text in sorted(texts))]
 
 
-def report_plan(settings: Settings, planned: Planned, state: str) -> ErasureReport:
-    """Show a plan; nothing to erase is as good as erased."""
+def report_plan(settings: Settings, planned: Planned, state: Literal["planned", "nothing"]) -> ErasureReport:
+    """Show a plan, or that there is nothing to erase."""
     return ErasureReport(
-        "planned" if state == "planned" else "erased", show_counts(planned.counts), planned.in_flight, planned.leases,
+        state, show_counts(planned.counts), planned.in_flight, planned.leases,
         planned.obligations, planned.segments, GOES if state == "planned" else [], STAYS, list_afterwards(settings))
 
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate.parts.model.content import to_canonical
-from asyncgate.parts.model.erased import PSEUDONYM, read_note, write_note
+from asyncgate.parts.model.erased import PSEUDONYM, SALT, read_note, write_note
 from asyncgate.parts.model.pausing import decode_pauses, encode_pauses
 from asyncgate.parts.model.stored import (
     Account,
@@ -133,7 +133,7 @@ def erase_receipt(whom: Whom, row: Receipt, owned: set[str]) -> Receipt:
     emptied = replace(
         row, receipt_key=whom.keyed(row.receipt_key), hash=whom.keyed(row.hash),
         schedule_id=about if about is None or about.startswith(PSEUDONYM) else whom.pseudonym("schedule", about),
-        body=write_note(whom.erasure_id, receipt_digest(row).hex()) if row.body else "")
+        body=write_note(whom.erasure_id, receipt_digest(row).hex()) if row.body else "", salt="")
     return rename(whom, emptied)
 
 
@@ -219,6 +219,7 @@ def erase_bulk(whom: Whom, row: Bulk, owned: set[str]) -> Bulk:
 def erase_line(whom: Whom, row: Audit, owned: set[str]) -> Audit:
     """Leave of an audit line what is needed to see what was done, and pseudonyms of who did it."""
     said = msgspec.json.decode(row.body)
+    said.pop(SALT, None)        # it goes with anything else, and not alone
     kind, id = str(said.get("principal_kind", "")), str(said.get("principal_id", ""))
     own = whom.is_everybody or whom.covers(kind, id)
     left = {name: value for name, value in said.items()

@@ -179,7 +179,8 @@ def as_stored(found: Filed) -> Receipt:
     receipt = Receipt(
         found.receipt_id, found.receipt_key, found.receipt_type, found.created_at.timestamp(), found.sender.kind,
         found.sender.id, found.to.kind, found.to.id, found.task_id or "", found.lease_id, found.schedule_id,
-        found.asyncgate_instance, found.hash, bytes(found.body).decode() or "null", tuple(sorted(found.parents)))
+        found.asyncgate_instance, found.hash, bytes(found.body).decode() or "null",
+        parents=tuple(sorted(found.parents)))
     if is_sound(receipt):
         return receipt
     return replace(receipt, body=to_canonical(decode_json(receipt.body)).decode())

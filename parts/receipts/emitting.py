@@ -131,7 +131,7 @@ def require_allowed(work: Work, caller: Caller, by: Principal, contract: Contrac
         return caller.unlimited or parent.to.same(by) or parent.sender.same(by) or takes_part(
             work, caller, by, parent.task_id)
     said = Receipt("", "", contract.type, work.now, by.kind, by.id, "", "", task_id, ask.lease_id,
-                   schedule_id or ask.schedule_id, "", "", "", parents)
+                   schedule_id or ask.schedule_id, "", "", "", parents=parents)
     if why := broken_rule("emitted", said, [work.receipts[parent] for parent in parents], own):
         raise forbid(caller, why)
 

@@ -27,10 +27,14 @@ START = SealHead()
 
 
 def receipt_digest(receipt: Receipt) -> bytes:
-    """Hash every byte of a stored receipt, without its delivery time; of an erased one return the hash that it had."""
+    """Hash every byte of a stored receipt, without its delivery time; of an erased one return the hash that it had.
+
+    A receipt of a ledger or of an older release has no salt; its hash leaves the salt out.
+    """
     if (note := read_note(receipt.body)) is not None:
         return bytes.fromhex(note.sealed)
-    return hashlib.sha256(_encode(astuple(receipt)[:-1])).digest()
+    *facts, salt, parents, _ = astuple(receipt)
+    return hashlib.sha256(_encode((*facts, parents, salt) if salt else (*facts, parents))).digest()
 
 
 def entry_digest(entry: Entry) -> bytes:

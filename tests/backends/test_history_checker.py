@@ -38,7 +38,7 @@ class Forgery:
     def receipt(self, name: str, type: str, task_id: str, by: str, to: str = "asyncgate", lease: str | None = None,
                 parents: tuple[str, ...] = (), **body: Any) -> None:
         self.end.receipts[name] = Receipt(name, name, type, self.clock, "worker", by, "agent", to, task_id, lease, None,
-                                          "asyncgate-1", "", msgspec.json.encode(body).decode(), parents)
+                                          "asyncgate-1", "", msgspec.json.encode(body).decode(), parents=parents)
 
     def task(self, task_id: str, **fields: Any) -> None:
         self.end.tasks[task_id] = msgspec.convert(

@@ -288,7 +288,8 @@ VERB = re.compile("SELECT|UPDATE|INSERT|DELETE|WITH")
 LOOPED = {"late.next_at": "float8", "late.tenant_id": "uuid", "late.task_id": "text",      # what a loop goes over
           "tenant": "uuid", "id": "text",
           **{f"one.{name}": "text" for name in ("item", "key", "sender", "recipient", "schedule", "hash", "body",
-                                                "task_id", "payload", "arrival", "author", "digest", "content")}}
+                                                "salt", "task_id", "payload", "arrival", "author", "digest",
+                                                "content")}}
 
 
 def numbered(statement: str, names: Iterable[str]) -> str:

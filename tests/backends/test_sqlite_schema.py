@@ -14,7 +14,15 @@ import pytest
 
 from asyncgate import Engine
 from asyncgate.backends.lineage import FIRST, digest
-from asyncgate.backends.sqlite import CARRIED, SCHEMA, migrate_database, migrate_file, migrations, open_backend
+from asyncgate.backends.sqlite import (
+    CARRIED,
+    FILE_PAGE,
+    SCHEMA,
+    migrate_database,
+    migrate_file,
+    migrations,
+    open_backend,
+)
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.errors import StartupError
@@ -44,6 +52,25 @@ def db(url: str) -> Iterator[sqlite3.Connection]:
     """The same file, past the gate."""
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as db:
         yield db
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, FILE_PAGE), (4096, 4096)])
+async def test_a_new_file_has_small_pages_and_an_older_one_keeps_its_own(
+    tmp_path: Path, before: int | None, after: int
+) -> None:
+    """Small pages: a third less is written for each cycle."""
+    path = tmp_path / "gate.db"
+    if before:
+        with closing(sqlite3.connect(path, isolation_level=None)) as old:
+            old.executescript(f"PRAGMA page_size = {before}; VACUUM")
+    backend = await open_backend(f"sqlite:///{path}")
+    gate = Gate(Engine(backend), str(uuid.uuid4()))
+    await gate.finished()
+
+    assert (await verify(backend)).problems == []
+    await backend.close()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA page_size").fetchone() == (after,)
 
 
 def folder_with(path: Path, text: str) -> Path:

@@ -44,7 +44,7 @@ CHANGES = {
 OTHER_KEYS = {
     "its key": "INSERT OR REPLACE INTO receipts SELECT tenant_id, 'made up', receipt_key, receipt_type, created_at, "
                "from_kind, from_id, to_kind, to_id, task_id, lease_id, schedule_id, asyncgate_instance, hash, body, "
-               "parent_id FROM receipts WHERE tenant_id = '{ours}' LIMIT 1",
+               "salt, parent_id FROM receipts WHERE tenant_id = '{ours}' LIMIT 1",
     "its place": "INSERT OR REPLACE INTO receipts (rowid, tenant_id, receipt_id, receipt_key, receipt_type, "
                  "created_at, from_kind, from_id, to_kind, to_id, task_id, asyncgate_instance, hash, body) "
                  "SELECT rowid, tenant_id, 'made up', 'made up', 'x', 0, 'x', 'x', 'x', 'x', 'x', 'x', 'x', '{{}}' "

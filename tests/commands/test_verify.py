@@ -103,7 +103,8 @@ TASK = "task_id = :task_id AND tenant_id = :tenant"
 RECEIPT = f"{TASK} AND receipt_type"
 TWICE = f"""
     INSERT INTO receipts SELECT tenant_id, 'ffffffff-ffff-7fff-bfff-ffffffffffff', 'twice', receipt_type, created_at,
-        from_kind, from_id, to_kind, to_id, task_id, lease_id, schedule_id, asyncgate_instance, hash, body, parent_id
+        from_kind, from_id, to_kind, to_id, task_id, lease_id, schedule_id, asyncgate_instance, hash, body,
+        salt, parent_id
     FROM receipts WHERE {RECEIPT} = 'task.assigned'"""
 EVENT = "INSERT INTO events VALUES (:tenant, '', {task}, 'task.moved', '{{\"fences_skipped\":1000}}', 0)"
 DAMAGES = [

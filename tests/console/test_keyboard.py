@@ -53,7 +53,8 @@ def test_a_slash_goes_to_the_search_and_letters_stay_in_it(chromium: Chromium, c
 
     console.page.wait_for_function("() => location.hash.includes('ocr.scan')")
     assert "searchbox" in console.focused() or console.focused().startswith("input")
-    console.page.wait_for_function("() => !document.querySelector('#main tbody').innerText.includes('page.summarize')")
+    console.page.wait_for_function(
+        "() => document.querySelector('#main tbody')?.innerText.includes('page.summarize') === false")
 
 
 def test_rows_are_walked_with_j_and_k_and_opened_with_enter(chromium: Chromium, console: Console) -> None:

@@ -29,7 +29,9 @@ async def opened(new_url: str, tmp_path: Path) -> AsyncIterator[Opened]:
     backends: list[Any] = []
 
     async def open_gate(wrap: Callable[[Any], Any] = lambda backend: backend, tenant_id: str = HOME,
-                        home: str = HOME) -> Gate:
+                        home: str = HOME, again: bool = False) -> Gate:
+        if again:
+            await backends.pop().close()
         if not backends:
             backends.append(await open_backend(new_url))
         settings = settings_for_tests(

@@ -6,10 +6,15 @@ import re
 from itertools import count
 from typing import Any
 
+from msgspec.structs import replace
+
 from asyncgate import Needs, Work
 from asyncgate.conformance.harness import Gate, under
-from asyncgate.parts.model.stored import Entry, Outgoing
-from asyncgate.parts.model.stored_oauth import Consent, Grant, SignInLink, User
+from asyncgate.conformance.verify_erasures import read_all
+from asyncgate.parts.model.content import to_canonical
+from asyncgate.parts.model.stored import Bulk, Claimed, Entry, Key, Outgoing, Presence, Schedule
+from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, SignInLink, User
+from asyncgate.parts.model.stored_webhooks import Webhook, WebhookHead
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.upkeep import Upkeep
 
@@ -78,7 +83,7 @@ async def own_task(gate: Gate, marks: Marks, ended: str) -> str:
 
 async def work_for_others(gate: Gate) -> None:
     """Let ada, as an agent that works, hold, lose and end work of bob."""
-    ada = gate.as_caller("agent", ADA, "worker")
+    ada = gate.as_caller("agent", ADA, "worker", instance=ADA)
     for step in ("lost", "ended", "held"):
         await gate.create(by="bob", type=f"bobs-{step}")
         offer = (await ada.lease_next(accept_types=[f"bobs-{step}"], claim_id=f"{step}-{ADA}")).tasks[0]
@@ -86,6 +91,7 @@ async def work_for_others(gate: Gate) -> None:
             await gate.lose(offer)
         elif step == "ended":
             await ada.complete(**under(offer), result={"n": 1}, artifacts=[{"uri": "file:///bobs"}])
+    await ada.list_leases(worker_kind="agent", worker_id=ADA, worker_instance_id=ADA)
 
 
 async def schedule(gate: Gate, marks: Marks) -> None:
@@ -102,6 +108,10 @@ async def administer(gate: Gate) -> None:
     """Let ada have keys, pause and cancel work, and let others act on her."""
     root, ada = gate.as_admin(), gate.as_caller("agent", ADA, "admin")
     await root.issue_key(name=ADA, principal_kind="agent", principal_id=ADA, principal_instance_id=ADA)
+    [key] = await read_all(gate.backend, gate.tenant_id, Key)
+    seen = replace(key, places=f'["{ADA}"]')
+    await gate.backend.transact(gate.tenant_id, Needs(records={(Key, (key.key_id,))}),
+                                lambda work: work.keep_record(seen))
     await ada.issue_key(name="bob's", principal_kind="agent", principal_id="bob")
     await ada.pause_work(type="nothing", reason=ADA)
     found = await root.preview_bulk(action="cancel", created_by=ADA, created_by_kind="agent", type="nothing")
@@ -123,16 +133,32 @@ def keep_books(work: Work, marks: Marks) -> None:
     """Leave rows of a ledger."""
     work.keep_record(Entry(f"r-{marks}", work.new_id(), "plan.made", "", "agent", ADA, "agent", "bob", "", "d",
                            f'{{"text":"{marks}"}}', "agent", ADA, "agent"))
-    work.keep_record(Outgoing("not-sent", "", f'{{"from":{{"kind":"agent","id":"{ADA}"}},"text":"{marks}"}}', 0.0))
+    work.keep_record(Entry(f"r-{marks}", work.new_id(), "plan.made", "", "agent", "bob", "agent", ADA, "", "d",
+                           f'{{"text":"{marks}"}}', "agent", "bob", "agent"))
+    work.keep_record(Outgoing("not-sent", "", f'{{"from":{{"kind":"agent","id":"{ADA}"}},"text":"{marks}"}}', 0.0,
+                              reason=str(marks)))
+    work.keep_record(Schedule(f"s-{marks}", "agent", "bob", "agent", ADA, "no receipt"))
+    work.keep_record(Bulk("bulk-1", "cancel", "{}", "agent", ADA, 1, False, work.now, work.now, "", problem=str(marks)))
+    claims = [Claimed(work.now, [f"type-{marks}"], [str(marks)])]
+    work.keep_record(Presence("agent", ADA, str(marks), work.now, work.now, 1, to_canonical(claims).decode(), work.now))
+    work.keep_record(Webhook("webhook-1", "https://example.com", "", "[]", f'["{ADA}"]', "s", None, None, "", "active",
+                             None, work.now, f"agent {ADA}", work.now))
+    work.keep_record(WebhookHead(1))
 
 
 def keep_people(work: Work, marks: Marks, tenant: str) -> None:
     """Leave rows of a person who acts as ada."""
     now = work.now
-    work.keep_record(User("user-1", "https://id.example.com", str(marks), f"{marks}@example.com", f"Ada {marks}",
+    user = "user-1"
+    work.keep_record(User(user, f"https://{marks}.example.com", str(marks), f"{marks}@example.com", f"Ada {marks}",
                           tenant, "agent", ADA, "agent", None, None, f"agent {ADA}", now))
-    work.keep_record(Consent("user-1", "client", "[]", f"https://{marks}.example.com", now))
-    work.keep_record(Grant(f"grant-{tenant}", "user-1", "client", tenant, "agent", ADA, "agent", "[]", "https://g",
+    work.keep_record(User("invited-1", "", "", "", "", tenant, "agent", "eve", "agent", None, None, "root", now,
+                          accepted_as=user))
+    work.keep_record(OAuthClient("client", "registered", "A program", "[]", None, "none", None, None, tenant, False,
+                                 False, None, now, f"agent {ADA}", now))
+    work.keep_record(Consent(user, "client", "[]", f"https://{marks}.example.com", now))
+    work.keep_record(Grant(f"grant-{tenant}", user, "client", tenant, "agent", ADA, "agent", "[]", f"https://{marks}",
                            f"https://{marks}.example.com", str(marks), str(marks), now, 3600, now, now + 3600,
-                           place=str(marks), last_used_at=now))
+                           refresh_hash=str(marks), previous_hash=str(marks), seed=str(marks), place=str(marks),
+                           last_used_at=now))
     work.keep_record(SignInLink(f"link-{marks}", tenant, "agent", ADA, "agent", None, now, now + 600))

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import gzip
+import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
-from msgspec.structs import replace
+from click.testing import CliRunner
+from msgspec.structs import asdict, replace
 
 from asyncgate import Needs, Work
+from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, under
+from asyncgate.conformance.load import KEY, GateServer, serving
 from asyncgate.conformance.postgres_server import connected
 from asyncgate.conformance.test_seals import Only
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_erasures import read_all
 from asyncgate.conformance.verify_ledger import verify_ledger
 from asyncgate.parts.identity.oauth.signing import generate_pem, read_signing_keys
+from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.database import Around, FileBackend
 from asyncgate.parts.model.erased import place_of_row, write_note
+from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.settings import Jwt, SecuritySettings
 from asyncgate.parts.model.stored import Audit, Entry, Erased, Erasure, Event
 from asyncgate.parts.receipts.seals import receipt_digest
 from tests.privacy.conftest import HOME, Opened
-from tests.privacy.marking import ADA, MARKED, Marks, keep_books, leave_marks, own_task
+from tests.privacy.marking import ADA, DAY, MARKED, Marks, keep_books, leave_marks, own_task
 
 pytestmark = pytest.mark.anyio
 AWAY = "00000000-0000-4000-8000-00000000000b"
@@ -71,6 +79,38 @@ async def marks_in(gate: Gate, url: str, archive: Path) -> set[bytes]:
     return {mark for text in texts for mark in MARKED.findall(text)}
 
 
+# Personal fields that cannot hold a mark, or of which the plan says that they stay.
+WITHOUT_MARK = {
+    *(f"Account.{name}" for name in ("name", "exempt_why", "stricter_why")),        # of a tenant, in the test below
+    *(f"Erasure.{name}" for name in ("principal_id", "names", "key")),              # of an erasure itself
+    *(f"OAuthClient.{name}" for name in ("name", "document", "redirect_uris", "secret_hash")),      # stay
+    *(f"Webhook.{name}" for name in ("url", "description", "reason", "secret_id", "previous_id")),  # stay
+    *(f"Revocation.{name}" for name in ("subject", "revoked_by", "reason")), "WebhookDelivery.reason",  # stay
+    "User.user_id", "User.accepted_as", "Consent.user_id", "Grant.user_id",     # hashes, which revocations keep
+    "Receipt.receipt_key", "Key.hash", "Task.held", "Task.handed"}      # hashes, and words of the gate
+
+
+async def unmarked_fields(gate: Gate) -> set[str]:
+    """Return the personal fields that have no mark in any row, but for kinds of principals."""
+    found = set[str]()
+    for kind, said in DECLARED.items():
+        names = f"{said.person} {said.content} {said.place} {said.proof}".split()
+        texts = [asdict(row) for row in await read_all(gate.backend, HOME, kind)]
+        found |= {f"{kind.__name__}.{name}" for name in names if not name.endswith("kind")
+                  and not any(MARKED.search(str(row[name]).encode()) for row in texts)}
+    return found
+
+
+async def export_of(gate: Gate) -> bytes:
+    """Return everything that an export of the tenant has."""
+    pages, cursor = [], None
+    while True:
+        page = await gate.as_admin().export_tenant(cursor=cursor)
+        pages.append(encode_json(page))
+        if (cursor := page.next_cursor) is None:
+            return b"".join(pages)
+
+
 async def test_no_byte_of_200_marks_is_left_in_the_files(opened: Opened, new_url: str, tmp_path: Path) -> None:
     gate, marks, folder = await opened(), Marks(), tmp_path / "archive"
     neighbour = await opened(tenant_id=NEIGHBOUR)
@@ -79,12 +119,14 @@ async def test_no_byte_of_200_marks_is_left_in_the_files(opened: Opened, new_url
     await gate.as_admin().seal_receipts()
     theirs = await neighbour.everything()
     assert len(await marks_in(gate, new_url, folder)) >= 200
+    assert await unmarked_fields(gate) == WITHOUT_MARK
 
     report = await erase(gate, vacuum=True)
     await rewrite(gate, new_url)
 
     assert report.state == "erased"
     assert await marks_in(gate, new_url, folder) == set()
+    assert MARKED.findall(await export_of(gate)) == []
     assert await neighbour.everything() == theirs
     assert await problems_of(gate, folder) == []
     async with gate.unchanged():
@@ -226,6 +268,7 @@ async def test_an_erasure_that_has_ended_never_opens_again(opened: Opened) -> No
 async def test_the_proof_is_signed_and_the_receipt_of_the_erasure_is_in_the_inbox_of_who_asked(
         new_url: str, opened: Opened, tmp_path: Path) -> None:
     from joserfc import jwt
+    from joserfc.jwk import RSAKey
 
     gate, marks = await opened(), Marks()
     await own_task(gate, marks, "completed")
@@ -242,6 +285,15 @@ async def test_the_proof_is_signed_and_the_receipt_of_the_erasure_is_in_the_inbo
     assert said.header["typ"] == "erasure+jwt"
     assert said.claims["digest"] == report.digest
     assert said.claims["counts"]["tasks"] == {"deleted": 1}
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(encode_json({"keys": [key.public.as_dict(private=False)]}))
+    other = tmp_path / "other.json"
+    unlike = RSAKey.generate_key(2048, {"kid": str(key.key.kid)})
+    other.write_bytes(encode_json({"keys": [unlike.as_dict(private=False)]}))
+    assert isinstance(report.proof, str)
+    shown = CliRunner().invoke(main, ["keys", "signing", "verify", report.proof, "--jwks", str(keys)])
+    assert json.loads(shown.output) == {"type": "erasure+jwt", **said.claims}
+    assert CliRunner().invoke(main, ["keys", "signing", "verify", report.proof, "--jwks", str(other)]).exit_code == 1
     [told] = [one for one in await gate.anomalies() if one["kind"] == "data_erased"]
     assert told["details"]["erasure_id"] == report.erasure_id
     assert (await gate.as_admin().list_erasures()).erasures[0].proof == report.proof
@@ -296,3 +348,59 @@ async def test_an_open_erasure_lets_nobody_put_other_words_in(opened: Opened, ki
 
     assert "append-only" in said or "may not be erased" in said
     assert row in await read_all(gate.backend, HOME, kind)
+
+
+# A real process, killed by a signal.
+
+
+DIES = """
+import os, signal
+from asyncgate.parts.privacy import erasing
+from asyncgate.parts.privacy.erasing import Eraser
+erasing.UNTIL_NOTED_SECONDS = -1.0      # the dead count as living for minutes
+step, calls = Eraser.{step}, []
+async def die(self, *given, **more):
+    calls.append(given)
+    if len(calls) == {n}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await step(self, *given, **more)
+Eraser.{step} = die
+"""
+
+
+async def erase_over_rest(server: GateServer) -> dict[str, Any] | None:
+    """Ask a server for an erasure; None if it died."""
+    client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False, timeout=None)
+    async with client as http:
+        try:
+            answer = await http.post("/v1/principals/erase", headers={"authorization": f"Bearer {KEY}"}, json={
+                "principal_kind": "agent", "principal_id": ADA, "confirm": ADA})
+        except httpx2.TransportError:
+            return None
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_a_process_killed_while_it_erases_leaves_an_erasure_that_the_next_one_ends(
+        opened: Opened, new_url: str, tmp_path: Path) -> None:
+    gate, folder = await opened(), tmp_path / "archive"
+    gate.skip(-41 * DAY)        # so that what goes to the archive is as old as it must be
+    await leave_marks(gate, Marks(), HOME)
+    await gate.as_admin().seal_receipts()
+    await gate.backend.close()
+    sets: dict[str, Any] = {"default_tenant_id": HOME, "archive.directory": folder}
+
+    for step, n in (("end_work", 1), ("delete_files", 1), ("erase", 4), ("close", 1)):
+        async with serving(new_url, first=DIES.format(step=step, n=n), **sets) as server:
+            assert await erase_over_rest(server) is None
+            assert await server.process.wait() == -signal.SIGKILL
+    again = await opened(again=True)
+    report = await erase(again)
+
+    assert report.state == "erased"
+    await rewrite(again, new_url)
+    assert await marks_in(again, new_url, folder) == set()
+    assert await problems_of(again, folder) == []
+    [erasure] = await read_all(again.backend, HOME, Erasure)
+    assert (erasure.key, erasure.names, erasure.step) == ("", "[]", "ended")
+

@@ -6,8 +6,9 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from msgspec import Struct
-from msgspec.structs import asdict, fields
+from msgspec.structs import asdict, fields, replace
 
+from asyncgate.parts.identity.audit import add_salt
 from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.stored import Audit, Bulk, Event, Outgoing, Pauses, Receipt, Task
 from asyncgate.parts.model.stored_oauth import OAuthClient
@@ -98,6 +99,19 @@ def test_a_row_of_others_stays_as_it_is(kind: type[Struct]) -> None:
                  frozenset({"bob"}), KEY)
 
     assert judge(other, row, set()) == row
+
+
+@pytest.mark.parametrize("who", ["agent", "worker"])
+def test_an_audit_line_loses_its_salt_with_anything_else_and_not_alone(who: str) -> None:
+    row = replace(row_of(Audit), body=f'{{"principal_id":"{MARK}","principal_kind":"{who}","reason":"{MARK}"}}')
+    salted = replace(row, body=add_salt(row.body.encode()))
+    assert salted.body != replace(row, body=add_salt(row.body.encode())).body
+
+    erased = judge(whom(ADA), salted, set())
+
+    assert erased == judge(whom(ADA), row, set()) != salted
+    later = replace(erased, body=add_salt(erased.body.encode()))    # type: ignore[union-attr, type-var]
+    assert judge(whom(ADA), later, set()) == later
 
 
 def test_the_principal_of_another_kind_is_another_one() -> None:

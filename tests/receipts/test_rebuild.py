@@ -105,8 +105,8 @@ async def schedules(gate: Gate) -> None:
 
 
 def shown(receipt: Receipt) -> Receipt:
-    """A receipt with its time as the world sees it, which is what a ledger has."""
-    return replace(receipt, created_at=to_utc(receipt.created_at).timestamp(), delivered_at=None)
+    """A receipt with its time as the world sees it, and without its salt, which is what a ledger has."""
+    return replace(receipt, created_at=to_utc(receipt.created_at).timestamp(), delivered_at=None, salt="")
 
 
 async def rebuilt(gate: Gate, target: str, **more: Any) -> Result:

@@ -217,6 +217,7 @@ CREATE TABLE asyncgate.receipts (           -- immutable: no role may change or 
     asyncgate_instance text NOT NULL,       -- the gate that wrote it (20.7)
     hash            text NOT NULL,          -- of its content (Clarification B)
     body            text NOT NULL,          -- canonical JSON
+    salt            text NOT NULL DEFAULT '', -- random, for the digest that seals have
     parent_id       asyncgate.id,           -- its first parent; further ones are edges
     PRIMARY KEY (tenant_id, receipt_id)
 );
@@ -1092,19 +1093,20 @@ CREATE FUNCTION asyncgate.is_pseudonym_or(old text, new text) RETURNS boolean LA
 AS $$ SELECT new IS NOT DISTINCT FROM old OR new LIKE 'erased-%' $$;
 
 CREATE FUNCTION asyncgate.erase_receipts(ids text[], keys text[], senders text[], recipients text[], schedules text[],
-                                         hashes text[], bodies text[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+                                         hashes text[], bodies text[], salts text[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     tenant uuid := asyncgate.tenant();
     one record;
 BEGIN
-    FOR one IN SELECT * FROM unnest(ids, keys, senders, recipients, schedules, hashes, bodies)
-                             AS n (item, key, sender, recipient, schedule, hash, body) LOOP
+    FOR one IN SELECT * FROM unnest(ids, keys, senders, recipients, schedules, hashes, bodies, salts)
+                             AS n (item, key, sender, recipient, schedule, hash, body, salt) LOOP
         UPDATE asyncgate.receipts AS r
         SET receipt_key = one.key, from_id = one.sender, to_id = one.recipient, schedule_id = one.schedule,
-            hash = one.hash, body = one.body
-        WHERE r.tenant_id = tenant AND r.receipt_id = one.item AND asyncgate.is_pseudonym_or(r.from_id, one.sender)
+            hash = one.hash, body = one.body, salt = one.salt
+        WHERE r.tenant_id = tenant AND r.receipt_id = one.item AND one.salt = ''
+            AND asyncgate.is_pseudonym_or(r.from_id, one.sender)
             AND asyncgate.is_pseudonym_or(r.to_id, one.recipient)
             AND asyncgate.is_pseudonym_or(r.schedule_id, one.schedule)
             AND EXISTS (

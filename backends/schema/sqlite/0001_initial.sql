@@ -167,6 +167,7 @@ CREATE TABLE receipts (                     -- immutable: see the triggers
     asyncgate_instance TEXT NOT NULL,       -- the gate that wrote it (20.7)
     hash            TEXT NOT NULL,          -- of its content (Clarification B)
     body            TEXT NOT NULL,          -- canonical JSON
+    salt            TEXT NOT NULL DEFAULT '', -- random, for the digest that seals have
     parent_id       TEXT,                   -- its first parent; further ones are edges
     PRIMARY KEY (tenant_id, receipt_id)
 );
@@ -679,6 +680,7 @@ CREATE TRIGGER receipts_stay BEFORE UPDATE ON receipts
         WHERE e.tenant_id = OLD.tenant_id AND e.source = 'receipts' AND e.row_id = OLD.receipt_id
             AND (NEW.body = '{"erased":"' || e.erasure_id || '","sealed":"' || e.before || '"}'
                  OR NEW.body = '' AND OLD.body = '')
+            AND NEW.salt = ''
             AND (u.principal_kind = '' OR OLD.body LIKE '{"erased":"' || u.erasure_id || '"%'
                  OR u.principal_id IN (OLD.from_id, OLD.to_id) OR instr(OLD.body, u.principal_id)
                  OR EXISTS (SELECT 1 FROM receipts AS r

@@ -37,7 +37,7 @@ REGISTER_PATH = "/oauth/register"
 HOUR_SECONDS = 3600.0
 PER_NETWORK, PER_GATE_AND_HOUR = 20, 200    # registrations in an hour
 MOST_UNUSED = 1000                          # registered programs that nobody has signed in with
-UNUSED_SECONDS, CROWDED_SECONDS = 7.0 * DAY_SECONDS, HOUR_SECONDS
+CROWDED_SECONDS = HOUR_SECONDS              # an unused program is kept so long when there are too many
 # A session lasts 90 days at most, so nothing of a program is in use that long after the last sign-in.
 LEFT_SECONDS = 100.0 * DAY_SECONDS
 MOST_FORGOTTEN = 200                        # in one transaction
@@ -176,7 +176,7 @@ def is_left(client: OAuthClient, now: float, unused_seconds: float) -> bool:
     return client.last_used_at <= now - LEFT_SECONDS
 
 
-async def forget_clients(engine: Engine, unused_seconds: float = UNUSED_SECONDS) -> int:
+async def forget_clients(engine: Engine, unused_seconds: float) -> int:
     """Forget programs that nobody uses any more; return how many."""
     now, directory, done = engine.backend.now(), Directory(engine), 0
     left = [client.client_id for client in await list_own(engine) if is_left(client, now, unused_seconds)]
@@ -201,4 +201,5 @@ class ClientPruner:
 
     async def run(self) -> int:
         """Forget them; return how many."""
-        return await forget_clients(self.engine) if await self.engine.leads("programs") else 0
+        days = self.engine.settings.security.oauth.client_retention_days
+        return await forget_clients(self.engine, days * DAY_SECONDS) if await self.engine.leads("programs") else 0

@@ -16,19 +16,20 @@ from asyncgate.parts.identity.oauth.registration import (
     MOST_UNUSED,
     PER_NETWORK,
     REGISTER_PATH,
-    UNUSED_SECONDS,
     ClientPruner,
     forget_clients,
     is_left,
 )
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.wire import Request
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import OAuthClient
 from tests.conftest import Answer, Served
 from tests.support.identity_tools import House
 
 pytestmark = pytest.mark.anyio
 
+UNUSED_SECONDS = 7 * DAY_SECONDS     # by default
 CLAUDE: dict[str, Any] = {
     "client_name": "Claude", "redirect_uris": ["https://claude.ai/api/mcp/auth_callback"], "response_types": ["code"],
     "grant_types": ["authorization_code", "refresh_token"], "token_endpoint_auth_method": "none",
@@ -198,5 +199,5 @@ async def test_one_that_somebody_signs_in_with_meanwhile_stays(registering: Regi
     await registering.store(row)
     await registering.server.directory.change(lambda work: note_sign_in(work, row), (OAuthClient, ("c1",)))
 
-    assert await forget_clients(registering.server.engine) == 0
+    assert await forget_clients(registering.server.engine, UNUSED_SECONDS) == 0
     assert await registering.ids() == {"c1"}

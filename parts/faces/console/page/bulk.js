@@ -88,8 +88,9 @@ function showPreview({action, matches, sample, at_least: atLeast}, page) {
   const lead = ` will be ${wordOf(action)}${matches > sample.length ? ". The newest of them:" : ":"}`;
   return [h("p", null, h("strong", null, count), lead),
     h("ul", {class: "sample"}, sample.map((task) => h("li", {key: task.task_id},
-      shortId(task.task_id), " ", say(task.type), " ", taskBadge(task), " ", who(task.created_by), " ",
-      when(task.created_at, page.now()))))];
+      shortId(task.task_id), " ", say(task.task_summary || task.type), " ",
+      task.task_summary && h("span", {class: "quiet"}, say(task.type), " "), taskBadge(task), " ",
+      who(task.created_by), " ", when(task.created_at, page.now()))))];
 }
 
 function showProgress(state, page, close, draw) {

@@ -22,17 +22,24 @@ export function who(principal) {
     h("span", {class: "quiet"}, `${principal.kind}:`), h("bdi", null, principal.id));
 }
 
-/** Show the end of an id, which is what tells it apart; a click copies the whole. */
+const END_LETTERS = 12;     // the last five say whose tenant's an id is, so fewer tell no two ids apart
+
+/** Return the end of an id, which is what tells it apart. */
+export function endOf(id) {
+  return id.slice(-END_LETTERS);
+}
+
+/** Show the end of an id; a click copies the whole. */
 export function shortId(id) {
   return h("button", {class: "id", title: `${id}: copy`, onclick: (event) => {
     event.preventDefault();
     event.stopPropagation();
     copy(id, "Id copied");
-  }}, id.slice(-8));
+  }}, endOf(id));
 }
 
 /** Link to a task. */
-export function taskLink(id, text = id.slice(-8)) {
+export function taskLink(id, text = endOf(id)) {
   return h("a", {href: link(["task", id]), title: id}, text);
 }
 
@@ -42,9 +49,10 @@ export function say(text) {
 }
 
 /** Show a number with a word under it. */
-export function tile(value, label, {href, tone} = {}) {
+export function tile(value, label, {href, tone, onclick} = {}) {
   const content = [h("strong", null, value), h("span", null, label)];
-  return href ? h("a", {class: `tile ${tone ?? ""}`, href}, content) : h("div", {class: `tile ${tone ?? ""}`}, content);
+  const shown = `tile ${tone ?? ""}`;
+  return href ? h("a", {class: shown, href, onclick}, content) : h("div", {class: shown}, content);
 }
 
 /** Show a section with a title and what can be done beside it. */

@@ -49,9 +49,15 @@ export function pauseButtons(page, target, pauses) {
     paused && page.may("resume_work") && h("button", {class: "first", onclick: () => resume(page, target)}, "Resume")];
 }
 
-async function resume(page, target) {
+/** Offer to end a pause; `act` does it. */
+export function resumeButton(page, pause, name, act) {
+  return page.may("resume_work") && h("button", {class: "small", "aria-label": `Resume: ${name}`,
+    onclick: () => resume(page, targetOf(pause), act)}, "Resume");
+}
+
+async function resume(page, target, act = (...asked) => page.act(...asked)) {
   try {
-    const {resumed, pauses_left: left} = await page.act("resume_work", target);
+    const {resumed, pauses_left: left} = await act("resume_work", target);
     const rest = left ? `; ${count(left, "other pause")} ${left === 1 ? "is" : "are"} still in force` : "";
     note(resumed ? `Resumed${rest}` : "It was not paused any more");
   } catch (problem) {

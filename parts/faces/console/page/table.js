@@ -9,8 +9,8 @@ const FEW_ROWS = 60;            // so few rows are all drawn, without a window
 
 /** Describe a table.
  *
- * `columns`: [{name, title, show(row), value(row), wide, number}]; `wide` columns are left out on narrow
- * screens, `widest` ones on those of most laptops, too.
+ * `columns`: [{name, title, show(row), value(row), wide, number, grow, whole}]; `wide` columns are left out on narrow
+ * screens, `widest` ones on those of most laptops, too; `whole` ones are never cut.
  * `rows`: the data; `key(row)`: its identity; `open(row)`: the address that a row leads to.
  * `selected`: a Set of keys, if rows can be selected; `more()`: called near the end; `empty`: what to say without rows.
  */
@@ -59,8 +59,8 @@ export function table(page, {name, caption, columns, rows, key, open, selected, 
       gap(rows.length - to, "after")));
 }
 
-function classOf({wide, widest, number, grow}) {
-  const names = [wide && "wide-only", widest && "widest-only", number && "number", grow && "grow"];
+function classOf({wide, widest, number, grow, whole}) {
+  const names = [whole && "whole", wide && "wide-only", widest && "widest-only", number && "number", grow && "grow"];
   return names.filter(Boolean).join(" ") || null;
 }
 

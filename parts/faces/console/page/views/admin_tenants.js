@@ -35,7 +35,7 @@ export function show({tenants, limits}, page) {
     {name: "state", title: "State", value: (one) => one.suspended_at ? "suspended" : "active",
       show: (one) => one.suspended_at ? badge("suspended", "error") : badge("active")},
     {name: "created_at", title: "Created", wide: true, show: (one) => when(one.created_at, page.now())},
-    {name: "tenant", title: "Id", wide: true, show: (one) => h("span", {class: "code"}, one.tenant)}];
+    {name: "tenant", title: "Id", wide: true, whole: true, show: (one) => h("span", {class: "code"}, one.tenant)}];
   const actions = {name: "actions", title: "", show: (one) => h("button",
     {class: one.suspended_at ? "" : "danger", onclick: () => suspend(page, one)},
     one.suspended_at ? "Let go on" : "Suspend")};

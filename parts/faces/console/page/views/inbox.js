@@ -6,7 +6,7 @@ import {askForm, note, openDialog} from "../dialogs.js";
 import {h} from "../dom.js";
 import {isType, readAge, readFilter, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
-import {badge, filterChips, say, searchField, section, taskBadge, taskLink, tile, who} from "../parts.js";
+import {endOf, filterChips, say, searchField, section, taskBadge, taskLink, tile, who} from "../parts.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
 import {exportMenu, table} from "../table.js";
@@ -22,6 +22,7 @@ const CALM_MS = 4000;
 const FEW_TASKS = 5;        // so few are read one by one
 const NEIGHBOUR_MS = 10000;
 const PAGES_OF_SPAN = 3;
+const ID = /^(?=.*\d)[0-9a-f-]{6,36}$/i;
 const LIVE = ["queued", "leased", "running"];
 const KINDS = ["agent", "human", "service", "worker", "system"];
 
@@ -37,6 +38,7 @@ function wordsFor(page) {
     ...(page.may("list_obligations") && {to: (text) => ({to: text === "me" ? me() ?? {id: "me"} : readWho(text)})}),
     type: (text) => ({type: text}),
     "": (text) => {
+      if (ID.test(text)) throw new Error("ids are found in the view Tasks");
       throw new Error(`say to:${text} for whom something is owed to, or type:${text}`);
     },
     age: (text) => {
@@ -262,7 +264,8 @@ export function show({values, problems}, page) {
       h("div", {class: "actions"}, exportMenu("owed", exported, rows), copyMenu(...callShown(page, values)))),
     showTiles(page, rows),
     h("div", {class: "stack", key: "filter"}, searchField(page, {hint, problems}),
-      showPeople(page, q, values), typeChips(page, q, type, keepTypes(local, queues))),
+      showPeople(page, q, values), typeChips(page, q, type, keepTypes(local, queues)),
+    q && h("p", {class: "quiet"}, "The numbers in these buttons count everything, whatever the filter says.")),
     rows.length > 0 && type && !type.endsWith("*") && stopType(page, type, pauses, tasksOf(page, values)),
     h("div", {class: "columns", key: "why"}, showOldest(page, rows), looked),
     showOwed(page, rows, values)];
@@ -297,7 +300,8 @@ function showTiles(page, rows) {
     tile(age === null ? "–" : sayLength(age), "the oldest", {tone: age > 3600 ? "warning" : ""}),
     owed && tile(`${owed.obligations.length}${owed.next_cursor ? "+" : ""}`, `owed to ${mine.id}`,
       {href: link(["inbox"], {q: withWord("", "to", nameOf(mine))})}),
-    held && tile(count, "on hold", {href: link(["tasks"], {q: "held:yes"}), tone: count ? "warning" : ""}),
+    held && tile(count, page.params.q ? "on hold in all" : "on hold",
+      {href: link(["tasks"], {q: "held:yes"}), tone: count ? "warning" : ""}),
     look.tile(page));
 }
 
@@ -352,7 +356,7 @@ function nameTask(page, row) {
   if (!row.task_id) return `schedule ${row.schedule_id}`;
   const {task_summary: summary, type, problem} = about(page, row.task_id);
   return summary || type || row.body?.task_summary || row.body?.type
-    || (problem ? problem.message : row.task_id.slice(-8));
+    || (problem ? problem.message : endOf(row.task_id));
 }
 
 function columnsOf(page) {
@@ -364,10 +368,8 @@ function columnsOf(page) {
       show: (row) => say(nameTask(page, row))},
     {name: "to", title: "Owed to", value: (row) => nameOf(row.to), show: (row) => who(row.to)},
     {name: "type", title: "Type", wide: true, value: (row) => kept(row).type, show: (row) => say(typeOf(row))},
-    {name: "status", title: "Status", value: (row) => kept(row).status, show: (row) => {
-      const {status, held} = task(row);
-      return status ? [badge(status), held && [" ", badge("on hold", "held")]] : "–";
-    }},
+    {name: "status", title: "Status", value: (row) => kept(row).status,
+      show: (row) => task(row).status ? taskBadge(task(row)) : "–"},
     {name: "created_at", title: "Since", show: (row) => when(row.created_at, page.now())},
     {name: "why", title: "Why", wide: true, value: () => undefined,
       show: (row) => row.task_id && page.may("explain_task") && h("button",

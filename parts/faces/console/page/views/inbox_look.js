@@ -1,13 +1,16 @@
 // What needs a look: queues that nobody can take, pauses, tasks on hold, anomalies, escalations and lost leases.
 // One entry tells all of one task, and goes when its receipts are acknowledged or the task is over.
+// A filter for one owner keeps the queues and pauses: they concern everybody's tasks.
 
 import {session} from "../api.js";
 import {note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {isType, withWord} from "../filter.js";
-import {badge, say, section, taskLink, tile, who} from "../parts.js";
+import {badge, endOf, say, section, taskLink, tile, who} from "../parts.js";
+import {resumeButton} from "../pausing.js";
 import {link} from "../route.js";
 import {when} from "../time.js";
+import {sayHold} from "../words.js";
 
 const DAY_MS = 86400000;
 const PAGES_AT_ONCE = 5;
@@ -26,7 +29,7 @@ const ANOMALIES = {
   schedule_late: ({schedule_id: schedule}) => `Schedule ${schedule ?? ""} is late: its scheduler is silent.`,
   task_held: ({expiries, held, workers}) => held === "lease_expiries"
     ? `It was put on hold: its lease was lost ${times(expiries)}, by ${(workers ?? []).join(", ")}.`
-    : `It was put on hold: ${held}.`,
+    : `It was put on hold: ${sayHold(held)}.`,
 };
 const seen = new Set();     // what was acknowledged here, until the gate says so
 
@@ -81,7 +84,7 @@ function collect(page, {values, me, known, about, queues, pauses}) {
   const receipts = knowReceipts(page, known, me);
   const byTask = new Map();
   for (const task of knowHeld(page, known, queues)) {
-    add(byTask, task.task_id, {kind: "on hold", at: task.updated_at, to: task.created_by, task, says: sayHold(task)});
+    add(byTask, task.task_id, {kind: "on hold", at: task.updated_at, to: task.created_by, task, says: tellHold(task)});
   }
   for (const one of receipts.value ?? []) {
     if (seen.has(one.receipt_id) || Date.parse(one.created_at) < page.now() - DAY_MS) continue;
@@ -125,11 +128,12 @@ function showIdle({queue_id: key, type, capabilities, claimable}) {
 function showPause(one) {
   const what = one.whole_tenant ? "Everything" : one.worker ? `Worker ${one.worker}` : one.type;
   return {key: `pause ${what} ${one.capabilities}`, kinds: ["paused"], type: one.type, at: one.since, title: what,
+    pause: one,
     says: `Workers get none of it${one.reason ? `: ${one.reason}` : "."}`, href: link(["queues"])};
 }
 
-function sayHold({held, expiries}) {
-  return held !== "lease_expiries" ? `It is on hold: ${held}.`
+function tellHold({held, expiries}) {
+  return held !== "lease_expiries" ? `It is on hold: ${sayHold(held)}.`
     : `Its lease was lost ${times(expiries)}: nobody gets it until it is released.`;
 }
 
@@ -145,7 +149,7 @@ function tell({receipt_type: type, body, to}) {
 }
 
 function fits({to, type, task_id: id}, values, about, page) {
-  if (values.to && !to?.some((one) => one.id === values.to.id && one.kind === values.to.kind)) return false;
+  if (values.to && to && !to.some((one) => one.id === values.to.id && one.kind === values.to.kind)) return false;
   return !values.type || isType(type ?? (id && about(page, id).type), values.type);
 }
 
@@ -160,25 +164,32 @@ function isOver({task_id: id}, about, page) {
 /** Show what needs a look. */
 export function look(page, context) {
   const {problem, entries} = page.local.looked = collect(page, context);
-  const shown = page.local.lookAll ? entries : entries.slice(0, FEW);
-  return section("Needs a look", {}, problem && h("p", {class: "problem"}, problem.message),
+  const all = page.params.look === "all";
+  const shown = all ? entries : entries.slice(0, FEW);
+  return section("Needs a look", {id: "look"}, problem && h("p", {class: "problem"}, problem.message),
     entries.length ? h("ol", {class: "cases"}, shown.map((one) => showEntry(page, one, context)))
       : h("p", {class: "empty"}, "Nothing: no anomaly, no hold, no escalation, and no lost lease in 24 hours."),
-    entries.length > FEW && h("button", {onclick: () => {
-      page.local.lookAll = !page.local.lookAll;
-      page.redraw();
-    }}, page.local.lookAll ? "Show fewer" : `Show all ${entries.length}`));
+    entries.length > FEW && h("button", {onclick: () => page.go({look: all ? null : "all"})},
+      all ? "Show fewer" : `Show all ${entries.length}`));
 }
 
-/** Show how much needs a look. */
+/** Show how much needs a look; it leads there. */
 look.tile = (page) => {
   const count = page.local.looked?.entries.length;
-  return tile(count ?? "–", "need a look", {tone: count ? "warning" : ""});
+  return tile(count ?? "–", count === 1 ? "needs a look" : "need a look", {tone: count ? "warning" : "",
+    href: count > 0 && link(["inbox"], {...page.params, look: "all"}), onclick: leap});
 };
+
+function leap() {
+  const place = document.getElementById("look");
+  place.querySelector("a, button")?.focus({preventScroll: true});
+  place.scrollIntoView();
+}
 
 function showEntry(page, one, {about, act, deeds}) {
   const task = one.task_id ? about(page, one.task_id) : {};
-  const name = one.title ?? one.type ?? (task.task_summary || task.type || one.task_id?.slice(-8) || "The gate");
+  const named = task.task_summary || task.type || (one.task_id && endOf(one.task_id));
+  const name = one.title ?? one.type ?? (named || "The gate");
   const title = one.task_id ? taskLink(one.task_id, say(name))
     : one.href ? h("a", {href: one.href}, say(name)) : say(name);
   return h("li", {key: one.key},
@@ -187,6 +198,7 @@ function showEntry(page, one, {about, act, deeds}) {
       h("span", {class: "quiet"}, one.to?.map((to) => [who(to), " "]), one.at && when(one.at, page.now()))),
     h("p", null, say(one.says)),
     h("div", {class: "actions"}, one.task_id && deeds(page, one.task_id, name),
+      one.pause && resumeButton(page, one.pause, name, (...asked) => act(page, ...asked)),
       one.receipts?.length > 0 && page.may("ack_receipt") && h("button",
         {class: "small", "aria-label": `Seen: ${name}`, title: "Acknowledge its receipts; it changes nothing else",
           onclick: () => acknowledge(page, one, act)}, "Seen")));

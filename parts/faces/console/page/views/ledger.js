@@ -30,7 +30,7 @@ const sealColumns = [
   {name: "sealed_at", title: "Sealed", show: (seal, page) => when(seal.sealed_at, page.now())},
   {name: "last_receipt_id", title: "Last receipt", wide: true, show: (seal) => shortId(seal.last_receipt_id)},
   {name: "hash", title: "Hash", grow: true,
-    show: ({hash}) => h("span", {class: "code", title: hash}, `${hash.slice(0, 24)}…`)},
+    show: ({hash}) => h("span", {class: "code", title: hash}, hash)},
   {name: "digest", title: "Digest", hidden: true, show: () => null},
 ];
 

@@ -130,9 +130,9 @@ function showQueues({rows, more, pauses}, page) {
         exportMenu("queues", exported, queues), copyMenu("list_queues", {limit: 200}))),
     searchField(page, {hint: "type:ocr* needs:gpu is:stuck", problems}),
     warnOfStuck(queues.filter((queue) => isStuck(queue, pauses))),
-    h("div", {class: "tiles"}, tile(sum("claimable"), "waiting", {href: link(["tasks"], {q: "status:queued"})}),
-      tile(sum("leased"), "leased", {href: link(["tasks"], {q: "status:leased"})}), tile(sum("delayed"), "delayed"),
-      tile(sum("held"), "on hold", {tone: sum("held") ? "warning" : "", href: link(["tasks"], {q: "held:yes"})})),
+    h("div", {class: "tiles"}, tile(sum("claimable"), "waiting", {href: linkTasks(values, "status:queued")}),
+      tile(sum("leased"), "leased", {href: linkTasks(values, "status:leased")}), tile(sum("delayed"), "delayed"),
+      tile(sum("held"), "on hold", {tone: sum("held") ? "warning" : "", href: linkTasks(values, "held:yes")})),
     showPauses(pauses, page),
     table(page, {name: "queues", caption: h("span", {class: "off-screen"}, "Queues"), columns, rows: groupLanes(queues),
       key: (queue) => queue.queue_id,
@@ -141,6 +141,11 @@ function showQueues({rows, more, pauses}, page) {
     more && h("p", {class: "quiet"}, `These are the first ${rows.length} queues; there are more.`),
     queues.length > 0 && h("p", {class: "quiet"},
       `The small charts show what has waited since ${began()}, from 0 to the most.`)];
+}
+
+// Only a type is chosen alike in both views: other words choose queues, and no tasks.
+function linkTasks({type, ...rest}, q) {
+  return Object.keys(rest).length ? null : link(["tasks"], {q: type ? `${writeWord("type", type)} ${q}` : q});
 }
 
 function linkQueue(id) {

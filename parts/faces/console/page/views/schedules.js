@@ -2,8 +2,8 @@
 
 import {callAll} from "../api.js";
 import {h} from "../dom.js";
-import {readFilter, readWho, writeWord} from "../filter.js";
-import {badge, facts, say, searchField, section, tile, who} from "../parts.js";
+import {readFilter, readWho, withWord, writeWord} from "../filter.js";
+import {badge, endOf, facts, say, searchField, section, tile, who} from "../parts.js";
 import {countMissed, findRuns, findTicks, orderSchedules, sayEvery, stateOfSchedule} from "../plan.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
@@ -86,9 +86,10 @@ function sayRuns(schedule, page) {
 }
 
 function showAll({rows, more}, page) {
-  const {values, problems} = readFilter(page.params.q ?? "", words);
+  const q = page.params.q ?? "";
+  const {values, problems} = readFilter(q, words);
   const schedules = orderSchedules(rows.filter((one) => fits(one, values, page)), page.now());
-  const count = (state) => rows.filter((one) => stateOfSchedule(one, page.now()) === state).length;
+  const count = (state) => rows.filter((one) => fits(one, {...values, is: state}, page)).length;
   const shown = columns(page);
   const states = STATES.filter((state) => count(state) || ["late", "planned"].includes(state));
   return [
@@ -96,7 +97,8 @@ function showAll({rows, more}, page) {
       exportMenu("schedules", shown, schedules), copyMenu("list_schedules", {limit: 200}))),
     searchField(page, {hint: "owner:ada is:late", problems}),
     h("div", {class: "tiles"}, states.map((state) => tile(count(state), state, {
-      href: link(["schedules"], {q: `is:${state}`}), tone: state === "late" && count(state) ? "danger" : ""}))),
+      href: link(["schedules"], {q: withWord(q, "is", state)}),
+      tone: state === "late" && count(state) ? "danger" : ""}))),
     schedules.length > 0 && showCalendar(schedules, page),
     table(page, {name: "schedules", caption: h("span", {class: "off-screen"}, "Schedules, late ones first"),
       columns: shown, rows: schedules, key: (one) => one.schedule_id,
@@ -192,7 +194,7 @@ function showFacts(one, order, page) {
   return facts([["Next run", when(one.next_run_at, page.now())], ["Then", sayThen(one)],
     ["Late since", one.late_since && when(one.late_since, page.now())],
     ["Owner", who(one.owner)], ["Scheduler", nameScheduler(one, page)],
-    ["Order", order?.task_id && h("a", {href: link(["task", order.task_id])}, `task ${order.task_id.slice(-8)}`)],
+    ["Order", order?.task_id && h("a", {href: link(["task", order.task_id])}, `task ${endOf(order.task_id)}`)],
     ["Created", order && when(order.created_at, page.now())],
     ["Receipt", h("span", {class: "code"}, one.created_receipt_id)],
     ["Tasks", h("span", null, list("tasks", one.scheduler, "those that the scheduler created"), " · ",

@@ -5,11 +5,13 @@ import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {writeWord} from "../filter.js";
 import {jsonTree, readJson, writeJson} from "../exact.js";
-import {badge, facts, say, section, shortId, taskLink, who} from "../parts.js";
+import {badge, endOf, facts, say, section, shortId, taskLink, who} from "../parts.js";
 import {go, link} from "../route.js";
 import {copy, copyMenu, download, menu} from "../share.js";
 import {sayLength, when} from "../time.js";
+import {sayHold} from "../words.js";
 import {acknowledge, canAcknowledge, showChain, speaksFor} from "./task_chain.js";
+import {showEvidence} from "./task_evidence.js";
 import {tellStory} from "./task_story.js";
 import {sayError, showTimeline} from "./task_timeline.js";
 
@@ -17,6 +19,7 @@ const PAGE = 200;               // how many events one call returns
 const MOST_EVENTS = 5000;       // how many events of a history are read
 const MOST_STRANGERS = 12;      // how many receipts of other tasks are looked up
 const LONGEST_EDITED = 100000;  // how many letters of a payload a field holds well
+const WHOLE_ID = 36;
 const ENDED = ["succeeded", "failed", "canceled"];
 const TONES = {claimable: "good", leased: "busy", delay: "busy", backoff: "busy", jitter: "busy", behind: "busy",
   workers_busy: "busy"};
@@ -138,7 +141,9 @@ function showNoHistory() {
 function askWhich() {
   return [h("h1", null, "Task"), h("form", {class: "filter", onsubmit: (event) => {
     event.preventDefault();
-    go(["task", event.target.elements.task.value.trim()], {});
+    const id = event.target.elements.task.value.trim();
+    if (id.length < WHOLE_ID) go(["tasks"], {q: id});      // where a part of an id is found
+    else go(["task", id], {});
   }}, h("input", {type: "search", name: "task", required: true, "aria-label": "Id of a task",
     placeholder: "Id of a task"}),
   h("button", {class: "first"}, "Show"))];
@@ -280,9 +285,9 @@ function showCause(one, data, page, tag) {
   return h("div", {class: "cause", key: one.cause},
     h(tag, {class: "summary"}, say(one.summary)),
     showNext(one.next, data, page),
-    evidence && h("details", null, h("summary", null, `Evidence: ${one.cause}`), jsonTree(one.evidence),
+    evidence && h("details", null, h("summary", null, "Evidence"), showEvidence(one, page),
       one.evidence.receipt_ids?.filter((id) => receipts.some((receipt) => receipt.receipt_id === id))
-        .map((id) => h("a", {href: link(["task", task.task_id], {receipt: id})}, `Show receipt ${id.slice(-8)}`))));
+        .map((id) => h("a", {href: link(["task", task.task_id], {receipt: id})}, `Show receipt ${endOf(id)}`))));
 }
 
 const PLACES = {list_workers: () => link(["workers"]), list_queues: () => link(["queues"]),
@@ -320,11 +325,11 @@ function showContract({task, history}, page) {
       ["Lease length", timeouts?.lease_ttl_seconds && sayLength(timeouts.lease_ttl_seconds)],
       ["Deadline", time(timeouts?.deadline)],
       ["Offered", time(task.next_eligible_at)], ["Lease ends", time(task.lease_expires_at)],
-      ["On hold", task.held && say(task.held)]]),
+      ["On hold", task.held && sayHold(task.held)]]),
     facts([
       ["Obligation", h("span", null, task.obligation_open ? badge("open", "warning") : badge("discharged", "ok"), " ",
         h("a", {href: link(["task", task.task_id], {receipt: task.obligation_receipt_id})},
-          task.obligation_receipt_id.slice(-8)))],
+          endOf(task.obligation_receipt_id)))],
       ["Runs again", task.rerun_of && taskLink(task.rerun_of)],
       ["Run again as", reruns.length ? reruns.map((id) => [taskLink(id), " "]) : null],
       ["Caused by", typeof task.payload?.caused_by_receipt_id === "string" && page.may("get_receipt")

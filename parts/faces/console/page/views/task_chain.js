@@ -4,7 +4,7 @@ import {session} from "../api.js";
 import {note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {jsonTree, writeJson} from "../exact.js";
-import {facts, say, shortId, who} from "../parts.js";
+import {endOf, facts, say, shortId, who} from "../parts.js";
 import {link} from "../route.js";
 import {copy, copyMenu} from "../share.js";
 import {sayWhen, when} from "../time.js";
@@ -81,7 +81,7 @@ function showNode(node, shown, page) {
     h("strong", null, "still open"), h("span", null, "owed to ", say(node.receipt.to.id)));
   if (node.kind === "rerun") return h("a", {key: node.id, class: "node stub", style: at,
     href: link(["task", node.task])},
-    h("strong", null, "run again"), h("span", null, "as task ", node.task.slice(-8)));
+    h("strong", null, "run again"), h("span", null, "as task ", endOf(node.task)));
   if (node.kind === "fold") return h("button", {key: node.id, class: "node fold", style: at, onclick: () => {
     page.local.fold = page.local.fold?.id === node.id ? null : node;
     page.redraw();
@@ -103,10 +103,10 @@ function showStub(node, {strangers}, at) {
   const other = strangers[node.id];
   if (!other?.task_id) return h("div", {key: node.id, class: "node stub", style: at},
     h("strong", null, other?.receipt_type ?? "elsewhere"),
-    h("span", null, other ? "of no task" : `receipt ${node.id.slice(-8)}`));
+    h("span", null, other ? "of no task" : `receipt ${endOf(node.id)}`));
   return h("a", {key: node.id, class: "node stub", style: at, href: link(["task", other.task_id], {receipt: node.id}),
     title: node.id},
-    h("strong", null, other.receipt_type), h("span", null, "of task ", other.task_id.slice(-8)));
+    h("strong", null, other.receipt_type), h("span", null, "of task ", endOf(other.task_id)));
 }
 
 function toneOf({receipt_type: type}) {
@@ -130,7 +130,7 @@ export function acknowledge(receipt, page) {
 
 function showReceipt(receipt, receipts, page) {
   const goTo = (id) => h("button", {class: "id", onclick: () => page.go({receipt: id}, {replace: true})},
-    receipts.find((one) => one.receipt_id === id)?.receipt_type ?? "elsewhere", " ", id.slice(-8));
+    receipts.find((one) => one.receipt_id === id)?.receipt_type ?? "elsewhere", " ", endOf(id));
   const answers = receipts.filter((one) => one.parents.includes(receipt.receipt_id));
   return h("aside", {class: "receipt", key: receipt.receipt_id, "aria-label": `Receipt ${receipt.receipt_type}`},
     h("header", {class: "sheet-head"}, h("h3", null, receipt.receipt_type),
@@ -164,7 +164,7 @@ function showFold({id, members, type}, receipts, page) {
       }}, "✕")),
     h("ol", {class: "folded"}, listed.slice(0, MOST_LISTED).map((one) => h("li", {key: one.receipt_id},
       h("button", {class: "id", onclick: () => page.go({receipt: one.receipt_id}, {replace: true})},
-        one.receipt_id.slice(-8)), " ",
+        endOf(one.receipt_id)), " ",
       nameOf(one.from), " → ", nameOf(one.to), " ", when(one.created_at, page.now())))),
     listed.length > MOST_LISTED && h("p", {class: "quiet"},
       `… ${listed.length - MOST_LISTED} more: the export has them all`));

@@ -4,6 +4,7 @@ import {h} from "../dom.js";
 import {writeJson} from "../exact.js";
 import {badge, say, shortId, taskLink, who} from "../parts.js";
 import {sayClock, sayLength, when} from "../time.js";
+import {sayHold} from "../words.js";
 import {makeScale, momentsOf} from "./task_story.js";
 
 const narrow = matchMedia("(max-width: 56rem)");
@@ -13,6 +14,8 @@ const LEAST_TOLD_MS = 1000;     // a shorter wait that has passed is not told
 const FIRST_LANES = 3;  // of many lanes, these first ones and the last ones are drawn
 const LAST_LANES = 10;
 const SIGNS = {completed: "✓", succeeded: "✓", failed: "✕", expired: "!", released: "↩", canceled: "⊘", going: ""};
+const ENDINGS = {completed: "completed", failed: "failed", expired: "lease lost", released: "given back",
+  canceled: "canceled"};
 const TONES = {completed: "succeeded", expired: "warning", going: "running", released: "quiet"};
 
 /** Show the timeline of a story. */
@@ -20,10 +23,13 @@ export function showTimeline(story, task, page) {
   const now = page.now();
   const lanes = chooseLanes(story, page);
   const hidden = story.attempts.length - lanes.length;
+  const drawn = {...story, attempts: lanes, waits: story.waits.filter((wait) => isDrawn(wait, story, lanes))};
+  drawn.scale = makeScale(momentsOf(drawn, now));
   return [
-    drawTimeline(story, lanes, task, now),
-    h("ul", {class: "legend", "aria-hidden": "true"}, listKeys(story)
-      .map(([kind, text]) => h("li", {key: kind}, h("i", {class: `key ${kind}`}), text))),
+    drawTimeline(drawn, lanes, story, now),
+    h("ul", {class: "legend", "aria-label": "What the drawing means"}, listKeys(story, lanes, drawn)
+      .map(([kind, text, , sign]) => h("li", {key: kind}, h("i", {class: `key ${kind}`, "aria-hidden": "true"}, sign),
+        text))),
     hidden > 0 && h("p", {class: "quiet"}, `${hidden} attempts in the middle are not drawn. `,
       h("button", {class: "chip", onclick: () => {
         page.local.everyLane = true;
@@ -32,13 +38,18 @@ export function showTimeline(story, task, page) {
     h("ol", {class: "story"}, listStory(story, lanes, task, now))];
 }
 
-function listKeys({attempts, waits}) {
+function listKeys({end}, attempts, {waits, scale}) {
   const some = (list, fits) => list.some(fits);
   return [["wait", "waits", true], ["rest", "back-off or delay", some(waits, (one) => one.resting)],
     ["hold", "on hold", some(waits, (one) => one.holds.length)],
     ["granted", "leased, not started", some(attempts, (one) => one.started || !one.until)],
     ["going", "running", some(attempts, (one) => one.started && !one.until)],
-    ["left", "what is left of the lease", some(attempts, (one) => one.expires)]].filter(([, , shown]) => shown);
+    ["left", "what is left of the lease", some(attempts, (one) => one.expires)],
+    ["beat", "last sign of life", some(attempts, (one) => one.beat)],
+    ...Object.entries(ENDINGS).map(([kind, text]) => [kind, text, some(attempts, (one) => one.until
+      && one.ending === kind), SIGNS[kind]]),
+    ["now", "now", !end],
+    ["break", "a long time, drawn short", scale.breaks.length > 0]].filter(([, , shown]) => shown);
 }
 
 function chooseLanes(story, page) {
@@ -47,9 +58,8 @@ function chooseLanes(story, page) {
   return [...all.slice(0, FIRST_LANES), ...all.slice(-LAST_LANES)];
 }
 
-function drawTimeline(story, lanes, task, now) {
-  const shown = {...story, attempts: lanes, waits: story.waits.filter((wait) => isDrawn(wait, story, lanes))};
-  const scale = makeScale(momentsOf(shown, now));
+function drawTimeline(shown, lanes, story, now) {
+  const {scale} = shown;
   const waiting = shown.waits.find((wait) => wait.until === null || !lanes.length);
   const rows = lanes.length + (waiting ? 1 : 0);
   const height = rows * LANE + 22;
@@ -178,7 +188,7 @@ function listWait(wait, now) {
   return h("li", {key: `wait ${wait.from}`, class: "wait"},
     h("p", null, wait.until === null ? "Has waited " : "Waited ", length, after, rest,
     wait.holds.map((hold) => [", on hold for ", sayLength(((hold.until ?? wait.until ?? now) - hold.from) / 1000),
-      " (", say(hold.held), ")"])));
+      " (", sayHold(hold.held), ")"])));
 }
 
 function listAttempt(attempt, story, now) {
@@ -216,7 +226,9 @@ function listNote({key, at, type, receipt, payload}, now) {
 }
 
 function sayDetail(body, payload) {
-  const said = body?.kind ?? body?.escalation_reason ?? body?.reason ?? payload?.held ?? null;
+  const code = body?.kind ?? body?.escalation_reason;
+  const said = code ? String(code).replaceAll("_", " ")
+    : body?.reason ?? (payload?.held ? sayHold(payload.held) : null);
   if (payload?.rerun_as) return [": as task ", taskLink(payload.rerun_as)];
   return said && [": ", say(said)];
 }

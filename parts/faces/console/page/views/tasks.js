@@ -5,13 +5,18 @@ import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {readAge, readFilter, readMoment, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
-import {badge, filterChips, say, searchField, shortId, tile, who} from "../parts.js";
+import {filterChips, say, searchField, shortId, taskBadge, taskLink, tile, who} from "../parts.js";
 import {link} from "../route.js";
 import {copyMenu, menu} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {when} from "../time.js";
 
 const PAGE = 200;
+const PAGES_FOR_END = 5;    // of the newest tasks, that are looked through for the end of an id
+const SHORTEST_END = 6;    // all ids of a tenant have the last five letters in common
+const MOST_ENDS = 8;
+const WHOLE_ID = 36;
+const ENDS_MS = 15000;
 const LIVE = ["queued", "leased", "running"];
 const ENDED = ["succeeded", "failed", "canceled"];
 const WORDS = "type: status: owner: age: held: id: created:";
@@ -49,8 +54,10 @@ export function wordsAt(now) {
 /** Read what the view shows. */
 export async function load(page) {
   const q = page.params.q ?? "";
-  const {values, problems} = readFilter(q, wordsAt(page.now()));
+  const {values: said, problems} = readFilter(q, wordsAt(page.now()));
   const local = page.local;
+  const ends = problems.length ? [] : await findEnds(page, said);
+  const values = ends.length === 1 ? {...said, id_prefix: ends[0]} : said;
   const same = problems.length || local.q === q;
   const pages = same ? local.pages : new Pages(reader(page), (row) => row.task_id, true);
   const [queues, pauses] = await Promise.all([
@@ -59,7 +66,31 @@ export async function load(page) {
     !problems.length && pages.look(values, same ? local["table tasks"] : {})]);
   if (!same) Object.assign(local, {q, pages, picked: new Set()});     // what was shown stays until the new rows come
   const types = keepTypes(local, queues?.queues, values.type);
-  return {values, problems, queues, pauses: pauses?.pauses ?? [], pages, types};
+  return {values, problems, queues, pauses: pauses?.pauses ?? [], pages, types, ends};
+}
+
+// The gate finds ids by their beginning, and people see their ends: the newest tasks tell whose end it is.
+async function findEnds(page, ask) {
+  const {id_prefix: end, ...rest} = ask;
+  if (!end || end.length < SHORTEST_END || end.length >= WHOLE_ID) return [];
+  const key = page.params.q;
+  const known = page.local.ends;
+  if (known?.key === key && page.now() - known.at < ENDS_MS) return known.found;
+  const begins = await page.call("list_tasks", {...ask, limit: 1});
+  const found = begins.tasks.length ? [] : await readEnds(page, end, rest);
+  page.local.ends = {key, at: page.now(), found};
+  return found;
+}
+
+async function readEnds(page, end, ask) {
+  const found = [];
+  let cursor;
+  for (let at = 0; at < PAGES_FOR_END; at++) {
+    const {tasks, next_cursor: next} = await page.call("list_tasks", {...ask, limit: PAGE, cursor});
+    found.push(...tasks.map((task) => task.task_id).filter((id) => id.endsWith(end)));
+    if (!(cursor = next)) break;
+  }
+  return found;
 }
 
 function reader(page) {
@@ -81,8 +112,7 @@ export function concerns(event) {
 const columns = [
   {name: "task_summary", title: "Task", grow: true, show: (task) => say(task.task_summary || task.type)},
   {name: "type", title: "Type", wide: true, show: (task) => say(task.type)},
-  {name: "status", title: "Status", value: (task) => task.status,
-    show: (task) => [badge(task.status), task.held && [" ", badge("on hold", "held")]]},
+  {name: "status", title: "Status", value: (task) => task.status, show: (task) => taskBadge(task)},
   {name: "created_by", title: "Owner", value: (task) => `${task.created_by.kind}:${task.created_by.id}`,
     show: (task) => who(task.created_by)},
   {name: "leased_to", title: "Leased to", wide: true, value: (task) => task.leased_to?.id,
@@ -95,7 +125,7 @@ const more = [{name: "attempt"}, {name: "max_attempts"}, {name: "task_id", title
   {name: "obligation_open"}];
 
 /** Show the tasks. */
-export function show({values, problems, queues, pauses, pages, types}, page) {
+export function show({values, problems, queues, pauses, pages, types, ends}, page) {
   const rows = pages?.rows ?? [];
   const q = page.params.q ?? "";
   const {type} = values;
@@ -106,13 +136,14 @@ export function show({values, problems, queues, pauses, pages, types}, page) {
       exportMenu("tasks", [...columns, ...more], rows), copyMenu("list_tasks", {...values, limit: PAGE}))),
     queues && showCounts(queues, values),
     h("div", {class: "stack", key: "filter"}, searchField(page, {problems,
-      says: `${WORDS} summary:, or an id`,
+      says: `${WORDS} summary:, or the beginning or the end of an id`,
       hint: "type:ocr* status:queued owner:ada age:>1h held:yes id:01ab summary:\"…\" created:>2026-11-01"}),
-    showChips(page, q, values), !values.type_prefix && typeChips(page, q, type, types)),
+    showChips(page, q, values), !values.type_prefix && typeChips(page, q, type, types),
+    sayCounted(values, queues || types.length)),
     showUnended(page),
     problems.length ? h("p", {class: "empty", key: "rows"}, "Mend the filter to see tasks.") : [
       isStoppable && stopType(page, type, pauses, fitsBulk(values) ? values : undefined),
-      showPicked(page, rows), showRows(page, pages, q)]];
+      showPicked(page, rows), showRows(page, pages, q, ends)]];
 }
 
 function showCounts({queues, next_cursor: next}, {type}) {
@@ -127,6 +158,13 @@ function showCounts({queues, next_cursor: next}, {type}) {
     tile(held, "on hold", {...to("held:yes"), tone: held === "0" ? "" : "warning"}),
     tile(sum((one) => one.last_hour.ended), "ended in 1 h"),
     tile(failed, "failed in 1 h", {...to("status:failed age:<1h"), tone: failed === "0" ? "" : "danger"}));
+}
+
+// The gate counts by types alone.
+function sayCounted({type, ...rest}, counts) {
+  return counts && Object.keys(rest).length > 0 && h("p", {class: "quiet"},
+    `The tiles count all tasks${type ? " of this type" : ""}, and the types all that have not ended, `
+    + "whatever else the filter says.");
 }
 
 function showChips(page, q, {status, held}) {
@@ -149,21 +187,25 @@ function allMenu(page, values) {
 }
 
 // A word without a name looks for how a summary begins, and a type is its whole name: what else could be meant.
-function suggest(page, q) {
-  const word = q.trim();
-  const name = /^(?:(?:type|summary):)?([^\s:"*]+)$/.exec(word)?.[1];
-  if (!name) {
-    const isId = /^id:|^[0-9a-f-]{4,36}$/i.test(word);
-    return isId ? "An id is looked for by how it begins; lists show its end. " : null;
+function suggest(page, q, ends) {
+  if (ends.length > 1) {
+    return [`${ends.length} of the newest ids end so: `,
+      ends.slice(0, MOST_ENDS).map((id) => [taskLink(id, id), " · "])];
   }
+  const word = q.trim();
+  const isId = /^id:|^[0-9a-f-]{6,36}$/i.test(word);
+  const unknown = isId && `No id begins so, and none of the newest ${PAGES_FOR_END * PAGE} ends so. `;
+  const name = /^(?:(?:type|summary):)?([^\s:"*]+)$/.exec(word)?.[1];
+  if (!name) return unknown;
   const types = (page.local.types ?? []).map(([type]) => type);
   const known = types.find((type) => type.startsWith(name) || type.endsWith(name));
   const offers = [known && withWord("", "type", known), `type:${name}*`, `summary:${name}`, `owner:${name}`]
     .filter((one) => one && one !== word);
-  return ["Did you mean ", offers.map((one) => [h("a", {key: one, href: link(["tasks"], {q: one})}, say(one)), " · "])];
+  const show = (one) => [h("a", {key: one, href: link(["tasks"], {q: one})}, say(one)), " · "];
+  return [unknown, "Did you mean ", offers.map(show)];
 }
 
-function showRows(page, pages, q) {
+function showRows(page, pages, q, ends) {
   const read = () => {
     const reading = pages.more();
     if (reading) reading.then(() => page.redraw(), (problem) => note(problem.message, "bad"));
@@ -173,7 +215,8 @@ function showRows(page, pages, q) {
     {name: "task_id", title: "Id", widest: true, show: (task) => shortId(task.task_id)},
     {name: "actions", title: "", show: (task) => h("span", {class: "actions row-actions"}, rowActions(page, task))}];
   const {rows, done} = pages;
-  const empty = q ? ["No task fits this filter. ", suggest(page, q), h("a", {href: link(["tasks"])}, "Show all tasks")]
+  const showAll = h("a", {href: link(["tasks"])}, "Show all tasks");
+  const empty = q ? ["No task fits this filter. ", suggest(page, q, ends), showAll]
     : "There are no tasks yet. create_task makes one.";
   return h("div", {key: "rows"},
     table(page, {name: "tasks", columns: shown, rows, key: (task) => task.task_id,

@@ -2,9 +2,9 @@
 
 import {callAll} from "../api.js";
 import {h} from "../dom.js";
-import {readFilter} from "../filter.js";
+import {readFilter, withWord} from "../filter.js";
 import {findLack, stateOf, toneOf} from "../fit.js";
-import {badge, facts, say, searchField, section, taskBadge, tile} from "../parts.js";
+import {badge, endOf, facts, say, searchField, section, taskBadge, tile} from "../parts.js";
 import {pauseButtons, showPauses} from "../pausing.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
@@ -96,7 +96,7 @@ const columns = (page) => [
   {name: "accepts", title: "Accepts", grow: true, value: (one) => acceptsOf(one).join(" "),
     show: (one) => nameAccepted(acceptsOf(one))},
   {name: "can", title: "Can do", wide: true, value: (one) => canOf(one).join(" "),
-    show: (one) => nameCapabilities(canOf(one))},
+    show: (one) => nameAbilities(canOf(one))},
   {name: "completed", title: "Done", number: true, show: (one) => one.completed},
   {name: "failed", title: "Failed", number: true, wide: true, show: (one) => one.failed},
   {name: "expired", title: "Lost", number: true, show: (one) => one.expired},
@@ -111,6 +111,10 @@ function canOf({claims}) {
   return [...new Set(claims.flatMap((claim) => claim.capabilities))];
 }
 
+function nameAbilities(names) {
+  return names.length ? nameCapabilities(names) : h("span", {class: "quiet"}, "nothing special");
+}
+
 function nameAccepted(types) {
   return types.length ? nameCapabilities(types) : h("span", {class: "quiet"}, "any type");
 }
@@ -123,18 +127,20 @@ function fits(worker, {type, can, name, is}, state) {
 }
 
 function showWorkers({rows, more, pauses, attempts}, page) {
-  const {values, problems} = readFilter(page.params.q ?? "", words);
+  const q = page.params.q ?? "";
+  const {values, problems} = readFilter(q, words);
   const known = rows.map((one) => ({...one, state: stateOf(one, pauses, page.now())}));
   const workers = known.filter((one) => fits(one, values, one.state))
     .sort((one, other) => STATES.indexOf(one.state) - STATES.indexOf(other.state));
-  const count = (state) => known.filter((one) => one.state === state).length;
+  const count = (state) => known.filter((one) => fits(one, {...values, is: state}, one.state)).length;
   const shown = columns(page);
   return [
     h("div", {class: "head"}, h("h1", null, "Workers"),
       h("div", {class: "actions"}, exportMenu("workers", shown, workers), copyMenu("list_workers", {limit: 200}))),
     searchField(page, {hint: "type:ocr can:gpu is:silent", problems}),
     h("div", {class: "tiles"}, STATES.map((state) => tile(count(state), state, {
-      href: link(["workers"], {q: `is:${state}`}), tone: state === "paused" && count(state) ? "warning" : ""}))),
+      href: link(["workers"], {q: withWord(q, "is", state)}),
+      tone: state === "paused" && count(state) ? "warning" : ""}))),
     showPauses(pauses.filter((one) => one.worker || one.whole_tenant), page),
     table(page, {name: "workers", caption: h("span", {class: "off-screen"}, "Workers"), columns: shown, rows: workers,
       key: nameOf, open: ({worker}) => link(["workers", worker.kind, worker.id]),
@@ -151,11 +157,11 @@ const byColumn = {name: "by", title: "Worker",
 
 const attemptColumns = (page, alone) => [
   {name: "task", title: "Task", grow: true, show: ({task, task_id: id}) => task
-    ? [say(task.type), task.task_summary && h("span", {class: "quiet"}, " ", say(task.task_summary))] : id.slice(-8)},
+    ? [say(task.type), task.task_summary && h("span", {class: "quiet"}, " ", say(task.task_summary))] : endOf(id)},
   ...(alone ? [] : [byColumn]),
   {name: "fence", title: "Attempt", number: true, show: ({fence}) => fence},
   {name: "at", title: "Leased", show: ({at}) => when(at, page.now())},
-  {name: "status", title: "The task is now", show: ({task, fence}) => task
+  {name: "status", title: "The task is now", whole: true, show: ({task, fence}) => task
     ? [taskBadge(task), task.fence > fence && h("span", {class: "quiet"}, " by a later attempt")] : "–"}];
 
 function showAttempts({found, more, problem}, page, {alone = false} = {}) {
@@ -209,7 +215,7 @@ function listLeases(leases, page) {
 function listClaims(claims, page) {
   const columns = [
     {name: "accepts", title: "Accepts", show: (claim) => nameAccepted(claim.accept_types)},
-    {name: "can", title: "Can do", show: (claim) => nameCapabilities(claim.capabilities)},
+    {name: "can", title: "Can do", show: (claim) => nameAbilities(claim.capabilities)},
     {name: "claimed_at", title: "Asked", show: (claim) => when(claim.claimed_at, page.now())},
     {name: "tasks", title: "Got", number: true, show: (claim) => claim.tasks},
     {name: "why_none", title: "Told", grow: true, wide: true, show: (claim) => say(claim.why_none ?? "–")}];

@@ -1,0 +1,64 @@
+// Words for the codes of the gate: why a task is not done, the facts behind that, and why it is on hold.
+
+const CAUSES = {
+  leased: "a worker has it",
+  instance_gone: "the gate that looked after it is gone",
+  lease_overdue: "its lease ran out, and nobody took it back",
+  on_hold: "it is on hold",
+  paused: "work of this kind is paused",
+  tenant_suspended: "the tenant is suspended",
+  delay: "it was created with a delay",
+  backoff: "it rests after a failed attempt",
+  jitter: "it rests a moment after a lost lease",
+  lease_quota: "the tenant has as many leases as it may have",
+  no_worker: "nobody who can take it asks for work",
+  behind: "others come before it",
+  workers_busy: "those who can take it are busy",
+  claimable: "the next worker that can take it gets it",
+  owed: "its result is still owed",
+  ledger_parked: "the ledger has refused receipts of it",
+  ledger_waiting: "receipts of it wait for the ledger",
+  ended: "it has ended",
+};
+const FACTS = {
+  since: "Since", until: "Until", attempt: "Failed attempts", max_attempts: "Attempts allowed", held: "Why on hold",
+  expiries: "Leases lost", lost_to: "Lost by", type: "A worker must accept", needed: "A worker must have",
+  missing: "The nearest worker lacks", searched: "Workers looked at", workers: "Workers", ahead: "Tasks before it",
+  in_use: "Leases of the tenant", limit: "Leases allowed", lease_id: "Lease", renewals: "Renewals of the lease",
+  instance_id: "Gate that looks after it", last_beat_at: "Last sign of that gate", swept_at: "This gate last looked",
+  sweep_error: "What went wrong then", receipt_ids: "Receipts", reason: "What was said", by: "By", tries: "Tries",
+  worker: "Worker", asked_at: "Last asked", accept_types: "Takes", capabilities: "Can do", holding: "Holds",
+  last_seen_at: "Last seen",
+};
+const HOLDS = {
+  lease_expiries: "its lease was lost too often",
+  receipts_per_task: "it has as many receipts as it may have",
+};
+const ANY = {accept_types: "any type", capabilities: "nothing", needed: "nothing", missing: "nothing"};
+
+const plain = (code) => String(code).replaceAll("_", " ");
+
+/** Say a cause; a code that is unknown here is said as it is. */
+export function sayCause(code) {
+  return CAUSES[code] ?? plain(code);
+}
+
+/** Say the name of a fact. */
+export function sayFact(name) {
+  return FACTS[name] ?? plain(name);
+}
+
+/** Say why a task is on hold. */
+export function sayHold(code) {
+  return HOLDS[code] ?? plain(code);
+}
+
+/** Say what an empty list of facts means. */
+export function sayEmpty(name) {
+  return ANY[name] ?? "none";
+}
+
+/** Whether a code, or the name of a fact, has words of its own. */
+export function hasWords(code) {
+  return [CAUSES, FACTS, HOLDS].some((words) => Object.hasOwn(words, code));
+}

@@ -1,0 +1,89 @@
+"""What somebody reads who knows the gate little: codes have words, numbers say what they count, ids are found."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from asyncgate.parts.model.quotas import RECEIPTS_QUOTA
+from asyncgate.parts.model.wire_workers import CauseName, Evidence, WorkerFact
+from tests.console.conftest import OpenConsole
+from tests.console.test_page_logic import run
+from tests.support.chromium import Chromium
+from tests.support.console import Console
+from tests.support.filled_gate import Filled
+
+SHORTEST_END = 12       # of an id, as lists show it
+
+
+@pytest.fixture
+def console(chromium: Chromium, open_console: OpenConsole, gate_to_read: Filled) -> Console:
+    """Return the console of the gate that all tests share."""
+    return open_console(gate_to_read)
+
+
+def test_every_code_of_an_explanation_has_words() -> None:
+    codes = [*get_args(CauseName), *Evidence.__struct_fields__, *WorkerFact.__struct_fields__, "lease_expiries",
+             RECEIPTS_QUOTA]
+
+    told = run("words.js", f"return {codes}.filter(code => !its.hasWords(code));")
+
+    assert told == []
+
+
+def test_a_task_is_found_by_the_beginning_and_by_the_end_of_its_id(
+        chromium: Chromium, console: Console, gate_to_read: Filled) -> None:
+    task_id = gate_to_read.find(held=True)
+
+    for part in (task_id[:18], task_id[-SHORTEST_END:], f"id:{task_id[-SHORTEST_END:]}", task_id):
+        console.visit(f"tasks?q={part}")
+        console.page.get_by_text("1 task", exact=True).wait_for()
+        assert console.page.locator(f"#main a[href='#/task/{task_id}']").count() == 1
+    console.visit("tasks?q=ffffffffffff")
+    console.page.get_by_text("none of the newest 1000 ends so").wait_for()
+    console.visit(f"inbox?q={task_id}")
+    console.page.get_by_text("ids are found in the view Tasks").wait_for()
+    assert console.faults() == []
+
+
+def test_numbers_that_a_filter_does_not_change_say_what_they_count(chromium: Chromium, console: Console) -> None:
+    for view in ("tasks", "inbox"):
+        console.visit(view)
+        console.page.locator(".chips").first.wait_for()
+        assert "whatever" not in console.text()
+        console.visit(f"{view}?q={'owner' if view == 'tasks' else 'to'}%3Aada")
+        console.page.get_by_text("whatever").wait_for()
+
+
+def test_a_tile_of_workers_counts_what_its_link_shows(chromium: Chromium, console: Console) -> None:
+    console.visit("workers?q=reader")
+    tile = console.page.locator("a.tile", has_text="silent")
+    count = int(tile.locator("strong").inner_text())
+    assert count > 0
+
+    tile.click()
+
+    console.page.wait_for_function(
+        "count => document.querySelectorAll('#main table.rows:first-of-type tr[data-row]').length >= count", arg=count)
+    assert console.page.locator("table.rows", has_text="Workers").first.locator("tr[data-row]").count() == count
+
+
+def test_a_filter_for_one_owner_keeps_the_queues_that_nobody_can_take(chromium: Chromium, console: Console) -> None:
+    console.visit("inbox?q=to%3Aada")
+
+    look = console.page.get_by_role("region", name="Needs a look")
+    look.get_by_text("no worker that takes ocr.scan").wait_for()
+    console.page.locator("a.tile", has_text="a look").click()
+    look.get_by_role("button", name="Show fewer").wait_for()
+    assert console.page.evaluate("() => document.activeElement.closest('#look') !== null")
+
+
+def test_the_drawing_of_a_task_says_what_its_signs_mean(
+        chromium: Chromium, console: Console, gate_to_read: Filled) -> None:
+    console.visit(f"task/{gate_to_read.find(type='page.summarize', status='failed')}")
+
+    legend = console.page.get_by_role("list", name="What the drawing means").inner_text()
+
+    assert "✕" in legend
+    assert "failed" in legend
