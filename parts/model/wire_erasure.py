@@ -91,6 +91,7 @@ class ErasureReport(Struct):
     ended_at: datetime | None = None
     digest: str | None = None   # SHA-256 over the list of changed rows
     proof: str | None = None    # the signed statement (JWS), if the gate has a signing key
+    ledger_task_id: str | None = None   # the task that asks for erasure at a ledger elsewhere, until it is completed
 
 
 class ErasureRecord(Struct):

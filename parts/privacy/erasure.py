@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from asyncgate import ANOMALY, Caller, Engine, Needs, Operation, Work, forbid, receipt_key
+from asyncgate import ANOMALY, Caller, Engine, Needs, Operation, Work, forbid, its_key, receipt_key
 from asyncgate.parts.identity.admin import (
     audit_change,
     change_record,
@@ -35,7 +35,7 @@ from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Erasure
 from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
-from asyncgate.parts.model.wire import Ask, Principal
+from asyncgate.parts.model.wire import Ask, Created, CreateTask, Principal
 from asyncgate.parts.model.wire_erasure import (
     ErasedRows,
     ErasePrincipal,
@@ -105,8 +105,11 @@ AFTERWARDS = [
     "Texts of others that name it, and short names within the words of others, are not looked for.",
 ]
 NO_LEDGER = "none is set."
-LEDGER = ("it has its own copies of the receipts, and no way to ask it for erasure. Ask who runs it, with the ids of "
-          "the receipts (list_receipts shows them by the pseudonym).")
+LEDGER_TYPE = "erasure.ledger"      # of the task that asks who runs a ledger
+LEDGER = ("it has its own copies of the receipts, and only who runs it can erase them. The erasure creates a task of "
+          f"type {LEDGER_TYPE}, owed to you until it is completed: ask there, and complete it with the answer.")
+LEDGER_REQUEST = """Ask who runs the ledger to erase the receipts of this erasure; complete this task with the answer.
+list_erasures shows its pseudonym when it has ended, list_receipts the ids of the receipts by the pseudonym."""
 
 
 async def erase_principal(engine: Engine, caller: Caller, ask: ErasePrincipal) -> ErasureReport:
@@ -159,13 +162,28 @@ async def erase(engine: Engine, caller: Caller, ask: ErasePrincipal | EraseTenan
         planned = await make_plan(engine, tenant_id, who, under_way)
         if ask.plan or not planned.left:
             return report_plan(engine.settings, planned, "planned" if ask.plan else "nothing")
-    erasure = await go_on(engine, caller, under_way or await begin_erasure(engine, caller, tenant_id, who))
+    erasure = under_way or await draft(engine, tenant_id, who)
+    request = await ask_ledger(engine, caller, erasure)     # first: a request too many is seen, a lost one is not
+    if under_way is None:
+        await keep_erasure(engine, caller, tenant_id, erasure)
+    erasure = await go_on(engine, caller, erasure)
     if erasure.ended_at is not None:
         await audit_end(engine, caller, erasure)
     if erasure.ended_at is not None and ask.vacuum and operates(engine, caller) and isinstance(
             engine.backend, FileBackend):
         await engine.backend.compact()
-    return report_erasure(engine.settings, erasure)
+    return report_erasure(engine.settings, erasure, request)
+
+
+async def ask_ledger(engine: Engine, caller: Caller, erasure: Erasure) -> str | None:
+    """Ask for erasure at the ledger, by a task that its caller is owed until somebody completes it; once."""
+    if engine.settings.receipt_mode == "standalone":
+        return None
+    order = CreateTask(type=LEDGER_TYPE, payload=Raw(to_canonical({
+        "erasure_id": erasure.erasure_id, "tenant": erasure.of_tenant})), idempotency_key=erasure.erasure_id,
+        task_summary="Ask for erasure at the ledger", instructions=LEDGER_REQUEST)
+    made: Created = await engine.write(Engine.create_task, its_key, replace(caller, bound=True), order)
+    return made.task_id
 
 
 async def go_on(engine: Engine, caller: Caller, erasure: Erasure) -> Erasure:
@@ -289,13 +307,6 @@ def list_afterwards(settings: Settings) -> list[str]:
 # Its beginning and its end.
 
 
-async def begin_erasure(engine: Engine, caller: Caller, tenant_id: str, who: Principal | None) -> Erasure:
-    """Note that an erasure begins; from here it goes on, whoever asks again."""
-    erasure = await draft(engine, tenant_id, who)
-    await keep_erasure(engine, caller, tenant_id, erasure)
-    return erasure
-
-
 async def keep_erasure(engine: Engine, caller: Caller, tenant_id: str, erasure: Erasure) -> None:
     """Store the beginning of an erasure; the audit line of an erased tenant names nobody."""
     def keep(work: Work) -> None:
@@ -346,12 +357,12 @@ async def make_signer(settings: Settings) -> Callable[[dict[str, Any]], str | No
 # What is shown.
 
 
-def report_erasure(settings: Settings, erasure: Erasure) -> ErasureReport:
+def report_erasure(settings: Settings, erasure: Erasure, request: str | None) -> ErasureReport:
     """Show how far an erasure is."""
     return ErasureReport(
         "erased" if erasure.ended_at is not None else "erasing", show_counts(decode_counts(erasure.counts)), 0, 0, 0,
         len(msgspec.json.decode(erasure.segments)), [], STAYS, list_afterwards(settings), erasure.erasure_id,
-        to_utc(erasure.begun_at), to_utc_or_none(erasure.ended_at), erasure.digest or None, erasure.proof)
+        to_utc(erasure.begun_at), to_utc_or_none(erasure.ended_at), erasure.digest or None, erasure.proof, request)
 
 
 def show_erasure(row: Erasure) -> ErasureRecord:
