@@ -35,7 +35,7 @@ from asyncgate.commands.calling import (
     exit_with,
 )
 from asyncgate.commands.carry import open_private
-from asyncgate.commands.moving import exit_on_bad_file
+from asyncgate.commands.moving import exit_on_bad_file, hold_new_file
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.commands.verdicts import print_answer
@@ -189,11 +189,10 @@ def describe(manifest: Manifest) -> str:
 
 def write_and_print(at: Connection, file: str, asked: dict[str, Any], as_json: bool) -> None:
     """Write an archive, and print what it has."""
-    if os.path.lexists(file):
-        raise exit_with(f"{file} exists already; an export needs a new file", EXIT_CONFLICT)
     asked = {name: value for name, value in asked.items() if value is not None}
     try:
-        with closing(Bar("exporting", "rows")) as bar, exit_on_bad_file(file), connect_to_gate(at) as gate:
+        with exit_on_bad_file(file), hold_new_file(file), closing(Bar("exporting", "rows")) as bar, (
+                connect_to_gate(at)) as gate:
             manifest = write_archive(gate, file, asked, bar.add)
     except OtherExport as other:
         raise exit_with(f"{escape_text(str(other))}: remove {file}.partial and export again", EXIT_CONFLICT) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, closing, contextmanager
@@ -91,6 +92,18 @@ def exit_on_bad_file(path: str) -> Iterator[None]:
         raise exit_with(f"{path}: {error.strerror or error}", EXIT_BROKEN) from None
     except KeyboardInterrupt:
         raise exit_with("interrupted; run the same command to resume", EXIT_BROKEN) from None
+
+
+@contextmanager
+def hold_new_file(path: str) -> Iterator[None]:
+    """Let only this process write a new file; exit if the file exists, or if another process is writing it."""
+    try:
+        with carry.hold_target(path):
+            if os.path.lexists(path):
+                raise exit_with(f"{path} exists already; an export needs a new file", EXIT_CONFLICT)
+            yield
+    except carry.OtherRun as busy:
+        raise exit_with(escape_text(str(busy)), EXIT_CONFLICT) from None
 
 
 def check_file(file: str) -> carry.FileVerdict:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,9 +23,8 @@ from asyncgate.commands.calling import (
     add_gate_options,
     as_json,
     connect_to_gate,
-    exit_with,
 )
-from asyncgate.commands.moving import bring_receipts_home, exit_on_bad_file, push
+from asyncgate.commands.moving import bring_receipts_home, exit_on_bad_file, hold_new_file, push
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import STYLES, Bar, escape_text
 from asyncgate.commands.verdicts import print_answer
@@ -217,9 +215,8 @@ def export_file(at: Connection, file: str, as_json: bool) -> None:
     """
     from asyncgate.commands import carry
 
-    if os.path.lexists(file):
-        raise exit_with(f"{file} exists already; an export needs a new file", EXIT_CONFLICT)
-    with closing(Bar("exporting", "receipts")) as bar, exit_on_bad_file(file), connect_to_gate(at) as gate:
+    with exit_on_bad_file(file), hold_new_file(file), closing(Bar("exporting", "receipts")) as bar, (
+            connect_to_gate(at)) as gate:
         done = carry.export_receipts(gate, file, bar.add, bar.of)
     written, sum = done.writer, done.writer.sum.hexdigest()
     print_answer(as_json, {"file": file, "receipts": written.receipts, "seals": written.seals, "sha256": sum},

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import socket
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from asyncgate.clients.http import Http
-from asyncgate.commands import export
+from asyncgate.commands import carry, export
 from asyncgate.commands.main import main
 from tests.conftest import TOKEN, Live
 
@@ -122,6 +126,40 @@ def test_an_export_goes_on_where_it_was_killed(file: Path, gate: Http, tmp_path:
         "README.txt", "manifest.json", "audit.jsonl", "audit_heads.jsonl"}
     assert export.verify_archive(str(target))[1] == []
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("command", [("export", "tenant"), ("receipts", "export")], ids=" ".join)
+def test_only_one_process_writes_a_file_and_a_killed_one_holds_nobody_up(
+        gate: Http, tmp_path: Path, command: tuple[str, str]) -> None:
+    target, lock = tmp_path / "all.zip", tmp_path / "all.zip.partial.lock"
+
+    def export(url: str) -> list[str]:
+        return [*command, str(target), "--url", url, "--token", TOKEN]
+
+    with socket.create_server(("127.0.0.1", 0)) as mute:        # a gate that never answers
+        address = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        first = subprocess.Popen([sys.executable, "-m", "asyncgate", *export(address)])
+        with mute.accept()[0]:
+            second = CliRunner().invoke(main, export(gate.url))
+            first.kill()
+            first.wait()
+    assert (second.exit_code, f"another process is exporting to {target} now" in second.output) == (5, True)
+    assert [*tmp_path.iterdir()] == [lock]
+
+    good(CliRunner().invoke(main, export(gate.url)))
+    assert [*tmp_path.iterdir()] == [target]
+
+
+def test_a_lock_file_that_goes_while_it_is_opened_is_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    lock = os.open(path, os.O_CREAT | os.O_RDWR)
+
+    assert carry.is_still_at(str(path), lock)
+    path.unlink()
+    assert not carry.is_still_at(str(path), lock)
+    path.touch()
+    assert not carry.is_still_at(str(path), lock)
+    os.close(lock)
 
 
 def test_a_piece_of_another_export_is_no_beginning(gate: Http, tmp_path: Path) -> None:
