@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 SESSION_TEXT = re.compile(r"(?P<id>[0-9a-f]{32})\.(?P<key>[A-Za-z0-9_-]{43})\Z")
-CREDENTIAL_TEXT = re.compile(r"[!-~]+( [!-~]+)*\Z")     # visible ASCII; a shared token may have blanks inside
+CREDENTIAL_TEXT = re.compile(r"[!-~]([ -~]*[!-~])?\Z")      # visible ASCII; a shared token may have blanks inside
 NONCE_BYTES, KEY_BYTES = 12, 32
 MOST_CREDENTIAL_LENGTH = 2700   # sealed and encoded, it fits the 4,096 bytes that browsers allow a cookie
 MOST_SESSIONS = 4               # of one browser: with sign-ins under way they have to fit the headers of a request

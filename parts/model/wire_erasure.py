@@ -23,8 +23,8 @@ ERASED_AT_LAST = {
 ERASURE_SHOWN = {
     "erasure_id": NEXT_TASK_ID, "tenant_id": OTHER, "scope": "principal", "pseudonym": "erased-0c3a…",
     "ended": True, "changes": ROWS_GONE, "begun_at": NOW, "ended_at": LATER, "digest": "5f1b…", "proof": None}
-NEXT_CALL = ("While state is planned, call it again with confirm.  While it is erasing, call it again likewise: it "
-             "goes on where it was.  When it is nothing, look whether kind and spelling are "
+NEXT_CALL = ("While state is planned, call it again with confirm. While it is erasing, call it again likewise: it "
+             "goes on where it was. When it is nothing, look whether kind and spelling are "
              "right: nothing is kept under that name.")
 Vacuum = Annotated[bool, says("on SQLite, by the operator: rewrite the file at the end, so that no page keeps what "
                               "was erased; writes wait meanwhile")]

@@ -26,8 +26,15 @@ LONG_MS = 100
 FRAMES = """() => { window.__gaps = []; let last = performance.now();
   const look = now => { window.__gaps.push(now - last); last = now; requestAnimationFrame(look); };
   requestAnimationFrame(look); }"""
-FIRST = """() => { const [page] = performance.getEntriesByType("navigation");
-  return Math.round(performance.now() - page.responseEnd); }"""
+# When the view was painted with its content for the first time, by the page's own clock.
+NOTE_FIRST = """new MutationObserver((seen, observer) => {
+  if (!document.querySelector("#main .view")) return;
+  observer.disconnect();
+  requestAnimationFrame(() => setTimeout(() => { window.__first = performance.now(); }));
+}).observe(document, {childList: true, subtree: true})"""
+FIRST = """() => new Promise(done => { const look = () => {
+  const [page] = performance.getEntriesByType("navigation");
+  if (window.__first) done(Math.round(window.__first - page.responseEnd)); else setTimeout(look, 50); }; look(); })"""
 
 
 def make_tasks(first: int, count: int) -> list[dict[str, Any]]:
@@ -91,6 +98,7 @@ def measure(arguments: argparse.Namespace) -> None:
         try:
             fill(live.url, arguments.tasks)
             console = chromium.run(Console, chromium, str, live.url)
+            chromium.run(console.page.add_init_script, NOTE_FIRST)
             for view in arguments.views:
                 chromium.run(measure_view, console, view, arguments.seconds, arguments.rate)
             chromium.run(console.close)

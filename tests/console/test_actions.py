@@ -194,3 +194,18 @@ def test_tenants_are_limited_and_suspended_and_receipts_sealed_and_archived(
 
     assert "archive.directory" in said.inner_text()      # no archive is set, and the answer says how
     assert [one for one in console.faults() if "/v1/archive/run" not in one] == []
+
+
+@BOTH
+def test_a_budget_is_set_and_removed_beside_what_was_used(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    console.visit("admin?tab=usage")
+    [month] = gate_to_change.call("get_usage", period="month")["usage"]
+    assert console.page.locator("tbody tr").first.inner_text().split()[:2] == [month["begins"][:7], str(month["tasks"])]
+
+    for given, kept in (("100000", [100_000]), ("", [])):
+        press(console, "Change …")
+        answer(console, "Change", **{"In a month": given})
+        console.page.get_by_text("None: nothing ends" if not kept else "of 100000").wait_for()
+        assert [one["monthly"] for one in gate_to_change.call("get_budgets")["budgets"]] == kept
+    assert console.faults() == []

@@ -31,7 +31,8 @@ def hostile_tasks(gate: Filled) -> list[dict[str, str]]:
     return [task for task in tasks if task.get("task_summary") in HOSTILE.values()]
 
 
-@pytest.mark.parametrize("view", [*VIEWS, *(f"admin?tab={tab}" for tab in ("people", "sessions", "tenants", "audit"))])
+@pytest.mark.parametrize("view", [
+    *VIEWS, *(f"admin?tab={tab}" for tab in ("people", "sessions", "tenants", "usage", "audit"))])
 def test_no_view_runs_or_follows_what_it_shows(view: str, chromium: Chromium, console: Console) -> None:
     console.visit(view)
 

@@ -31,7 +31,7 @@ def visit_all(console: Console, gate: Filled) -> None:
     """Visit every view that the credential has, each tab, and a task."""
     links = console.page.locator("nav.views a").all()
     places = [(link.get_attribute("href") or "").removeprefix("#/") for link in links]
-    tabs = [f"admin?tab={tab}" for tab in ("people", "sessions", "tenants", "audit") if "admin" in places]
+    tabs = [f"admin?tab={tab}" for tab in ("people", "sessions", "tenants", "usage", "audit") if "admin" in places]
     for place in [*places, *tabs]:
         console.visit(place)
 

@@ -68,6 +68,16 @@ export function facts(pairs) {
     .map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
 }
 
+/** Show how much of an amount is used; a negative one is no limit. */
+export function meter(title, used, most) {
+  if (used === null || used === undefined) return null;
+  const bounded = most >= 0;
+  return h("div", {key: title},
+    h("span", null, title), h("span", null, bounded ? `${used} of ${most}` : `${used}, no limit`),
+    bounded && h("meter", {"aria-label": title, min: 0, max: most || 1, high: most * 0.8, optimum: 0,
+      value: Math.min(used, most)}));
+}
+
 /** Draw a small chart of values; the numbers are in its text. */
 export function sparkline(values, label) {
   const most = Math.max(1, ...values);

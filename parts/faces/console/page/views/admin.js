@@ -1,4 +1,4 @@
-// Admin: tenants and their limits, keys, people and their sessions, the audit log.
+// Admin: tenants and their limits, usage, keys, people and their sessions, the audit log.
 
 import {h} from "../dom.js";
 import {link} from "../route.js";
@@ -6,6 +6,7 @@ import * as audit from "./admin_audit.js";
 import * as keys from "./admin_keys.js";
 import * as people from "./admin_people.js";
 import * as tenants from "./admin_tenants.js";
+import * as usage from "./admin_usage.js";
 
 const TABS = [
   {name: "keys", title: "Keys", needs: "list_keys", part: keys},
@@ -13,6 +14,7 @@ const TABS = [
   {name: "sessions", title: "Sessions", needs: "list_sessions",
     part: {load: people.loadSessions, show: people.showSessions}},
   {name: "tenants", title: "Tenants and limits", needs: "get_limits", part: tenants},
+  {name: "usage", title: "Usage", needs: "get_usage", part: usage},
   {name: "audit", title: "Audit", needs: "list_audit", part: audit},
 ];
 

@@ -2,7 +2,7 @@
 
 import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
-import {badge, facts, say, section} from "../parts.js";
+import {badge, facts, meter, say, section} from "../parts.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
 import {exportMenu, table} from "../table.js";
@@ -58,16 +58,7 @@ function showLimits(limits, page) {
       ["Exempt until", exempt && when(exempt, page.now())],
       ["Stricter until", stricter && [when(stricter, page.now()), " ", say(why ?? "")]]]),
     used && h("div", {class: "meters"},
-      METERS.map(([title, name, read]) => showMeter(title, limits[name], read(used)))));
-}
-
-function showMeter(title, most, used) {
-  if (used === null || used === undefined) return null;
-  const bounded = most >= 0;
-  return h("div", {key: title},
-    h("span", null, title), h("span", null, bounded ? `${used} of ${most}` : `${used}, no limit`),
-    bounded && h("meter", {"aria-label": title, min: 0, max: most || 1, high: most * 0.8, optimum: 0,
-      value: Math.min(used, most)}));
+      METERS.map(([title, name, read]) => meter(title, read(used), limits[name]))));
 }
 
 function change(page, limits) {

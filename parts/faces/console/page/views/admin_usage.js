@@ -1,0 +1,59 @@
+// Usage: what a tenant used in each month, and its budgets.
+
+import {askForm, note} from "../dialogs.js";
+import {h} from "../dom.js";
+import {meter, section} from "../parts.js";
+import {copyMenu} from "../share.js";
+import {exportMenu, table} from "../table.js";
+import {when} from "../time.js";
+
+// What is counted: the field, its title, and its unit if the gate counts a smaller one.
+const AMOUNTS = [
+  ["tasks", "Tasks"], ["lease_hours", "Lease-hours"], ["receipt_byte_hours", "Receipts, GB-hours", 1e9],
+  ["payload_byte_hours", "Payloads, GB-hours", 1e9], ["reads", "Reads"], ["writes", "Writes"],
+  ["heartbeats", "Heartbeats"]];
+
+/** Read the last twelve months, and the budgets of this one. */
+export async function load(page) {
+  const {tenant} = page.params;
+  const [usage, budgets] = await Promise.all([
+    page.call("get_usage", {tenant, period: "month"}),
+    page.may("get_budgets") ? page.call("get_budgets", {tenant}) : {budgets: []}]);
+  return {usage, budgets: budgets.budgets};
+}
+
+/** Show the budgets, and the months. */
+export function show({usage, budgets}, page) {
+  const {tenant} = page.params;
+  const months = [...usage.usage].reverse();
+  const columns = [{name: "begins", title: "Month", show: ({begins}) => begins.slice(0, 7)},
+    ...AMOUNTS.map(([name, title, unit], place) => ({
+      name, title, number: true, wide: place > 1, show: (month) => round(month[name], unit)}))];
+  return [
+    section(`Budgets of ${tenant ?? "this tenant"}`,
+      {actions: [page.may("set_budget") && h("button", {onclick: () => change(page)}, "Change …"),
+        copyMenu("get_budgets", {tenant})]},
+      budgets.length ? h("div", {class: "meters"}, budgets.map((one) => meter(
+        `${titleOf(one.quantity)}, this month`, round(one.used), one.monthly)))
+        : h("p", {class: "quiet"}, "None: nothing ends when much is used.")),
+    section("Usage by month (UTC)", {actions: [exportMenu("usage", columns, months),
+      copyMenu("get_usage", {tenant, period: "month"})]},
+    h("p", {class: "quiet"}, "Counted until ", when(usage.counted_until, page.now()), "."),
+    table(page, {name: "usage", columns, rows: months, key: (one) => one.begins, empty: "Nothing was used"}))];
+}
+
+const titleOf = (quantity) => AMOUNTS.find(([name]) => name === quantity)?.[1].split(",")[0] ?? quantity;
+
+const round = (amount, unit = 1) => Number((amount / unit).toFixed(2));
+
+function change(page) {
+  return askForm("Change a budget", {
+    says: "At 80 % the admins are told. At 100 % no task can be created until the month ends or the budget is raised.",
+    fields: [{name: "quantity", label: "What", value: "tasks", options: AMOUNTS.map(([name]) => name)},
+      {name: "monthly", label: "In a month", type: "number",
+        hint: "Storage in byte-hours. Empty: the budget is removed"}], button: "Change",
+    run: async ({quantity, monthly}) => {
+      await page.act("set_budget", {tenant: page.params.tenant, quantity, monthly: monthly ? Number(monthly) : null});
+      note("Changed");
+    }});
+}
