@@ -46,12 +46,12 @@ async def export_page(engine: Engine, tenant_id: str, after: str | None, limit: 
     """Return a page of receipts as they are stored, also those without a body."""
     while True:
         returns = await archive.count_returns(engine, tenant_id)
-        page = await read_page(engine, tenant_id, after, limit)
+        page = await read_both_tables(engine, tenant_id, after, limit)
         if returns == await archive.count_returns(engine, tenant_id):
             return page     # else a receipt may have come back between the two reads
 
 
-async def read_page(engine: Engine, tenant_id: str, after: str | None, limit: int) -> Exported:
+async def read_both_tables(engine: Engine, tenant_id: str, after: str | None, limit: int) -> Exported:
     """Read a page of receipts, then of the archive, so that one that moves there meanwhile is not missed."""
     rows = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, limit))
     last = rows[-1].receipt_id if len(rows) == limit else None
