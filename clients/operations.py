@@ -273,6 +273,7 @@ class ExportPage(Struct, kw_only=True):
     purpose: str
     begun_at: datetime
     read_at: datetime
+    is_first: bool
     looked_at: int
     rows: list[Any]
     left_out: list[str]
