@@ -648,7 +648,7 @@ class AsyncOperations:
 
     async def create_webhook(
         self, endpoint: str, *, tenant: str | None = None, types: Names | None = None, principals: Names | None = None,
-        description: str | None = None, tenant_id: str | None = None,
+        description: str | None = None, all_tenants: bool | None = None, tenant_id: str | None = None,
     ) -> CreatedWebhook:
         """Add an endpoint to which events of the tenant are posted from now on; only this answer shows its secret.
 
@@ -1669,7 +1669,7 @@ class SyncOperations:
 
     def create_webhook(
         self, endpoint: str, *, tenant: str | None = None, types: Names | None = None, principals: Names | None = None,
-        description: str | None = None, tenant_id: str | None = None,
+        description: str | None = None, all_tenants: bool | None = None, tenant_id: str | None = None,
     ) -> CreatedWebhook:
         """Add an endpoint to which events of the tenant are posted from now on; only this answer shows its secret.
 

@@ -184,9 +184,10 @@ DECLARED: dict[type[Struct], Declared] = {
         "where a tenant is told of its events",
         person="principals created_by", content="url description reason", proof="secret_id previous_id",
         plain="webhook_id types previous_until position state created_at updated_at "
-              "failing_since noticed_at succeeded_at"),
+              "failing_since noticed_at succeeded_at reached"),
     WebhookHead: Declared("how many such endpoints a tenant has", plain="number"),
     WebhookDelivery: Declared(
         "what became of each event that was posted", content="reason",
-        plain="webhook_id delivery_id type task_id state tries first_at last_at next_at http_status took_ms"),
+        plain="webhook_id delivery_id type task_id state tries first_at last_at next_at http_status took_ms "
+              "of_tenant"),
 }

@@ -27,6 +27,7 @@ class Webhook(Struct, frozen=True):
     failing_since: float | None = None  # since when no delivery has succeeded
     noticed_at: float | None = None     # when admins were last told of a parked delivery
     succeeded_at: float | None = None   # the last success
+    reached: str | None = None          # JSON, of an endpoint for all tenants: by tenant, the position in its usage
 
 
 class WebhookHead(Struct, frozen=True):
@@ -50,3 +51,4 @@ class WebhookDelivery(Struct, frozen=True):
     http_status: int | None = None      # of the last answer
     reason: str | None = None           # why the last attempt failed
     took_ms: float | None = None        # how long the last attempt took
+    of_tenant: str | None = None        # whose event it is, unless the endpoint's own tenant's

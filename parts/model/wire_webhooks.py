@@ -40,6 +40,7 @@ class CreateWebhook(Ask, kw_only=True):
     types: EventTypes = frozenset()
     principals: Recipients = frozenset()
     description: Annotated[Name | None, says("a name for people")] = None
+    all_tenants: Annotated[bool, says("the usage of all tenants; for the operator, of usage.recorded alone")] = False
 
 
 class ListWebhooks(Ask, kw_only=True):
@@ -131,6 +132,7 @@ class WebhookRecord(Struct, omit_defaults=True):
     failing_since: datetime | None = None
     succeeded_at: datetime | None = None            # the last success
     previous_secret_until: datetime | None = None   # the secret before signs, too, until then
+    all_tenants: bool = False           # whether it is told of the usage of all tenants
 
 
 class CreatedWebhook(Struct):
@@ -173,6 +175,7 @@ class DeliveryRecord(Struct, omit_defaults=True):
     status: int | None = None           # the HTTP status of the last answer
     reason: str | None = None           # why the last attempt failed
     took_ms: float | None = None
+    tenant: str | None = None           # whose event it is, unless the endpoint's own tenant's
 
 
 class Deliveries(Struct):

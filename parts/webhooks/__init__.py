@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from asyncgate import Engine, Extension, News
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored_webhooks import Webhook
-from asyncgate.parts.webhooks.sources import has_event
+from asyncgate.parts.webhooks.sources import has_event, has_usage
 
 if TYPE_CHECKING:
     from asyncgate import Work
@@ -49,14 +49,19 @@ Couriers = defaultdict[str, "dict[str, Courier]"]       # by tenant and endpoint
 class Bell(Extension):
     """Calls the couriers of a tenant when it has new events; a gate without couriers has no bell."""
 
-    def __init__(self, couriers: Couriers) -> None:
-        self.couriers = couriers
+    def __init__(self, couriers: Couriers, operator: str) -> None:
+        self.couriers, self.operator = couriers, operator
 
     def after_commit(self, work: Work) -> None:
         """Call the couriers that want an event of a batch."""
         for courier in self.couriers.get(work.tenant_id, {}).values():
             if has_event(work, courier.webhook):
-                courier.call()
+                courier.hear(work.tenant_id)
+        theirs = self.couriers.get(self.operator)
+        if theirs is not None and work.tenant_id != self.operator and has_usage(work):
+            for courier in theirs.values():
+                if courier.webhook.reached is not None:
+                    courier.hear(work.tenant_id)
 
     def hear_news(self, news: News) -> None:
         """Call the couriers of a tenant in which another process has committed something."""
@@ -133,14 +138,19 @@ class Webhooks(Extension):
 
     async def _look(self, tenant_id: str) -> None:
         """Have a courier for each endpoint of a tenant, and call it."""
-        from asyncgate.parts.webhooks.sending import Courier, Places  # the HTTP client is large, and few gates need it
+        from asyncgate.parts.webhooks.gathering import Gatherer  # the HTTP client is large, and few gates need it
+        from asyncgate.parts.webhooks.sending import Courier, Places
 
-        found = {row.webhook_id: row for row in await self.engine.backend.page(tenant_id, Rows(Webhook))}
+        # Security: where another tenant was the operator's before, its endpoints are told of other tenants no more.
+        operator = self.engine.settings.default_tenant_id
+        found = {row.webhook_id: row for row in await self.engine.backend.page(tenant_id, Rows(Webhook))
+                 if row.reached is None or tenant_id == operator}
         post, self.places = self.open_post(), self.places or Places()
         theirs = self.couriers[tenant_id]
         for webhook_id, row in found.items():
             if webhook_id not in theirs:
-                theirs[webhook_id] = Courier(self.engine, post, self.places, tenant_id, row)
+                kind = Courier if row.reached is None else Gatherer
+                theirs[webhook_id] = kind(self.engine, post, self.places, tenant_id, row)
             theirs[webhook_id].call()
         for webhook_id in theirs.keys() - found.keys():
             await theirs.pop(webhook_id).close(0.0)
@@ -151,7 +161,7 @@ class Webhooks(Extension):
     def _hang_bell(self) -> None:
         """Have a bell while there are couriers."""
         if self.bell is None and self.couriers:
-            self.engine.extend(bell := Bell(self.couriers))
+            self.engine.extend(bell := Bell(self.couriers, self.engine.settings.default_tenant_id))
             self.bell = bell
         elif self.bell is not None and not self.couriers:
             self.engine.withdraw(self.bell)

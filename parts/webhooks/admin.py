@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import RECEIPT_TYPES, Caller, Engine, Needs, Operation, Work, forbid
-from asyncgate.parts.identity.admin import audit_change, target_tenant
+from asyncgate.parts.identity.admin import audit_change, require_operator, target_tenant
 from asyncgate.parts.identity.audit import load_head
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, QuotaExceeded, WebhookNotFound
@@ -67,7 +67,10 @@ async def create_webhook(engine: Engine, caller: Caller, ask: CreateWebhook) -> 
     tenant_id = await tenant_for_webhooks(engine, caller, ask.tenant)
     check_endpoint(engine, ask.endpoint, ask.types)
     check_principals(ask.types, ask.principals)
-    newest, most = await find_position(engine, tenant_id, ask.types), engine.settings.webhooks.max_per_tenant
+    if ask.all_tenants:
+        check_all_tenants(engine, caller, tenant_id, ask.types)
+    newest = await find_newest(engine, tenant_id, ask.types, ask.all_tenants)
+    most = engine.settings.webhooks.max_per_tenant
 
     def create(work: Work) -> Webhook:
         head = work.find_record(WebhookHead) or WebhookHead(0)
@@ -76,11 +79,12 @@ async def create_webhook(engine: Engine, caller: Caller, ask: CreateWebhook) -> 
                                 "remove_webhook removes one", quota="webhooks", limit=most)
         new = Webhook(
             work.new_id(), ask.endpoint, ask.description or "", encode(ask.types), encode(ask.principals),
-            secrets.token_hex(16), None, None, newest, "active", None, work.now, str(caller.principal), work.now)
+            secrets.token_hex(16), None, None, newest, "active", None, work.now, str(caller.principal), work.now,
+            reached="{}" if ask.all_tenants else None)
         work.keep_record(WebhookHead(head.number + 1))
         work.keep_record(new)
         audit_change(engine, work, "webhook_created", "warning", caller, webhook_id=new.webhook_id, endpoint=new.url,
-                     types=sorted(ask.types))
+                     types=sorted(ask.types), **({"all_tenants": True} if ask.all_tenants else {}))
         return new
     new = await change_rows(engine, caller, tenant_id, [(WebhookHead, ())], create)
     look_soon(engine, tenant_id)
@@ -105,7 +109,9 @@ async def change_webhook(engine: Engine, caller: Caller, ask: ChangeWebhook) -> 
     there = await find_webhook(engine, tenant_id, ask.webhook_id)
     types = read_names(there.types) if ask.types is None else ask.types
     check_principals(types, read_names(there.principals) if ask.principals is None else ask.principals)
-    newest = await find_position(engine, tenant_id, types)
+    if there.reached is not None:
+        check_all_tenants(engine, caller, tenant_id, types)
+    newest = await find_newest(engine, tenant_id, types, there.reached is not None)
 
     def change(work: Work) -> Webhook:
         old = require_webhook(work, ask.webhook_id)
@@ -209,8 +215,10 @@ async def replay_deliveries(engine: Engine, caller: Caller, ask: ReplayDeliverie
     number = 0
     if ask.delivery_ids is not None:
         number = await replay_named(engine, caller, tenant_id, ask.webhook_id, sorted(ask.delivery_ids))
+    elif (await find_webhook(engine, tenant_id, ask.webhook_id)).reached is not None and ask.since is not None:
+        raise InvalidRequest("since: an endpoint for all tenants delivers again what delivery_ids name, as "
+                             "list_deliveries shows them; get_usage with all_tenants tells the rest")
     elif ask.since is None:
-        await find_webhook(engine, tenant_id, ask.webhook_id)
         number = await change_deliveries(engine, caller, tenant_id, ask.webhook_id, "parked", make_due)
 
     def close_circuit(work: Work) -> None:
@@ -330,6 +338,20 @@ def check_principals(types: frozenset[str], principals: frozenset[str]) -> None:
         raise InvalidRequest(f"principals: {USAGE} is in nobody's inbox; leave principals out")
 
 
+def check_all_tenants(engine: Engine, caller: Caller, tenant_id: str, types: frozenset[str]) -> None:
+    """Refuse an endpoint for all tenants to everybody but the operator, and for anything but usage."""
+    require_operator(engine, caller)
+    if tenant_id != engine.settings.default_tenant_id:
+        raise InvalidRequest("all_tenants: such an endpoint belongs to the default tenant; leave tenant out")
+    if types != {USAGE}:
+        raise InvalidRequest(f"all_tenants: an endpoint for all tenants is told of usage alone; say types: {USAGE}")
+
+
+async def find_newest(engine: Engine, tenant_id: str, types: frozenset[str], everybody: bool) -> str:
+    """Return the position behind which all happens from now on; for all tenants it is a time, at which usage ends."""
+    return first_id(engine.backend.now()) if everybody else await find_position(engine, tenant_id, types)
+
+
 async def find_webhook(engine: Engine, tenant_id: str, webhook_id: str) -> Webhook:
     """Return an endpoint; raises WebhookNotFound."""
     return require_found(await engine.backend.record(tenant_id, Webhook, webhook_id), webhook_id)
@@ -393,14 +415,16 @@ def as_webhook_record(tenant_id: str, row: Webhook) -> WebhookRecord:
     return WebhookRecord(
         row.webhook_id, tenant_id, row.url, sorted(read_names(row.types)), sorted(read_names(row.principals)),
         row.state, to_utc(row.created_at), row.created_by, to_utc(row.updated_at), row.description, row.reason,
-        to_utc_or_none(row.failing_since), to_utc_or_none(row.succeeded_at), to_utc_or_none(row.previous_until))
+        to_utc_or_none(row.failing_since), to_utc_or_none(row.succeeded_at), to_utc_or_none(row.previous_until),
+        row.reached is not None)
 
 
 def as_delivery_record(row: WebhookDelivery) -> DeliveryRecord:
     """Show what became of an event."""
     return DeliveryRecord(
         row.webhook_id, row.delivery_id, row.type, row.state, row.tries, to_utc(row.first_at), row.task_id or None,
-        to_utc_or_none(row.last_at), to_utc_or_none(row.next_at), row.http_status, row.reason, row.took_ms)
+        to_utc_or_none(row.last_at), to_utc_or_none(row.next_at), row.http_status, row.reason, row.took_ms,
+        row.of_tenant)
 
 
 OPERATIONS = [

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -60,6 +61,7 @@ class Settled(Ask, kw_only=True):
     outcome: Results
     failing_since: float | None
     reason: str | None              # of the last failure
+    reached: dict[str, str] | None  # the positions by tenant, of an endpoint for all
     park: bool
     whom: list[Principal]           # whom to tell if the endpoint or an event is given up
 
@@ -83,6 +85,7 @@ class Courier:
         self.stored_at = engine.backend.now()
         self.page: list[str] = []                           # the receipts behind the position, as last read
         self.settled: set[str] = set()                      # those of them that are delivered, kept or not wanted
+        self.reached: dict[str, str] | None = None          # of an endpoint for all tenants: how far it is in each
         self.fresh: dict[str, Happened] = {}                 # those of them that are to be delivered
         self.failing_since, self.reason = webhook.failing_since, webhook.reason
         self.failures = 0 if webhook.failing_since is None else MOST_FAILURES       # in a row
@@ -99,6 +102,10 @@ class Courier:
         self.called = True
         if self.running is None and not self.closed:
             self.running = asyncio.create_task(self._run())
+
+    def hear(self, tenant_id: str) -> None:
+        """Run now, because a tenant has new events."""
+        self.call()
 
     def _call_later(self, seconds: float) -> None:
         if self.timer is not None:
@@ -168,13 +175,18 @@ class Courier:
 
     async def _read_new(self, waiting: set[str]) -> list[WebhookDelivery]:
         """Read the next page of events; return a new row for each that is to be delivered."""
-        found = await read_behind(self.engine, self.tenant_id, self.webhook, self.position, PAGE)
-        self.called |= len(found) == PAGE
-        self.page, now = [one.event_id for one in found], self.engine.backend.now()
+        found, now = await self._read_page(), self.engine.backend.now()
         self.settled |= {one.event_id for one in found if one.event_id in waiting or not one.wanted}
         self.fresh = {one.event_id: one for one in found if one.event_id not in self.settled}
         return [WebhookDelivery(self.webhook.webhook_id, one.event_id, one.type, one.task_id, "waiting", 0, now, None,
-                                now) for one in self.fresh.values()]
+                                now, of_tenant=None if one.tenant_id == self.tenant_id else one.tenant_id)
+                for one in self.fresh.values()]
+
+    async def _read_page(self) -> list[Happened]:
+        found = await read_behind(self.engine, self.tenant_id, self.webhook, self.position, PAGE)
+        self.called |= len(found) == PAGE
+        self.page = [one.event_id for one in found]
+        return found
 
     def _find_pause(self, left: Iterable[WebhookDelivery]) -> float | None:
         """Return in how many seconds an event that waits is due."""
@@ -238,7 +250,7 @@ class Courier:
         if event is None:
             return replace(row, state="parked", next_at=None, reason="the event is archived or pruned",
                            last_at=self.engine.backend.now())
-        body, now = event.render(self.tenant_id), self.engine.backend.now()
+        body, now = event.render(), self.engine.backend.now()
         secrets = secrets_of(self.engine.backend.secret, self.tenant_id, self.webhook, now)
         attempt = await self.post.send(self.webhook.url, sign(secrets, row.delivery_id, now, body), body)
         return self._note(row, attempt)
@@ -279,6 +291,7 @@ class Courier:
         gives_up = park or part.gone or any(row.state == "parked" for row in part.rows.values())
         ask = Settled(webhook_id=self.webhook.webhook_id, expected=self.stored, position=self.position, outcome=part,
                       failing_since=self.failing_since, reason=self.reason, park=park,
+                      reached=self.reached,
                       whom=await list_admins(self.engine, self.tenant_id) if gives_up else [])
         caller = self.engine.make_own_caller(self.tenant_id)
         stored: Webhook | None = await self.engine.write(store_results, load_webhook, caller, ask)
@@ -287,11 +300,15 @@ class Courier:
 
     def _advance(self) -> None:
         """Move the position past the receipts that are settled, up to the first that is not."""
-        number = next((at for at, id in enumerate(self.page) if id not in self.settled), len(self.page))
-        if number:
-            self.position = self.page[number - 1]
-            self.settled.difference_update(self.page[:number])
-            del self.page[:number]
+        self.position = self._take_settled(self.page) or self.position
+
+    def _take_settled(self, page: list[str]) -> str | None:
+        """Take what is settled from the front of a page; return the last one."""
+        number = next((at for at, id in enumerate(page) if id not in self.settled), len(page))
+        taken = page[:number]
+        self.settled.difference_update(taken)
+        del page[:number]
+        return taken[-1] if taken else None
 
 
 def chain_of(row: WebhookDelivery) -> str:
@@ -314,7 +331,8 @@ def store_results(engine: Engine, work: Work, caller: Caller, ask: Settled) -> W
     position = ask.position if webhook.position == ask.expected else webhook.position
     new = replace(webhook, position=position, failing_since=ask.failing_since,
                   succeeded_at=ask.outcome.succeeded_at or webhook.succeeded_at,
-                  reason=ask.reason if webhook.state == "active" else webhook.reason)
+                  reason=ask.reason if webhook.state == "active" else webhook.reason,
+                  reached=webhook.reached if ask.reached is None else move_on(webhook.reached, ask.reached))
     parked = [row for row in ask.outcome.rows.values() if row.state == "parked"]
     if webhook.state == "active" and (ask.outcome.gone or ask.park):
         new = replace(new, state="disabled" if ask.outcome.gone else "parked")
@@ -324,6 +342,17 @@ def store_results(engine: Engine, work: Work, caller: Caller, ask: Settled) -> W
         give_up(engine, work, ask.whom, "delivery_parked", new, delivery_id=parked[0].delivery_id)
     work.keep_record(new)
     return new
+
+
+def read_reached(webhook: Webhook) -> dict[str, str]:
+    """Return how far an endpoint for all tenants is in the usage of each."""
+    return msgspec.json.decode(webhook.reached or "{}", type=dict[str, str])
+
+
+def move_on(old: str | None, new: dict[str, str]) -> str:
+    """Return the positions by tenant as they are stored; none goes back, whatever a process that was late says."""
+    there = msgspec.json.decode(old or "{}", type=dict[str, str])
+    return msgspec.json.encode({**there, **{id: max(place, there.get(id, "")) for id, place in new.items()}}).decode()
 
 
 def give_up(engine: Engine, work: Work, whom: list[Principal], kind: str, webhook: Webhook, **more: str) -> None:

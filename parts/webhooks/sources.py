@@ -20,41 +20,56 @@ if TYPE_CHECKING:
     from asyncgate import Engine, Work
     from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 
+MOST_PERIODS = 86_400 // PERIOD_SECONDS     # of one event
+
 
 class Happened(Struct, frozen=True):
     """An event of any kind."""
 
+    tenant_id: str              # whose
     event_id: str
     type: str
     task_id: str                # empty: it has none
     what: Receipt | UsageEvent
     wanted: bool = True         # by the endpoint for which it was read
 
-    def render(self, tenant_id: str) -> bytes:
+    def render(self) -> bytes:
         """Return the body that is posted."""
         if isinstance(self.what, Receipt):
-            return render_receipt(tenant_id, self.what)
-        return render_usage(tenant_id, self.what)
+            return render_receipt(self.tenant_id, self.what)
+        return render_usage(self.tenant_id, self.what)
 
 
 async def read_behind(engine: Engine, tenant_id: str, webhook: Webhook, position: str, limit: int) -> list[Happened]:
     """Return what has happened behind a position, the oldest first, wanted or not."""
     if not tells_usage(webhook):
         found = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, position or None, limit))
-        return [show_as_event(one, wants(webhook, one)) for one in found]
+        return [show_as_event(tenant_id, one, wants(webhook, one)) for one in found]
     before = write_period(read_period(position) - 1) if position else ""     # a position may be the end of a period
     events = await engine.backend.page(tenant_id, Rows(UsageEvent, before))
-    return [show_as_event(one) for one in events if one.usage_event_id > position][:limit]
+    return [show_as_event(tenant_id, one) for one in events if one.usage_event_id > position][:limit]
+
+
+async def read_usage(engine: Engine, tenant_id: str, since: str, position: str, limit: int) -> list[Happened]:
+    """Return usage events of a tenant that end after a time and are behind a position, if there is one; oldest first.
+
+    Not those that begin after the time: what was used when an endpoint was added may be in an event of a whole day.
+    """
+    first = read_period(position) if position else read_period(since) - MOST_PERIODS
+    events = await engine.backend.page(tenant_id, Rows(UsageEvent, write_period(max(first - 1, 0))))
+    return [show_as_event(tenant_id, one) for one in events
+            if one.usage_event_id > position and first_id(one.ends) > since][:limit]
 
 
 async def find_event(engine: Engine, tenant_id: str, row: WebhookDelivery) -> Happened | None:
     """Return the event of a delivery, unless it is not stored here any more."""
     found: Receipt | UsageEvent | None
+    tenant_id = row.of_tenant or tenant_id
     if row.type == USAGE:
         found = await engine.backend.record(tenant_id, UsageEvent, write_period(read_period(row.delivery_id)))
     else:
         found = await engine.backend.receipt(tenant_id, row.delivery_id)
-    return None if found is None else show_as_event(found)
+    return None if found is None else show_as_event(tenant_id, found)
 
 
 async def find_position(engine: Engine, tenant_id: str, types: frozenset[str]) -> str:
@@ -69,15 +84,20 @@ async def find_position(engine: Engine, tenant_id: str, types: frozenset[str]) -
 def has_event(work: Work, webhook: Webhook) -> bool:
     """Whether a batch has an event that an endpoint wants."""
     if tells_usage(webhook):
-        return any(kind is UsageEvent for kind, _ in work.kept)
+        return has_usage(work)
     return any(wants(webhook, receipt) for receipt in work.written.values())
 
 
-def show_as_event(what: Receipt | UsageEvent, wanted: bool = True) -> Happened:
+def has_usage(work: Work) -> bool:
+    """Whether a batch has usage events."""
+    return any(kind is UsageEvent for kind, _ in work.kept)
+
+
+def show_as_event(tenant_id: str, what: Receipt | UsageEvent, wanted: bool = True) -> Happened:
     """Return a row as an event."""
     if isinstance(what, Receipt):
-        return Happened(what.receipt_id, what.receipt_type, what.task_id, what, wanted)
-    return Happened(what.usage_event_id, USAGE, "", what, wanted)
+        return Happened(tenant_id, what.receipt_id, what.receipt_type, what.task_id, what, wanted)
+    return Happened(tenant_id, what.usage_event_id, USAGE, "", what, wanted)
 
 
 def read_period(id: str) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from msgspec.structs import astuple
@@ -17,8 +19,10 @@ from asyncgate.parts.identity.metering import Closer, floor_to
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.counted import PERIOD_SECONDS
 from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.settings import WebhookSettings
 from asyncgate.parts.model.stored import UsageEvent
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
+from asyncgate.parts.webhooks import Webhooks
 from asyncgate.parts.webhooks.pruning import DeliveryPruner
 from tests.support.receiver import CUT, OK, Came, Receiver
 from tests.support.webhook_tools import STORY, Told, add, deliveries, make_told, settled, state_of, types, until
@@ -186,6 +190,58 @@ async def test_each_usage_event_is_posted_once_found_again_and_sums_up_to_the_us
     assert {one.said["data"]["tenant_id"] for one in once} == {gate.tenant_id}
     assert sum(one.said["data"]["tasks"] for one in once) == 6
     assert again.body in [one.body for one in once if one.id == stored[0].usage_event_id]
+
+
+async def test_one_endpoint_of_the_operator_is_told_of_the_usage_of_all_tenants_also_after_a_restart(
+        make_gate: Callable[..., Gate]) -> None:
+    operator_id = str(uuid.uuid4())
+    ours: dict[str, Any] = {"default_tenant_id": operator_id, "webhooks": WebhookSettings(
+        allow=("127.0.0.1",), retry_seconds=0.01, max_retry_seconds=0.05, timeout_seconds=30.0)}
+    first = make_gate(**ours)
+    operator = Gate(first.engine, operator_id)
+    refusing = asyncio.Event()
+
+    async def use(*gates: Gate) -> None:
+        for gate in gates:
+            await gate.create()
+        first.skip(PERIOD_SECONDS)
+        for gate in gates:
+            await Closer(first.engine).close(gate.tenant_id, floor_to(first.now(), PERIOD_SECONDS))
+
+    async with Receiver(lambda came: (503, {}) if refusing.is_set() else OK) as receiver:
+        await use(first)            # before there is an endpoint
+        id, _ = await add(operator, receiver, types=["usage.recorded"], all_tenants=True)
+        with refused("forbidden"):
+            await add(first, receiver, types=["usage.recorded"], all_tenants=True)
+        for filters in ({}, {"types": ["task.failed"]}, {"types": ["usage.recorded"], "principals": ["ada"]}):
+            with refused("invalid_request"):
+                await add(operator, receiver, all_tenants=True, **filters)
+        with refused("invalid_request"):
+            await add(operator, receiver, types=["usage.recorded"], all_tenants=True, tenant=first.tenant_id)
+        with refused("invalid_request"):
+            await operator.as_admin().change_webhook(webhook_id=id, types=["task.failed"])
+        await use(first)            # while nobody delivers
+        async with Webhooks(first.engine):
+            await receiver.until(lambda: len(receiver.taken) == 1)
+            later = first.stranger()
+            await use(first, later)
+            await settled(operator, id, 3)
+            refusing.set()
+            await use(later, first)
+            await settled(operator, id, 2, "waiting")
+        refusing.clear()
+        await use(first, first.stranger(), later)
+        async with Webhooks(first.beside(**ours).engine):
+            rows = await settled(operator, id, 8)
+
+    stored = {gate.tenant_id: [one async for one in read_rows(first.engine, gate.tenant_id, UsageEvent)]
+              for gate in (first, later)}
+    told = {one.id: one.said["data"]["tenant_id"] for one in receiver.taken}
+    assert len(receiver.taken) == len(told) == 8
+    assert {row.delivery_id: row.tenant for row in rows} == told
+    for tenant_id, events in stored.items():
+        expected = [one.usage_event_id for one in events][tenant_id == first.tenant_id:]
+        assert sorted(id for id, of in told.items() if of == tenant_id) == expected
 
 
 async def test_a_tenant_has_no_more_endpoints_than_its_quota_however_many_are_added_at_once(told: Told) -> None:

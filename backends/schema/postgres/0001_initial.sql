@@ -622,6 +622,7 @@ CREATE TABLE asyncgate.webhooks (           -- endpoints, and how far their even
     failing_since   float8,                 -- since when no delivery has succeeded
     noticed_at      float8,                 -- when admins were last told of a parked delivery
     succeeded_at    float8,                 -- the last success
+    reached         text,                   -- JSON, of an endpoint for all tenants: by tenant, the position in its usage
     PRIMARY KEY (tenant_id, webhook_id)
 );
 
@@ -644,6 +645,7 @@ CREATE TABLE asyncgate.webhook_deliveries ( -- what became of each event
     http_status     bigint,                 -- of the last answer
     reason          text,                   -- why the last attempt failed
     took_ms         float8,                 -- how long the last attempt took
+    of_tenant       text,                   -- whose event it is, unless the endpoint's own tenant's
     PRIMARY KEY (tenant_id, webhook_id, delivery_id)
 );
 CREATE INDEX webhook_deliveries_state ON asyncgate.webhook_deliveries (tenant_id, webhook_id, state, delivery_id);

@@ -571,6 +571,7 @@ CREATE TABLE webhooks (                     -- endpoints, and how far their even
     failing_since   REAL,                   -- since when no delivery has succeeded
     noticed_at      REAL,                   -- when admins were last told of a parked delivery
     succeeded_at    REAL,                   -- the last success
+    reached         TEXT,                   -- JSON, of an endpoint for all tenants: by tenant, the position in its usage
     PRIMARY KEY (tenant_id, webhook_id)
 );
 
@@ -593,6 +594,7 @@ CREATE TABLE webhook_deliveries (           -- what became of each event
     http_status     INTEGER,                -- of the last answer
     reason          TEXT,                   -- why the last attempt failed
     took_ms         REAL,                   -- how long the last attempt took
+    of_tenant       TEXT,                   -- whose event it is, unless the endpoint's own tenant's
     PRIMARY KEY (tenant_id, webhook_id, delivery_id)
 ) WITHOUT ROWID;
 CREATE INDEX webhook_deliveries_state ON webhook_deliveries (tenant_id, webhook_id, state, delivery_id);
