@@ -64,6 +64,7 @@ class Page(Struct):
     left_out: list[str]
     kinds: list[KindName]
     next_cursor: str | None
+    is_first: bool = False      # of its kind, which comes again if receipts came back from the gate's archive
 
 
 class ExportedKind(Struct):
@@ -245,7 +246,7 @@ class PartialArchive:
         """Add a page."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         state, kind = self.state, page.kind
-        if kind not in state.kinds:
+        if page.is_first or kind not in state.kinds:
             state.kinds[kind] = ExportedKind(kind, page.purpose, page.left_out, page.read_at, page.read_at)
         one = state.kinds[kind]
         with open(self.folder / one.name, "ab", opener=open_private) as file:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -19,8 +20,20 @@ from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings
-from asyncgate.parts.model.stored import RECORDS, TABLES, Archived, Audit, AuditHead, Lease, Seal, SealHead, Usage
+from asyncgate.parts.model.stored import (
+    RECORDS,
+    TABLES,
+    Archived,
+    Audit,
+    AuditHead,
+    Lease,
+    Receipt,
+    Seal,
+    SealHead,
+    Usage,
+)
 from asyncgate.parts.model.stored_oauth import Consent, Grant, Revocation, SignInLink, User
+from asyncgate.parts.model.wire_privacy import ExportPage
 from asyncgate.parts.privacy.export import PAGE_BYTES
 from asyncgate.parts.privacy.rows import NESTED, TABLE_OF_KIND, list_proofs
 from asyncgate.parts.privacy.subjects import OF_SIGN_IN, may_name
@@ -38,7 +51,12 @@ def gate(make_gate: Callable[..., Gate], tmp_path: Path) -> Gate:
     return made.beside(default_tenant_id=made.tenant_id, archive=ArchiveSettings(directory=str(tmp_path / "archive")))
 
 
-async def export(view: View, operation: str = "export_tenant", **ask: Any) -> tuple[Exported, bytes]:
+async def nothing(page: ExportPage) -> None:
+    """Let nothing happen between two pages."""
+
+
+async def export(view: View, operation: str = "export_tenant",
+                 between: Callable[[ExportPage], Awaitable[None]] = nothing, **ask: Any) -> tuple[Exported, bytes]:
     """Export everything; return the rows by kind, and all text that came, with what the cursors hold."""
     found: Exported = {}
     text, cursor = b"", None
@@ -47,12 +65,14 @@ async def export(view: View, operation: str = "export_tenant", **ask: Any) -> tu
         rows = [bytes(row) for row in page.rows]
         assert page.left_out == list_proofs(TABLE_OF_KIND[page.kind])
         assert b"\n" not in b"".join(rows)
-        found.setdefault(page.kind, []).extend(map(msgspec.json.decode, rows))
+        assert page.is_first or page.kind in found
+        found[page.kind] = [*([] if page.is_first else found[page.kind]), *map(msgspec.json.decode, rows)]
         text += b"\n".join(rows)
         if (cursor := page.next_cursor) is None:
             assert list(found) == page.kinds
             return found, text
         text += base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        await between(page)
 
 
 def mark_of(mark: str, table: type[Struct], field: str) -> str:
@@ -158,6 +178,33 @@ async def test_pages_of_any_size_have_the_same_rows(gate: Gate) -> None:
     assert by_three["audit"][:len(whole["audit"])] == whole["audit"]
 
 
+@pytest.mark.parametrize("moves", [{1}, {2}, {0, 1}, {1, 2}, {0, 3}, {*range(9)}], ids=str)
+async def test_no_receipt_is_missed_that_comes_back_from_the_archive_or_goes_there_between_two_pages(
+        gate: Gate, moves: set[int]) -> None:
+    admin = gate.as_admin()
+    task_id = (await gate.finished()).task_id
+    gate.skip(31 * DAY_SECONDS)
+    await gate.finished()       # young: it stays
+    stored = {row.receipt_id for row in await gate.backend.page(gate.tenant_id, Rows(Receipt))}
+    await admin.run_archive()
+    number, moved = count(), set[int]()
+
+    async def move(page: ExportPage) -> None:
+        if page.kind not in ("receipts", "archived") or (now := next(number)) not in moves:
+            return
+        moved.add(now)
+        if await gate.backend.page(gate.tenant_id, Rows(Archived)):
+            await admin.restore_archive(task_id=task_id)
+        else:
+            assert (await admin.run_archive()).receipts
+
+    found, _ = await export(admin, between=move, limit=3)
+
+    assert moved == moves
+    assert {row["receipt_id"] for row in (*found["receipts"], *found["archived"])} == stored
+    assert len(found["receipts"]) == len({row["receipt_id"] for row in found["receipts"]})
+
+
 async def test_a_page_ends_when_it_is_large(gate: Gate) -> None:
     for _ in range(6):
         await gate.create(payload="x" * (PAGE_BYTES // 5))
@@ -233,7 +280,7 @@ async def test_the_tasks_of_a_worker_are_found_among_those_of_others_in_pages_of
         assert await gate.claim(f"w{number % 3}")
     leases = [row for row in await gate.backend.page(gate.tenant_id, Rows(Lease)) if row.worker_id == "w1"]
 
-    ask = {"principal_kind": "worker", "principal_id": "w1", "limit": limit}
+    ask: dict[str, Any] = {"principal_kind": "worker", "principal_id": "w1", "limit": limit}
     w1, _ = await export(gate.as_admin(), "export_principal", **ask)
     bob, _ = await export(gate.as_admin(), "export_principal", principal_id="bob", limit=limit)
 

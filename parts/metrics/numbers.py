@@ -84,8 +84,11 @@ class Numbers:
         self.receipts: Counts = defaultdict(int)            # receipt type
         self.posted: Counts = defaultdict(int)              # of the outbox
         self.audited: Counts = defaultdict(int)             # severity
-        self.deliveries: Counts = defaultdict(int)          # of webhooks, by result
+        # Of webhooks, by result.  Each is shown from the start: Prometheus sees no increase of what was absent before,
+        # and an alert must see the first event that is given up.
+        self.deliveries: Counts = defaultdict(int, {(result,): 0 for result in ("delivered", "failed", "parked")})
         self.delays = histograms(LONG)                      # from when an event was due to its delivery
+        self.delays[()] = Buckets(LONG)
         self.database_errors: Counts = defaultdict(int)     # kind
         self.sizes = histograms(SIZES)
         self.stages = histograms(SHORT)                     # stage

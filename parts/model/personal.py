@@ -91,6 +91,9 @@ DECLARED: dict[type[Struct], Declared] = {
         "the proof of who owes what to whom",
         person="receipt_key from_kind from_id to_kind to_id", content="body schedule_id",
         plain="receipt_id receipt_type created_at task_id lease_id asyncgate_instance hash salt parents delivered_at"),
+    Archived: Declared(
+        "where an archived receipt is",
+        plain="receipt_id task_id receipt_type segment line digest chain tasks"),
     Event: Declared(
         "what happened to a task beside its receipts", content="payload",
         plain="event_id task_id event_type created_at"),
@@ -146,9 +149,6 @@ DECLARED: dict[type[Struct], Declared] = {
         "proof that no receipt was rewritten",
         plain="seal_id number last_id count digest marks late sealed_at hash"),
     SealHead: Declared("where the seals end", plain="number last_id hash imports"),
-    Archived: Declared(
-        "where an archived receipt is",
-        plain="receipt_id task_id receipt_type segment line digest chain tasks"),
     OAuthClient: Declared(
         "programs that may ask people for access",
         person="name created_by", content="document redirect_uris", proof="secret_hash",

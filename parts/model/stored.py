@@ -504,7 +504,7 @@ class SealHead(Struct, frozen=True):
     number: int = 0
     last_id: str = ""
     hash: str = ""
-    imports: int = 0                    # number of writes of receipts that may be older than existing ones
+    imports: int = 0                    # how often receipts that may be older than others were imported or restored
 
 
 class Archived(Struct, frozen=True):

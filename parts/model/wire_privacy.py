@@ -15,7 +15,7 @@ from asyncgate.parts.model.wire_admin import Whose
 EXPORT_ROWS = 1000      # of a page
 EXAMPLE_PAGE = {
     "tenant": TENANT_ID, "principal": None, "kind": "progress", "purpose": "how far a task is, for the next worker",
-    "begun_at": NOW, "read_at": LATER, "looked_at": 1, "rows": [{
+    "begun_at": NOW, "read_at": LATER, "is_first": True, "looked_at": 1, "rows": [{
         "task_id": TASK_ID, "progress": {"pages": 2}, "sequence": 1, "fence": 1, "updated_at": NOW}],
     "left_out": [], "kinds": ["tasks", "leases", "progress"], "next_cursor": None}
 Limit = Annotated[Whole | None, says("rows to look at; default and at most 1,000")]
@@ -58,6 +58,7 @@ class ExportPage(Struct):
     purpose: str                # why the gate keeps such rows
     begun_at: datetime          # when the export began
     read_at: datetime           # when these rows were read
+    is_first: bool              # of its kind: drop the rows of this kind that came before, because all come again
     looked_at: int              # number of rows read; an export of a principal leaves some of them out
     rows: list[AnyJson]         # objects: times are RFC 3339, stored JSON is nested
     left_out: list[str]         # fields that no export has, because they prove who somebody is

@@ -4,6 +4,7 @@ The kinds of rows and their fields come from parts/model/personal.py, so nothing
 proof of identity.  A page is read in the order of the table's key, in small parts, and no page holds a transaction
 open: each row is as it was when its page was read, and whatever was stored when the export began, and not changed or
 deleted meanwhile, is in it.  Receipts are read before the archive, so one that moves there meanwhile is not missed.
+One that comes back may stand behind the cursor: then both are read again, until none came back meanwhile.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from asyncgate.parts.model.errors import InvalidCursor, InvalidRequest, TenantNo
 from asyncgate.parts.model.naming import make_filter
 from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Archived, AuditHead, Receipt, export_key
+from asyncgate.parts.model.stored import TABLES, Archived, AuditHead, Receipt, export_key
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.model.wire_privacy import EXPORT_ROWS, ExportPage, ExportPrincipal, ExportTenant
 from asyncgate.parts.privacy.rows import TABLE_OF_KIND, encode_row, has_open_keys, list_proofs
 from asyncgate.parts.privacy.subjects import Subject, may_name
-from asyncgate.parts.receipts.archive import load_archived
+from asyncgate.parts.receipts.archive import count_returns, load_archived
 
 PAGE_BYTES = 4 * 2**20
 ExportAsk = ExportTenant | ExportPrincipal
@@ -34,14 +35,16 @@ VALID_SECONDS = 7 * DAY_SECONDS     # of cursors: a later export is audited agai
 
 
 class Position(NamedTuple):
-    """Where an export is: when it began, in which kind, behind which row."""
+    """Where an export is: when it began, in which kind, behind which row; how often receipts had come back before it
+    began to read receipts."""
 
     begun_at: float
     kind: str
+    returns: int = 0
     after: str = ""
 
     def __str__(self) -> str:
-        return f"{self.begun_at!r} {self.kind} {self.after}"
+        return f"{self.begun_at!r} {self.kind} {self.returns} {self.after}"
 
 
 class Look(NamedTuple):
@@ -104,10 +107,12 @@ async def export_page(caller: Caller, ask: ExportAsk, subject: Subject) -> Expor
     if at.kind not in kinds:
         raise InvalidCursor("this release has no such kind of rows; begin a new export, without a cursor")
     read_at, table = engine.backend.now(), TABLE_OF_KIND[at.kind]
+    if table is Receipt and not at.after:
+        at = at._replace(returns=await count_returns(engine, subject.tenant_id))
     found = await look(subject, table, at.after, min(ask.limit or EXPORT_ROWS, EXPORT_ROWS))
-    following = follow(at, found.after, kinds)
+    following = await follow(subject, at, found.after, kinds)
     return ExportPage(
-        subject.tenant_id, whom, at.kind, DECLARED[table].purpose, to_utc(at.begun_at), to_utc(read_at),
+        subject.tenant_id, whom, at.kind, DECLARED[table].purpose, to_utc(at.begun_at), to_utc(read_at), not at.after,
         found.looked_at, [Raw(line) for line in found.lines], list_proofs(table), kinds,
         following and engine.seal_cursor(caller, str(following), *mark))
 
@@ -116,18 +121,20 @@ def open_position(engine: Engine, caller: Caller, cursor: str | None, mark: tupl
     """Return the position in a cursor; raises InvalidCursor for one of another export, or of one that is too old."""
     if (text := engine.open_cursor(caller, cursor, *mark)) is None:
         return None
-    begun_at, kind, after = text.split(" ", 2)
+    begun_at, kind, returns, after = text.split(" ", 3)
     if float(begun_at) < engine.backend.now() - VALID_SECONDS:
         raise InvalidCursor("this export began more than seven days ago; begin a new one, without a cursor")
-    return Position(float(begun_at), kind, after)
+    return Position(float(begun_at), kind, int(returns), after)
 
 
-def follow(at: Position, after: str | None, kinds: list[str]) -> Position | None:
-    """Return where the next page begins: in the same kind, in the next one, or nowhere."""
+async def follow(subject: Subject, at: Position, after: str | None, kinds: list[str]) -> Position | None:
+    """Return where the next page begins: in the same kind, in the next one, at the receipts again, or nowhere."""
     if after is not None:
-        return Position(at.begun_at, at.kind, after)
+        return at._replace(after=after)
+    if TABLE_OF_KIND[at.kind] is Archived and at.returns != await count_returns(subject.engine, subject.tenant_id):
+        return Position(at.begun_at, TABLES[Receipt])
     later = kinds[kinds.index(at.kind) + 1:]
-    return Position(at.begun_at, later[0]) if later else None
+    return Position(at.begun_at, later[0], at.returns) if later else None
 
 
 async def begin(caller: Caller, subject: Subject) -> float:

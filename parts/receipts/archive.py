@@ -32,12 +32,12 @@ from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
 from asyncgate.parts.model.queries import ArchivedFilter, ObligationFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Erasure, Receipt, Task, Usage
+from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Erasure, Receipt, SealHead, Task, Usage
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.files import Header, Reading, fsync_folder, pack_receipts
 from asyncgate.parts.receipts.may import discharges
 from asyncgate.parts.receipts.sealing import seal
-from asyncgate.parts.receipts.seals import receipt_digest
+from asyncgate.parts.receipts.seals import START, receipt_digest
 
 RECEIPTS_PER_PAGE = 250
 RECEIPTS_PER_SEGMENT = 2000          # about: reading one receipt reads the whole file
@@ -423,12 +423,19 @@ async def restore_chain(engine: Engine, tenant_id: str, task_id: str) -> tuple[l
     return sorted(tasks), count
 
 
+async def count_returns(engine: Engine, tenant_id: str) -> int:
+    """Return how often receipts were imported or restored: each time some may stand behind a reader's cursor."""
+    head = await engine.backend.record(tenant_id, SealHead) or START
+    return head.imports
+
+
 async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archived]) -> int:
-    """Write the receipts of a chain back and delete its pointers, in one transaction."""
+    """Write the receipts of a chain back, delete its pointers and count the return, in one transaction."""
     rows = await load_archived(engine, pointers)
 
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         needs.records.update((Archived, (one.receipt_id,)) for one in pointers)
+        needs.records.add((SealHead, ()))
 
     def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
         back = [one for one in rows if work.find_record(Archived, one.receipt_id)]
@@ -439,6 +446,9 @@ async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archiv
                 work.delivered[one.receipt_id] = one.delivered_at
         for one in back:
             work.drop_record(Archived, one.receipt_id)
+        if back:
+            head = work.find_record(SealHead) or START
+            work.keep_record(replace(head, imports=head.imports + 1))
         return len(back)
 
     count: int = await engine.write(write, load, engine.make_own_caller(tenant_id), Ask())

@@ -44,6 +44,15 @@ async def export_receipts(engine: Engine, caller: Caller, ask: ExportReceipts) -
 
 async def export_page(engine: Engine, tenant_id: str, after: str | None, limit: int = RECEIPTS_PER_EXPORT) -> Exported:
     """Return a page of receipts as they are stored, also those without a body."""
+    while True:
+        returns = await archive.count_returns(engine, tenant_id)
+        page = await read_both_tables(engine, tenant_id, after, limit)
+        if returns == await archive.count_returns(engine, tenant_id):
+            return page     # else a receipt may have come back between the two reads
+
+
+async def read_both_tables(engine: Engine, tenant_id: str, after: str | None, limit: int) -> Exported:
+    """Read a page of receipts, then of the archive, so that one that moves there meanwhile is not missed."""
     rows = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, limit))
     last = rows[-1].receipt_id if len(rows) == limit else None
     away = [one for one in await engine.backend.page(tenant_id, Rows(Archived, after or ""))

@@ -128,6 +128,24 @@ def test_an_export_goes_on_where_it_was_killed(file: Path, gate: Http, tmp_path:
     assert not folder.exists()
 
 
+def test_a_kind_that_comes_again_replaces_what_had_come_of_it(file: Path, gate: Http, tmp_path: Path) -> None:
+    asked = {"operation": "export_tenant", "limit": 3}
+    pages = [export.fetch_page(gate, "export_tenant", {"limit": 3})]
+    while (cursor := pages[-1].next_cursor) is not None:
+        pages.append(export.fetch_page(gate, "export_tenant", {"limit": 3, "cursor": cursor}))
+    kinds = [page.kind for page in pages]
+    again, behind = kinds.index("receipts"), len(kinds) - kinds[::-1].index("archived")
+    archive = export.PartialArchive(str(tmp_path / "again.zip"), asked)
+
+    for page in (*pages[:behind], *pages[again:]):
+        archive.add(page)
+    manifest = archive.finish()
+
+    assert export.verify_archive(archive.target)[1] == []
+    assert unpack(Path(archive.target))["receipts.jsonl"] == unpack(file)["receipts.jsonl"]
+    assert {one.kind: one.rows for one in manifest.kinds}["receipts"] > 3
+
+
 @pytest.mark.parametrize("command", [("export", "tenant"), ("receipts", "export")], ids=" ".join)
 def test_only_one_process_writes_a_file_and_a_killed_one_holds_nobody_up(
         gate: Http, tmp_path: Path, command: tuple[str, str]) -> None:

@@ -42,6 +42,15 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "AsyncGateLedgerLags": ({f"asyncgate_ledger_oldest_seconds{{{GATE}}}": "0+60x60"}, {"instance": "gate:8080"}),
     "AsyncGateSweepLate": ({
         f'asyncgate_upkeep_last_run_timestamp_seconds{{{GATE},duty="sweep"}}': "0x60"}, {"instance": "gate:8080"}),
+    "AsyncGateWebhooksParked": ({
+        f'asyncgate_webhook_deliveries_total{{{GATE},result="parked"}}': "0x40 1x20"}, {"instance": "gate:8080"}),
+    "AsyncGateWebhooksFail": ({
+        f'asyncgate_webhook_deliveries_total{{{GATE},result="failed"}}': "0+1x60",
+        f'asyncgate_webhook_deliveries_total{{{GATE},result="delivered"}}': "7x60"}, {"instance": "gate:8080"}),
+    "AsyncGateWebhooksLate": ({
+        f'asyncgate_webhook_delay_seconds_bucket{{{GATE},le="300"}}': "0+8x60",
+        f'asyncgate_webhook_delay_seconds_bucket{{{GATE},le="900"}}': "0+10x60",
+        f'asyncgate_webhook_delay_seconds_bucket{{{GATE},le="+Inf"}}': "0+10x60"}, {"instance": "gate:8080"}),
 }
 # What a gate without trouble shows: nothing fires.
 QUIET = {
@@ -55,6 +64,11 @@ QUIET = {
     f'asyncgate_database_errors_total{{{GATE},kind="refused"}}': "0+1x60",
     f"asyncgate_ledger_oldest_seconds{{{GATE}}}": "2x60",
     f'asyncgate_upkeep_last_run_timestamp_seconds{{{GATE},duty="sweep"}}': "0+60x60",
+    f'asyncgate_webhook_deliveries_total{{{GATE},result="delivered"}}': "0+100x60",
+    f'asyncgate_webhook_deliveries_total{{{GATE},result="failed"}}': "0+9x60",
+    f'asyncgate_webhook_deliveries_total{{{GATE},result="parked"}}': "3x60",
+    f'asyncgate_webhook_delay_seconds_bucket{{{GATE},le="60"}}': "0+95x60",
+    f'asyncgate_webhook_delay_seconds_bucket{{{GATE},le="+Inf"}}': "0+100x60",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -10,17 +11,19 @@ from typing import Any
 
 import pytest
 
+from asyncgate import Needs, Work
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, OwnTenants, refused, settings_for_tests
 from asyncgate.parts.examination.installation import Installation
 from asyncgate.parts.examination.running import check_webhooks
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.metrics.counting import Metrics
+from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.settings import WebhookSettings
 from asyncgate.parts.webhooks import Webhooks
 from asyncgate.parts.webhooks.post import Post
-from tests.support.receiver import CUT, FLOOD, HANG, TRICKLE, Receiver, Reply
+from tests.support.receiver import CUT, FLOOD, HANG, OK, TRICKLE, Came, Receiver, Reply
 from tests.support.webhook_tools import STORY, Told, add, make_told, settled, state_of, types, until
 
 pytestmark = pytest.mark.anyio
@@ -180,3 +183,66 @@ async def test_endpoints_that_fail_or_are_given_up_are_found_and_counted(told: T
 async def look(gate: Gate) -> list[Finding]:
     """Return what the doctor finds of webhooks."""
     return [one async for one in check_webhooks(Installation(gate.engine.settings, running=gate.engine))]
+
+
+class Held(Around):
+    """A backend whose next commit, once that is asked, waits until it may go on."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__(backend)
+        self.holds = False
+        self.reached, self.let_go = asyncio.Event(), asyncio.Event()
+
+    async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+        """Carry out a batch; the one that is held comes later."""
+        if self.holds:
+            self.holds = False
+            self.reached.set()
+            await self.let_go.wait()
+        await self.backend.transact(tenant_id, needs, decide)
+
+
+class Recovering(Receiver):
+    """A receiver that refuses two requests, answers the third at once, and those behind it when they may go on."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__(self._judge)
+        self.held, self.let_go = held, asyncio.Event()
+
+    def _judge(self, came: Came) -> Reply:
+        self.held.holds |= len(self.came) == 3      # what is committed next is the result of the third
+        return OK if len(self.came) > 2 else (503, {})
+
+    async def _reply(self, writer: asyncio.StreamWriter, reply: Reply) -> None:
+        if len(self.came) > 3:
+            await self.let_go.wait()
+        await super()._reply(writer, reply)
+
+
+async def test_an_event_that_is_taken_while_the_result_before_it_is_stored_is_not_sent_again(
+        make_gate: Callable[..., Gate]) -> None:
+    plain = make_gate(webhooks=WebhookSettings(
+        allow=("127.0.0.1",), timeout_seconds=30.0, parallel=1, retry_seconds=3600.0, max_retry_seconds=3600.0))
+    gate = Gate(engine_over(held := Held(plain.backend), plain.engine.settings), plain.tenant_id)
+    async with Webhooks(gate.engine) as sender, (receiver := Recovering(held)):
+        id, _ = await add(gate, receiver, types=["task.assigned"])
+        for _ in range(2):
+            await gate.create()
+        failed = [row.delivery_id for row in await settled(gate, id, 2, "waiting")]
+        courier = sender.couriers[gate.tenant_id][id]
+
+        async def is_taken() -> bool:
+            return bool(courier.outcome.rows)
+
+        async def let_the_second_pass() -> None:
+            await held.reached.wait()
+            receiver.let_go.set()
+            await until(is_taken)       # of which the commit that is under way knows nothing
+            held.let_go.set()
+        await asyncio.gather(gate.as_admin().replay_deliveries(webhook_id=id, delivery_ids=failed),
+                             let_the_second_pass())
+        await gate.create()
+        rows = await settled(gate, id, 3)
+
+    assert sorted(one.id for one in receiver.came) == sorted([*failed, *(row.delivery_id for row in rows)])
+    assert [row.tries for row in rows] == [1, 1, 1]

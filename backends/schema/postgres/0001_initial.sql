@@ -671,7 +671,7 @@ CREATE TABLE asyncgate.seal_heads (         -- where each tenant's seals end
     number          bigint NOT NULL,        -- of the last seal
     last_id         text NOT NULL,          -- of the last seal
     hash            text NOT NULL,          -- of the last seal
-    imports         bigint NOT NULL         -- how often an import added receipts
+    imports         bigint NOT NULL         -- how often receipts were imported or restored
 );
 
 CREATE TABLE asyncgate.archived (           -- the pointers

@@ -620,7 +620,7 @@ CREATE TABLE seal_heads (                   -- where each tenant's seals end
     number          INTEGER NOT NULL,       -- of the last seal
     last_id         TEXT NOT NULL,          -- of the last seal
     hash            TEXT NOT NULL,          -- of the last seal
-    imports         INTEGER NOT NULL        -- how often an import added receipts
+    imports         INTEGER NOT NULL        -- how often receipts were imported or restored
 ) WITHOUT ROWID;
 
 CREATE TABLE archived (
