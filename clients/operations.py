@@ -699,8 +699,8 @@ class AsyncOperations:
         return await self.ask("end_session", Ok, locals())
 
     async def erase_principal(
-        self, principal_id: str, *, tenant: str | None = None, plan: bool | None = None, confirm: str | None = None,
-        vacuum: bool | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        self, principal_id: str, *, tenant: str | None = None, principal_kind: Kind | None = None,
+        plan: bool | None = None, confirm: str | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
     ) -> ErasureReport:
         """Erase everything that is kept of a principal: first with plan, which changes nothing, then with confirm.
 
@@ -748,8 +748,8 @@ class AsyncOperations:
         return await self.ask("explain_task", Explanation, locals())
 
     async def export_principal(
-        self, *, tenant: str | None = None, limit: int | None = None, cursor: str | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        self, *, principal_kind: Kind | None = None, principal_id: str | None = None, tenant: str | None = None,
+        limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
     ) -> ExportPage:
         """Export everything about a principal, page by page; without principal_id, about the caller itself.
 
@@ -902,10 +902,10 @@ class AsyncOperations:
         return await self.ask("invite_user", UserRecord, locals())
 
     async def issue_key(
-        self, name: str, principal_id: str, *, tenant: str | None = None, role: Role | None = None,
-        scopes: Names | None = None, capabilities: Names | None = None, task_types: Names | None = None,
-        not_before: datetime | None = None, expires_at: datetime | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_instance_id: str | None = None,
+        self, name: str, principal_id: str, *, tenant: str | None = None, principal_kind: Kind | None = None,
+        principal_instance_id: str | None = None, role: Role | None = None, scopes: Names | None = None,
+        capabilities: Names | None = None, task_types: Names | None = None, not_before: datetime | None = None,
+        expires_at: datetime | None = None, tenant_id: str | None = None,
     ) -> IssuedKey:
         """Issue a key for a worker, an agent or a service; only this answer shows its text.
 
@@ -1163,8 +1163,8 @@ class AsyncOperations:
         return await self.ask("list_workers", Workers, locals())
 
     async def make_sign_in_link(
-        self, principal_id: str, *, tenant: str | None = None, role: Role | None = None, scopes: Names | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None,
+        self, principal_id: str, *, tenant: str | None = None, principal_kind: Kind | None = None,
+        role: Role | None = None, scopes: Names | None = None, tenant_id: str | None = None,
     ) -> MadeSignInLink:
         """Make a link that signs somebody in once, within ten minutes; only this answer shows it.
 
@@ -1720,8 +1720,8 @@ class SyncOperations:
         return self.ask("end_session", Ok, locals())
 
     def erase_principal(
-        self, principal_id: str, *, tenant: str | None = None, plan: bool | None = None, confirm: str | None = None,
-        vacuum: bool | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        self, principal_id: str, *, tenant: str | None = None, principal_kind: Kind | None = None,
+        plan: bool | None = None, confirm: str | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
     ) -> ErasureReport:
         """Erase everything that is kept of a principal: first with plan, which changes nothing, then with confirm.
 
@@ -1769,8 +1769,8 @@ class SyncOperations:
         return self.ask("explain_task", Explanation, locals())
 
     def export_principal(
-        self, *, tenant: str | None = None, limit: int | None = None, cursor: str | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        self, *, principal_kind: Kind | None = None, principal_id: str | None = None, tenant: str | None = None,
+        limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
     ) -> ExportPage:
         """Export everything about a principal, page by page; without principal_id, about the caller itself.
 
@@ -1923,10 +1923,10 @@ class SyncOperations:
         return self.ask("invite_user", UserRecord, locals())
 
     def issue_key(
-        self, name: str, principal_id: str, *, tenant: str | None = None, role: Role | None = None,
-        scopes: Names | None = None, capabilities: Names | None = None, task_types: Names | None = None,
-        not_before: datetime | None = None, expires_at: datetime | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_instance_id: str | None = None,
+        self, name: str, principal_id: str, *, tenant: str | None = None, principal_kind: Kind | None = None,
+        principal_instance_id: str | None = None, role: Role | None = None, scopes: Names | None = None,
+        capabilities: Names | None = None, task_types: Names | None = None, not_before: datetime | None = None,
+        expires_at: datetime | None = None, tenant_id: str | None = None,
     ) -> IssuedKey:
         """Issue a key for a worker, an agent or a service; only this answer shows its text.
 
@@ -2184,8 +2184,8 @@ class SyncOperations:
         return self.ask("list_workers", Workers, locals())
 
     def make_sign_in_link(
-        self, principal_id: str, *, tenant: str | None = None, role: Role | None = None, scopes: Names | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None,
+        self, principal_id: str, *, tenant: str | None = None, principal_kind: Kind | None = None,
+        role: Role | None = None, scopes: Names | None = None, tenant_id: str | None = None,
     ) -> MadeSignInLink:
         """Make a link that signs somebody in once, within ten minutes; only this answer shows it.
 

@@ -45,7 +45,7 @@ from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_se
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import GateError, NotNow, StartupError
 from asyncgate.parts.model.settings import Configured, SettingsError, list_values, load_settings, mask_credentials
-from asyncgate.parts.model.wire import AsEither, Ask
+from asyncgate.parts.model.wire import Ask, names_caller
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.options import add_settings_options
 
@@ -196,10 +196,7 @@ def list_fields(takes: type[Ask]) -> dict[str, inspect.Field]:
     info = inspect.type_info(takes)
     assert isinstance(info, inspect.StructType)
     found = {field.name: field for field in info.fields}
-    return dict(sorted(found.items(), key=lambda item: (item[0] in CALLER, not is_needed(takes, item[1]))))
-
-
-CALLER = frozenset(AsEither.__struct_fields__)
+    return dict(sorted(found.items(), key=lambda item: (names_caller(takes, item[0]), not is_needed(takes, item[1]))))
 
 
 def is_needed(takes: type[Ask], field: inspect.Field) -> bool:
@@ -258,6 +255,10 @@ CONNECTION = [
 class OperationCommand(click.Command):
     """The command of one operation; its help groups the options by purpose."""
 
+    def __init__(self, op: Operation, **more: Any) -> None:
+        super().__init__(op.name.replace("_", "-"), **more)
+        self.takes = op.takes
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections."""
         shown = [(self._section(param), record) for param in self.get_params(ctx)
@@ -271,7 +272,8 @@ class OperationCommand(click.Command):
     def _section(self, param: click.Parameter) -> str:
         if param in (*CONNECTION, watching.WATCH) or param.is_eager:
             return "Options"
-        return "Caller, if the credential does not name one" if param.name in CALLER else "Fields"
+        is_caller = names_caller(self.takes, param.name or "")
+        return "Caller, if the credential does not name one" if is_caller else "Fields"
 
 
 @cache      # made when it is asked for: to make all of them takes longer than most commands do
@@ -296,7 +298,7 @@ def make_command(op: Operation) -> click.Command:
 
     params = [*(make_option(op, field) for field in fields.values()), *make_tenant_options(op), *CONNECTION,
               *([watching.WATCH] if watching.is_watchable(op) else [])]
-    return OperationCommand(op.name.replace("_", "-"), callback=run, params=params, short_help=op.summary.rstrip("."),
+    return OperationCommand(op, callback=run, params=params, short_help=op.summary.rstrip("."),
                             help=f"{op.summary}\n\n{op.text.strip()}\n\n{MORE_HELP.get(op.name, '')}".strip())
 
 

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -30,7 +31,7 @@ from asyncgate.parts.model import (
     wire_webhooks,
     wire_workers,
 )
-from asyncgate.parts.model.wire import AsEither, AsPrincipal, CreateTask
+from asyncgate.parts.model.wire import AsPrincipal, CreateTask, names_caller
 from asyncgate.parts.operations import OPERATIONS
 
 MODULES = (findings, wire, wire_admin, wire_erasure, wire_oauth, wire_operating, wire_receipts, wire_usage,
@@ -38,7 +39,6 @@ MODULES = (findings, wire, wire_admin, wire_erasure, wire_oauth, wire_operating,
 FILE = Path(__file__).parents[1] / "clients" / "operations.py"
 WIDE = 120
 KEY_FIELDS = ("idempotency_key", "claim_id")
-CALLER_FIELDS = frozenset(AsEither.__struct_fields__)     # fields that name the caller: placed last
 SUBMITTED = ("type", "payload", "requirements", "idempotency_key")     # `submit` has its own names for these
 CHOICES = {get_args(choice): name for module in MODULES for name, choice in vars(module).items()
            if get_origin(choice) is Literal}
@@ -195,7 +195,7 @@ def render_arguments(op: Operation) -> list[str]:
     """Return the arguments of a method: required, optional, then the caller's."""
     types = {one.name: annotate(op.reader.fields[one.name], asked=True) for one in fields(op.takes)}
     first = list_required(op)
-    rest = sorted((name for name in types if name not in first), key=CALLER_FIELDS.__contains__)
+    rest = sorted((name for name in types if name not in first), key=partial(names_caller, op.takes))
     said = [f"{name}: {types[name].removesuffix(' | None')}" for name in first]
     return ["self", *said, "*", *(f"{name}: {make_optional(types[name])} = None" for name in rest)]
 

@@ -173,6 +173,12 @@ class AsEither(AsPrincipal, kw_only=True):
     worker_instance_id: Name | None = None
 
 
+def names_caller(takes: type[Ask], field: str) -> bool:
+    """Whether a field of a request says who asks; a field of the same name may say who it is about, as of a key."""
+    kinds = [kind for kind in (Ask, AsPrincipal, AsWorker, AsEither) if kind in takes.__mro__]
+    return field in AsEither.__struct_fields__ and any(field in kind.__struct_fields__ for kind in kinds)
+
+
 class Timeouts(Struct, omit_defaults=True):
     """The time limits of a task's creator."""
 

@@ -894,8 +894,9 @@ def filled(value: Any, names: dict[str, str]) -> Any:
     return [filled(item, names) for item in value] if isinstance(value, list) else value
 
 
-VARYING = re.compile(rb'[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f-]{21}|20\d\d-\d\d-\d\dT[0-9:.]+Z|(?<="uptime":)\d+|'
-                     rb'(?:age|oldest_wait)_seconds\\?":[0-9.e-]+|(?:confirmation|next_cursor)\\?": ?\\?"[\w-]+')
+VARYING = re.compile(rb'[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f-]{21}|20\d\d-\d\d-\d\dT[0-9:.]+Z|'
+                     rb'(?:uptime|(?:age|oldest_wait)_seconds)\\?": ?[0-9.e-]+|'
+                     rb'(?:confirmation|next_cursor)\\?": ?\\?"[\w-]+')
 Tongue = Callable[[str, dict[str, Any]], Awaitable[bytes]]
 
 
@@ -934,6 +935,7 @@ async def served(serve: Any) -> Any:
     for loop in served.gate.upkeep.loops:
         loop.cancel()
     await asyncio.gather(*served.gate.upkeep.loops, return_exceptions=True)
+    await served.engine.batches.wait_for_all()      # a canceled loop leaves what it has asked to be written
     return served
 
 
@@ -965,6 +967,11 @@ def masked(said: bytes, names: dict[str, str]) -> bytes:
     for name in names.values():
         said = said.replace(name.encode(), b"it")
     return VARYING.sub(b"varies", said)
+
+
+@pytest.mark.parametrize("said", [b'"uptime":%d', b'\\"uptime\\":%d', b'\\"age_seconds\\": %d'])
+def test_what_differs_whenever_one_asks_is_taken_out_of_an_answer_however_it_is_quoted(said: bytes) -> None:
+    assert masked(said % 9, {}) == masked(said % 10, {})
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -110,6 +110,18 @@ def test_every_operation_has_a_command_whose_help_tells_all_its_fields(name: str
     assert [field for field in options if "--" + field.replace("_", "-") not in told.output] == []
 
 
+@pytest.mark.parametrize(("name", "fields"), [
+    ("erase-principal", {"principal-id", "principal-kind"}), ("export-principal", {"principal-id", "principal-kind"}),
+    ("issue-key", {"principal-id", "principal-kind", "principal-instance-id"}),
+    ("make-sign-in-link", {"principal-id", "principal-kind"}), ("create-task", set()), ("list-tasks", set())])
+def test_whom_an_operation_is_about_is_not_shown_as_its_caller(name: str, fields: set[str]) -> None:
+    about, caller = CliRunner().invoke(main, [name, "--help"]).output.split("\nCaller, ")
+
+    assert {*re.findall(r"--(principal-(?:id|kind|instance-id))", about.partition("\nFields:")[2])} == fields
+    assert bool(re.search("--principal", caller.partition("\nOptions:")[0])) is not bool(fields)
+    assert "--tenant-id" in caller
+
+
 def test_an_operation_answers_to_its_name_with_underscores(run: Run, kind: str) -> None:
     assert answer(run("create_task", "--type", kind, "--payload", "1", "--json"))["status"] == "queued"
 

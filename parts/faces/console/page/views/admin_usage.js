@@ -28,7 +28,7 @@ export function show({usage, budgets}, page) {
   const months = [...usage.usage].reverse();
   const columns = [{name: "begins", title: "Month", show: ({begins}) => begins.slice(0, 7)},
     ...AMOUNTS.map(([name, title, unit], place) => ({
-      name, title, number: true, wide: place > 1, show: (month) => round(month[name], unit)}))];
+      name, title, number: true, wide: place > 3, show: (month) => round(month[name], unit)}))];
   return [
     section(`Budgets of ${tenant ?? "this tenant"}`,
       {actions: [page.may("set_budget") && h("button", {onclick: () => change(page)}, "Change …"),
