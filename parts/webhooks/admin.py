@@ -69,7 +69,7 @@ async def create_webhook(engine: Engine, caller: Caller, ask: CreateWebhook) -> 
     check_principals(ask.types, ask.principals)
     if ask.all_tenants:
         check_all_tenants(engine, caller, tenant_id, ask.types)
-    newest = await find_newest(engine, tenant_id, ask.types, ask.all_tenants)
+    newest = await find_beginning(engine, tenant_id, ask.types, ask.all_tenants)
     most = engine.settings.webhooks.max_per_tenant
 
     def create(work: Work) -> Webhook:
@@ -111,7 +111,7 @@ async def change_webhook(engine: Engine, caller: Caller, ask: ChangeWebhook) -> 
     check_principals(types, read_names(there.principals) if ask.principals is None else ask.principals)
     if there.reached is not None:
         check_all_tenants(engine, caller, tenant_id, types)
-    newest = await find_newest(engine, tenant_id, types, there.reached is not None)
+    newest = await find_beginning(engine, tenant_id, types, there.reached is not None)
 
     def change(work: Work) -> Webhook:
         old = require_webhook(work, ask.webhook_id)
@@ -347,7 +347,7 @@ def check_all_tenants(engine: Engine, caller: Caller, tenant_id: str, types: fro
         raise InvalidRequest(f"all_tenants: an endpoint for all tenants is told of usage alone; say types: {USAGE}")
 
 
-async def find_newest(engine: Engine, tenant_id: str, types: frozenset[str], everybody: bool) -> str:
+async def find_beginning(engine: Engine, tenant_id: str, types: frozenset[str], everybody: bool) -> str:
     """Return the position behind which all happens from now on; for all tenants it is a time, at which usage ends."""
     return first_id(engine.backend.now()) if everybody else await find_position(engine, tenant_id, types)
 

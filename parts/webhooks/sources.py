@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncgate import Engine, Work
     from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 
-MOST_PERIODS = 86_400 // PERIOD_SECONDS     # of one event
+LONGEST_PERIODS = 86_400 // PERIOD_SECONDS     # of one event
 
 
 class Happened(Struct, frozen=True):
@@ -55,7 +55,7 @@ async def read_usage(engine: Engine, tenant_id: str, since: str, position: str, 
 
     Not those that begin after the time: what was used when an endpoint was added may be in an event of a whole day.
     """
-    first = read_period(position) if position else read_period(since) - MOST_PERIODS
+    first = read_period(position) if position else read_period(since) - LONGEST_PERIODS
     events = await engine.backend.page(tenant_id, Rows(UsageEvent, write_period(max(first - 1, 0))))
     return [show_as_event(tenant_id, one) for one in events
             if one.usage_event_id > position and first_id(one.ends) > since][:limit]
