@@ -64,9 +64,10 @@ def test_a_tile_of_workers_counts_what_its_link_shows(chromium: Chromium, consol
 
     tile.click()
 
-    console.page.wait_for_function(
-        "count => document.querySelectorAll('#main table.rows:first-of-type tr[data-row]').length >= count", arg=count)
-    assert console.page.locator("table.rows", has_text="Workers").first.locator("tr[data-row]").count() == count
+    rows = console.page.locator("table.rows", has_text="Workers").first.locator("tr[data-row]")
+    rows.nth(count).wait_for(state="detached")      # what was shown before goes
+    rows.nth(count - 1).wait_for()
+    assert rows.count() == count
 
 
 def test_a_filter_for_one_owner_keeps_the_queues_that_nobody_can_take(chromium: Chromium, console: Console) -> None:
