@@ -169,7 +169,12 @@ def test_any_byte_that_is_changed_in_a_compressed_file_is_found(gate: Http, tmp_
     for _ in range(ROUNDS):
         at = chance.randrange(10, len(text))        # before that gzip says what made it, which nobody reads
         path.write_bytes(text[:at] + bytes([text[at] ^ (1 << chance.randrange(8))]) + text[at + 1:])
-        assert carry.verify_file(str(path)).problems, at
+        assert carry.verify_file(str(path)).problems or unpacks_to(path, gzip.decompress(text)), at
+
+
+def unpacks_to(path: Path, text: bytes) -> bool:
+    """Whether a file says the same as before: some bits behind the last packed byte mean nothing."""
+    return gzip.decompress(path.read_bytes()) == text
 
 
 def test_any_length_that_is_cut_off_is_found(file: Path) -> None:
