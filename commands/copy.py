@@ -23,6 +23,7 @@ from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.ids import Ids, mark_of
 from asyncgate.parts.model.queries import Query, Rows
 from asyncgate.parts.model.stored import (
+    TABLES,
     TERMINAL,
     Account,
     Archived,
@@ -65,16 +66,10 @@ from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, Webh
 from asyncgate.parts.model.wire import Principal
 
 # In this order, so that no task arrives before its history: see `TenantCopy.raised`.  Usage is counted again.
-COPIED_TABLES: dict[type[Struct], str] = {
-    Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Obligation: "obligations",
-    Event: "events", Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys",
-    Audit: "audit", AuditHead: "audit_heads", Outgoing: "outbox", Entry: "ledger",
-    LedgerMark: "ledger_marks", Seal: "seals", SealHead: "seal_heads", Archived: "archived", Pauses: "pauses",
-    Meter: "meters", UsageHead: "usage_heads", UsageEvent: "usage_events",
-    Bulk: "bulks", OAuthClient: "oauth_clients", User: "oauth_users", Consent: "oauth_consents", Grant: "oauth_grants",
-    SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads",
-    Webhook: "webhooks", WebhookHead: "webhook_heads", WebhookDelivery: "webhook_deliveries",
-    Erasure: "erasures", Erased: "erased"}
+COPIED_TABLES: dict[type[Struct], str] = {kind: TABLES[kind] for kind in (
+    Task, Lease, Progress, Receipt, Obligation, Event, Schedule, Presence, Account, Key, Audit, AuditHead, Outgoing,
+    Entry, LedgerMark, Seal, SealHead, Archived, Pauses, Meter, UsageHead, UsageEvent, Bulk, OAuthClient, User, Consent,
+    Grant, SignInLink, Revocation, RevocationHead, Webhook, WebhookHead, WebhookDelivery, Erasure, Erased)}
 
 # What every batch of the source changes: there the source's rows replace those of an earlier part of the copy.
 COUNTERS = (Meter, UsageHead)

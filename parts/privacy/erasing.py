@@ -33,6 +33,7 @@ from asyncgate.parts.model.queries import LeaseFilter, ObligationFilter, TaskFil
 from asyncgate.parts.model.stored import (
     ERASABLE,
     RECORDS,
+    TABLES,
     TERMINAL,
     Account,
     Archived,
@@ -51,11 +52,10 @@ from asyncgate.parts.model.stored_oauth import Grant, Revocation
 from asyncgate.parts.model.wire import Ask, CancelTask, ReleaseLease
 from asyncgate.parts.privacy.rules import ERASE_RULES, OF_OPERATOR, WITH_TASK, judge
 from asyncgate.parts.privacy.whom import Whom
-from asyncgate.parts.receipts.archive import archive_folder, read_segment, write_chain_back
+from asyncgate.parts.receipts.archive import archive_folder, read_segment, slices_of, write_chain_back
 from asyncgate.parts.receipts.seals import entry_digest, receipt_digest
 
 T = TypeVar("T")
-S = TypeVar("S", bound=Struct)
 
 ROWS_PER_BATCH = 200
 MOST_ROUNDS = 3             # last looks of one call that find something again
@@ -66,12 +66,6 @@ WHY = "erased"              # the reason in the receipts that end work
 decode_list = msgspec.json.Decoder(list[str]).decode
 Counts = dict[str, dict[str, int]]      # by table: how many rows were changed and deleted
 decode_counts = msgspec.json.Decoder(Counts).decode
-
-
-async def all_rows(engine: Engine, tenant_id: str, kind: type[S]) -> AsyncIterator[S]:
-    """Yield all rows of a kind."""
-    async for row in read_rows(engine, tenant_id, kind):
-        yield row
 
 
 def places(engine: Engine, whom: Whom) -> list[tuple[str, type[Struct]]]:
@@ -158,18 +152,18 @@ class Eraser:
         """Suspend the tenant, or revoke the keys of the principal; end the sessions of the people who act as it."""
         if self.whom.principal is None:
             await self.write(self.tenant_id, self.suspend, (Account, ()))
-        keys = [key async for key in all_rows(self.engine, self.tenant_id, Key)
+        keys = [key async for key in read_rows(self.engine, self.tenant_id, Key)
                 if key.revoked_at is None and judge(self.whom, key, self.owned) is None]
-        for part in slices(keys):
+        for part in slices_of(keys, ROWS_PER_BATCH):
             await self.write(self.tenant_id, lambda work, part=part: self.revoke_keys(work, part),   # type: ignore[misc]
                              *((Key, key_of(key)) for key in part))
         there = here_or_there(self.whom, self.operator)
-        grants = [grant async for grant in all_rows(self.engine, self.operator, Grant)
+        grants = [grant async for grant in read_rows(self.engine, self.operator, Grant)
                   if grant.ended_at is None and judge(there, grant, self.owned) is None]
-        for some in slices(grants):
+        for some in slices_of(grants, ROWS_PER_BATCH):
             await self.write(self.operator, lambda work, some=some: self.end_sessions(work, some),   # type: ignore[misc]
                              *REVOCATION_KEYS, *((Grant, key_of(grant)) for grant in some))
-        refused = {row.subject async for row in all_rows(self.engine, self.operator, Revocation)
+        refused = {row.subject async for row in read_rows(self.engine, self.operator, Revocation)
                    if row.kind == "user" and row.since >= self.erasure.begun_at}
         if users := sorted(self.whom.users - refused):
             await self.write(self.operator, lambda work: self.refuse_tokens(work, users), *REVOCATION_KEYS)
@@ -209,7 +203,7 @@ class Eraser:
             async for tasks in self.tasks_in(status):
                 await self.write(self.tenant_id, lambda work, tasks=tasks: self.cancel(work, tasks),  # type: ignore[misc]
                                  tasks=[task.task_id for task in tasks])
-        schedules = [one async for one in all_rows(self.engine, self.tenant_id, Schedule)
+        schedules = [one async for one in read_rows(self.engine, self.tenant_id, Schedule)
                      if judge(self.whom, one, self.owned) is None]
         for one in schedules:
             await self.close_obligation(one.created, one)
@@ -293,7 +287,7 @@ class Eraser:
     async def find_segments(self) -> dict[str, list[Archived]]:
         """Return the segments that have anything to erase, with their pointers."""
         named: defaultdict[str, list[Archived]] = defaultdict(list)
-        async for one in all_rows(self.engine, self.tenant_id, Archived):
+        async for one in read_rows(self.engine, self.tenant_id, Archived):
             named[one.segment].append(one)
         found = {}
         for segment, pointers in named.items():
@@ -305,7 +299,7 @@ class Eraser:
 
     async def delete_files(self, segments: list[str]) -> None:
         """Delete files of the archive to which nothing points any more."""
-        used = {one.segment async for one in all_rows(self.engine, self.tenant_id, Archived)}
+        used = {one.segment async for one in read_rows(self.engine, self.tenant_id, Archived)}
         folder = archive_folder(self.engine.settings)
         for segment in segments:
             if segment not in used:
@@ -320,14 +314,14 @@ class Eraser:
         for tenant_id, kind in places(self.engine, self.whom):
             whom = here_or_there(self.whom, tenant_id)
             async for rows in self.find_changes(tenant_id, whom, kind):
-                for part in slices(rows):
+                for part in slices_of(rows, ROWS_PER_BATCH):
                     await self.erase(tenant_id, whom, kind, part)
         await self.engine.backend.drop_lanes(self.tenant_id)
 
     async def find_changes(self, tenant_id: str, whom: Whom, kind: type[Struct]) -> AsyncIterator[list[Any]]:
         """Yield the rows that the rules change, some hundred at a time."""
         found = []
-        async for row in all_rows(self.engine, tenant_id, kind):
+        async for row in read_rows(self.engine, tenant_id, kind):
             if judge(whom, row, self.owned) != row:
                 found.append(row)
             if len(found) >= ROWS_PER_BATCH * 5:
@@ -348,7 +342,7 @@ class Eraser:
                 return      # somebody else has ended it
             done = [self.change_row(work, whom, current) for row in rows
                     if (current := find_current(work, kind, row)) is not None]
-            work.keep_record(replace(now, counts=add_counts(now.counts, name_of(kind), done)))
+            work.keep_record(replace(now, counts=add_counts(now.counts, TABLES[kind], done)))
         await self.write(tenant_id, change, *records, *notes, tasks=tasks)
 
     def change_row(self, work: Work, whom: Whom, row: Any) -> str:
@@ -405,7 +399,7 @@ class Eraser:
     async def close(self, tenant_id: str, sign: Callable[[dict[str, Any]], str | None], said: dict[str, Any]) -> None:
         """End the erasure in one tenant."""
         who, id = self.whom.principal, self.erasure.erasure_id
-        digest = digest_of_list([row async for row in all_rows(self.engine, tenant_id, Erased)
+        digest = digest_of_list([row async for row in read_rows(self.engine, tenant_id, Erased)
                                  if row.erasure_id == id])
         pseudonym = self.whom.pseudonym(*((who.kind, who.id) if who else ("tenant", self.tenant_id)))
 
@@ -417,17 +411,6 @@ class Eraser:
             return replace(now, principal_id=pseudonym, names="[]", key="", step="ended", segments="[]",
                            ended_at=work.now, digest=digest, proof=sign(ended))
         await self.keep(finish, tenant_id)
-
-
-def slices(rows: list[S]) -> list[list[S]]:
-    """Cut rows into batches."""
-    return [rows[at:at + ROWS_PER_BATCH] for at in range(0, len(rows), ROWS_PER_BATCH)]
-
-
-def name_of(kind: type[Struct]) -> str:
-    """Return the name of a table."""
-    named: dict[type[Struct], str] = {Receipt: "receipts", Audit: "audit", Task: "tasks", Lease: "leases"}
-    return named.get(kind) or RECORDS.get(kind, "events")
 
 
 def must_end_first(row: Any) -> bool:

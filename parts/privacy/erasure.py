@@ -25,14 +25,14 @@ from asyncgate.parts.identity.admin import (
     target_tenant,
     tenant_of,
 )
-from asyncgate.parts.identity.notices import mark_once, tell_admins
+from asyncgate.parts.identity.notices import mark_once, read_rows, tell_admins
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import Forbidden, InvalidConfirmation, InvalidRequest
 from asyncgate.parts.model.ids import mark_of
 from asyncgate.parts.model.queries import LeaseFilter, ObligationFilter, Rows, TaskFilter
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Erasure
+from asyncgate.parts.model.stored import TABLES, Erasure
 from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Ask, Created, CreateTask, Principal
@@ -49,10 +49,8 @@ from asyncgate.parts.privacy.erasing import (
     LIVE,
     Counts,
     Eraser,
-    all_rows,
     decode_counts,
     here_or_there,
-    name_of,
     places,
 )
 from asyncgate.parts.privacy.rules import judge
@@ -215,7 +213,7 @@ class ErasureFinisher:
 
     async def finish(self, tenant_id: str) -> int:
         """Go on with those of a tenant; return how many have ended."""
-        under_way = [row async for row in all_rows(self.engine, tenant_id, Erasure)
+        under_way = [row async for row in read_rows(self.engine, tenant_id, Erasure)
                      if row.ended_at is None and row.of_tenant == tenant_id]
         own = replace(self.engine.make_own_caller(tenant_id), bound=False)      # nobody asks, so nobody is told
         ended = [await go_on(self.engine, own, row) for row in under_way]
@@ -225,7 +223,7 @@ class ErasureFinisher:
 async def find_open(engine: Engine, tenant_id: str, who: Principal | None) -> Erasure | None:
     """Return the erasure of a principal or a tenant that is under way."""
     kind, id = (who.kind, who.id) if who else ("", "")
-    async for row in all_rows(engine, tenant_id, Erasure):
+    async for row in read_rows(engine, tenant_id, Erasure):
         if row.ended_at is None and (row.of_tenant, row.principal_kind, row.principal_id) == (tenant_id, kind, id):
             return row
     return None
@@ -255,9 +253,9 @@ async def make_plan(engine: Engine, tenant_id: str, who: Principal | None, under
     counts: Counts = {}
     for place, kind in places(engine, eraser.whom):
         whom = here_or_there(eraser.whom, place)
-        async for row in all_rows(engine, place, kind):
+        async for row in read_rows(engine, place, kind):
             if (after := judge(whom, row, eraser.owned)) != row:
-                of = counts.setdefault(name_of(kind), {})
+                of = counts.setdefault(TABLES[kind], {})
                 what = "deleted" if after is None else "changed"
                 of[what] = of.get(what, 0) + 1
     in_flight = sum([len(await engine.backend.page(tenant_id, TaskFilter(who, status, None, None, MOST_COUNTED)))
@@ -279,7 +277,7 @@ async def draft(engine: Engine, tenant_id: str, who: Principal | None) -> Erasur
 async def find_names(engine: Engine, tenant_id: str, who: Principal | None) -> list[str]:
     """Return the ids of the users who act as a principal, and their names with their providers."""
     users, texts = set[str](), set[str]()
-    async for user in all_rows(engine, engine.settings.default_tenant_id, User):
+    async for user in read_rows(engine, engine.settings.default_tenant_id, User):
         if user.tenant == tenant_id and who in (None, user.principal):
             users.add(user.user_id)
             texts |= {text for text in (user.email, user.subject, user.name) if len(text) >= SHORTEST_NAME}

@@ -20,6 +20,7 @@ from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, QuotaExceeded, WebhookNotFound
 from asyncgate.parts.model.ids import first_id
 from asyncgate.parts.model.queries import DeliveryFilter
+from asyncgate.parts.model.stored import key_of
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Ask, Ok
@@ -254,22 +255,17 @@ async def change_deliveries(engine: Engine, caller: Caller, tenant_id: str, webh
     """Change all deliveries of a state, in small transactions; return how many they were."""
     number, after = 0, None
     while rows := await engine.backend.page(tenant_id, DeliveryFilter(webhook_id, state, after, AT_ONCE)):
-        keys: list[tuple[type[Any], tuple[str, str]]] = [(WebhookDelivery, key_of_row(row)) for row in rows]
+        keys: list[tuple[type[Any], tuple[str, ...]]] = [(WebhookDelivery, key_of(row)) for row in rows]
         after = rows[-1].delivery_id
 
-        def run(work: Work, keys: list[tuple[type[Any], tuple[str, str]]] = keys) -> int:
+        def run(work: Work, keys: list[tuple[type[Any], tuple[str, ...]]] = keys) -> int:
             found = [row for _, key in keys if (row := work.find_record(WebhookDelivery, *key)) and row.state == state]
             for row in found:
                 new = change(row, work.now)
-                work.keep_record(new) if new is not None else work.drop_record(WebhookDelivery, *key_of_row(row))
+                work.keep_record(new) if new is not None else work.drop_record(WebhookDelivery, *key_of(row))
             return len(found)
         number += await change_rows(engine, caller, tenant_id, keys, run)
     return number
-
-
-def key_of_row(row: WebhookDelivery) -> tuple[str, str]:
-    """Return the key of a delivery."""
-    return row.webhook_id, row.delivery_id
 
 
 def make_due(row: WebhookDelivery, now: float) -> WebhookDelivery:

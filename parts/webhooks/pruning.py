@@ -6,8 +6,9 @@ from asyncgate import Engine, Work
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.queries import DeliveryFilter
+from asyncgate.parts.model.stored import key_of
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
-from asyncgate.parts.webhooks.admin import AT_ONCE, change_rows, finish_removal, key_of_row
+from asyncgate.parts.webhooks.admin import AT_ONCE, change_rows, finish_removal
 
 
 class DeliveryPruner:
@@ -45,8 +46,8 @@ class DeliveryPruner:
     async def _drop(self, tenant_id: str, rows: list[WebhookDelivery], until: float) -> None:
         def drop(work: Work) -> None:
             for row in rows:
-                now = work.find_record(WebhookDelivery, *key_of_row(row))
+                now = work.find_record(WebhookDelivery, *key_of(row))
                 if now is not None and now.last_at == row.last_at:      # it may have been replayed meanwhile
-                    work.drop_record(WebhookDelivery, *key_of_row(row))
+                    work.drop_record(WebhookDelivery, *key_of(row))
         caller = self.engine.make_own_caller(tenant_id)
-        await change_rows(self.engine, caller, tenant_id, [(WebhookDelivery, key_of_row(row)) for row in rows], drop)
+        await change_rows(self.engine, caller, tenant_id, [(WebhookDelivery, key_of(row)) for row in rows], drop)
