@@ -384,7 +384,7 @@ class Postgres(Pages):
                 await db.execute("SELECT pg_logical_emit_message(true, 'asyncgate', '')")
                 status = await db.fetchval("SELECT pg_xact_status($1::text::xid8)", saved.transaction)
                 there = saved.proof is not None and await db.fetchval(
-                    saved.proof.statement, tenant_id, *saved.proof.given)
+                    saved.proof.statement, tenant_id, saved.proof.row)
                 await commit(db)
         except asyncpg.InvalidParameterValueError:      # a number that the database has not used yet
             return False, "aborted"

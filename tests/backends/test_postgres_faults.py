@@ -270,9 +270,9 @@ async def test_a_renewal_whose_commit_is_lost_is_one_renewal(gate: Gate, trap: C
 async def test_every_proof_of_a_commit_can_be_looked_for(gate: Gate) -> None:
     backend: Any = gate.backend
     for table in sql.PROOFS:
-        nothing = [[None]] * len(sql.SAVES[table][0])
+        nothing = sql.pack([(None,) * len(sql.SAVES[table][0])])
 
-        found = await backend._read(TENANT, sql.proof_statement(table), *nothing)
+        found = await backend._read(TENANT, sql.proof_statement(table), nothing)
 
         assert [tuple(row) for row in found] == [(False,)], table
 
