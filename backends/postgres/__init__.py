@@ -109,7 +109,7 @@ R = TypeVar("R", bound=Struct)
 
 ATTEMPTS = 8                # how often a batch that lost a race is tried
 HIDDEN_SECONDS = 0.25       # how long a reader of receipts waits for transactions that may still add to its page
-SLOTS = 2                   # in which one process counts the tasks of a tenant
+SLOTS = 3                   # of a tenant, in one process: each of the batches that run at once counts in its own
 PROMOTED = 1000             # the most delayed tasks that one batch makes claimable when their time has come
 SLACK, MOST_SLACK = 32, 32 * 16 ** 3    # extra candidates, in case other transactions have locked the first ones
 ARCHIVIST = "asyncgate_archivist"

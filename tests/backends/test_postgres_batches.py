@@ -13,6 +13,7 @@ import pytest
 
 from asyncgate import Engine, Needs
 from asyncgate.backends.postgres import Postgres, Queues, open_backend
+from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotFound
@@ -35,6 +36,20 @@ async def backend(url: str) -> AsyncIterator[Postgres]:
     opened = await open_backend(url)
     yield opened
     await opened.close()
+
+
+async def test_every_value_arrives_in_the_database_as_it_was_sent(backend: Postgres) -> None:
+    """Rows travel as JSON, which knows neither 64 bits nor the types of the columns."""
+    texts = ["", "null", "a'b\"c\\d", "line\nline\ttab", "\x01\x1f\x7f", "Grüße 👋", '{"n": "\\u0000"}', None]
+    numbers = [0, -1, 2**53 + 1, 2**63 - 1, -2**63, None]
+    moments = [0.0, -0.1, 0.1 + 0.2, 1e-300, 1.7976931348623157e308, 1763946985.1234567, None]
+    rows = [(text, number, moment, truth) for text in texts for number in numbers for moment in moments
+            for truth in (True, False, None)]
+    source = sql.unpacked("$1", {"text": "text", "number": "bigint", "moment": "float8", "truth": "bool"})
+
+    found = await backend._ask(f"SELECT r.* FROM {source}", sql.pack(rows))
+
+    assert found == rows
 
 
 async def test_the_time_of_a_batch_is_later_than_its_last_lock_also_when_it_looks_twice(
