@@ -1,8 +1,14 @@
 """SQLite: one writer thread that runs whole batches, and concurrent readers on the write-ahead log.
 
-A batch goes to the writer thread once, with its needs and its `decide`, and comes back committed: changing threads
-costs more than ten statements.  Batches of all tenants that wait meanwhile share one commit, and so one fsync.  `BEGIN
-IMMEDIATE` takes the write lock before the first read, so no row can change after a batch has loaded it.
+A batch goes to the writer thread once, with its needs and its `decide`, and comes back durable: changing threads costs
+more than ten statements.  Batches of all tenants that wait meanwhile share one fsync.  `BEGIN IMMEDIATE` takes the
+write lock before the first read, so no row can change after a batch has loaded it.
+
+    generation      the batches of one transaction of SQLite; each is durable by the redo log (redo.py) before it ends
+    to settle       to commit the generation: when it is GENERATION_SECONDS old, when somebody reads, when a batch is
+                    too large for the log, before anything else that the writer does
+
+A file that no gate serves has no redo log: each commit then ends a generation.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -42,6 +49,7 @@ from asyncgate.backends.pages import (
     limit_range,
     narrow_tasks,
 )
+from asyncgate.backends.redo import STORE_MARK, Change, RedoLog, log_of, recover
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.findings import Finding
@@ -160,6 +168,11 @@ COUNTED_ONCE = {"queues": COUNT_QUEUES, "meters": COUNT_STORED}
 MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 SHARE = 64          # the most batches that share one commit
+GENERATION_SECONDS = 0.1    # as long a tool that copies the file may lag behind
+# How long the write lock is free after a generation that held it for long, for other programs that want it: SQLite lets
+# them look again every 100 ms or sooner, our own tools look much more often.
+OPEN_SECONDS, LOOK_AGAIN_SECONDS = 0.002, 0.0005
+BUSY_SECONDS = 30           # how long the write lock of another program is waited for
 PROMOTED = 1000     # the most delayed tasks that one batch makes claimable when their time has come
 
 # The columns of a table are tenant_id and the fields of its Struct, without the fields that other tables store.
@@ -466,6 +479,7 @@ class WriterCall(NamedTuple):
 
     run: Callable[[], Any]
     answer: asyncio.Future[Any]
+    inside: bool = False        # whether in the transaction of the generation; else it is settled first
 
 
 class Flight(NamedTuple):
@@ -495,6 +509,9 @@ class Sqlite(Pages):
         if lock:
             self.opened.callback(lock.release)
         self.turn = 0
+        self.redo: RedoLog | None = None
+        self.changes: list[Change] = []                     # of the running batches
+        self.begun = 0.0                                    # when the generation began
 
     async def open(self) -> Sqlite:
         """Migrate, start the writer and open the readers; close everything again if that fails."""
@@ -511,19 +528,45 @@ class Sqlite(Pages):
         self.db = self.opened.enter_context(contextlib.closing(connect(self.path)))
         require_ours(self.db, self.path)
         self.db.executescript(PRAGMAS)
+        self._recover()
         self.carried = self.carries and carry_over(self.db)
         migrate_file(self.db)
         self._load_caches()
+        if self.lock:
+            self.redo = self._open_log()
         self.files = inodes(self.path)
         self.loop = asyncio.get_running_loop()
         for _ in range(0 if self.path == ":memory:" else 2):
-            reader = await aiosqlite.connect(self.path, isolation_level=None, timeout=30)
+            reader = await aiosqlite.connect(self.path, isolation_level=None, timeout=BUSY_SECONDS)
             self.opened.push_async_callback(reader.close)
             await reader.execute("PRAGMA query_only = 1")
             self.readers.append(reader)
         self.writer = threading.Thread(target=self._write, name="sqlite-writer", daemon=True)
         self.writer.start()
         self.opened.push_async_callback(self._stop_writer)
+
+    def _recover(self) -> None:
+        """Make the changes again that a killed gate had in its redo log, unless a gate serves the file."""
+        if self.path == ":memory:" or not os.path.exists(log_of(self.path)):
+            return
+        try:
+            lock = self.lock or FileLock(self.path)
+        except NotNow:
+            return
+        try:
+            if number := recover(self.db, self.path):
+                log.info("%s: the last gate was killed; %d changes of its redo log were made again", self.path, number)
+        finally:
+            if lock is not self.lock:
+                lock.release()
+
+    def _open_log(self) -> RedoLog:
+        """Make a redo log with a new key, which the file has before the log has a record."""
+        redo = RedoLog(self.path)
+        self.opened.callback(redo.close)
+        self.db.execute(STORE_MARK, (redo.mark,))
+        redo.start_next()
+        return redo
 
     def _load_caches(self) -> None:
         """Load lanes, tenants and keys, and continue ids after those of earlier processes."""
@@ -573,7 +616,8 @@ class Sqlite(Pages):
 
     async def _stop_writer(self) -> None:
         if self.serving:
-            await self.beat()
+            with contextlib.suppress(sqlite3.Error):    # the disk is full: the next start hears of an older sign
+                await self.beat()
         self.queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self.writer.join)
 
@@ -587,7 +631,7 @@ class Sqlite(Pages):
 
     def _write(self) -> None:
         """Take all waiting batches and commit them together, in a loop; the writer thread runs this."""
-        while (first := self.queue.get()) is not None:
+        while (first := self._next_item()) is not None:
             flights, last = [first], False
             while len(flights) < SHARE and not self.queue.empty():
                 if (following := self.queue.get()) is None:
@@ -595,11 +639,28 @@ class Sqlite(Pages):
                     break
                 flights.append(following)
             for call in [item for item in flights if isinstance(item, WriterCall)]:
-                self._answer([(call.answer, *attempt(call.run))])
+                self._answer([(call.answer, *attempt(partial(self._run_call, call)))])
             if batches := [item for item in flights if isinstance(item, Flight)]:
                 self._answer(self._commit(batches))
             if last:
-                return
+                break
+        if problem := attempt(self._settle)[1]:
+            log.error("%s: what was acknowledged last is only in the redo log: %s", self.path, problem)
+
+    def _next_item(self) -> Flight | WriterCall | None:
+        """Wait for work; settle meanwhile when the generation is old enough."""
+        while self.redo and self.redo.pending:
+            with contextlib.suppress(queue.Empty):
+                return self.queue.get(timeout=max(self.begun + GENERATION_SECONDS - time.monotonic(), 0.001))
+            if problem := attempt(self._settle)[1]:
+                log.error("what was acknowledged is only in the redo log: %s", problem, extra=OFTEN)
+                time.sleep(GENERATION_SECONDS)
+        return self.queue.get()
+
+    def _run_call(self, call: WriterCall) -> Any:
+        """Run something else than a batch, outside of a transaction unless it belongs into the generation."""
+        self._begin() if call.inside else self._settle()
+        return call.run()
 
     def _answer(self, outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
         def settle() -> None:
@@ -609,19 +670,68 @@ class Sqlite(Pages):
         with contextlib.suppress(RuntimeError):     # the event loop is closed, so nobody waits any more
             self.loop.call_soon_threadsafe(settle)
 
+    def _begin(self) -> None:
+        """Begin a generation, unless one has begun; after a rollback make its acknowledged changes again."""
+        if self.db.in_transaction:
+            return
+        self.db.execute("BEGIN IMMEDIATE")
+        self.begun, self.tenant_id = time.monotonic(), None
+        try:
+            for sql, rows in self.redo.pending if self.redo else ():
+                self.db.executemany(sql, rows)
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _run(self, sql: str, rows: list[tuple[Any, ...]]) -> int:
+        """Run a statement that changes rows, and note it for the redo log; return how many rows it changed."""
+        changed = self.db.executemany(sql, rows).rowcount
+        if changed:
+            self.changes.append((sql, rows))
+        return changed
+
+    def _make_durable(self) -> None:
+        """Append the changes of the running batches to the redo log, or commit them."""
+        if self.redo is None or time.monotonic() - self.begun > GENERATION_SECONDS:
+            return self._settle()
+        try:
+            appended = self.redo.append(self.changes)
+        except OSError as error:        # a commit makes them durable too
+            log.error("the redo log cannot be written: %s", error, extra=OFTEN)
+            appended = False
+        if not appended:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Commit the generation, if there is one."""
+        pending = self.redo is not None and bool(self.redo.pending)
+        if not pending and not self.db.in_transaction:
+            return
+        self._begin()
+        if self.redo and pending:
+            self.db.execute(STORE_MARK, (self.redo.mark,))
+        self.db.execute("COMMIT")
+        if self.redo and pending:
+            self.redo.start_next()
+            if time.monotonic() - self.begun > GENERATION_SECONDS / 2:
+                time.sleep(OPEN_SECONDS)
+
     def _commit(self, flights: list[Flight]) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
-        """Run batches in one transaction; if one is refused, run each in a transaction of its own.
+        """Run batches in one transaction; if one is refused, run each by itself.
 
         Without savepoints: with one, SQLite writes the pages that each statement touches to a temporary file, which
-        was measured to take longer than everything else.
+        was measured to take longer than everything else.  So a refusal rolls back the whole generation.  It is made
+        again and settled at once, or the next refusals would repeat all that.
         """
         try:
-            self.db.execute("BEGIN IMMEDIATE")
+            self.changes = []
+            self._begin()
             done = [self._decide(flight) for flight in flights]
             self._require_same_file()
-            self.db.execute("COMMIT")
+            self._make_durable()
         except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
             self._roll_back()
+            attempt(self._settle)       # if it fails, the next batch begins with the same changes
             if len(flights) > 1:
                 return [outcome for flight in flights for outcome in self._commit([flight])]
             refused = Refused(str(error))
@@ -639,7 +749,7 @@ class Sqlite(Pages):
     def _decide(self, flight: Flight) -> Work:
         """Load, decide and save one batch, without a commit."""
         if flight.tenant_id != self.tenant_id:
-            self.db.execute(WALL, (flight.tenant_id,))
+            self._run(WALL, [(flight.tenant_id,)])
             self.tenant_id = flight.tenant_id
         work = self._load(flight.tenant_id, flight.needs)
         flight.decide(work)
@@ -647,9 +757,11 @@ class Sqlite(Pages):
         return work
 
     def _roll_back(self) -> None:
+        """Leave the transaction, which some errors have ended already; the next begins with its acknowledged part."""
         self.tenant_id = None
-        with contextlib.suppress(sqlite3.Error):
-            self.db.execute("ROLLBACK")
+        if self.db.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self.db.execute("ROLLBACK")
 
     def _require_same_file(self) -> None:
         """Refuse to use a file that was deleted or replaced while it was open; raises OSError."""
@@ -687,7 +799,7 @@ class Sqlite(Pages):
 
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch."""
-        self.db.execute(PROMOTE, (work.tenant_id, work.now, PROMOTED))
+        self._run(PROMOTE, [(work.tenant_id, work.now, PROMOTED)])
         enough, lanes = sum(ask.max_tasks or 1 for ask in claims), self.lanes[work.tenant_id]
         for row in self.db.execute(RECORD[Pauses], (work.tenant_id,)):
             lanes.pauses = Pauses(*row)
@@ -714,10 +826,10 @@ class Sqlite(Pages):
 
         def many(sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
             if given := [(tenant_id, *row) for row in rows]:
-                self.db.executemany(sql, given)
+                self._run(sql, given)
 
         if tenant_id not in self.known:
-            self.db.execute(TENANT, (tenant_id, work.now))
+            self._run(TENANT, [(tenant_id, work.now)])
         # OR IGNORE: another batch of the same commit may have added the same lane.
         many(insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE"),
              ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
@@ -726,7 +838,7 @@ class Sqlite(Pages):
         many(ADD_TASK, ((*astuple(task), task.offerable(work.now), summarize(task)) for task in work.added.values()))
         if moved := [(*astuple(task)[-len(MUTABLE):], task.priority, task.offerable(work.now), tenant_id, task.task_id)
                      for task in work.moved.values()]:
-            self.db.executemany(MOVE, moved)
+            self._run(MOVE, moved)
         many(ADD_LEASE, map(astuple, work.leased.values()))
         many(ADD_PROGRESS, map(astuple, work.progressed.values()))
         before = self.db.total_changes
@@ -745,7 +857,7 @@ class Sqlite(Pages):
                 many(sql, [astuple(row) if row is not None else key])
         many(ADD_DELIVERY, work.delivered.items())
         for (kind, place), erased in work.erased.items():       # behind the records: the triggers look at those
-            self.db.execute(ERASE[kind], (*(getattr(erased, name) for name in ERASABLE[kind][0]), tenant_id, *place))
+            self._run(ERASE[kind], [(*(getattr(erased, name) for name in ERASABLE[kind][0]), tenant_id, *place)])
 
     def _measure_bodies(self, work: Work, added: int) -> int:
         """Return how many bytes a batch stores in receipts; one that was stored already is not stored again."""
@@ -768,13 +880,23 @@ class Sqlite(Pages):
         """Run a query on a reader; a database in memory has only the writer's connection."""
         if not self.readers:
             return await self._on_writer(sql, given)
+        if self.redo and self.redo.pending:     # a reader sees what is committed, so everything acknowledged must be
+            try:
+                await self._call_writer(lambda: None)
+            except sqlite3.OperationalError:    # such as a full disk: the writer's transaction has everything too
+                return await self._on_writer(sql, given, inside=True)
         self.turn = (self.turn + 1) % len(self.readers)
         return await self.readers[self.turn].execute_fetchall(sql, given)  # type: ignore[return-value]
 
-    async def _on_writer(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    async def _on_writer(self, sql: str, given: tuple[Any, ...], inside: bool = False) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = await self._call_writer(lambda: self.db.execute(sql, given).fetchall(), inside)
+        return rows
+
+    async def _call_writer(self, run: Callable[[], Any], inside: bool = False) -> Any:
+        """Run something on the writer thread, behind everything that was acknowledged."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.queue.put(WriterCall(lambda: self.db.execute(sql, given).fetchall(), answer))
-        return await answer  # type: ignore[no-any-return]
+        self.queue.put(WriterCall(run, answer, inside))
+        return await answer
 
     async def task(self, tenant_id: str, task_id: str) -> tuple[Task, Lease | None, Progress | None] | None:
         """Return a task with its latest lease and progress."""
@@ -974,9 +1096,8 @@ class Sqlite(Pages):
 
     async def drop_lanes(self, tenant_id: str | None = None) -> int:
         """Delete the lanes in which no task waits; on the writer thread, so that no batch runs meanwhile."""
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.queue.put(WriterCall(lambda: self._drop_lanes(tenant_id), answer))
-        return await answer
+        number: int = await self._call_writer(lambda: self._drop_lanes(tenant_id))
+        return number
 
     def _drop_lanes(self, only: str | None) -> int:
         dropped: dict[str, list[int]] = {}
@@ -1027,9 +1148,11 @@ class Sqlite(Pages):
             return [str(error)]
 
     async def compact(self) -> None:
-        """Shrink the file by its free pages; writes wait meanwhile."""
+        """Shrink the file by its free pages, and empty its logs; writes wait meanwhile."""
         for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
             await self._on_writer(statement, ())
+        if self.redo:
+            await self._call_writer(self.redo.clear)
 
     async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
         """Copy a consistent snapshot of the database to a new file while the gate goes on.
@@ -1070,7 +1193,7 @@ ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id
 
 def inodes(path: str) -> dict[str, int]:
     """Return the inodes of a database's files."""
-    return {name: os.stat(name).st_ino for name in (path, f"{path}-wal") if os.path.exists(name)}
+    return {name: os.stat(name).st_ino for name in (path, f"{path}-wal", log_of(path)) if os.path.exists(name)}
 
 
 def attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -1087,7 +1210,8 @@ def connect(path: str) -> sqlite3.Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))      # only a new file: closing drops locks
     elif path != ":memory:" and os.name == "posix" and (mode := stat.S_IMODE(os.stat(path).st_mode)) & 0o077:
         log.warning("%s can be accessed by other users (mode %o): run chmod 600 %s", path, mode, path)
-    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=512, timeout=30)
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=512,
+                           timeout=BUSY_SECONDS)
 
 
 def require_ours(db: sqlite3.Connection, path: str) -> None:
@@ -1161,13 +1285,30 @@ def carry_over(db: sqlite3.Connection) -> bool:
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
     """Run a block in one transaction that holds the write lock from the beginning."""
-    db.execute("BEGIN IMMEDIATE")
+    begin_beside(db)
     try:
         yield
     except BaseException:
         db.execute("ROLLBACK")
         raise
     db.execute("COMMIT")
+
+
+def begin_beside(db: sqlite3.Connection) -> None:
+    """Begin to write, also beside a gate under load, which leaves the write lock free for short moments only."""
+    until = time.monotonic() + BUSY_SECONDS
+    db.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as busy:
+                if busy.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+            time.sleep(LOOK_AGAIN_SECONDS)
+    finally:
+        db.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:d}")
 
 
 def statements(script: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from asyncgate.backends.judged import NO_WAY_IN, judge_outbox, judge_overdue, needs_issued_key
 from asyncgate.backends.lineage import digest, require_lineage
+from asyncgate.backends.redo import log_of
 from asyncgate.backends.sqlite import CARRIED, HOW_TO_MIGRATE, LAST_SIGN, beginning, migrations, require_ours
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
@@ -94,8 +95,8 @@ def judge_holder(path: str, holder: Holder | None) -> Iterator[Finding]:
     elif holder.lives:
         yield all_well(f"process {holder.pid} serves {path}" + (f" at {holder.url}" if holder.url else ""))
     else:
-        yield note(f"process {holder.pid} served {path} and ended without closing it; nothing is lost by that",
-                   "start the gate again: `asyncgate serve`")
+        yield note(f"process {holder.pid} served {path} and ended without closing it; nothing is lost by that: the "
+                   f"next start does again what only {log_of(path)} has", "start the gate again: `asyncgate serve`")
 
 
 def judge_log(path: str) -> Iterator[Finding]:

@@ -213,7 +213,8 @@ def receipts(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture
 async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator[Callable[..., Gate]]:
     """Return a function that makes gates over one backend, each with a new engine and a new tenant."""
-    backend: Any = OwnTenants(await open_backend(backend_url))     # Any: it forwards every attribute of a Backend
+    # Any: it forwards every attribute of a Backend
+    backend: Any = OwnTenants(await open_backend(backend_url, serving=True))
     engines: list[Engine] = []
     loop = asyncio.get_running_loop()
 

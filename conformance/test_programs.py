@@ -681,7 +681,7 @@ def budget(rounds: int) -> settings:
 
 def test_random_programs_have_the_answers_states_and_receipts_of_the_oracle(
         backend_url: str, run: Run, rounds: int) -> None:
-    backend = OwnTenants(run(open_backend(backend_url)))
+    backend = OwnTenants(run(open_backend(backend_url, serving=True)))
     try:
         run_programs(partial(AgainstTheOracle, run, backend), settings=budget(rounds))
     finally:

@@ -1,0 +1,172 @@
+"""The redo log of a SQLite file: one short append makes a small batch durable, before SQLite writes its pages.
+
+A commit of SQLite writes each page that a batch touches, twice, and a small batch touches a dozen.  So the writer keeps
+its transaction open for a moment, a generation, and appends what each batch changes to `FILE-redo`.  At the end of a
+generation SQLite commits all of it, and the next generation overwrites the log from its beginning.  After a crash the
+changes of the unfinished generation are made again.
+
+    record      length (4 bytes), digest (16), generation (8), number (4), then the changes in MessagePack
+
+The digest is keyed with a random key that this file has since its last opening.  So no torn record counts, none of an
+earlier generation, and none of another file.  The key and the last committed generation are the row `redo` of `meta`:
+the transaction of a generation writes them too, so SQLite decides whether a generation is committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import sqlite3
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+Change = tuple[str, list[tuple[Any, ...]]]          # a statement, and the rows to run it with
+
+SIZE = 1 << 20              # bytes of the file, so of all records of a generation
+LARGEST = 64 << 10          # bytes of a record; a larger batch is cheaper to commit at once
+MOST_ROWS = 500             # of a record
+BLOCK = 4096                # bytes
+HEAD = struct.Struct("<I16sQI")
+STORE_MARK = "INSERT OR REPLACE INTO meta (name, value) VALUES ('redo', ?)"
+READ_MARK = "SELECT value FROM meta WHERE name = 'redo'"
+sync = getattr(os, "fdatasync", os.fsync)       # not every system has fdatasync
+
+encode_changes = msgspec.msgpack.Encoder().encode
+decode_changes = msgspec.msgpack.Decoder(list[tuple[int | str, list[tuple[Any, ...]]]]).decode
+
+
+def log_of(path: str) -> str:
+    """Return the path of the redo log of a database file."""
+    return f"{path}-redo"
+
+
+class RedoLog:
+    """The changes of the running generation, on the disk and in memory."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.key, self.generation = log_of(path), secrets.token_bytes(16), -1
+        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self.clear()
+        self.start_next()       # generation 0 has no changes: its mark stores the key
+
+    @property
+    def mark(self) -> str:
+        """The row `redo` of `meta` once the running generation is committed."""
+        return f"{self.key.hex()}:{self.generation}"
+
+    def start_next(self) -> None:
+        """Begin the next generation; the changes of this one are committed."""
+        self.generation += 1
+        self.position, self.number = 0, 0
+        self.pending: list[Change] = []
+        self.statements: dict[str, int] = {}        # their text is written once in a generation
+
+    def append(self, changes: list[Change]) -> bool:
+        """Append the changes of a batch and wait for the disk; return False if there is no room; raises OSError."""
+        if sum([len(rows) for _, rows in changes]) > MOST_ROWS:
+            return False
+        statements = dict(self.statements)
+        body = encode_changes([(statements.get(sql, sql), rows) for sql, rows in changes])
+        if len(body) > LARGEST or self.position + HEAD.size + len(body) > SIZE:
+            return False
+        digest = digest_of(self.key, self.generation, self.number, body)
+        record = HEAD.pack(len(body), digest, self.generation, self.number) + body
+        try:
+            os.pwrite(self.file, record, self.position)
+            sync(self.file)
+        except OSError:
+            self._take_back()
+            raise
+        for sql, _ in changes:
+            self.statements.setdefault(sql, len(self.statements))
+        self.pending += changes
+        self.position, self.number = self.position + len(record), self.number + 1
+        return True
+
+    def _take_back(self) -> None:
+        """Make sure that a record which could not be synced is not read back: its batch is reported as failed."""
+        try:
+            os.pwrite(self.file, bytes(HEAD.size), self.position)
+            sync(self.file)
+        except OSError:
+            return      # it may be there or not; the next append overwrites it
+
+    def clear(self) -> None:
+        """Overwrite the whole file with zeros.
+
+        It keeps its size from then on: an append into blocks that are there needs no journal of the file system.
+        Written by blocks, because the kernel caches what is written at once as one piece, and writes all of it back
+        after each append.
+        """
+        os.lseek(self.file, 0, os.SEEK_SET)
+        for _ in range(SIZE // BLOCK):
+            os.write(self.file, bytes(BLOCK))
+        os.fsync(self.file)
+
+    def close(self) -> None:
+        """Close the file; remove it if everything in it is committed."""
+        os.close(self.file)
+        if not self.pending:
+            Path(self.path).unlink(missing_ok=True)
+
+
+def digest_of(key: bytes, generation: int, number: int, body: bytes) -> bytes:
+    """Return the digest of a record."""
+    place = struct.pack("<QI", generation, number)
+    return hashlib.blake2b(body, digest_size=16, key=key, salt=place).digest()
+
+
+def read_back(path: str, mark: str) -> list[Change]:
+    """Return the changes of the generation that follows the mark of a database, of all whole records of its log."""
+    key, _, committed = mark.partition(":")
+    with open(log_of(path), "rb") as file:
+        log = file.read()
+    changes: list[Change] = []
+    statements: list[str] = []
+    for body in list_records(log, bytes.fromhex(key), int(committed) + 1):
+        found = [(statements[sql] if isinstance(sql, int) else sql, rows) for sql, rows in decode_changes(body)]
+        statements += dict.fromkeys(sql for sql, _ in found if sql not in statements)
+        changes += found
+    return changes
+
+
+def list_records(log: bytes, key: bytes, generation: int) -> Iterator[bytes]:
+    """Yield the bodies of the records of a generation, up to the first that is not whole."""
+    position, number = 0, 0
+    while position + HEAD.size <= len(log):
+        length, digest, of, at = HEAD.unpack_from(log, position)
+        body = log[position + HEAD.size:position + HEAD.size + length]
+        if (len(body), of, at) != (length, generation, number) or digest != digest_of(key, generation, number, body):
+            return
+        yield body
+        position, number = position + HEAD.size + length, number + 1
+
+
+def recover(db: sqlite3.Connection, path: str) -> int:
+    """Make the changes again that a killed process had in its redo log; return how many statements that were.
+
+    It comes before migrations: the log has the statements of the release that wrote it.
+    """
+    if not os.path.exists(log_of(path)) or not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        return 0
+    mark = db.execute(READ_MARK).fetchone()
+    changes = read_back(path, mark[0]) if mark else []
+    if changes:
+        key, _, committed = mark[0].partition(":")
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            for sql, rows in changes:
+                db.executemany(sql, rows)
+            db.execute(STORE_MARK, (f"{key}:{int(committed) + 1}",))
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+    os.unlink(log_of(path))     # after the commit: until then it is the only copy
+    return len(changes)
