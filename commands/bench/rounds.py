@@ -30,9 +30,10 @@ class Figures(msgspec.Struct):
     p999_ms: float
     rival: int = 0
     database: str = ""
+    kib_written: float = 0.0        # for each task of the operation; 0 where nobody tells
 
 
-FIGURES = ("requests", "requests_per_second", "tasks_per_second", "p50_ms", "p99_ms", "p999_ms")
+FIGURES = ("requests", "requests_per_second", "tasks_per_second", "p50_ms", "p99_ms", "p999_ms", "kib_written")
 
 
 class Plan(msgspec.Struct):
@@ -69,11 +70,18 @@ async def measure_rounds(gates: list[LoadGate], plan: Plan, rival: int = 0,
                 turn = Turn(mode, clients, plan.seconds, plan.count)
                 screen.next(f"round {number + 1} of {plan.rounds}: {mode}, {count_clients(clients)}", gate, rivals)
                 async with beside(gate) if beside and rivals else contextlib.nullcontext():
+                    before = await count_written(gate)
                     await run_turn(gate, turn, screen.watch)
-                for one in sum_turn(turn, rivals, gate.name):
+                    written = await count_written(gate) - before
+                for one in sum_turn(turn, rivals, gate.name, written):
                     found[one.mode, one.clients, one.operation, one.rival, one.database].append(one)
     screen.clear()
     return [median(alike) for alike in found.values()]
+
+
+async def count_written(gate: LoadGate) -> float:
+    """Return how many bytes the database of a gate has written; 0 if nobody tells."""
+    return await gate.written() or 0.0 if gate.written else 0.0
 
 
 async def warm_up(gate: LoadGate, plan: Plan, screen: ProgressLine) -> None:
@@ -121,12 +129,16 @@ def count_clients(clients: int) -> str:
     return "1 client" if clients == 1 else f"{clients} clients"
 
 
-def sum_turn(turn: Turn, rival: int = 0, database: str = "") -> list[Figures]:
-    """Return the figures of each operation of a turn, and of all its requests together."""
+def sum_turn(turn: Turn, rival: int = 0, database: str = "", written: float = 0.0) -> list[Figures]:
+    """Return the figures of each operation of a turn, and of all its requests together, which wrote so many bytes."""
     named = {**turn.took, "all": [one for times in turn.took.values() for one in times]}
     if len(turn.took) == 1:
         del named["all"]
-    return [sum_operation(turn, name, sorted(times), rival, database) for name, times in named.items() if times]
+    figures = [sum_operation(turn, name, sorted(times), rival, database) for name, times in named.items() if times]
+    for one in figures:
+        if one.operation == "all" and one.tasks_per_second:     # a cycle's bytes are those of all its requests
+            one.kib_written = round(written / 1024 / (one.tasks_per_second * turn.lasted), 2)
+    return figures
 
 
 def sum_operation(turn: Turn, operation: str, times: list[float], rival: int, database: str) -> Figures:
@@ -137,8 +149,7 @@ def sum_operation(turn: Turn, operation: str, times: list[float], rival: int, da
     if operation == "all":      # completed tasks
         tasks = sum(len(took) * COMPLETIONS.get(name, 0) for name, took in turn.took.items()) / len(times)
     return Figures(turn.mode, turn.clients, operation, len(times), round(rate, 1), round(rate * tasks, 1), p50, p99,
-                   p999,
-               rival, database)
+                   p999, rival, database)
 
 
 def median(alike: list[Figures]) -> Figures:

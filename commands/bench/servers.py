@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,11 @@ def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] =
                 children.append(start_program(f"asyncgate.commands.bench.{program[0]}", *program[1:],
                                               *make_arguments(url, idle, sets), token=TOKEN, stdout=file,
                                               stderr=file, cwd=folder))
-        yield [BenchServer(LoadGate(wait_for_address(child, log, url), TOKEN, name), child)
-               for child, log, url, name in zip(children, logs, urls, name_databases(urls), strict=True)]
+        servers = [BenchServer(LoadGate(wait_for_address(child, log, url), TOKEN, name), child)
+                   for child, log, url, name in zip(children, logs, urls, name_databases(urls), strict=True)]
+        for server, url in zip(servers, urls, strict=True):
+            server.gate.written = find_counter(url, server.child.pid)
+        yield servers
     finally:
         stop_children(*children)
         shutil.rmtree(folder, ignore_errors=True)
@@ -134,9 +138,43 @@ def cpu_seconds(pid: int) -> float | None:
 
 def resident_kib(pid: int) -> float | None:
     """Return the resident memory of a process in KiB; None if /proc does not have it."""
-    with contextlib.suppress(OSError):
-        return float(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+    return read_number(f"/proc/{pid}/status", "VmRSS:")
+
+
+def read_number(path: str, name: str) -> float | None:
+    """Return a number that a file of the system names; None if the file does not have it."""
+    with contextlib.suppress(OSError, IndexError):
+        return float(Path(path).read_text().partition(name)[2].split()[0])
     return None
+
+
+# What is written to the disk.
+
+
+def find_counter(url: str, pid: int) -> Callable[[], Awaitable[float | None]] | None:
+    """Return what tells how many bytes a database has written; None if nothing does."""
+    kind = DATABASE_NAMES.get(url.partition(":")[0])
+    if kind == "SQLite":
+        return partial(written_by_process, pid)
+    return partial(written_ahead, url) if kind == "Postgres" else None
+
+
+async def written_by_process(pid: int) -> float | None:
+    """Return how many bytes a process has made the disk write; None if /proc does not have it."""
+    return read_number(f"/proc/{pid}/io", "\nwrite_bytes:")
+
+
+async def written_ahead(url: str) -> float | None:
+    """Return the position of the write-ahead log of a Postgres server; None if it may not be asked."""
+    import asyncpg
+    try:
+        db = await asyncpg.connect(url)
+    except (OSError, asyncpg.PostgresError):
+        return None
+    try:
+        return float(await db.fetchval("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn"))
+    finally:
+        await db.close()
 
 
 # The table of docs/numbers.md.
@@ -173,7 +211,7 @@ def find_filesystem() -> str:
 def format_markdown(rows: list[Figures], rests: list[Rest], said: dict[str, Any]) -> str:
     """Format the table: a row per mode and clients, columns per database; then a line about the method."""
     databases = list(dict.fromkeys(one.database for one in rows))
-    groups = [part for name in databases for part in (f"{name}: of the echo's rate", "p50 ms", "p99 ms")]
+    groups = [part for name in databases for part in (f"{name}: of the echo's rate", "p50 ms", "p99 ms", "KiB a cycle")]
     lines = ["| " + " | ".join(["mode", "clients", *groups]) + " |", "| --- | ---: |" + " ---: |" * len(groups)]
     kinds = {(one.mode, one.clients) for one in rows if one.mode != "echo"}
     for mode, clients in sorted(kinds, key=lambda kind: (EVERY_MODE.index(kind[0]), kind[1])):
@@ -191,7 +229,8 @@ def format_figures(rows: list[Figures], database: str, mode: str, clients: int) 
     part = f"{whole.requests_per_second / echo:.2f}"
     if mode == "batch":
         part = f"{sum(one.tasks_per_second for one in mine if one.operation in COMPLETIONS):,.0f} cycles/s"
-    return ["–" if mode == LONG_POLL else part, f"{whole.p50_ms:.2f}", f"{whole.p99_ms:.2f}"]
+    return ["–" if mode == LONG_POLL else part, f"{whole.p50_ms:.2f}", f"{whole.p99_ms:.2f}",
+            f"{whole.kib_written:.1f}" if whole.kib_written else "–"]
 
 
 def format_method(said: dict[str, Any]) -> str:
@@ -203,7 +242,8 @@ def format_method(said: dict[str, Any]) -> str:
     memory = " (in memory, so no disk was involved; set TMPDIR)" if in_memory else ""
     return (f"AsyncGate {said['asyncgate']}, Python {said['python']}, SQLite {said['sqlite']}{memory}; client and "
             f"servers share {said['cores']} cores; {rounds} of {each}, everything in turns. "
-            f"The echo: {echo}.")
+            f"The echo: {echo}. KiB a cycle: on SQLite what the gate's process has written to the disk, on Postgres "
+            "its write-ahead log.")
 
 
 def format_rest(rest: Rest) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -125,6 +125,7 @@ class LoadGate:
             raise ValueError("a token is made of printable ASCII characters without blanks")
         require_private(token, url)
         self.url, self.token, self.name, self.host = url, token, name, where.hostname
+        self.written: Callable[[], Awaitable[float | None]] | None = None   # tells what its database has written
         self.tls = ssl.create_default_context() if where.scheme == "https" else None
         self.port = where.port or (443 if self.tls else 80)
         credential = f"authorization: Bearer {token}\r\n" if token else ""

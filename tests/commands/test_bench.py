@@ -43,7 +43,8 @@ class Gate:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Ask the database itself."""
-        with contextlib.closing(sqlite3.connect(self.file)) as connection:
+        with contextlib.closing(sqlite3.connect(self.file, isolation_level=None, timeout=60)) as connection:
+            connection.execute("BEGIN IMMEDIATE")       # waits for what the gate has only in its redo log
             return connection.execute(query).fetchall()
 
     def tasks(self) -> dict[tuple[str, str], int]:
