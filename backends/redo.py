@@ -31,7 +31,7 @@ SIZE = 1 << 20              # bytes of the file, so of all records of a generati
 LARGEST = 64 << 10          # bytes of a record; a larger batch is cheaper to commit at once
 MOST_ROWS = 500             # of a record
 BLOCK = 4096                # bytes
-HEAD = struct.Struct("<I16sQI")
+RECORD_HEAD = struct.Struct("<I16sQI")
 STORE_MARK = "INSERT OR REPLACE INTO meta (name, value) VALUES ('redo', ?)"
 READ_MARK = "SELECT value FROM meta WHERE name = 'redo'"
 sync = getattr(os, "fdatasync", os.fsync)       # not every system has fdatasync
@@ -72,10 +72,10 @@ class RedoLog:
             return False
         statements = dict(self.statements)
         body = encode_changes([(statements.get(sql, sql), rows) for sql, rows in changes])
-        if len(body) > LARGEST or self.position + HEAD.size + len(body) > SIZE:
+        if len(body) > LARGEST or self.position + RECORD_HEAD.size + len(body) > SIZE:
             return False
         digest = digest_of(self.key, self.generation, self.number, body)
-        record = HEAD.pack(len(body), digest, self.generation, self.number) + body
+        record = RECORD_HEAD.pack(len(body), digest, self.generation, self.number) + body
         try:
             os.pwrite(self.file, record, self.position)
             sync(self.file)
@@ -91,7 +91,7 @@ class RedoLog:
     def _take_back(self) -> None:
         """Make sure that a record which could not be synced is not read back: its batch is reported as failed."""
         try:
-            os.pwrite(self.file, bytes(HEAD.size), self.position)
+            os.pwrite(self.file, bytes(RECORD_HEAD.size), self.position)
             sync(self.file)
         except OSError:
             return      # it may be there or not; the next append overwrites it
@@ -138,13 +138,13 @@ def read_back(path: str, mark: str) -> list[Change]:
 def list_records(log: bytes, key: bytes, generation: int) -> Iterator[bytes]:
     """Yield the bodies of the records of a generation, up to the first that is not whole."""
     position, number = 0, 0
-    while position + HEAD.size <= len(log):
-        length, digest, of, at = HEAD.unpack_from(log, position)
-        body = log[position + HEAD.size:position + HEAD.size + length]
+    while position + RECORD_HEAD.size <= len(log):
+        length, digest, of, at = RECORD_HEAD.unpack_from(log, position)
+        body = log[position + RECORD_HEAD.size:position + RECORD_HEAD.size + length]
         if (len(body), of, at) != (length, generation, number) or digest != digest_of(key, generation, number, body):
             return
         yield body
-        position, number = position + HEAD.size + length, number + 1
+        position, number = position + RECORD_HEAD.size + length, number + 1
 
 
 def recover(db: sqlite3.Connection, path: str) -> int:

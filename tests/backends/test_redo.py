@@ -124,7 +124,7 @@ async def test_a_log_that_is_torn_at_any_byte_has_the_whole_batches_before_it(ga
     whole = log_of(path) or b""
     key = bytes.fromhex(mark.partition(":")[0])
     bodies = list(redo.list_records(whole, key, 1))
-    ends = [sum(redo.HEAD.size + len(body) for body in bodies[:number]) for number in range(len(bodies) + 1)]
+    ends = [sum(redo.RECORD_HEAD.size + len(body) for body in bodies[:number]) for number in range(len(bodies) + 1)]
 
     whole = whole[:ends[-1]]
 
@@ -144,7 +144,7 @@ async def test_each_whole_batch_of_a_torn_log_comes_back(gate: Gate, path: Path,
 
     for number in range(4):
         copy = copied(path, tmp_path / str(number))
-        tear(copy, sum(redo.HEAD.size + len(body) for body in bodies[:number]) + 20)
+        tear(copy, sum(redo.RECORD_HEAD.size + len(body) for body in bodies[:number]) + 20)
         backend = await open_backend(f"sqlite:///{copy}")
         stored = {task.task_id for task in (await Gate(Engine(backend), TENANT).everything())["Task"]}
         assert (await verify(backend)).problems == []
