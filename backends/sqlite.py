@@ -1159,6 +1159,7 @@ class Sqlite(Pages):
 
         `told` is called with the number of copied pages and of all pages.
         """
+        await self._call_writer(lambda: None)       # settle: the copy is made of what is committed
         await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target, told)
 
     async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
