@@ -45,6 +45,16 @@ def log_of(path: str) -> str:
     return f"{path}-redo"
 
 
+def is_replicated(path: str) -> bool:
+    """Whether Litestream follows a database file: it then has a folder of its own beside it.
+
+    It sends what SQLite has committed.  With a redo log the replica would lack what was acknowledged last when the gate
+    dies, so such a file has none.
+    """
+    folder, name = os.path.split(path)
+    return os.path.isdir(os.path.join(folder, f".{name}-litestream"))
+
+
 class RedoLog:
     """The changes of the running generation, on the disk and in memory."""
 

@@ -8,7 +8,7 @@ write lock before the first read, so no row can change after a batch has loaded 
     to settle       to commit the generation: when it is GENERATION_SECONDS old, when somebody reads, when a batch is
                     too large for the log, before anything else that the writer does
 
-A file that no gate serves has no redo log: each commit then ends a generation.
+A file that no gate serves, or that Litestream replicates, has no redo log: each commit then ends a generation.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from asyncgate.backends.pages import (
     limit_range,
     narrow_tasks,
 )
-from asyncgate.backends.redo import STORE_MARK, Change, RedoLog, log_of, recover
+from asyncgate.backends.redo import STORE_MARK, Change, RedoLog, is_replicated, log_of, recover
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.findings import Finding
@@ -532,7 +532,7 @@ class Sqlite(Pages):
         self.carried = self.carries and carry_over(self.db)
         migrate_file(self.db)
         self._load_caches()
-        if self.lock:
+        if self.lock and not is_replicated(self.path):
             self.redo = self._open_log()
         self.files = inodes(self.path)
         self.loop = asyncio.get_running_loop()
@@ -563,10 +563,17 @@ class Sqlite(Pages):
     def _open_log(self) -> RedoLog:
         """Make a redo log with a new key, which the file has before the log has a record."""
         redo = RedoLog(self.path)
-        self.opened.callback(redo.close)
+        self.opened.callback(self._close_log)
         self.db.execute(STORE_MARK, (redo.mark,))
         redo.start_next()
         return redo
+
+    def _close_log(self) -> None:
+        """Do without the redo log from here on."""
+        if self.redo:
+            self.redo.close()
+            self.redo = None
+            del self.files[log_of(self.path)]
 
     def _load_caches(self) -> None:
         """Load lanes, tenants and keys, and continue ids after those of earlier processes."""
@@ -649,7 +656,7 @@ class Sqlite(Pages):
 
     def _next_item(self) -> Flight | WriterCall | None:
         """Wait for work; settle meanwhile when the generation is old enough."""
-        while self.redo and self.redo.pending:
+        while self._list_pending():
             with contextlib.suppress(queue.Empty):
                 return self.queue.get(timeout=max(self.begun + GENERATION_SECONDS - time.monotonic(), 0.001))
             if problem := attempt(self._settle)[1]:
@@ -675,13 +682,20 @@ class Sqlite(Pages):
         if self.db.in_transaction:
             return
         self.db.execute("BEGIN IMMEDIATE")
-        self.begun, self.tenant_id = time.monotonic(), None
+        self.tenant_id, pending = None, self._list_pending()
+        if not pending:     # else it keeps its age: while it cannot be committed, nothing more is acknowledged
+            self.begun = time.monotonic()
         try:
-            for sql, rows in self.redo.pending if self.redo else ():
+            for sql, rows in pending:
                 self.db.executemany(sql, rows)
         except BaseException:
             self._roll_back()
             raise
+
+    def _list_pending(self) -> list[Change]:
+        """Return the changes that only the redo log makes durable."""
+        redo = self.redo        # read once: the writer may close it meanwhile
+        return redo.pending if redo else []
 
     def _run(self, sql: str, rows: list[tuple[Any, ...]]) -> int:
         """Run a statement that changes rows, and note it for the redo log; return how many rows it changed."""
@@ -704,7 +718,7 @@ class Sqlite(Pages):
 
     def _settle(self) -> None:
         """Commit the generation, if there is one."""
-        pending = self.redo is not None and bool(self.redo.pending)
+        pending = self._list_pending()
         if not pending and not self.db.in_transaction:
             return
         self._begin()
@@ -713,6 +727,8 @@ class Sqlite(Pages):
         self.db.execute("COMMIT")
         if self.redo and pending:
             self.redo.start_next()
+            if is_replicated(self.path):        # Litestream was started after the gate, or by the same command
+                self._close_log()
             if time.monotonic() - self.begun > GENERATION_SECONDS / 2:
                 time.sleep(OPEN_SECONDS)
 
@@ -880,7 +896,7 @@ class Sqlite(Pages):
         """Run a query on a reader; a database in memory has only the writer's connection."""
         if not self.readers:
             return await self._on_writer(sql, given)
-        if self.redo and self.redo.pending:     # a reader sees what is committed, so everything acknowledged must be
+        if self._list_pending():        # a reader sees what is committed, so everything acknowledged must be
             try:
                 await self._call_writer(lambda: None)
             except sqlite3.OperationalError:    # such as a full disk: the writer's transaction has everything too

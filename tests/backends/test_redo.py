@@ -307,3 +307,34 @@ async def test_a_log_that_was_deleted_meanwhile_is_noticed(gate: Gate, path: Pat
 
     with pytest.raises(DatabaseUnavailable):
         await gate.create()
+
+
+async def test_while_a_generation_cannot_be_committed_nothing_more_is_acknowledged(gate: Gate) -> None:
+    backend = backend_of(gate)
+    made = [await gate.create()]
+    backend.begun = -1e9        # it is overdue
+    full = backend.db.execute("PRAGMA page_count").fetchone()[0]
+    backend.db.execute(f"PRAGMA max_page_count = {full}")
+
+    for _ in range(3):
+        with pytest.raises(DatabaseUnavailable):
+            await gate.create(payload="x" * 10_000)
+
+    backend.db.execute("PRAGMA max_page_count = 1000000")
+    made.append(await gate.create())
+    assert sorted(task.task_id for task in (await gate.everything())["Task"]) == sorted(made)
+
+
+async def test_a_file_that_litestream_replicates_has_no_log(gate: Gate, path: Path) -> None:
+    """What SQLite has committed is all that Litestream sends, so everything acknowledged must be."""
+    made = [await gate.create()]
+    (path.parent / f".{path.name}-litestream").mkdir()
+    await backend_of(gate).tenants()        # a read ends the generation
+
+    assert log_of(path) is None
+    made.append(await gate.create())
+    assert all(any(task_id in line for line in dump(path)) for task_id in made)
+    await backend_of(gate).close()
+    again = await open_backend(f"sqlite:///{path}", serving=True)
+    assert log_of(path) is None
+    await again.close()
