@@ -80,8 +80,7 @@ class RedoLog:
         """Append the changes of a batch and wait for the disk; return False if there is no room; raises OSError."""
         if sum([len(rows) for _, rows in changes]) > MOST_ROWS:
             return False
-        statements = dict(self.statements)
-        body = encode_changes([(statements.get(sql, sql), rows) for sql, rows in changes])
+        body = encode_changes([(self.statements.get(sql, sql), rows) for sql, rows in changes])
         if len(body) > LARGEST or self.position + RECORD_HEAD.size + len(body) > SIZE:
             return False
         digest = digest_of(self.key, self.generation, self.number, body)

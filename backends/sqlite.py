@@ -27,7 +27,7 @@ import stat
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from math import inf
@@ -790,11 +790,10 @@ class Sqlite(Pages):
         for sql, keys in ((KEYED, needs.keys), (CLAIMED, needs.repeats), (LEASED, ((id,) for id in needs.leases))):
             for key in keys:
                 ids.update(task_id for (task_id,) in self.db.execute(sql, (tenant_id, *key)))
-        rows = self.db.execute(BY_ID, (tenant_id, json.dumps(list(ids)))).fetchall() if ids else []
-        tasks = [named_row(row) for row in rows]
         work = Work(tenant_id, now, self.ids, self.lanes[tenant_id].known)
-        for task in tasks:
-            work.load_task(*task)
+        if ids:
+            for row in self.db.execute(BY_ID, (tenant_id, json.dumps(list(ids)))):
+                work.load_task(*named_row(row))
         if needs.claims:
             self._offer(work, needs.claims)
         if needs.receipts:
@@ -838,36 +837,34 @@ class Sqlite(Pages):
             start, size = start + len(rows), size * 2
 
     def _save(self, work: Work) -> None:
-        tenant_id, receipts = work.tenant_id, work.written.values()
+        tenant_id, written = work.tenant_id, work.written.values()
 
-        def many(sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
-            if given := [(tenant_id, *row) for row in rows]:
-                self._run(sql, given)
+        def many(sql: str, rows: Collection[tuple[Any, ...]]) -> None:
+            if rows:
+                self._run(sql, [(tenant_id, *row) for row in rows])
 
         if tenant_id not in self.known:
-            self._run(TENANT, [(tenant_id, work.now)])
-        # OR IGNORE: another batch of the same commit may have added the same lane.
-        many(insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE"),
-             ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
+            many(TENANT, [(work.now,)])
+        many(ADD_LANE, [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()])
         moves = count_moves(work.before, work.added, work.moved)
-        many(COUNT_MOVES, ((*row, work.now) for row in moves))
-        many(ADD_TASK, ((*astuple(task), task.offerable(work.now), summarize(task)) for task in work.added.values()))
-        if moved := [(*astuple(task)[-len(MUTABLE):], task.priority, task.offerable(work.now), tenant_id, task.task_id)
-                     for task in work.moved.values()]:
-            self._run(MOVE, moved)
-        many(ADD_LEASE, map(astuple, work.leased.values()))
-        many(ADD_PROGRESS, map(astuple, work.progressed.values()))
+        many(COUNT_MOVES, [(*row, work.now) for row in moves])
+        many(ADD_TASK, [(*astuple(task), task.offerable(work.now), summarize(task)) for task in work.added.values()])
+        if work.moved:
+            self._run(MOVE, [(*astuple(task)[-len(MUTABLE):], task.priority, task.offerable(work.now), tenant_id,
+                              task.task_id) for task in work.moved.values()])
+        many(ADD_LEASE, [astuple(lease) for lease in work.leased.values()])
+        many(ADD_PROGRESS, [astuple(progress) for progress in work.progressed.values()])
         before = self.db.total_changes
-        many(ADD_RECEIPT, ((*astuple(r)[:RECEIPT], r.parents[0] if r.parents else None) for r in receipts))
+        many(ADD_RECEIPT, [(*astuple(one)[:RECEIPT], one.parents[0] if one.parents else None) for one in written])
         stored = self._measure_bodies(work, self.db.total_changes - before)
         if (meter := measure_use(work, sum([move[5] for move in moves]), stored)) is not None:
             many(COUNT_USE, [astuple(meter)])
-        many(ADD_POSTED, ((*astuple(row), tenant_id, row.receipt_id) for row in work.posted.values()))
-        many(ADD_EDGE, ((r.receipt_id, parent) for r in receipts for parent in r.parents[1:]))
-        many(ADD_OBLIGATION, ((id, to.kind, to.id) for id, to in work.opened.items()))
-        many(DISCHARGE, ((to.kind, to.id, id) for id, to in work.closed.items()))
-        many(ADD_EVENT, map(astuple, work.events.values()))
-        many(ADD_AUDIT, map(astuple, work.audited.values()))
+        many(ADD_POSTED, [(*astuple(row), tenant_id, row.receipt_id) for row in work.posted.values()])
+        many(ADD_EDGE, [(one.receipt_id, parent) for one in written for parent in one.parents[1:]])
+        many(ADD_OBLIGATION, [(receipt_id, to.kind, to.id) for receipt_id, to in work.opened.items()])
+        many(DISCHARGE, [(to.kind, to.id, receipt_id) for receipt_id, to in work.closed.items()])
+        many(ADD_EVENT, [astuple(event) for event in work.events.values()])
+        many(ADD_AUDIT, [astuple(line) for line in work.audited.values()])
         for (kind, key), row in work.kept.items():
             for sql in [KEEP[kind]] if row is not None else DROP[kind]:
                 many(sql, [astuple(row) if row is not None else key])
@@ -1185,6 +1182,7 @@ class Sqlite(Pages):
 
 
 ADD_TASK = insert("tasks", [*fields(Task), "ready", "summary"])
+ADD_LANE = insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE")     # a batch beside it may have added it
 COUNT_MOVES = insert("queues", ["lane", "type", "capabilities", "queued", "held", "leased", "counted_at"]) + (
     " ON CONFLICT (tenant_id, lane) DO UPDATE SET queued = queued + excluded.queued, held = held + excluded.held, "
     "leased = leased + excluded.leased, counted_at = excluded.counted_at")
