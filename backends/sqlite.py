@@ -168,7 +168,7 @@ COUNTED_ONCE = {"queues": COUNT_QUEUES, "meters": COUNT_STORED}
 MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 SHARE = 64          # the most batches that share one commit
-GENERATION_SECONDS = 0.1    # as long a tool that copies the file may lag behind
+GENERATION_SECONDS = 0.25   # as long a tool that copies the file may lag behind
 # How long the write lock is free after a generation that held it for long, for other programs that want it: SQLite lets
 # them look again every 100 ms or sooner, our own tools look much more often.
 OPEN_SECONDS, LOOK_AGAIN_SECONDS = 0.002, 0.0005
