@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -67,7 +68,7 @@ class Asked(msgspec.Struct):
     count: int | None
     warm_up: float
     rounds: int
-    url: str
+    url: tuple[str, ...]
     token: tuple[str, ...]
     bad_keys: int
     bad_bodies: int
@@ -138,8 +139,8 @@ FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.it
               help="Duration of the warm-up of each mode.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1),
               help="Rounds; the medians are printed.")
-@click.option("--url", envvar="ASYNCGATE_URL", default="http://127.0.0.1:8080", show_default=True,
-              help="URL of the gate.")
+@click.option("--url", envvar="ASYNCGATE_URL", multiple=True, default=("http://127.0.0.1:8080",), show_default=True,
+              metavar="URL", help="URL of the gate. Repeat it to measure several in turns, and to compare them.")
 @click.option("--token", envvar="ASYNCGATE_API_KEY", multiple=True, type=CREDENTIAL, metavar="TOKEN | @FILE",
               help="Credential; default ASYNCGATE_API_KEY. Repeat it to compare several.")
 @click.option("--self", "of_itself", is_flag=True,
@@ -182,6 +183,7 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asyncgate bench --self                             the table of docs/numbers.md
     asyncgate bench --fill 1000000 --mode claim-empty  is a full gate as fast as an empty one?
     asyncgate bench --mode create --clients 1 --rival 100000
+    asyncgate bench --url URL --url URL                which of two gates is faster, such as of two releases?
     asyncgate bench --token SHARED --token aga_...     what does an issued key cost beside the shared token?
     asyncgate bench --bad-keys 200                     is the health check answered under a flood of bad keys?
     asyncgate bench --bad-bodies 2                     how long can one request hold up the others?
@@ -250,15 +252,21 @@ def exit_with_error(wrong: Exception) -> NoReturn:
 
 
 def measure_url(asked: Asked) -> None:
-    """Fill and measure a running gate."""
-    tokens, plan = asked.token or ("",), asked.plan()
-    named = [f"credential {number}" for number, _ in enumerate(tokens, 1)] if len(tokens) > 1 else [""]
-    gates = [LoadGate(root_of(asked.url), token, name) for token, name in zip(tokens, named, strict=True)]
-    fill_gates(asked, gates[:1])
+    """Fill and measure running gates."""
+    plan, tokens = asked.plan(), list(enumerate(asked.token or ("",), 1))
+    gates = [LoadGate(root_of(url), token, name_gate(asked, url, number))
+             for url in asked.url for number, token in tokens]
+    fill_gates(asked, gates[::len(tokens)])
     if plan.modes:
         rows = run_on_fastest_loop(measure_beside(asked, gates, plan))
-        click.echo(msgspec.json.encode({"url": asked.url, "idle": asked.idle, "rows": rows}) if asked.as_json
+        click.echo(msgspec.json.encode({"urls": asked.url, "idle": asked.idle, "rows": rows}) if asked.as_json
                    else format_rows(rows))
+
+
+def name_gate(asked: Asked, url: str, number: int) -> str:
+    """Return what tells a gate and a credential from the others that are measured."""
+    names = [urlsplit(url).netloc] if len(asked.url) > 1 else []
+    return ", ".join([*names, *([f"credential {number}"] if len(asked.token) > 1 else [])])
 
 
 def measure_flood(asked: Asked) -> None:
@@ -374,7 +382,7 @@ def format_slowdowns(rows: list[Figures]) -> Iterator[str]:
 
 
 def format_comparisons(rows: list[Figures]) -> Iterator[str]:
-    """Yield the rate of each further credential relative to the first, in the same run."""
+    """Yield the rate of each further gate and credential relative to the first, in the same run."""
     first = next((one.database for one in rows), "")
     base = {(one.mode, one.clients, one.operation, one.rival): one for one in rows if one.database == first}
     for one in rows:

@@ -301,6 +301,17 @@ def test_two_credentials_are_measured_in_turns_and_compared(gate: Gate) -> None:
     assert re.search(r"^cycle \(credential 2\), 1 client, all: [\d.]+ × the rate with credential 1$", told.stdout, re.M)
 
 
+def test_two_gates_are_measured_in_turns_and_compared(gate: Gate) -> None:
+    other = gate.url.replace("127.0.0.1", "localhost")
+
+    told = bench(gate.url, "--url", other, "--mode", "cycle", "--clients", "1", "--count", "3", "--rounds", "2",
+                 "--warm-up", "0").stdout
+
+    first, second = (url.partition("//")[2] for url in (gate.url, other))
+    assert re.search(rf"^cycle \({re.escape(second)}\), 1 client, all: [\d.]+ × the rate with {re.escape(first)}$",
+                     told, re.M)
+
+
 def test_a_flood_of_bad_keys_is_measured_by_the_health_of_a_server_and_its_memory(tmp_path: Path) -> None:
     asked = [sys.executable, "-c", SERVE, "bench", "--bad-keys", "5", "--clients", "1", *SHORT]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
