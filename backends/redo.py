@@ -5,11 +5,14 @@ its transaction open for a moment, a generation, and appends what each batch cha
 generation SQLite commits all of it, and the next generation overwrites the log from its beginning.  After a crash the
 changes of the unfinished generation are made again.
 
-    record      length (4 bytes), digest (16), generation (8), number (4), then the changes in MessagePack
+    record      length (4 bytes), digest (16), generation (8), number (4), then in MessagePack: the newest receipt
+                before the generation, and the changes
 
 The digest is keyed with a random key that this file has since its last opening.  So no torn record counts, none of an
 earlier generation, and none of another file.  The key and the last committed generation are the row `redo` of `meta`:
-the transaction of a generation writes them too, so SQLite decides whether a generation is committed.
+the transaction of a generation writes them too, so SQLite decides whether a generation is committed.  If the file has
+a newer receipt than before the generation, a program that knows no redo log, such as an older release, has gone on with
+it after a kill, and the log does not fit any more.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from typing import Any
 
 import msgspec
 
+from asyncgate.parts.model.errors import StartupError
+
 Change = tuple[str, list[tuple[Any, ...]]]          # a statement, and the rows to run it with
 
 SIZE = 2 << 20              # bytes of the file, so of all records of a generation
@@ -33,11 +38,12 @@ MOST_ROWS = 2000            # of a record
 BLOCK = 4096                # bytes
 RECORD_HEAD = struct.Struct("<I16sQI")
 STORE_MARK = "INSERT OR REPLACE INTO meta (name, value) VALUES ('redo', ?)"
+FIND_NEWEST = "SELECT coalesce(max(rowid), 0) FROM receipts"
 READ_MARK = "SELECT value FROM meta WHERE name = 'redo'"
 sync = getattr(os, "fdatasync", os.fsync)       # not every system has fdatasync
 
 encode_changes = msgspec.msgpack.Encoder().encode
-decode_changes = msgspec.msgpack.Decoder(list[tuple[int | str, list[tuple[Any, ...]]]]).decode
+decode_changes = msgspec.msgpack.Decoder(tuple[int, list[tuple[int | str, list[tuple[Any, ...]]]]]).decode
 
 
 def log_of(path: str) -> str:
@@ -60,6 +66,7 @@ class RedoLog:
 
     def __init__(self, path: str) -> None:
         self.path, self.key, self.generation = log_of(path), secrets.token_bytes(16), -1
+        self.newest = 0         # the row of the newest receipt when the generation began
         self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self.clear()
         self.start_next()       # generation 0 has no changes: its mark stores the key
@@ -80,7 +87,7 @@ class RedoLog:
         """Append the changes of a batch and wait for the disk; return False if there is no room; raises OSError."""
         if sum([len(rows) for _, rows in changes]) > MOST_ROWS:
             return False
-        body = encode_changes([(self.statements.get(sql, sql), rows) for sql, rows in changes])
+        body = encode_changes((self.newest, [(self.statements.get(sql, sql), rows) for sql, rows in changes]))
         if len(body) > LARGEST or self.position + RECORD_HEAD.size + len(body) > SIZE:
             return False
         digest = digest_of(self.key, self.generation, self.number, body)
@@ -130,18 +137,19 @@ def digest_of(key: bytes, generation: int, number: int, body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16, key=key, salt=place).digest()
 
 
-def read_back(path: str, mark: str) -> list[Change]:
-    """Return the changes of the generation that follows the mark of a database, of all whole records of its log."""
+def read_back(path: str, mark: str) -> tuple[int, list[Change]]:
+    """Return what follows the mark of a database in its log: the newest receipt before, and all changes."""
     key, _, committed = mark.partition(":")
     with open(log_of(path), "rb") as file:
         log = file.read()
-    changes: list[Change] = []
+    newest, changes = 0, list[Change]()
     statements: list[str] = []
     for body in list_records(log, bytes.fromhex(key), int(committed) + 1):
-        found = [(statements[sql] if isinstance(sql, int) else sql, rows) for sql, rows in decode_changes(body)]
+        newest, logged = decode_changes(body)
+        found = [(statements[sql] if isinstance(sql, int) else sql, rows) for sql, rows in logged]
         statements += dict.fromkeys(sql for sql, _ in found if sql not in statements)
         changes += found
-    return changes
+    return newest, changes
 
 
 def list_records(log: bytes, key: bytes, generation: int) -> Iterator[bytes]:
@@ -164,18 +172,27 @@ def recover(db: sqlite3.Connection, path: str) -> int:
     if not os.path.exists(log_of(path)) or not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         return 0
     mark = db.execute(READ_MARK).fetchone()
-    changes = read_back(path, mark[0]) if mark else []
+    newest, changes = read_back(path, mark[0]) if mark else (0, [])
     if changes:
-        key, _, committed = mark[0].partition(":")
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            for sql, rows in changes:
-                db.executemany(sql, rows)
-            db.execute(STORE_MARK, (f"{key}:{int(committed) + 1}",))
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
+        make_again(db, path, mark[0], newest, changes)
     os.unlink(log_of(path))     # after the commit: until then it is the only copy
     return len(changes)
+
+
+def make_again(db: sqlite3.Connection, path: str, mark: str, newest: int, changes: list[Change]) -> None:
+    """Make the changes of the generation that follows the mark, and commit them with the next mark."""
+    key, _, committed = mark.partition(":")
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        if db.execute(FIND_NEWEST).fetchone()[0] != newest:
+            raise StartupError(f"another program has changed {path} after its gate was killed, so {log_of(path)} does "
+                               "not fit it any more: restore the file from before, or move the log away and lose the "
+                               "changes of the gate's last moment")
+        for sql, rows in changes:
+            db.executemany(sql, rows)
+        db.execute(STORE_MARK, (f"{key}:{int(committed) + 1}",))
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise

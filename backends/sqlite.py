@@ -49,7 +49,7 @@ from asyncgate.backends.pages import (
     limit_range,
     narrow_tasks,
 )
-from asyncgate.backends.redo import STORE_MARK, Change, RedoLog, is_replicated, log_of, recover
+from asyncgate.backends.redo import FIND_NEWEST, STORE_MARK, Change, RedoLog, is_replicated, log_of, recover
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.findings import Finding
@@ -683,9 +683,11 @@ class Sqlite(Pages):
             return
         self.db.execute("BEGIN IMMEDIATE")
         self.tenant_id, pending = None, self._list_pending()
-        if not pending:     # else it keeps its age: while it cannot be committed, nothing more is acknowledged
-            self.begun = time.monotonic()
         try:
+            if not pending:     # else it keeps its age: while it cannot be committed, nothing more is acknowledged
+                self.begun = time.monotonic()
+                if self.redo:
+                    self.redo.newest = self.db.execute(FIND_NEWEST).fetchone()[0]
             for sql, rows in pending:
                 self.db.executemany(sql, rows)
         except BaseException:

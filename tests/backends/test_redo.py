@@ -23,7 +23,7 @@ from asyncgate.backends import open_backend, redo, sqlite
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.load import TENANT
 from asyncgate.conformance.verify import verify
-from asyncgate.parts.model.errors import DatabaseUnavailable, Refused
+from asyncgate.parts.model.errors import DatabaseUnavailable, Refused, StartupError
 from asyncgate.parts.model.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -134,7 +134,7 @@ async def test_a_log_that_is_torn_at_any_byte_has_the_whole_batches_before_it(ga
         for torn in (whole[:at], whole[:at] + bytes(len(whole) - at), flipped):
             complete = sum(torn[:end] == whole[:end] for end in ends[1:])
             assert list(redo.list_records(torn, key, 1)) == bodies[:complete]
-    assert redo.read_back(str(path), mark) == backend_of(gate).redo.pending
+    assert redo.read_back(str(path), mark) == (0, backend_of(gate).redo.pending)
 
 
 async def test_each_whole_batch_of_a_torn_log_comes_back(gate: Gate, path: Path, tmp_path: Path) -> None:
@@ -338,3 +338,36 @@ async def test_a_file_that_litestream_replicates_has_no_log(gate: Gate, path: Pa
     again = await open_backend(f"sqlite:///{path}", serving=True)
     assert log_of(path) is None
     await again.close()
+
+
+async def test_a_log_of_before_another_program_went_on_with_the_file_is_refused(
+        gate: Gate, path: Path, tmp_path: Path) -> None:
+    """An older release knows no log: after a kill it would go on without the changes that only the log has."""
+    made = await gate.create()
+    copy = copied(path, tmp_path / "copy")
+    os.rename(f"{copy}-redo", tmp_path / "aside")
+    older = await open_backend(f"sqlite:///{copy}")
+    later = await Gate(Engine(older), TENANT).create()
+    await older.close()
+    os.rename(tmp_path / "aside", f"{copy}-redo")
+
+    with pytest.raises(StartupError, match=r"another program has changed .*gate\.db-redo does not fit"):
+        await open_backend(f"sqlite:///{copy}")
+
+    os.unlink(f"{copy}-redo")
+    again = await open_backend(f"sqlite:///{copy}")
+    assert {task.task_id for task in (await Gate(Engine(again), TENANT).everything())["Task"]} == {later} != {made}
+    await again.close()
+
+
+async def test_what_another_program_wrote_before_a_generation_began_is_no_hindrance(
+        gate: Gate, path: Path, tmp_path: Path) -> None:
+    tool = await open_backend(f"sqlite:///{path}")
+    made = [await Gate(Engine(tool), TENANT).create()]
+    await tool.close()
+    made.append(await gate.create())
+    copy = copied(path, tmp_path / "copy")
+
+    backend = await open_backend(f"sqlite:///{copy}")
+    assert {task.task_id for task in (await Gate(Engine(backend), TENANT).everything())["Task"]} == set(made)
+    await backend.close()
