@@ -509,6 +509,7 @@ class Sqlite(Pages):
         if lock:
             self.opened.callback(lock.release)
         self.turn = 0
+        self.files: dict[str, int] = {}                     # the inodes of those that are open, by name
         self.redo: RedoLog | None = None
         self.changes: list[Change] = []                     # of the running batches
         self.begun = 0.0                                    # when the generation began
@@ -573,7 +574,7 @@ class Sqlite(Pages):
         if self.redo:
             self.redo.close()
             self.redo = None
-            del self.files[log_of(self.path)]
+            self.files.pop(log_of(self.path), None)
 
     def _load_caches(self) -> None:
         """Load lanes, tenants and keys, and continue ids after those of earlier processes."""
