@@ -53,7 +53,6 @@ import hmac
 import inspect
 import logging
 import os
-import secrets
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -82,7 +81,7 @@ from asyncgate.parts.model.errors import (
     NotNow, outcome_unknown, QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound,
     TenantMismatch, TooManyArtifacts, TooManyParents)
 from asyncgate.parts.model.granted import GrantedLeases
-from asyncgate.parts.model.ids import Ids, mark_of, span_ids
+from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
 from asyncgate.parts.model.news import News
@@ -1597,7 +1596,7 @@ class Engine:
             receipt_id or work.new_id(), receipt_key(contract, task_id, sender, lease_id, parents, mark), contract.type,
             work.now, sender.kind, sender.id, to.kind, to.id, task_id, lease_id, schedule_id, self.instance,
             receipt_hash(contract.type, sender, to, task_id, lease_id, schedule_id, parents, text),
-            text.decode(), secrets.token_urlsafe(12), parents))
+            text.decode(), make_salt(), parents))
 
     def _check_receipt(self, body: bytes, parents: tuple[str, ...]) -> None:
         """Refuse a receipt that is too large, before anything is written (PH.5)."""
