@@ -266,8 +266,9 @@ def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: s
 def receipt_hash(type: str, sender: Principal, to: Principal, task_id: str, lease_id: str | None,
                  schedule_id: str | None, parents: tuple[str, ...], body: bytes) -> str:
     """Hash what a receipt says, without its id, its times and the gate that wrote it (Clarification B)."""
-    ends = [(end.kind, None if end.kind == "asyncgate" else end.id) for end in (sender, to)]
-    return sha256(type, *ends, task_id, lease_id, schedule_id, parents, Raw(body))
+    by = None if sender.kind == "asyncgate" else sender.id
+    reader = None if to.kind == "asyncgate" else to.id
+    return sha256(type, (sender.kind, by), (to.kind, reader), task_id, lease_id, schedule_id, parents, Raw(body))
 
 
 @lru_cache(4096)
@@ -358,8 +359,7 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
         return replace(caller.principal, instance_id=instance)
     if named.kind in ("system", "asyncgate") and ask.acts:
         raise forbid(caller, f"nobody acts as {named.kind} from outside")
-    anybody = caller.unlimited if ask.acts else caller.sees_all
-    if caller.bound and not anybody and not named.same(caller.principal):
+    if caller.bound and not named.same(caller.principal) and not (caller.unlimited if ask.acts else caller.sees_all):
         raise forbid(caller, f"this credential belongs to {caller.principal}, not to {named}")
     return named
 
@@ -447,7 +447,7 @@ class Work:
         if lease is not None:
             self.leases[task.task_id] = lease
             self.holders[lease.lease_id] = task.task_id
-            self._note_claim(lease, self.repeats.__setitem__)
+            self._note_claim(lease)
 
     def add_claimable(self, task: Task, progress: Progress | None = None) -> None:
         """Take in a claimable task; the best task of a lane comes first."""
@@ -481,12 +481,13 @@ class Work:
         """Return a record, if there is one."""
         return self.records.get((kind, key))
 
-    def find_best(self, ask: LeaseNext) -> Task | None:
-        """Return the claimable task that `ask` should get next."""
+    def find_claimable(self, ask: LeaseNext) -> Iterator[Task]:
+        """Yield the tasks that `ask` should get, the best first; each is leased before the next is asked for."""
         pauses = find_pauses(self.find_record(Pauses), self.now)     # a batch may also make one
-        heads = (self._find_head(queue) for lane, queue in self.ready.items() if matches(*self.known[lane], ask)
-                 and not any(pause.stops_lane(*self.known[lane]) for pause in pauses))
-        return min((head for head in heads if head is not None), key=partial(rank, ask), default=None)
+        queues = [queue for lane, queue in self.ready.items() if matches(*self.known[lane], ask)
+                  and not any(pause.stops_lane(*self.known[lane]) for pause in pauses)]
+        while heads := [head for queue in queues if (head := self._find_head(queue)) is not None]:
+            yield heads[0] if len(heads) == 1 else min(heads, key=partial(rank, ask))
 
     def _find_head(self, queue: deque[str]) -> Task | None:
         while queue and self.tasks[queue[0]].status != "queued":
@@ -500,8 +501,7 @@ class Work:
         self._ensure_lane(task, needed)
         if task.idempotency_key is not None:
             self._set(self.keys, (task.owner_kind, task.owner_id, task.idempotency_key), task.task_id)
-        self._set(self.added, task.task_id, task)
-        self._set(self.tasks, task.task_id, task)
+        self._change(self.tasks, self.added, task.task_id, task)
         self.count_usage(active=task.status not in TERMINAL, terminal=task.status in TERMINAL)
 
     def move_task(self, task: Task, step: Step, **changes: Any) -> Task:
@@ -518,8 +518,7 @@ class Work:
         task = replace(task, updated_at=self.now, **changes)
         if task.status == "queued" and task.lane not in self.known:     # what waits again needs its lane again
             self._ensure_lane(task, needs_of(to_raw(task.requirements)))
-        self._set(self.added if task.task_id in self.added else self.moved, task.task_id, task)
-        self._set(self.tasks, task.task_id, task)
+        self._change(self.tasks, self.added if task.task_id in self.added else self.moved, task.task_id, task)
         return task
 
     def _ensure_lane(self, task: Task, needed: frozenset[str]) -> None:
@@ -531,23 +530,22 @@ class Work:
         """Store the latest lease of a task, in whatever state."""
         before = self.leases.get(lease.task_id)
         self.count_usage(leases=(lease.ending == "live") - (before is not None and before.ending == "live"))
-        self._set(self.leased, lease.task_id, lease)
-        self._set(self.leases, lease.task_id, lease)
-        self._set(self.holders, lease.lease_id, lease.task_id)
-        self._note_claim(lease, partial(self._set, self.repeats))
+        self._change(self.leases, self.leased, lease.task_id, lease)
+        if before is None or before.lease_id != lease.lease_id:
+            self._set(self.holders, lease.lease_id, lease.task_id)
+        self._note_claim(lease)
 
-    def _note_claim(self, lease: Lease, put: Callable[[tuple[str, str, str], tuple[str, ...]], None]) -> None:
+    def _note_claim(self, lease: Lease) -> None:
         if lease.claim_id is not None:
             key = (lease.worker_kind, lease.worker_id, lease.claim_id)
             if lease.task_id not in (tasks := self.repeats.get(key, ())):
-                put(key, (*tasks, lease.task_id))
+                self._set(self.repeats, key, (*tasks, lease.task_id))
 
     def set_progress(self, task: Task, progress: str) -> Progress:
         """Store the progress of a leased task."""
         old, fence = self.progress.get(task.task_id), self.leases[task.task_id].fence
         new = Progress(task.task_id, progress, old.sequence + 1 if old else 1, fence, self.now)
-        self._set(self.progress, task.task_id, new)
-        self._set(self.progressed, task.task_id, new)
+        self._change(self.progress, self.progressed, task.task_id, new)
         return new
 
     def add_receipt(self, receipt: Receipt) -> Receipt:
@@ -556,8 +554,7 @@ class Work:
         if first := self.recorded.get(mine):
             return self.receipts[first]
         self._set(self.recorded, mine, receipt.receipt_id)
-        self._set(self.written, receipt.receipt_id, receipt)
-        self._set(self.receipts, receipt.receipt_id, receipt)
+        self._change(self.receipts, self.written, receipt.receipt_id, receipt)
         self.count_usage(receipt_bytes=len(receipt.body.encode()))
         if receipt.task_id in self.tallies:
             self._set(self.tallies, receipt.task_id, self.tallies[receipt.task_id] + 1)
@@ -580,8 +577,7 @@ class Work:
         """Store a receipt just written under another id than others know it by."""
         receipt = replace(self.written.pop(receipt_id), receipt_id=to)
         self.receipts.pop(receipt_id, None)
-        self._set(self.written, to, receipt)
-        self._set(self.receipts, to, receipt)
+        self._change(self.receipts, self.written, to, receipt)
         self._set(self.recorded, (receipt.task_id, receipt.receipt_key), to)
 
     def close_obligation(self, receipt_id: str, to: Principal) -> None:
@@ -595,8 +591,7 @@ class Work:
 
     def keep_record(self, row: Struct) -> None:
         """Store a record, in place of the one with its key."""
-        self._set(self.records, (type(row), key_of(row)), row)
-        self._set(self.kept, (type(row), key_of(row)), row)
+        self._change(self.records, self.kept, (type(row), key_of(row)), row)
 
     def count_usage(self, active: int = 0, leases: int = 0, receipt_bytes: int = 0, terminal: int = 0) -> None:
         """Add to the tenant's counted usage, if usage is counted."""
@@ -611,8 +606,7 @@ class Work:
 
     def drop_record(self, kind: type[Struct], *key: str) -> None:
         """Forget a record."""
-        self._set(self.records, (kind, key), None)
-        self._set(self.kept, (kind, key), None)
+        self._change(self.records, self.kept, (kind, key), None)
 
     def erase_row(self, row: Struct, freed_bytes: int = 0) -> None:
         """Put a row in place of the one that it is found by, whose other fields stay; only an erasure may.
@@ -646,6 +640,10 @@ class Work:
     def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         self._undo.append((table, key, table.get(key, UNSET)))
         table[key] = value
+
+    def _change(self, loaded: dict[Any, Any], saved: dict[Any, Any], key: Any, value: Any) -> None:
+        self._undo += ((loaded, key, loaded.get(key, UNSET)), (saved, key, saved.get(key, UNSET)))
+        loaded[key] = saved[key] = value
 
     # What the batch calls around each operation.
 
@@ -1014,14 +1012,15 @@ class Engine:
 
     def _run_item(self, work: Work, caller: Caller, run: Callable[[T], Item], item: T) -> Item:
         """Carry out one item of a batch; its error is its answer and leaves the other items unaffected."""
+        mark = work.mark()
         try:
-            with work.undo_on_error():
-                if isinstance(item, Unreadable):
-                    raise item.problem
-                check_needed(item)
-                self.check_tenant(caller, item.tenant_id or caller.tenant_id)
-                return run(item)
+            if isinstance(item, Unreadable):
+                raise item.problem
+            check_needed(item)
+            self.check_tenant(caller, item.tenant_id or caller.tenant_id)
+            return run(item)
         except GateError as no:
+            work.take_back(mark)
             return Item(task_id=getattr(item, "task_id", None),
                         error=msgspec.convert(no.body(), Problem))
 
@@ -1227,13 +1226,16 @@ class Engine:
             raise InvalidRequest("lease_next needs worker_id: a name for the worker that stays across its restarts")
         if ask.claim_id is not None and (again := self._repeat_offers(work, worker, ask)):
             return Offers(again)
-        offers, full = list[Offer](), first_answer(self.on.why_no_lease, work, worker)
-        while len(offers) < (ask.max_tasks or 1) and full is None and (task := work.find_best(ask)):
+        offers, most, full = list[Offer](), ask.max_tasks or 1, first_answer(self.on.why_no_lease, work, worker)
+        for task in work.find_claimable(ask) if full is None else ():
             offers.append(self._lease_task(work, worker, ask, task))
-            full = first_answer(self.on.why_no_lease, work, worker)
+            if len(offers) == most:
+                return Offers(offers)
+            if (full := first_answer(self.on.why_no_lease, work, worker)) is not None:
+                break
         if not offers and full is None:
             full = first_answer(self.on.why_no_task, work, ask)
-        return Offers(offers, UNSET if full is None or len(offers) == ask.max_tasks else [full])
+        return Offers(offers, UNSET if full is None else [full])
 
     def _repeat_offers(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the live offers of an earlier claim with the same claim_id, whose reply was lost."""
@@ -1378,8 +1380,10 @@ class Engine:
         where = located.get("artifacts")
         work.set_lease(replace(lease, ending="completed"))
         task = work.move_task(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
-                              artifacts=to_canonical(where).decode() if where else None)
-        task = self._discharge_duty(work, task) if located else task
+                              artifacts=to_canonical(where).decode() if where else None,
+                              owed=task.owed and not located)
+        if located:
+            work.close_obligation(task.duty, task.owner)
         ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
                                    parents=(task.duty,) if located else (), mark="located" if located else "",
                                    receipt_id=receipt_id)
@@ -1589,7 +1593,8 @@ class Engine:
         said = {name: value for name, value in body.items() if value is not None}
         if by is not None and by.instance_id is not None:
             said["principal_instance_id"] = by.instance_id
-        text = to_canonical({**said, "schema_version": SCHEMA_VERSION})
+        said["schema_version"] = SCHEMA_VERSION
+        text = to_canonical(said)
         self._check_receipt(text, parents)
         parents = tuple(sorted(parents))
         return work.add_receipt(Receipt(
