@@ -391,6 +391,7 @@ def check_needed(ask: Ask) -> None:
 
 
 R = TypeVar("R", bound=Struct)
+USAGE = Usage, ()               # its kind and key
 
 
 class Work:
@@ -402,6 +403,7 @@ class Work:
 
     def __init__(self, tenant_id: str, now: float, ids: Ids, known: Mapping[int, tuple[str, frozenset[str]]]) -> None:
         self.tenant_id, self.now, self.ids, self.known = tenant_id, now, ids, known
+        self._mark = mark_of(tenant_id)
         # Loaded, and as changed so far:
         self.tasks: dict[str, Task] = {}
         self.before: dict[str, Task] = {}                               # as loaded, for those who count what has moved
@@ -485,7 +487,7 @@ class Work:
         """Yield the tasks that `ask` should get, the best first; each is leased before the next is asked for."""
         pauses = find_pauses(self.find_record(Pauses), self.now)     # a batch may also make one
         queues = [queue for lane, queue in self.ready.items() if matches(*self.known[lane], ask)
-                  and not any(pause.stops_lane(*self.known[lane]) for pause in pauses)]
+                  and not (pauses and any(pause.stops_lane(*self.known[lane]) for pause in pauses))]
         while heads := [head for queue in queues if (head := self._find_head(queue)) is not None]:
             yield heads[0] if len(heads) == 1 else min(heads, key=partial(rank, ask))
 
@@ -595,7 +597,7 @@ class Work:
 
     def count_usage(self, active: int = 0, leases: int = 0, receipt_bytes: int = 0, terminal: int = 0) -> None:
         """Add to the tenant's counted usage, if usage is counted."""
-        if (usage := self.find_record(Usage)) is not None and (active or leases or receipt_bytes or terminal):
+        if (usage := self.records.get(USAGE)) is not None and (active or leases or receipt_bytes or terminal):
             self.keep_record(Usage(usage.active + active, usage.leases + leases, usage.receipt_bytes + receipt_bytes,
                                    usage.terminal + terminal))
 
@@ -627,7 +629,7 @@ class Work:
 
     def new_id(self) -> str:
         """Return an id that sorts after all earlier ones."""
-        return self.ids.new(self.now, mark_of(self.tenant_id))
+        return self.ids.new(self.now, self._mark)
 
     def replay(self, ids: Ids, now: float) -> None:
         """Take ids from another source, and the time of another moment, from now on: to decide again as before."""
@@ -635,7 +637,7 @@ class Work:
 
     def new_lease_id(self) -> str:
         """Return an id that nobody can guess."""
-        return self.ids.lease(mark_of(self.tenant_id))
+        return self.ids.lease(self._mark)
 
     def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         self._undo.append((table, key, table.get(key, UNSET)))
@@ -1017,7 +1019,8 @@ class Engine:
             if isinstance(item, Unreadable):
                 raise item.problem
             check_needed(item)
-            self.check_tenant(caller, item.tenant_id or caller.tenant_id)
+            if item.tenant_id:
+                self.check_tenant(caller, item.tenant_id)
             return run(item)
         except GateError as no:
             work.take_back(mark)
@@ -1387,7 +1390,7 @@ class Engine:
         ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
                                    parents=(task.duty,) if located else (), mark="located" if located else "",
                                    receipt_id=receipt_id)
-        self.announce_end(work, task, ended, {"result": body, **located})
+        self.announce_end(work, task, ended, {**body, "completion_metadata": None, **located})
         if not located:     # PH.3.3: the success stands, but it discharges nothing
             self._write_anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
                                 worker_id=lease.worker_id, receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
@@ -1560,10 +1563,7 @@ class Engine:
 
     def announce_end(self, work: Work, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
         """Tell the owner that the task has come to its end."""
-        result = news.pop("result", {})
-        body = {"status": task.status, **{name: said for name, said in result.items() if name != "completion_metadata"},
-                **news}
-        self.write_receipt(work, RESULT_READY, task, body, parents=(ended.receipt_id,))
+        self.write_receipt(work, RESULT_READY, task, {"status": task.status, **news}, parents=(ended.receipt_id,))
 
     def _write_anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, mark: str = "",
                        recommended_action: str, **details: Any) -> None:
@@ -1596,7 +1596,7 @@ class Engine:
         said["schema_version"] = SCHEMA_VERSION
         text = to_canonical(said)
         self._check_receipt(text, parents)
-        parents = tuple(sorted(parents))
+        parents = tuple(sorted(parents)) if len(parents) > 1 else parents
         return work.add_receipt(Receipt(
             receipt_id or work.new_id(), receipt_key(contract, task_id, sender, lease_id, parents, mark), contract.type,
             work.now, sender.kind, sender.id, to.kind, to.id, task_id, lease_id, schedule_id, self.instance,
