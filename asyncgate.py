@@ -1229,7 +1229,8 @@ class Engine:
             raise InvalidRequest("lease_next needs worker_id: a name for the worker that stays across its restarts")
         if ask.claim_id is not None and (again := self._repeat_offers(work, worker, ask)):
             return Offers(again)
-        offers, most, full = list[Offer](), ask.max_tasks or 1, first_answer(self.on.why_no_lease, work, worker)
+        offers: list[Offer] = []
+        most, full = ask.max_tasks or 1, first_answer(self.on.why_no_lease, work, worker)
         for task in work.find_claimable(ask) if full is None else ():
             offers.append(self._lease_task(work, worker, ask, task))
             if len(offers) == most:

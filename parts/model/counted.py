@@ -29,7 +29,7 @@ def place_of(task: Task | None) -> int | None:
 
 def count_moves(before: Mapping[str, Task], *after: Mapping[str, Task]) -> list[Moved]:
     """Return by how much the numbers of each lane change, in the order of lanes; those that stay are left out."""
-    moved = dict[int, tuple[Task, list[int]]]()
+    moved: dict[int, tuple[Task, list[int]]] = {}
     for task in chain.from_iterable([tasks.values() for tasks in after]):
         was, now = place_of(before.get(task.task_id)), place_of(task)
         if was == now:
@@ -125,7 +125,7 @@ def measure_use(work: Changed, leases: int, receipt_bytes: int, slot: int = 0) -
 def make_meter(now: float, slot: int, tasks: int, leases: int, receipt_bytes: int, payload_bytes: int,
                calls: Mapping[str, int]) -> Meter:
     """Return what a batch adds to its tenant's usage at this moment, in whole milliseconds and seconds."""
-    number, passed = int(now * 1000) // (PERIOD_SECONDS * 1000), passed_ms(now)
+    number, passed = divmod(int(now * 1000), PERIOD_SECONDS * 1000)
     return Meter(write_period(number), f"{slot:04d}", tasks, leases, leases * passed, receipt_bytes,
                  receipt_bytes * (passed // 1000), payload_bytes, payload_bytes * (passed // 1000), **calls)
 
