@@ -512,7 +512,8 @@ class Work:
             needs = " or ".join(sorted(step.since))
             raise InvalidTransition(f"task {task.task_id} is {task.status}; {step.name} needs it {needs}",
                                     status=task.status)
-        self.count_usage(active=-(step.to in TERMINAL), terminal=step.to in TERMINAL)
+        if step.to in TERMINAL:
+            self.count_usage(active=-1, terminal=1)
         return self.change_task(task, status=step.to, **changes)
 
     def change_task(self, task: Task, **changes: Any) -> Task:
@@ -2057,9 +2058,11 @@ def gather_needs(jobs: list[Job]) -> Needs:
     """Gather what the jobs of a batch need loaded; an invalid request is refused when it is decided."""
     needs = Needs(calls=len(jobs))
     for job in jobs:
-        with contextlib.suppress(GateError):
+        try:
             if job.loads is not None:
                 job.loads(needs, job.caller, job.ask)
+        except GateError:
+            continue
     return needs
 
 
@@ -2126,9 +2129,11 @@ def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
     """Load what every item of a batch needs."""
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
         for item in items(ask):
-            with contextlib.suppress(GateError):    # it is refused when it is decided, the others are not
+            try:
                 if not isinstance(item, Unreadable):
                     loads(needs, caller, item)
+            except GateError:
+                continue        # it is refused when it is decided, the others are not
     return load
 
 
