@@ -487,9 +487,9 @@ class Work:
         """Yield the tasks that `ask` should get, the best first; each is leased before the next is asked for."""
         pauses = find_pauses(self.find_record(Pauses), self.now)     # a batch may also make one
         queues = [queue for lane, queue in self.ready.items() if matches(*self.known[lane], ask)
-                  and not (pauses and any(pause.stops_lane(*self.known[lane]) for pause in pauses))]
+                  and not any(pause.stops_lane(*self.known[lane]) for pause in pauses)]
         while heads := [head for queue in queues if (head := self._find_head(queue)) is not None]:
-            yield heads[0] if len(heads) == 1 else min(heads, key=partial(rank, ask))
+            yield min(heads, key=partial(rank, ask))
 
     def _find_head(self, queue: deque[str]) -> Task | None:
         while queue and self.tasks[queue[0]].status != "queued":
@@ -1598,7 +1598,7 @@ class Engine:
         said["schema_version"] = SCHEMA_VERSION
         text = to_canonical(said)
         self._check_receipt(text, parents)
-        parents = tuple(sorted(parents)) if len(parents) > 1 else parents
+        parents = tuple(sorted(parents))
         return work.add_receipt(Receipt(
             receipt_id or work.new_id(), receipt_key(contract, task_id, sender, lease_id, parents, mark), contract.type,
             work.now, sender.kind, sender.id, to.kind, to.id, task_id, lease_id, schedule_id, self.instance,
