@@ -1392,7 +1392,7 @@ class Engine:
         ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
                                    parents=(task.duty,) if located else (), mark="located" if located else "",
                                    receipt_id=receipt_id)
-        self.announce_end(work, task, ended, {**body, "completion_metadata": None, **located})
+        self.announce_end(work, task, ended, {**body, "completion_metadata": None, **located})     # None is not told
         if not located:     # PH.3.3: the success stands, but it discharges nothing
             self._write_anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
                                 worker_id=lease.worker_id, receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
