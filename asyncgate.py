@@ -53,7 +53,6 @@ import hmac
 import inspect
 import logging
 import os
-import secrets
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -82,7 +81,7 @@ from asyncgate.parts.model.errors import (
     NotNow, outcome_unknown, QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound,
     TenantMismatch, TooManyArtifacts, TooManyParents)
 from asyncgate.parts.model.granted import GrantedLeases
-from asyncgate.parts.model.ids import Ids, mark_of, span_ids
+from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
 from asyncgate.parts.model.news import News
@@ -267,8 +266,9 @@ def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: s
 def receipt_hash(type: str, sender: Principal, to: Principal, task_id: str, lease_id: str | None,
                  schedule_id: str | None, parents: tuple[str, ...], body: bytes) -> str:
     """Hash what a receipt says, without its id, its times and the gate that wrote it (Clarification B)."""
-    ends = [(end.kind, None if end.kind == "asyncgate" else end.id) for end in (sender, to)]
-    return sha256(type, *ends, task_id, lease_id, schedule_id, parents, Raw(body))
+    by = None if sender.kind == "asyncgate" else sender.id
+    reader = None if to.kind == "asyncgate" else to.id
+    return sha256(type, (sender.kind, by), (to.kind, reader), task_id, lease_id, schedule_id, parents, Raw(body))
 
 
 @lru_cache(4096)
@@ -359,8 +359,7 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
         return replace(caller.principal, instance_id=instance)
     if named.kind in ("system", "asyncgate") and ask.acts:
         raise forbid(caller, f"nobody acts as {named.kind} from outside")
-    anybody = caller.unlimited if ask.acts else caller.sees_all
-    if caller.bound and not anybody and not named.same(caller.principal):
+    if caller.bound and not named.same(caller.principal) and not (caller.unlimited if ask.acts else caller.sees_all):
         raise forbid(caller, f"this credential belongs to {caller.principal}, not to {named}")
     return named
 
@@ -392,6 +391,7 @@ def check_needed(ask: Ask) -> None:
 
 
 R = TypeVar("R", bound=Struct)
+USAGE = Usage, ()               # its kind and key
 
 
 class Work:
@@ -403,6 +403,7 @@ class Work:
 
     def __init__(self, tenant_id: str, now: float, ids: Ids, known: Mapping[int, tuple[str, frozenset[str]]]) -> None:
         self.tenant_id, self.now, self.ids, self.known = tenant_id, now, ids, known
+        self._mark = mark_of(tenant_id)
         # Loaded, and as changed so far:
         self.tasks: dict[str, Task] = {}
         self.before: dict[str, Task] = {}                               # as loaded, for those who count what has moved
@@ -448,7 +449,7 @@ class Work:
         if lease is not None:
             self.leases[task.task_id] = lease
             self.holders[lease.lease_id] = task.task_id
-            self._note_claim(lease, self.repeats.__setitem__)
+            self._note_claim(lease)
 
     def add_claimable(self, task: Task, progress: Progress | None = None) -> None:
         """Take in a claimable task; the best task of a lane comes first."""
@@ -482,12 +483,13 @@ class Work:
         """Return a record, if there is one."""
         return self.records.get((kind, key))
 
-    def find_best(self, ask: LeaseNext) -> Task | None:
-        """Return the claimable task that `ask` should get next."""
+    def find_claimable(self, ask: LeaseNext) -> Iterator[Task]:
+        """Yield the tasks that `ask` should get, the best first; each is leased before the next is asked for."""
         pauses = find_pauses(self.find_record(Pauses), self.now)     # a batch may also make one
-        heads = (self._find_head(queue) for lane, queue in self.ready.items() if matches(*self.known[lane], ask)
-                 and not any(pause.stops_lane(*self.known[lane]) for pause in pauses))
-        return min((head for head in heads if head is not None), key=partial(rank, ask), default=None)
+        queues = [queue for lane, queue in self.ready.items() if matches(*self.known[lane], ask)
+                  and not any(pause.stops_lane(*self.known[lane]) for pause in pauses)]
+        while heads := [head for queue in queues if (head := self._find_head(queue)) is not None]:
+            yield min(heads, key=partial(rank, ask))
 
     def _find_head(self, queue: deque[str]) -> Task | None:
         while queue and self.tasks[queue[0]].status != "queued":
@@ -501,8 +503,7 @@ class Work:
         self._ensure_lane(task, needed)
         if task.idempotency_key is not None:
             self._set(self.keys, (task.owner_kind, task.owner_id, task.idempotency_key), task.task_id)
-        self._set(self.added, task.task_id, task)
-        self._set(self.tasks, task.task_id, task)
+        self._change(self.tasks, self.added, task.task_id, task)
         self.count_usage(active=task.status not in TERMINAL, terminal=task.status in TERMINAL)
 
     def move_task(self, task: Task, step: Step, **changes: Any) -> Task:
@@ -511,7 +512,8 @@ class Work:
             needs = " or ".join(sorted(step.since))
             raise InvalidTransition(f"task {task.task_id} is {task.status}; {step.name} needs it {needs}",
                                     status=task.status)
-        self.count_usage(active=-(step.to in TERMINAL), terminal=step.to in TERMINAL)
+        if step.to in TERMINAL:
+            self.count_usage(active=-1, terminal=1)
         return self.change_task(task, status=step.to, **changes)
 
     def change_task(self, task: Task, **changes: Any) -> Task:
@@ -519,8 +521,7 @@ class Work:
         task = replace(task, updated_at=self.now, **changes)
         if task.status == "queued" and task.lane not in self.known:     # what waits again needs its lane again
             self._ensure_lane(task, needs_of(to_raw(task.requirements)))
-        self._set(self.added if task.task_id in self.added else self.moved, task.task_id, task)
-        self._set(self.tasks, task.task_id, task)
+        self._change(self.tasks, self.added if task.task_id in self.added else self.moved, task.task_id, task)
         return task
 
     def _ensure_lane(self, task: Task, needed: frozenset[str]) -> None:
@@ -532,23 +533,22 @@ class Work:
         """Store the latest lease of a task, in whatever state."""
         before = self.leases.get(lease.task_id)
         self.count_usage(leases=(lease.ending == "live") - (before is not None and before.ending == "live"))
-        self._set(self.leased, lease.task_id, lease)
-        self._set(self.leases, lease.task_id, lease)
-        self._set(self.holders, lease.lease_id, lease.task_id)
-        self._note_claim(lease, partial(self._set, self.repeats))
+        self._change(self.leases, self.leased, lease.task_id, lease)
+        if before is None or before.lease_id != lease.lease_id:
+            self._set(self.holders, lease.lease_id, lease.task_id)
+        self._note_claim(lease)
 
-    def _note_claim(self, lease: Lease, put: Callable[[tuple[str, str, str], tuple[str, ...]], None]) -> None:
+    def _note_claim(self, lease: Lease) -> None:
         if lease.claim_id is not None:
             key = (lease.worker_kind, lease.worker_id, lease.claim_id)
             if lease.task_id not in (tasks := self.repeats.get(key, ())):
-                put(key, (*tasks, lease.task_id))
+                self._set(self.repeats, key, (*tasks, lease.task_id))
 
     def set_progress(self, task: Task, progress: str) -> Progress:
         """Store the progress of a leased task."""
         old, fence = self.progress.get(task.task_id), self.leases[task.task_id].fence
         new = Progress(task.task_id, progress, old.sequence + 1 if old else 1, fence, self.now)
-        self._set(self.progress, task.task_id, new)
-        self._set(self.progressed, task.task_id, new)
+        self._change(self.progress, self.progressed, task.task_id, new)
         return new
 
     def add_receipt(self, receipt: Receipt) -> Receipt:
@@ -557,8 +557,7 @@ class Work:
         if first := self.recorded.get(mine):
             return self.receipts[first]
         self._set(self.recorded, mine, receipt.receipt_id)
-        self._set(self.written, receipt.receipt_id, receipt)
-        self._set(self.receipts, receipt.receipt_id, receipt)
+        self._change(self.receipts, self.written, receipt.receipt_id, receipt)
         self.count_usage(receipt_bytes=len(receipt.body.encode()))
         if receipt.task_id in self.tallies:
             self._set(self.tallies, receipt.task_id, self.tallies[receipt.task_id] + 1)
@@ -581,8 +580,7 @@ class Work:
         """Store a receipt just written under another id than others know it by."""
         receipt = replace(self.written.pop(receipt_id), receipt_id=to)
         self.receipts.pop(receipt_id, None)
-        self._set(self.written, to, receipt)
-        self._set(self.receipts, to, receipt)
+        self._change(self.receipts, self.written, to, receipt)
         self._set(self.recorded, (receipt.task_id, receipt.receipt_key), to)
 
     def close_obligation(self, receipt_id: str, to: Principal) -> None:
@@ -596,12 +594,11 @@ class Work:
 
     def keep_record(self, row: Struct) -> None:
         """Store a record, in place of the one with its key."""
-        self._set(self.records, (type(row), key_of(row)), row)
-        self._set(self.kept, (type(row), key_of(row)), row)
+        self._change(self.records, self.kept, (type(row), key_of(row)), row)
 
     def count_usage(self, active: int = 0, leases: int = 0, receipt_bytes: int = 0, terminal: int = 0) -> None:
         """Add to the tenant's counted usage, if usage is counted."""
-        if (usage := self.find_record(Usage)) is not None and (active or leases or receipt_bytes or terminal):
+        if (usage := self.records.get(USAGE)) is not None and (active or leases or receipt_bytes or terminal):
             self.keep_record(Usage(usage.active + active, usage.leases + leases, usage.receipt_bytes + receipt_bytes,
                                    usage.terminal + terminal))
 
@@ -612,8 +609,7 @@ class Work:
 
     def drop_record(self, kind: type[Struct], *key: str) -> None:
         """Forget a record."""
-        self._set(self.records, (kind, key), None)
-        self._set(self.kept, (kind, key), None)
+        self._change(self.records, self.kept, (kind, key), None)
 
     def erase_row(self, row: Struct, freed_bytes: int = 0) -> None:
         """Put a row in place of the one that it is found by, whose other fields stay; only an erasure may.
@@ -634,7 +630,7 @@ class Work:
 
     def new_id(self) -> str:
         """Return an id that sorts after all earlier ones."""
-        return self.ids.new(self.now, mark_of(self.tenant_id))
+        return self.ids.new(self.now, self._mark)
 
     def replay(self, ids: Ids, now: float) -> None:
         """Take ids from another source, and the time of another moment, from now on: to decide again as before."""
@@ -642,11 +638,15 @@ class Work:
 
     def new_lease_id(self) -> str:
         """Return an id that nobody can guess."""
-        return self.ids.lease(mark_of(self.tenant_id))
+        return self.ids.lease(self._mark)
 
     def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         self._undo.append((table, key, table.get(key, UNSET)))
         table[key] = value
+
+    def _change(self, loaded: dict[Any, Any], saved: dict[Any, Any], key: Any, value: Any) -> None:
+        self._undo += ((loaded, key, loaded.get(key, UNSET)), (saved, key, saved.get(key, UNSET)))
+        loaded[key] = saved[key] = value
 
     # What the batch calls around each operation.
 
@@ -1015,14 +1015,16 @@ class Engine:
 
     def _run_item(self, work: Work, caller: Caller, run: Callable[[T], Item], item: T) -> Item:
         """Carry out one item of a batch; its error is its answer and leaves the other items unaffected."""
+        mark = work.mark()
         try:
-            with work.undo_on_error():
-                if isinstance(item, Unreadable):
-                    raise item.problem
-                check_needed(item)
-                self.check_tenant(caller, item.tenant_id or caller.tenant_id)
-                return run(item)
+            if isinstance(item, Unreadable):
+                raise item.problem
+            check_needed(item)
+            if item.tenant_id:
+                self.check_tenant(caller, item.tenant_id)
+            return run(item)
         except GateError as no:
+            work.take_back(mark)
             return Item(task_id=getattr(item, "task_id", None),
                         error=msgspec.convert(no.body(), Problem))
 
@@ -1228,13 +1230,17 @@ class Engine:
             raise InvalidRequest("lease_next needs worker_id: a name for the worker that stays across its restarts")
         if ask.claim_id is not None and (again := self._repeat_offers(work, worker, ask)):
             return Offers(again)
-        offers, full = list[Offer](), first_answer(self.on.why_no_lease, work, worker)
-        while len(offers) < (ask.max_tasks or 1) and full is None and (task := work.find_best(ask)):
+        offers: list[Offer] = []
+        most, full = ask.max_tasks or 1, first_answer(self.on.why_no_lease, work, worker)
+        for task in work.find_claimable(ask) if full is None else ():
             offers.append(self._lease_task(work, worker, ask, task))
-            full = first_answer(self.on.why_no_lease, work, worker)
+            if len(offers) == most:
+                return Offers(offers)
+            if (full := first_answer(self.on.why_no_lease, work, worker)) is not None:
+                break
         if not offers and full is None:
             full = first_answer(self.on.why_no_task, work, ask)
-        return Offers(offers, UNSET if full is None or len(offers) == ask.max_tasks else [full])
+        return Offers(offers, UNSET if full is None else [full])
 
     def _repeat_offers(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the live offers of an earlier claim with the same claim_id, whose reply was lost."""
@@ -1379,12 +1385,14 @@ class Engine:
         where = located.get("artifacts")
         work.set_lease(replace(lease, ending="completed"))
         task = work.move_task(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
-                              artifacts=to_canonical(where).decode() if where else None)
-        task = self._discharge_duty(work, task) if located else task
+                              artifacts=to_canonical(where).decode() if where else None,
+                              owed=task.owed and not located)
+        if located:
+            work.close_obligation(task.duty, task.owner)
         ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
                                    parents=(task.duty,) if located else (), mark="located" if located else "",
                                    receipt_id=receipt_id)
-        self.announce_end(work, task, ended, {"result": body, **located})
+        self.announce_end(work, task, ended, {**body, "completion_metadata": None, **located})     # None is not told
         if not located:     # PH.3.3: the success stands, but it discharges nothing
             self._write_anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
                                 worker_id=lease.worker_id, receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
@@ -1557,10 +1565,7 @@ class Engine:
 
     def announce_end(self, work: Work, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
         """Tell the owner that the task has come to its end."""
-        result = news.pop("result", {})
-        body = {"status": task.status, **{name: said for name, said in result.items() if name != "completion_metadata"},
-                **news}
-        self.write_receipt(work, RESULT_READY, task, body, parents=(ended.receipt_id,))
+        self.write_receipt(work, RESULT_READY, task, {"status": task.status, **news}, parents=(ended.receipt_id,))
 
     def _write_anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, mark: str = "",
                        recommended_action: str, **details: Any) -> None:
@@ -1590,14 +1595,15 @@ class Engine:
         said = {name: value for name, value in body.items() if value is not None}
         if by is not None and by.instance_id is not None:
             said["principal_instance_id"] = by.instance_id
-        text = to_canonical({**said, "schema_version": SCHEMA_VERSION})
+        said["schema_version"] = SCHEMA_VERSION
+        text = to_canonical(said)
         self._check_receipt(text, parents)
         parents = tuple(sorted(parents))
         return work.add_receipt(Receipt(
             receipt_id or work.new_id(), receipt_key(contract, task_id, sender, lease_id, parents, mark), contract.type,
             work.now, sender.kind, sender.id, to.kind, to.id, task_id, lease_id, schedule_id, self.instance,
             receipt_hash(contract.type, sender, to, task_id, lease_id, schedule_id, parents, text),
-            text.decode(), secrets.token_urlsafe(12), parents))
+            text.decode(), make_salt(), parents))
 
     def _check_receipt(self, body: bytes, parents: tuple[str, ...]) -> None:
         """Refuse a receipt that is too large, before anything is written (PH.5)."""
@@ -2052,9 +2058,11 @@ def gather_needs(jobs: list[Job]) -> Needs:
     """Gather what the jobs of a batch need loaded; an invalid request is refused when it is decided."""
     needs = Needs(calls=len(jobs))
     for job in jobs:
-        with contextlib.suppress(GateError):
+        try:
             if job.loads is not None:
                 job.loads(needs, job.caller, job.ask)
+        except GateError:
+            continue
     return needs
 
 
@@ -2121,9 +2129,11 @@ def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
     """Load what every item of a batch needs."""
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
         for item in items(ask):
-            with contextlib.suppress(GateError):    # it is refused when it is decided, the others are not
+            try:
                 if not isinstance(item, Unreadable):
                     loads(needs, caller, item)
+            except GateError:
+                continue        # it is refused when it is decided, the others are not
     return load
 
 

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import secrets
 from collections import defaultdict
 from contextvars import ContextVar
 from functools import lru_cache
@@ -30,7 +29,7 @@ from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.erased import SALT, is_erased_line
 from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.ids import mark_in, mark_of
+from asyncgate.parts.model.ids import make_salt, mark_in, mark_of
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Audit, AuditHead
@@ -125,7 +124,7 @@ def add_line(work: Work, event: str, severity: Severity, said: bytes, at: float 
 
 def add_salt(said: bytes) -> str:
     """Add something random, so that the hash of a line confirms no guess of what an erasure has taken from it."""
-    return f'{said[:-1].decode()}{"," if said != b"{}" else ""}"{SALT}":"{secrets.token_urlsafe(12)}"}}'
+    return f'{said[:-1].decode()}{"," if said != b"{}" else ""}"{SALT}":"{make_salt()}"}}'
 
 
 def link_line(head: AuditHead, line: Audit) -> Audit:

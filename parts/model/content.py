@@ -28,14 +28,14 @@ def sha256(*parts: Any) -> str:
 
 def read_artifacts(artifacts: Any) -> list[Any]:
     """Read artifacts as peers send them: a list, {"pointers": [...]}, one object, or nothing."""
+    if isinstance(artifacts, list):
+        return artifacts
     if isinstance(artifacts, Mapping):
         inner = artifacts.get("pointers", [artifacts] if artifacts else [])
-        artifacts = inner if isinstance(inner, list) else [inner]
+        return inner if isinstance(inner, list) else [inner]
     if artifacts is None:
         return []
-    if not isinstance(artifacts, list):
-        raise InvalidRequest("artifacts must be a list, an object or null")
-    return artifacts
+    raise InvalidRequest("artifacts must be a list, an object or null")
 
 
 def is_proof(proof: Mapping[str, Any] | None) -> bool:

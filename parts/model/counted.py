@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import chain
 from operator import add
 from typing import Any, Protocol
@@ -28,8 +29,8 @@ def place_of(task: Task | None) -> int | None:
 
 def count_moves(before: Mapping[str, Task], *after: Mapping[str, Task]) -> list[Moved]:
     """Return by how much the numbers of each lane change, in the order of lanes; those that stay are left out."""
-    moved = dict[int, tuple[Task, list[int]]]()
-    for task in chain.from_iterable(tasks.values() for tasks in after):
+    moved: dict[int, tuple[Task, list[int]]] = {}
+    for task in chain.from_iterable([tasks.values() for tasks in after]):
         was, now = place_of(before.get(task.task_id)), place_of(task)
         if was == now:
             continue
@@ -45,7 +46,13 @@ def count_moves(before: Mapping[str, Task], *after: Mapping[str, Task]) -> list[
 
 def write_capabilities(task: Task) -> str:
     """Return what a task requires, as it is stored: a sorted JSON array."""
-    return json.dumps(sorted(needs_of(Raw(task.requirements.encode()))))
+    return write_names(needs_of(Raw(task.requirements.encode())))
+
+
+@lru_cache(4096)
+def write_names(names: frozenset[str]) -> str:
+    """Write names as a sorted JSON array."""
+    return json.dumps(sorted(names))
 
 
 PERIOD_SECONDS = 300        # of usage
@@ -66,9 +73,14 @@ def measure_text(text: str | None) -> int:
     return 0 if text is None else len(text) if text.isascii() else len(text.encode())
 
 
+def measure_stored(task: Task) -> int:
+    """Return how many bytes the payload and the outcome of a task have."""
+    return measure_text(task.payload) + measure_text(task.outcome)
+
+
 def measure_payloads(before: Mapping[str, Task], added: Mapping[str, Task], moved: Mapping[str, Task]) -> int:
     """Return by how many bytes the stored payloads and outcomes change; a payload itself never does."""
-    size = sum([measure_text(task.payload) + measure_text(task.outcome) for task in added.values()])
+    size = sum([measure_stored(task) for task in added.values()])
     for task_id, task in moved.items():
         if task.outcome is not (was := before[task_id].outcome):
             size += measure_text(task.outcome) - measure_text(was)
@@ -97,11 +109,13 @@ def measure_use(work: Changed, leases: int, receipt_bytes: int, slot: int = 0) -
     A backend adds it to the row with its key, in the batch's transaction.  A task counts as created in the batch whose
     time it bears: one that is rebuilt or copied bears an older one.
     """
-    dropped = [(kind, key[0]) for (kind, key), row in work.kept.items() if row is None and kind in (Receipt, Task)]
     receipt_bytes -= sum(work.freed.values())
-    receipt_bytes -= sum([measure_text(work.receipts[id].body) for kind, id in dropped if kind is Receipt])
-    payloads = measure_payloads(work.before, work.added, work.moved) - measure_payloads(
-        {}, {id: work.tasks[id] for kind, id in dropped if kind is Task}, {})
+    payloads = measure_payloads(work.before, work.added, work.moved)
+    for (kind, key), row in work.kept.items():
+        if row is None and kind is Receipt:
+            receipt_bytes -= measure_text(work.receipts[key[0]].body)
+        elif row is None and kind is Task:
+            payloads -= measure_stored(work.tasks[key[0]])
     created = sum([task.created_at == work.now for task in work.added.values()])
     if not work.metered or not (created or leases or receipt_bytes or payloads or work.called or work.written):
         return None
@@ -111,7 +125,7 @@ def measure_use(work: Changed, leases: int, receipt_bytes: int, slot: int = 0) -
 def make_meter(now: float, slot: int, tasks: int, leases: int, receipt_bytes: int, payload_bytes: int,
                calls: Mapping[str, int]) -> Meter:
     """Return what a batch adds to its tenant's usage at this moment, in whole milliseconds and seconds."""
-    number, passed = int(now * 1000) // (PERIOD_SECONDS * 1000), passed_ms(now)
+    number, passed = divmod(int(now * 1000), PERIOD_SECONDS * 1000)
     return Meter(write_period(number), f"{slot:04d}", tasks, leases, leases * passed, receipt_bytes,
                  receipt_bytes * (passed // 1000), payload_bytes, payload_bytes * (passed // 1000), **calls)
 

@@ -1,11 +1,13 @@
-"""Ids: they order tasks and receipts by age, and nobody can guess a lease id."""
+"""Ids: they order tasks and receipts by age, and nobody can guess a lease id.  And the salt of receipts."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import uuid
 from functools import lru_cache
+from struct import unpack
 
 MARKS = (1 << 20) - 1   # the last bits of an id: the mark of its tenant
 STEP = (1 << 46) - 1    # random distance between ids of one moment: nobody can guess the next id
@@ -22,7 +24,7 @@ class Ids:
 
     def __init__(self) -> None:
         self._last = 0
-        self._random, self._used = b"", 0
+        self._random: list[int] = []
 
     def after(self, seen: str | None) -> None:
         """Continue after an id of an earlier process, whatever the clock says now."""
@@ -31,22 +33,34 @@ class Ids:
 
     def new(self, now: float, mark: int = 0) -> str:
         """Return the next id: 12 bits count fractions of the clock's millisecond (RFC 9562 6.2, method 3)."""
-        noise = (self._bits(8) >> 2) & ~MARKS
+        noise = self._draw() >> 2 & ~MARKS
         self._last = last = max(int(now * 4_096_000) << 62 | noise, (self._last | MARKS) + 1 + (noise & STEP))
-        high = last >> 62
-        return _text((high >> 12) << 16 | 0x7000 | high & 0xFFF, last & LOW | VARIANT | mark)
+        return _text(last >> 74 << 80 | (last >> 62 & 0xFFF | 0x7000) << 64 | last & LOW | VARIANT | mark)
 
     def lease(self, mark: int = 0) -> str:
         """Return a lease id, which nobody can guess: a UUIDv4, with 102 random bits."""
-        bits = self._bits(16)
-        return _text(bits >> 64 & ~0xF000 | 0x4000, bits & LOW & ~MARKS | VARIANT | mark)
+        return _text((self._draw() & ~0xF000 | 0x4000) << 64 | self._draw() & LOW & ~MARKS | VARIANT | mark)
 
-    def _bits(self, size: int) -> int:
-        """Return `size` random bytes as a number; the system is asked for 4096 at a time, and each is used once."""
-        if self._used + size > len(self._random):
-            self._random, self._used = os.urandom(4096), 0
-        start, self._used = self._used, self._used + size
-        return int.from_bytes(self._random[start:self._used], "big")
+    def _draw(self) -> int:
+        """Return 64 random bits; the system is asked for 512 times as many, and each is used once."""
+        try:
+            return self._random.pop()
+        except IndexError:
+            self._random = list(unpack("512Q", os.urandom(4096)))
+            return self._random.pop()
+
+
+_salts: list[str] = []
+
+
+def make_salt() -> str:
+    """Return 96 random bits as text; the system is asked for 256 times as many, and each is used once."""
+    try:
+        return _salts.pop()
+    except IndexError:
+        many = secrets.token_urlsafe(256 * 12)
+        _salts.extend([many[start:start + 16] for start in range(0, len(many), 16)])
+        return _salts.pop()
 
 
 def first_id(moment: float) -> str:
@@ -80,10 +94,10 @@ def mark_in(id: str) -> int | None:
         return None
 
 
-def _text(high: int, low: int) -> str:
-    """Write a UUID from its two halves."""
-    left, right = f"{high:016x}", f"{low:016x}"
-    return f"{left[:8]}-{left[8:12]}-{left[12:]}-{right[:4]}-{right[4:]}"
+def _text(number: int) -> str:
+    """Write a UUID."""
+    digits = number.to_bytes(16, "big").hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _packed(number: int) -> int:

@@ -135,8 +135,11 @@ def show_offer(tenant_id: str, task: Task, lease: Lease, progress: Progress | No
         task_id=task.task_id, lease_id=lease.lease_id, fence=lease.fence, type=task.type, payload=to_raw(task.payload),
         payload_pointer=task.payload_pointer, requirements=show_requirements(task), principal_ai=task.principal_ai,
         created_by=show_owner(task, terms.principal_instance_id), tenant_id=tenant_id, attempt=task.attempt,
-        expires_at=to_utc(lease.expires_at), renew_every_seconds=(lease.expires_at - now) / 3, **show_terms(terms),
-        obligation_receipt_id=task.duty, caused_by_receipt_id=read_cause(task.payload) or task.duty,
+        expires_at=to_utc(lease.expires_at), renew_every_seconds=(lease.expires_at - now) / 3,
+        task_summary=terms.task_summary, instructions=terms.instructions, success_criteria=terms.success_criteria,
+        expected_outcome_kind=terms.expected_outcome_kind, expected_artifact_mime=terms.expected_artifact_mime,
+        result_delivery=terms.result_delivery, timeouts=terms.timeouts, obligation_receipt_id=task.duty,
+        caused_by_receipt_id=read_cause(task.payload) or task.duty,
         progress=to_raw(progress.progress if progress else None), **show_trace(terms))
 
 

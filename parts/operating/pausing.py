@@ -49,8 +49,10 @@ class Pausing(Extension):
 
     def why_no_lease(self, work: Work, worker: Principal) -> str | None:
         """Return why a worker gets no lease: it or the whole tenant is paused."""
-        pauses = find_pauses(work.find_record(Pauses), work.now)
-        return next((describe_pause(pause) for pause in pauses if pause.stops_worker(worker.id)), None)
+        for pause in find_pauses(work.find_record(Pauses), work.now):
+            if pause.stops_worker(worker.id):
+                return describe_pause(pause)
+        return None
 
     def why_no_task(self, work: Work, ask: LeaseNext) -> str | None:
         """Return why a claim may find no task: types or lanes that it asks for are paused."""

@@ -75,9 +75,10 @@ class Sightings:
 
     def _sighting(self, tenant_id: str, who: Principal) -> Sighting | None:
         """Return the sighting of a principal; None when there is no room for another one."""
-        if (key := (tenant_id, who.kind, who.id)) not in self.fresh and len(self.fresh) >= MOST_SEEN:
-            return None
-        return self.fresh.setdefault(key, Sighting())
+        found = self.fresh.get(key := (tenant_id, who.kind, who.id))
+        if found is None and len(self.fresh) < MOST_SEEN:
+            found = self.fresh[key] = Sighting()
+        return found
 
     def _count(self, tenant_id: str, who: Principal, now: float) -> None:
         if (sighting := self._sighting(tenant_id, who)) is None:
@@ -102,10 +103,14 @@ class Sightings:
             del sighting.claims[next(iter(sighting.claims))]
 
     def _count_lease(self, tenant_id: str, lease: Lease, now: float) -> None:
-        steps = [*["leased"] * (lease.acquired_at == now), *[lease.ending] * (lease.ending in COUNTED)]
-        if steps and (sighting := self._sighting(tenant_id, lease.worker)) is not None:
-            for step in steps:
-                sighting.steps[step] = sighting.steps.get(step, 0) + 1
+        if lease.acquired_at == now:
+            self._count_step(tenant_id, lease.worker, "leased")
+        if lease.ending in COUNTED:
+            self._count_step(tenant_id, lease.worker, lease.ending)
+
+    def _count_step(self, tenant_id: str, worker: Principal, step: str) -> None:
+        if (sighting := self._sighting(tenant_id, worker)) is not None:
+            sighting.steps[step] = sighting.steps.get(step, 0) + 1
 
     def take(self) -> dict[str, list[tuple[Principal, Sighting]]]:
         """Return the sightings to store, by tenant; what is read meanwhile includes them until `forget_taken`."""
