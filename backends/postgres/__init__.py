@@ -420,7 +420,7 @@ class Postgres(Pages):
     async def _load_tasks(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
         lanes, starts, now = self.lanes[tenant_id], self.queues[tenant_id].start, self.now()
         wanted = count_wanted(lanes, needs.claims, now)
-        named = bool(needs.tasks or needs.keys or needs.leases or needs.repeats)
+        named = tuple(way for way in sql.NAMED if getattr(needs, way))
         given = sql.bind_needs(needs) if named else {}
         given |= sql.bind_wanted(wanted, SLACK, starts) if wanted else {}
         head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted), bool(needs.claims)),
@@ -475,7 +475,7 @@ class Postgres(Pages):
         while wanted and (head.due or (head.full and len(locked) < enough and slack < MOST_SLACK)):
             slack *= 1 if head.due else 16
             given = sql.bind_wanted(wanted, slack, queues.start)
-            head, _, rows = await self._rows(db, work.tenant_id, sql.load(False, True), given)
+            head, _, rows = await self._rows(db, work.tenant_id, sql.load((), True), given)
             work.now = head.clock       # clock: later than every row lock, so that a task's ids and times never go back
             head = head._replace(due=False)
             locked |= {row[0]: row for row in rows}     # with the rows that earlier searches of this batch locked

@@ -13,6 +13,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -86,6 +87,7 @@ MUTABLE = typed(Task, FIELDS[:FIELDS.index("asyncgate_instance")])
 HELD = {"lease_fence" if name == "fence" else name: kind for name, kind in typed(Lease, ["task_id"]).items()}
 OWN = {"ready": "bool", "check_at": "float8", "told": "bigint"}
 CONTRACT = typed(Task, [*QUEUED, *MUTABLE])
+contract_of = attrgetter(*CONTRACT)
 CHANGING = {**MUTABLE, **OWN, **HELD}
 STATE = {"task_id": "text", **dict.fromkeys(QUEUED, "bigint"), **CHANGING}
 RECEIPT, PROGRESS = typed(Receipt), typed(Progress)
@@ -149,21 +151,26 @@ NAME_IS_HELD = f"""{NAME_KEY.format('i.instance_id::text')} IN (
 
 # Loading.  Parameters are written as `:name`.
 
-NAMED = f"""
-ids AS MATERIALIZED (
-    SELECT unnest(:tasks::text[]) AS task_id
-    UNION SELECT t.task_id FROM unnest(:owner_kinds::text[], :owner_ids::text[], :keys::text[]) AS k (kind, id, key),
+# How a batch names tasks: each of these fields of `Needs`, and the query that finds their ids.
+NAMED = {
+    "tasks": "SELECT unnest(:tasks::text[]) AS task_id",
+    "keys": """SELECT t.task_id
+        FROM unnest(:owner_kinds::text[], :owner_ids::text[], :keys::text[]) AS k (kind, id, key),
         LATERAL (SELECT task_id FROM asyncgate.tasks WHERE tenant_id = :tenant AND owner_kind = k.kind
-                 AND owner_id = k.id AND idempotency_key = k.key LIMIT 1) AS t
-    UNION SELECT s.task_id FROM unnest(:leases::text[]) AS k (id),
+                 AND owner_id = k.id AND idempotency_key = k.key LIMIT 1) AS t""",
+    "leases": """SELECT s.task_id FROM unnest(:leases::text[]) AS k (id),
         LATERAL (SELECT task_id FROM asyncgate.states WHERE tenant_id = :tenant AND lease_id = k.id
-                 AND status IN ('leased', 'running') LIMIT 1) AS s
-    UNION SELECT s.task_id
+                 AND status IN ('leased', 'running') LIMIT 1) AS s""",
+    "repeats": """SELECT s.task_id
         FROM unnest(:worker_kinds::text[], :worker_ids::text[], :claims::text[]) AS k (kind, id, claim),
         LATERAL (SELECT task_id FROM asyncgate.states WHERE tenant_id = :tenant AND worker_kind = k.kind
-                 AND worker_id = k.id AND claim_id = k.claim AND status IN ('leased', 'running') LIMIT 1000) AS s),
+                 AND worker_id = k.id AND claim_id = k.claim AND status IN ('leased', 'running') LIMIT 1000) AS s"""}
+# In one order whatever names them, so that no two batches wait for each other's rows: each way has its own collation.
+LOCKED = f"""
+ids AS MATERIALIZED (
+    {{found}}),
 named AS MATERIALIZED (
-    SELECT s.* FROM (SELECT task_id FROM ids ORDER BY task_id) AS i, LATERAL (
+    SELECT s.* FROM (SELECT task_id FROM ids ORDER BY task_id COLLATE "C") AS i, LATERAL (
         SELECT {listed(STATE)} FROM asyncgate.states
         WHERE tenant_id = :tenant AND task_id = i.task_id LIMIT 1 FOR UPDATE) AS s)"""
 
@@ -218,15 +225,16 @@ HEAD, ASKED_FOR = len(Head._fields), -1
 
 
 @cache
-def load(named: bool, offered: bool, claiming: bool = False) -> tuple[str, tuple[str, ...]]:
-    """Return the LOAD statement of batches that name tasks, are offered some, or both, and its parameters.
+def load(named: tuple[str, ...], offered: bool, claiming: bool = False) -> tuple[str, tuple[str, ...]]:
+    """Return the LOAD statement of batches that name tasks in these ways or are offered some, and its parameters.
 
     A batch that is `claiming` learns what is paused; if everything is, it is offered nothing.
 
     Clock: it is read for each returned row, so the last row's time is later than the last row lock.
     """
-    tables = [NAMED] * named + [OFFERED] * offered
-    rows = ([f"SELECT {ASKED_FOR}::bigint AS number, {listed(STATE)} FROM named"] * named
+    ids = "\n    UNION ".join([NAMED[way] for way in named])
+    tables = [LOCKED.format(found=ids)] * bool(named) + [OFFERED] * offered
+    rows = ([f"SELECT {ASKED_FOR}::bigint AS number, {listed(STATE)} FROM named"] * bool(named)
             + [f"SELECT number, {listed(STATE)} FROM offered"] * offered)
     found = f"""
 LEFT JOIN ({' UNION ALL '.join(rows)}) AS s ON true
@@ -431,7 +439,7 @@ def changes(work: Work, slot: int) -> dict[str, list[tuple[Any, ...]]]:
     return {
         "lanes": [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in sorted(work.lanes.items())],
         "queues": [(*row, work.now, slot) for row in moves],
-        "contracts": [(*(getattr(task, name) for name in CONTRACT), summarize(task)) for task in work.added.values()],
+        "contracts": [(*contract_of(task), summarize(task)) for task in work.added.values()],
         "states": [state_row(work, task_id) for task_id in work.added],
         "moved": [state_row(work, task_id) for task_id in changed],
         "kept": [state_row(work, task_id) for task_id in kept],
@@ -525,6 +533,8 @@ ERASES: dict[type[Struct], str] = {
 
 def erase_statements(work: Work) -> Iterator[tuple[str, list[list[Any]]]]:
     """Yield the statements that take content away, and their arguments: the keys of rows, then their new fields."""
+    if not work.erased:     # as in nearly all batches
+        return
     for kind, (names, key) in ERASABLE.items():
         if rows := [(*place, *(getattr(row, name) for name in names))
                     for (of, place), row in sorted(work.erased.items(), key=lambda one: one[0][1]) if of is kind]:
@@ -535,6 +545,8 @@ def erase_statements(work: Work) -> Iterator[tuple[str, list[list[Any]]]]:
 
 def drop_statements(work: Work) -> list[tuple[str, list[str]]]:
     """Return the calls of these functions for a batch, and their arguments."""
+    if not work.kept:       # as in most batches
+        return []
     ids = {kind: sorted(one[1][0] for one in work.kept if one[0] is kind and is_dropped(work, one)) for kind in DROPS}
     return [(f"SELECT {DROPS[kind]}", given) for kind, given in ids.items() if given]
 

@@ -262,8 +262,9 @@ def written(sent: Iterable[str]) -> Iterator[str]:
     yield from sql.HORIZONS.values()
     for tables in [*((table,) for table in sql.SAVES if table != "posted"), ("receipts", "posted"), tuple(sql.SAVES)]:
         yield sql.save(tables)[0]
-    for named, some in itertools.product((False, True), repeat=2):
-        yield sql.load(named, some)[0]
+    for number in range(len(sql.NAMED) + 1):
+        for ways, some in itertools.product(itertools.combinations(sql.NAMED, number), (False, True)):
+            yield sql.load(ways, some)[0]
 
 
 async def functions(db: Any) -> dict[str, list[tuple[str, list[str]]]]:
