@@ -765,6 +765,7 @@ class Http(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Start the request that waits, if there is one; else the connection is idle from now on."""
+        self.running.scope["extensions"].clear()     # else it would hold itself until a garbage collection
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
