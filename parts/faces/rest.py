@@ -59,8 +59,8 @@ class Endpoint:
             reply = await self._perform(scope, receive, more)
             more += [make_warning_header(told)] if (told := read_warnings(reply)) else []
             status, body = (204, b"") if reply is None else (200, encode_json(reply))
-        except GateError as no:
-            refusal, status, body = no, no.status, encode_json(no.body())
+        except GateError as no:     # without its frames, which would hold it until a garbage collection
+            refusal, status, body = no.with_traceback(None), no.status, encode_json(no.body())
             more += self.gate.describe_refusal(scope, no)
             self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
