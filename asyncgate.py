@@ -841,13 +841,16 @@ class Engine:
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
         self.check_request(op, caller, ask)     # first: who may not create cannot use up what others may
-        carry_out: Callable[[], Awaitable[Any]] = partial(self._carry_out, op, caller, ask)
-        for count_creation in self.on.count_creation if ask.creates else ():
-            carry_out = partial(count_creation, caller, len(getattr(ask, "tasks", "1")), carry_out)
-        reply = await carry_out()
+        reply = await (self._create(op, caller, ask) if ask.creates else self._carry_out(op, caller, ask))
         for after_call in self.on.after_call:
             await after_call(op, caller, ask, reply)
         return reply
+
+    async def _create(self, op: Operation, caller: Caller, ask: Ask) -> Any:
+        create: Callable[[], Awaitable[Any]] = partial(self._carry_out, op, caller, ask)
+        for count_creation in self.on.count_creation:
+            create = partial(count_creation, caller, len(getattr(ask, "tasks", "1")), create)
+        return await create()
 
     async def _carry_out(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         if not op.open:
@@ -859,22 +862,21 @@ class Engine:
                 return await self._run_now(op, caller, ask)
         return await self._run_now(op, caller, ask)
 
-    async def _run_now(self, op: Operation, caller: Caller, ask: Ask) -> Any:
+    def _run_now(self, op: Operation, caller: Caller, ask: Ask) -> Awaitable[Any]:
         if (other := self.on.substitutes.get(op.name)) is not None:
-            return await other(self, caller, ask)
-        if op.direct:
-            return await op.run(self, caller, ask)
-        return await self.write(op.run, op.loads, caller, ask)
+            return other(self, caller, ask)
+        run: Callable[..., Awaitable[Any]] = op.run
+        return run(self, caller, ask) if op.direct else self.write(op.run, op.loads, caller, ask)
 
     def make_own_caller(self, tenant_id: str) -> Caller:
         """Return the gate itself as a caller, for what it does in a tenant without being asked."""
         return Caller(tenant_id, self.gate, "system", frozenset())
 
-    async def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> Any:
-        """Run a write method in the tenant's next batch; return its reply when the batch is durable."""
+    def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> asyncio.Future[Any]:
+        """Run a write method in the tenant's next batch; its reply comes when the batch is durable."""
         decide = partial(self._decide_write, run) if self.on.after_decision else partial(run, self)
         loads = partial(self._name_needs, loads) if self.on.name_needs else loads
-        return await self.batches.join(caller.tenant_id, Job(decide, loads, caller, ask))
+        return self.batches.join(caller.tenant_id, Job(decide, loads, caller, ask))
 
     def _name_needs(self, loads: Loads | None, needs: Needs, caller: Caller, ask: Ask) -> None:
         for name_needs in self.on.name_needs:   # first: what the operation itself needs may be refused
@@ -1973,57 +1975,70 @@ class Batches:
         self.waiting: dict[str, list[Job]] = {}         # in the order of the tenants' turns
         self.under_way: defaultdict[str, list[int]] = defaultdict(list)     # sizes
         self.flights: set[asyncio.Task[None]] = set()
-        self.called = False
+        self.called, self.aloft = False, 0              # whether a departure is planned, and how many are under way
         self.last, self.mixed_until = "", 0.0           # who came last, and how long several tenants are about
 
-    async def join(self, tenant_id: str, job: Job) -> Any:
-        """Put a job into the tenant's next batch and wait until it is durable."""
+    def join(self, tenant_id: str, job: Job) -> asyncio.Future[Any]:
+        """Put a job into the tenant's next batch; its answer comes when the batch is durable."""
         if tenant_id != self.last:
             self.mixed_until = time.monotonic() + self.MIXED_SECONDS if self.last else 0.0
             self.last = tenant_id
         self.waiting.setdefault(tenant_id, []).append(job)
-        self._plan_departure()
-        return await job.answer
+        if self._may_depart(tenant_id):
+            self._plan_departure()
+        return job.answer
 
     async def wait_for_all(self) -> None:
         """Wait until nothing is under way."""
         while self.flights or self.waiting:
             await asyncio.sleep(0) if not self.flights else await asyncio.wait(self.flights)
 
+    def _may_depart(self, tenant_id: str) -> bool:
+        """Whether another batch may start: beside a running one only if it is as large, or batches would shrink."""
+        sizes = self.under_way.get(tenant_id, ())
+        return (self.aloft < self.backend.parallel and len(sizes) < self.backend.parallel_per_tenant
+                and len(self.waiting[tenant_id]) >= sum(sizes))
+
     def _plan_departure(self) -> None:
         if not self.called:     # not at once: what else arrives in this tick shall share the commit
             self.called = True
-            asyncio.get_running_loop().call_soon(self._launch_batches)
+            self._begin(self._depart())
 
-    def _launch_batches(self) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self.flights.add(flight := asyncio.get_running_loop().create_task(work))
+        flight.add_done_callback(self.flights.discard)
+
+    async def _depart(self) -> None:
+        """Carry out what waits; a single batch in this task, because that saves making another one."""
         self.called = False
-        for tenant_id in list(self.waiting):
-            if len(self.flights) >= self.backend.parallel:
-                return
-            if self._is_worth_it(tenant_id):
-                self._launch_batch(tenant_id, self.waiting.pop(tenant_id))
+        leaving = [(tenant_id, self._board(tenant_id)) for tenant_id in list(self.waiting)
+                   if self._may_depart(tenant_id)]
+        if len(leaving) == 1:
+            return await self._fly(*leaving[0])
+        for tenant_id, jobs in leaving:
+            self._begin(self._fly(tenant_id, jobs))
 
-    def _is_worth_it(self, tenant_id: str) -> bool:
-        """Whether another batch may start: beside a running one only if it is as large, or batches would shrink."""
-        sizes = self.under_way[tenant_id]
-        return len(sizes) < self.backend.parallel_per_tenant and len(self.waiting[tenant_id]) >= sum(sizes)
-
-    def _launch_batch(self, tenant_id: str, jobs: list[Job]) -> None:
+    def _board(self, tenant_id: str) -> list[Job]:
+        """Take the jobs of a tenant's next batch out of its queue."""
         size = self.size if time.monotonic() > self.mixed_until else min(self.size, self.MIXED_SIZE)
-        jobs, later = jobs[:size], jobs[size:]
+        waiting = self.waiting.pop(tenant_id)
+        jobs, later = waiting[:size], waiting[size:]
         if later:
             self.waiting[tenant_id] = later             # at the end: the others' turn comes first
         self.under_way[tenant_id].append(len(jobs))
-        flight = asyncio.get_running_loop().create_task(self._carry_out(tenant_id, jobs))
-        self.flights.add(flight)
-        flight.add_done_callback(partial(self._land_batch, tenant_id, len(jobs)))
+        self.aloft += 1
+        return jobs
 
-    def _land_batch(self, tenant_id: str, size: int, flight: asyncio.Task[None]) -> None:
-        self.flights.discard(flight)
-        self.under_way[tenant_id].remove(size)
-        if not self.under_way[tenant_id]:
-            del self.under_way[tenant_id]
-        self._plan_departure()
+    async def _fly(self, tenant_id: str, jobs: list[Job]) -> None:
+        try:
+            await self._carry_out(tenant_id, jobs)
+        finally:
+            self.aloft -= 1
+            self.under_way[tenant_id].remove(len(jobs))
+            if not self.under_way[tenant_id]:
+                del self.under_way[tenant_id]
+            if self.waiting:
+                self._plan_departure()
 
     async def _carry_out(self, tenant_id: str, jobs: list[Job]) -> None:
         decided: list[Work] = []
@@ -2055,7 +2070,7 @@ class Batches:
 
 
 def gather_needs(jobs: list[Job]) -> Needs:
-    """Gather what the jobs of a batch need loaded; an invalid request is refused when it is decided."""
+    """Gather what the jobs of a batch need loaded."""
     needs = Needs(calls=len(jobs))
     for job in jobs:
         try:

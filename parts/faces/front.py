@@ -144,7 +144,8 @@ class Front:
     def _check_site(self, scope: Scope) -> GateError | None:
         hosts, origins, own = self._served_names
         headers: Headers = scope["headers"]
-        host, asked_by, pages = None, b"", list[bytes]()
+        host, asked_by = None, b""
+        pages: list[bytes] = []
         for name, value in headers:
             if name not in SITE_HEADERS:
                 continue

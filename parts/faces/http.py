@@ -28,13 +28,14 @@ from asyncgate.parts.model.wire import Ask, Kind, Name
 ITEMS = {"tasks", "schedules"}      # members of a batch that contain requests
 VALUES = {"payload"}                # members where null is a value
 MOST_ITEMS = 500
+HAS_NULL = re.compile(rb":[ \t\r\n]*null").search      # as every null member looks, and some texts
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def drop_null_members(body: bytes | msgspec.Raw) -> bytes:
     """Drop null members of an object, except a payload: some clients send null for absent members."""
-    if b"null" not in bytes(body):
+    if b"null" not in bytes(body) or not HAS_NULL(bytes(body)):
         return bytes(body)
     check_members(bytes(body))
     held = {name: value for name, value in _members(body).items()
@@ -121,28 +122,26 @@ def find_shortcut(scope: Scope) -> Shortcut | None:
 
 async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:
     """Read a JSON body within the limits of size and time."""
-    most = settings.max_request_bytes
+    most, typed = settings.max_request_bytes, False
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.lower() != b"identity":
             raise UnsupportedMediaType("send the body without content-encoding")
-        if name == b"content-type" and not JSON_LIKE.match(value):
-            raise UnsupportedMediaType(AS_JSON)
-        if name == b"content-length" and int(value) > most:
+        if name == b"content-type":
+            typed = True
+            if value != b"application/json" and not JSON_LIKE.match(value):
+                raise UnsupportedMediaType(AS_JSON)
+        elif name == b"content-length" and int(value) > most:
             raise PayloadTooLarge(f"the request has {int(value)} bytes; the limit is {most}")
     if (whole := find_shortcut(scope)) is not None and (body := whole.body()) is not None:
         if len(body) > most:
             raise PayloadTooLarge(f"the request is larger than {most} bytes")
-        return check_type(scope, body)
-    try:
-        async with asyncio.timeout(settings.body_timeout_seconds):
-            return check_type(scope, await _receive_body(receive, most))
-    except TimeoutError:
-        raise RequestTimeout("the body did not arrive in time; send it again") from None
-
-
-def check_type(scope: Scope, body: bytes) -> bytes:
-    """Refuse a body without a content type: any page can make a browser send one, but JSON needs a preflight (CORS)."""
-    if body and not any(name == b"content-type" for name, _ in scope["headers"]):
+    else:
+        try:
+            async with asyncio.timeout(settings.body_timeout_seconds):
+                body = await _receive_body(receive, most)
+        except TimeoutError:
+            raise RequestTimeout("the body did not arrive in time; send it again") from None
+    if body and not typed:      # any page can make a browser send one, but JSON needs a preflight (CORS)
         raise UnsupportedMediaType(AS_JSON)
     return body
 

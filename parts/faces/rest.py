@@ -22,7 +22,7 @@ from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, InvalidRequest, MethodNotAllowed, log_fault
 from asyncgate.parts.model.members import add_warnings, describe_problem, make_warning_header, read_warnings
-from asyncgate.parts.model.screening import let_others_run, screen_body
+from asyncgate.parts.model.screening import is_light, let_others_run, screen_body
 from asyncgate.parts.model.trace import Trace, find_trace
 from asyncgate.parts.model.wire import Ask
 
@@ -59,8 +59,8 @@ class Endpoint:
             reply = await self._perform(scope, receive, more)
             more += [make_warning_header(told)] if (told := read_warnings(reply)) else []
             status, body = (204, b"") if reply is None else (200, encode_json(reply))
-        except GateError as no:
-            refusal, status, body = no, no.status, encode_json(no.body())
+        except GateError as no:     # without its frames, which would hold it until a garbage collection
+            refusal, status, body = no.with_traceback(None), no.status, encode_json(no.body())
             more += self.gate.describe_refusal(scope, no)
             self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
@@ -111,9 +111,11 @@ class Endpoint:
             if reads and not body:      # 18.5: a bootstrap is a GET that writes and may have a body
                 ask, unknown = op.reader.query(query, rule)
             else:
-                await screen_body(body, self.gate.settings.max_request_values)
+                if heavy := not is_light(body, most := self.gate.settings.max_request_values):
+                    await screen_body(body, most)
                 body = drop_null_members(body) if body else b"{}"
-                await let_others_run(len(body))
+                if heavy:
+                    await let_others_run(len(body))
                 ask, unknown = op.reader.body(body, rule)
                 if query:
                     fill_principal(ask, query)

@@ -655,6 +655,7 @@ class Http(HttpToolsProtocol):
                 cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
         self.crowd.leave(self.where)
         self._stop_clock()
         self._stop_stall()
@@ -663,7 +664,6 @@ class Http(HttpToolsProtocol):
         """Parse and check received data before the app sees it."""
         if self.refused:
             return self._rest_between_reads()
-        self._unset_keepalive_if_required()
         self.idle_bytes += len(data)
         before = self.cycle
         held = 0 if before is None else len(before.body)
@@ -696,7 +696,7 @@ class Http(HttpToolsProtocol):
             self.idle_bytes = 0
         elif self.idle_bytes > MAX_HEAD_BYTES:
             return self._refuse(LARGE_HEAD if in_head else MALFORMED)
-        # Also between requests: stray line ends have stopped the keep-alive timer and begin no message.
+        # Also between requests: stray line ends begin no message.
         if self.clock is None and (in_head or cycle is None or cycle.response_complete):
             self._start_clock()
 
@@ -722,7 +722,10 @@ class Http(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Strip trailing whitespace from a header's value, which the parser keeps (RFC 9110 5.5)."""
-        super().on_header(name, value.rstrip(b" \t"))
+        name, value = name.lower(), value.rstrip(b" \t")
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Check the head of a request once it is complete."""
@@ -761,9 +764,20 @@ class Http(HttpToolsProtocol):
         return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
 
     def on_response_complete(self) -> None:
-        """Note when the connection became idle."""
+        """Start the request that waits, if there is one; else the connection is idle from now on."""
+        self.running.scope["extensions"].clear()     # else it would hold itself until a garbage collection
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
         self.idle_since = self.loop.time()
-        super().on_response_complete()
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self.timeout_keep_alive_task is None:      # one timer for many requests: it looks again when it ends
+            self._wait_for_more(self.timeout_keep_alive)
+
+    def _wait_for_more(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _read_authority(self) -> bytes | None:
         """Return the authority of an absolute target; None for `*`, which has none."""
@@ -847,5 +861,11 @@ class Http(HttpToolsProtocol):
             self.stall = None
 
     def timeout_keep_alive_handler(self) -> None:
-        # A plain close would wait for a client that never reads its answer.
-        self.transport.abort()
+        """Close the connection if it has been idle for long enough."""
+        self.timeout_keep_alive_task = None
+        if not self.is_idle() or self.clock is not None:
+            return      # the next answer starts the time again; a head that is being read has its own
+        if (left := self.idle_since + self.timeout_keep_alive - self.loop.time()) > 0:
+            self._wait_for_more(left)
+        else:       # a plain close would wait for a client that never reads its answer
+            self.transport.abort()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -42,6 +43,7 @@ log = logging.getLogger("asyncgate")
 STATUS_SECONDS = 5.0        # how old a cached account may be
 NO_WAY_IN = ("no credential could be valid: set ASYNCGATE_API_KEY to a secret of your choice, or issue a first key "
              "with `asyncgate keys issue --role admin --name first --principal-id me`, or run `asyncgate dev`")
+MOST_ALLOTMENTS = 1000      # buckets of a principal at an address that are remembered, for limits that stay the same
 NOT_MADE = {400, 403, 409, 413, 429}        # refusals after which no task was created; after a 503 that is unknown
 
 
@@ -163,6 +165,7 @@ class Guard(Extension):
         self.relieving: dict[str, asyncio.Task[None]] = {}
         self.enforced = security.rate_limiting.enabled      # if not, only tenants with stricter limits are limited
         self.limits = open_limits(engine.settings, shared=self.enforced)
+        self.find_buckets = lru_cache(MOST_ALLOTMENTS)(partial(buckets_for, engine.settings))
 
     async def __aenter__(self) -> Guard:
         await self._require_credential()
@@ -314,8 +317,8 @@ class Guard(Extension):
         may = await self._find_limits(caller)
         if self.enforced:
             principal = caller.principal if caller.bound else None
-            await self._draw(scope, buckets_for(self.settings, may, caller.tenant_id, principal,
-                                                scope["asyncgate.address"], heartbeat=op is not None and op.heartbeat))
+            await self._draw(scope, self.find_buckets(may, caller.tenant_id, principal, scope["asyncgate.address"],
+                                                      heartbeat=op is not None and op.heartbeat))
         elif may is not None:
             await self._draw(scope, [call_bucket(may, caller.tenant_id)])
 

@@ -24,10 +24,16 @@ LONGEST_ADDRESS = 80        # characters of an address with port and zone; longe
 
 def read_token(headers: Headers) -> str | None:
     """Return the token of a request; refuse a request with two different tokens."""
-    bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
-    tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else None for scheme, _, token in bearers}
-    tokens |= {value.decode("latin-1").strip(BLANKS) for name, value in headers if name == b"x-api-key"}
-    if len(tokens) > 1 or len(bearers) > 1:
+    bearers = 0
+    tokens: set[str | None] = set()
+    for name, value in headers:
+        if name == b"authorization":
+            bearers += 1
+            scheme, _, token = value.decode("latin-1").partition(" ")
+            tokens.add(token.strip(BLANKS) if scheme.lower() == "bearer" else None)
+        elif name == b"x-api-key":
+            tokens.add(value.decode("latin-1").strip(BLANKS))
+    if len(tokens) > 1 or bearers > 1:
         raise TwoCredentials("two different credentials in one request; show one: Authorization: Bearer <token>, or "
                              "X-API-Key: <token>")
     if None in tokens:
@@ -50,9 +56,11 @@ def find_client_address(scope: Any, headers: Iterable[tuple[bytes, bytes]], trus
     is not a trusted proxy wins: the client may have made up everything before it.
     """
     peer = (scope.get("client") or ("",))[0]
+    if not trusted_proxies:
+        return _show(peer)
     address, trusted = _read(peer), _networks(trusted_proxies)
-    if not trusted or address is None or not _within(address, trusted):
-        return str(address or peer)
+    if address is None or not _within(address, trusted):
+        return _show(peer)
     said = b",".join(value for name, value in headers if name == b"x-forwarded-for").decode("latin-1")
     for hop in reversed(said.split(",")):
         if (before := _read(hop.strip())) is None:
@@ -71,6 +79,11 @@ def is_from_proxy(scope: Any, trusted_proxies: tuple[str, ...]) -> bool:
 
 def group_address(address: str) -> str:
     """Return the unit that limits count: an IPv4 address, or an IPv6 /64, because one host owns a whole /64."""
+    return _group_short(address) if len(address) <= LONGEST_ADDRESS else quote(address, safe="")
+
+
+@lru_cache(4096)
+def _group_short(address: str) -> str:
     found = _read(address)
     if isinstance(found, IPv6Address):
         return f"{IPv6Address(int(found) >> 64 << 64)}/64"
@@ -80,6 +93,16 @@ def group_address(address: str) -> str:
 def _read(text: str) -> Address | None:
     """Read an address, with or without a port and a zone; an IPv4-mapped IPv6 address becomes IPv4."""
     return _read_short(text) if len(text) <= LONGEST_ADDRESS else None
+
+
+def _show(text: str) -> str:
+    """Write an address as the gate writes it, whatever it came as; other texts stay as they are."""
+    return _show_short(text) if len(text) <= LONGEST_ADDRESS else text
+
+
+@lru_cache(4096)
+def _show_short(text: str) -> str:
+    return str(_read(text) or text)
 
 
 @lru_cache(4096)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import re
 import signal
@@ -20,6 +21,7 @@ import pytest
 from asyncgate import Operation
 from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.parts.identity.oauth.directory import Directory
+from asyncgate.parts.model.errors import TaskNotFound
 from asyncgate.parts.model.settings import ArchiveSettings
 from asyncgate.parts.model.wire import Complete, CreateTask, ScheduleState
 from asyncgate.parts.operations import OPERATIONS
@@ -955,3 +957,17 @@ def test_over_a_socket_a_stopping_server_answers_its_waiting_calls(live: Any) ->
     assert (claimed[0], claimed[2]) == (200, {"tasks": []})
     assert (found[0], found[2]["status"]) == (200, "queued")
     assert live.process.wait(PATIENCE_SECONDS) == 0
+
+
+async def test_a_refused_call_leaves_nothing_to_the_garbage_collector(served: Any) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        no = await served.call("POST", f"/v1/tasks/{OTHER}/complete", {"worker_id": "w1", "lease_id": OTHER})
+        await asyncio.sleep(0)      # the event loop itself holds it until its next turn
+        kept = [one for one in gc.get_objects() if type(one) is TaskNotFound]
+    finally:
+        gc.enable()
+
+    refused(no, 404, "task_not_found")
+    assert kept == []

@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 30.0
 HEADER_TIMEOUT_SECONDS = 0.5
 
 APP = """
-import asyncio, json, sys
+import asyncio, gc, json, sys
 from types import SimpleNamespace
 
 sys.path.append(sys.argv[1])
@@ -30,6 +30,7 @@ options = json.loads(sys.argv[2], object_hook=lambda members: SimpleNamespace(**
 from asyncgate.parts.faces import server
 
 server.STALL_SECONDS = 0.5
+server.KEEP_ALIVE_SECONDS = options.keep_alive_seconds
 released = asyncio.Event()
 
 
@@ -98,6 +99,9 @@ async def app(scope, receive, send):
     if body is None:
         return say("disconnected")
     names = [name.decode() for name, _ in scope["headers"]]
+    if scope["path"] == "/kept":
+        gc.disable()
+        names = [kind for one in gc.get_objects() if (kind := type(one).__name__) == "RequestResponseCycle"]
     if scope["path"] == "/values":
         names = [value.decode() for _, value in scope["headers"]]
     answer = json.dumps({"path": scope["path"], "body": body.decode(), "headers": names}).encode()
@@ -137,6 +141,7 @@ class Server:
             "start": "well",
             "close": "well",
             "tell": "",
+            "keep_alive_seconds": 75,
         }
         command = [sys.executable, str(script), str(ROOT), json.dumps(settings | options)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
@@ -293,6 +298,30 @@ def test_an_idle_connection_outlives_the_header_timeout(server: Server, client: 
     Client(server).rest()  # it was opened later, so the header timeout has passed when it is cut
 
     assert client.get("/2")["path"] == "/2"
+
+
+def test_an_idle_connection_is_cut_so_long_after_its_last_answer_not_its_first(launch: Start) -> None:
+    seconds = 3 * HEADER_TIMEOUT_SECONDS
+    client = Client(launch(keep_alive_seconds=seconds).start())
+    until = time.monotonic() + 0.7 * seconds
+    while time.monotonic() < until:
+        client.get("/again")
+    last = time.monotonic()
+
+    assert client.rest() == b""
+    assert time.monotonic() - last > 0.9 * seconds
+
+
+def test_a_head_that_begins_late_has_its_own_time(launch: Start) -> None:
+    seconds = HEADER_TIMEOUT_SECONDS
+    server = launch(keep_alive_seconds=seconds, header_timeout_seconds=4 * seconds).start()
+    client, idle = Client(server), Client(server)
+    client.get("/1")
+    idle.get("/1")      # later, so it is cut when the other one's idle time is over
+    client.say(b"GET /2 HTTP/1.1\r\nHost:")
+    idle.rest()
+
+    assert client.say(b" a\r\n\r\n").answer()[2]["path"] == "/2"
 
 
 def test_a_waiting_request_with_a_piece_of_the_next_one_behind_it_is_not_cut(server: Server, client: Client) -> None:
@@ -503,6 +532,12 @@ def test_pipelined_requests_are_answered_in_order(client: Client) -> None:
     client.say(b"".join(b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n" % number for number in range(50)))
 
     assert [client.answer()[2]["path"] for _ in range(50)] == [f"/{number}" for number in range(50)]
+
+
+def test_an_answered_request_leaves_nothing_to_the_garbage_collector(client: Client) -> None:
+    kept = [len(client.get("/kept")["headers"]) for _ in range(5)]
+
+    assert max(kept[1:]) <= 2, "this one, and the one before, until its connection forgets it"
 
 
 def test_the_short_way_and_the_messages_of_asgi_give_the_same_answer(client: Client) -> None:

@@ -49,19 +49,22 @@ class MemoryLimits:
 
     def take_now(self, buckets: Sequence[Bucket], cost: int = 1) -> LimitVerdict:
         """Charge buckets as `take` does, without a coroutine."""
-        now = self.clock()
+        now, wait, at = self.clock(), 0, 0
         self._sweep(now)
-        limited = [one for one in buckets if one.limit >= 0]
-        levels = [refill(one, self.kept[one.window_seconds].get(one.key), now) for one in limited]
-        waits = [wait_for(one, level, cost, now) for one, level in zip(limited, levels, strict=True)]
-        wait = max(waits, default=0)
-        if not wait and cost:
-            levels = [self._charged(one, level, cost) for one, level in zip(limited, levels, strict=True)]
-        left = [room_left(one, level) for one, level in zip(limited, levels, strict=True)]
-        if not left:
+        drawn: list[tuple[Bucket, Level]] = []
+        for one in buckets:
+            if one.limit >= 0:
+                level = refill(one, self.kept[one.window_seconds].get(one.key), now)
+                if (longer := wait_for(one, level, cost, now)) > wait:
+                    wait, at = longer, len(drawn)
+                drawn.append((one, level))
+        if not drawn:
             return UNLIMITED
-        at = waits.index(wait) if wait else left.index(min(left))
-        return verdict_of(limited[at], now, wait, left[at], full_in(limited[at], levels[at]))
+        if not wait and cost:
+            drawn = [(one, self._charged(one, level, cost)) for one, level in drawn]
+        left = [room_left(one, level) for one, level in drawn]
+        at = at if wait else left.index(min(left))
+        return verdict_of(drawn[at][0], now, wait, left[at], full_in(*drawn[at]))
 
     async def give_back(self, one: Bucket, cost: int) -> None:
         if (kept := self.kept[one.window_seconds].get(one.key)) is not None:
@@ -110,7 +113,10 @@ def wait_for(one: Bucket, level: Level, cost: int, now: int) -> int:
     if cost > min(one.limit, one.burst):
         return window
     filling = -(-(need - level.tokens) // one.limit) if need > level.tokens else 0
-    wait = max(filling, min(sliding_wait(one, level, cost), window + level.last - level.at))
+    sliding = sliding_wait(one, level, cost)
+    if not filling and not sliding:
+        return 0
+    wait = max(filling, min(sliding, window + level.last - level.at))
     return wait and wait + level.at - now
 
 
