@@ -1975,7 +1975,7 @@ class Batches:
         self.waiting: dict[str, list[Job]] = {}         # in the order of the tenants' turns
         self.under_way: defaultdict[str, list[int]] = defaultdict(list)     # sizes
         self.flights: set[asyncio.Task[None]] = set()
-        self.called, self.aloft = False, 0              # whether a departure is planned, and how many are under way
+        self.called, self.running = False, 0            # whether a departure is planned; the batches under way
         self.last, self.mixed_until = "", 0.0           # who came last, and how long several tenants are about
 
     def join(self, tenant_id: str, job: Job) -> asyncio.Future[Any]:
@@ -1984,7 +1984,7 @@ class Batches:
             self.mixed_until = time.monotonic() + self.MIXED_SECONDS if self.last else 0.0
             self.last = tenant_id
         self.waiting.setdefault(tenant_id, []).append(job)
-        if self._may_depart(tenant_id):
+        if self._may_launch(tenant_id):
             self._plan_departure()
         return job.answer
 
@@ -1993,32 +1993,32 @@ class Batches:
         while self.flights or self.waiting:
             await asyncio.sleep(0) if not self.flights else await asyncio.wait(self.flights)
 
-    def _may_depart(self, tenant_id: str) -> bool:
+    def _may_launch(self, tenant_id: str) -> bool:
         """Whether another batch may start: beside a running one only if it is as large, or batches would shrink."""
         sizes = self.under_way.get(tenant_id, ())
-        return (self.aloft < self.backend.parallel and len(sizes) < self.backend.parallel_per_tenant
+        return (self.running < self.backend.parallel and len(sizes) < self.backend.parallel_per_tenant
                 and len(self.waiting[tenant_id]) >= sum(sizes))
 
     def _plan_departure(self) -> None:
         if not self.called:     # not at once: what else arrives in this tick shall share the commit
             self.called = True
-            self._begin(self._depart())
+            self._start_flight(self._launch_batches())
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_flight(self, work: Coroutine[Any, Any, None]) -> None:
         self.flights.add(flight := asyncio.get_running_loop().create_task(work))
         flight.add_done_callback(self.flights.discard)
 
-    async def _depart(self) -> None:
+    async def _launch_batches(self) -> None:
         """Carry out what waits; a single batch in this task, because that saves making another one."""
         self.called = False
-        leaving = [(tenant_id, self._board(tenant_id)) for tenant_id in list(self.waiting)
-                   if self._may_depart(tenant_id)]
+        leaving = [(tenant_id, self._take_batch(tenant_id)) for tenant_id in list(self.waiting)
+                   if self._may_launch(tenant_id)]
         if len(leaving) == 1:
-            return await self._fly(*leaving[0])
+            return await self._run_batch(*leaving[0])
         for tenant_id, jobs in leaving:
-            self._begin(self._fly(tenant_id, jobs))
+            self._start_flight(self._run_batch(tenant_id, jobs))
 
-    def _board(self, tenant_id: str) -> list[Job]:
+    def _take_batch(self, tenant_id: str) -> list[Job]:
         """Take the jobs of a tenant's next batch out of its queue."""
         size = self.size if time.monotonic() > self.mixed_until else min(self.size, self.MIXED_SIZE)
         waiting = self.waiting.pop(tenant_id)
@@ -2026,14 +2026,14 @@ class Batches:
         if later:
             self.waiting[tenant_id] = later             # at the end: the others' turn comes first
         self.under_way[tenant_id].append(len(jobs))
-        self.aloft += 1
+        self.running += 1
         return jobs
 
-    async def _fly(self, tenant_id: str, jobs: list[Job]) -> None:
+    async def _run_batch(self, tenant_id: str, jobs: list[Job]) -> None:
         try:
             await self._carry_out(tenant_id, jobs)
         finally:
-            self.aloft -= 1
+            self.running -= 1
             self.under_way[tenant_id].remove(len(jobs))
             if not self.under_way[tenant_id]:
                 del self.under_way[tenant_id]
@@ -2077,7 +2077,7 @@ def gather_needs(jobs: list[Job]) -> Needs:
             if job.loads is not None:
                 job.loads(needs, job.caller, job.ask)
         except GateError:
-            continue
+            continue    # it is refused when it is decided
     return needs
 
 

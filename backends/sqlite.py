@@ -793,10 +793,11 @@ class Sqlite(Pages):
         for sql, keys in ((KEYED, needs.keys), (CLAIMED, needs.repeats), (LEASED, ((id,) for id in needs.leases))):
             for key in keys:
                 ids.update(task_id for (task_id,) in self.db.execute(sql, (tenant_id, *key)))
+        rows = self.db.execute(BY_ID, (tenant_id, json.dumps(list(ids)))).fetchall() if ids else []
+        tasks = [named_row(row) for row in rows]
         work = Work(tenant_id, now, self.ids, self.lanes[tenant_id].known)
-        if ids:
-            for row in self.db.execute(BY_ID, (tenant_id, json.dumps(list(ids)))):
-                work.load_task(*named_row(row))
+        for task in tasks:
+            work.load_task(*task)
         if needs.claims:
             self._offer(work, needs.claims)
         if needs.receipts:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from asyncgate import Engine, Operation, __version__
 from asyncgate.parts.faces import console, openapi
-from asyncgate.parts.faces.http import find_shortcut, is_named, is_own_page, keep_slashes, make_refusal_headers
+from asyncgate.parts.faces.http import is_named, is_own_page, keep_slashes, make_refusal_headers
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.faces.serving import Doorkeeper, Meter
@@ -26,6 +26,7 @@ from asyncgate.parts.model.connection import (
     Receive,
     Scope,
     Send,
+    find_shortcut,
     is_https_by_proxy,
     is_loopback,
 )

@@ -7,12 +7,12 @@ import contextlib
 import re
 from collections.abc import Awaitable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from asyncgate.parts.model.connection import Headers, Receive, Scope
+from asyncgate.parts.model.connection import Headers, Receive, Scope, find_shortcut
 from asyncgate.parts.model.errors import (
     GateError,
     InvalidRequest,
@@ -102,22 +102,6 @@ def read_claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
     """Return all tenants that a request names in its headers and its query."""
     named = [value.decode("latin-1") for name, value in headers if name == b"x-tenant-id"]
     return [*named, query["tenant_id"]] if "tenant_id" in query else named
-
-
-class Shortcut(Protocol):
-    """An optional feature of a server: read the whole body and send the whole answer without ASGI messages."""
-
-    def body(self) -> bytes | None:
-        """Return the body of the request if all of it has arrived, else None."""
-
-    def answer(self, status: int, lines: bytes, body: bytes) -> bool:
-        """Send an answer with formatted header lines; return whether it was sent."""
-
-
-def find_shortcut(scope: Scope) -> Shortcut | None:
-    """Return the server's shortcut past ASGI messages, if it has one."""
-    extensions = scope.get("extensions")
-    return extensions.get("asyncgate.whole") if extensions else None
 
 
 async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:

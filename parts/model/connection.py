@@ -1,11 +1,11 @@
-"""What a connection says about its peer: ASGI types, addresses, proxies, and the credential."""
+"""What a connection says about its peer: ASGI types, addresses, proxies, and the credential.  And the way past ASGI."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from asyncgate.parts.model.errors import TwoCredentials
@@ -20,6 +20,22 @@ Address = IPv4Address | IPv6Address
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
 BLANKS = " \t"      # stripped from header values; other white space is kept, so that a token has one spelling
 LONGEST_ADDRESS = 80        # characters of an address with port and zone; longer texts would fill the cache
+
+
+class Shortcut(Protocol):
+    """An optional feature of a server: read the whole body and send the whole answer without ASGI messages."""
+
+    def body(self) -> bytes | None:
+        """Return the body of the request if all of it has arrived, else None."""
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> bool:
+        """Send an answer with formatted header lines; return whether it was sent."""
+
+
+def find_shortcut(scope: Scope) -> Shortcut | None:
+    """Return the server's shortcut past ASGI messages, if it has one."""
+    extensions = scope.get("extensions")
+    return extensions.get("asyncgate.whole") if extensions else None
 
 
 def read_token(headers: Headers) -> str | None:
