@@ -81,6 +81,14 @@ class Served:
         self.gate, self.engine, self.backend = gate, gate.engine, gate.engine.backend
         self.tenant_id = gate.settings.default_tenant_id
 
+    async def end_loops(self) -> None:
+        """End what the gate does by itself: it is no part of a test, and could come at any moment."""
+        loops = [*self.gate.upkeep.loops, *self.gate.guard.auditor.loops]
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await self.engine.batches.wait_for_all()    # a canceled loop leaves what it has asked to be written
+
     async def send(self, method: str, target: str, body: bytes | Iterable[bytes] | None = None, *,
                    headers: Iterable[tuple[str, str]] = (), scheme: str = "http", gone: asyncio.Event | None = None,
                    typed: bool = True) -> Answer | None:

@@ -934,10 +934,7 @@ def tongues(served: Any, gate: Gate, token: str) -> dict[str, Tongue]:
 async def served(serve: Any) -> Any:
     """A gate without upkeep, which would seal the receipts of all twins, and tell of other runs in each health."""
     served = await serve()
-    for loop in served.gate.upkeep.loops:
-        loop.cancel()
-    await asyncio.gather(*served.gate.upkeep.loops, return_exceptions=True)
-    await served.engine.batches.wait_for_all()      # a canceled loop leaves what it has asked to be written
+    await served.end_loops()
     return served
 
 

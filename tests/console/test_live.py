@@ -77,6 +77,7 @@ def test_a_hidden_page_asks_for_nothing(chromium: Chromium, open_console: OpenCo
     console = open_console(gate_to_read)
     console.page.clock.install()
     console.visit("inbox")
+    console.rest()
     console.page.evaluate("""() => { Object.defineProperty(document, "hidden", {get: () => true});
         document.dispatchEvent(new Event("visibilitychange")); }""")
     console.watch.clear()

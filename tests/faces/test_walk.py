@@ -5,7 +5,6 @@ The words of parts/model are left out: every room uses them, as it uses the stan
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import threading
@@ -71,14 +70,6 @@ def stays(places: list[str]) -> list[str]:
     return [place for place, _ in groupby(places)]
 
 
-async def let_it_rest(gate: Gate) -> None:
-    """End the loops of a gate: what it does by itself is no part of a call, and could come at any moment."""
-    loops = [*gate.upkeep.loops, *gate.guard.auditor.loops]
-    for loop in loops:
-        loop.cancel()
-    await asyncio.gather(*loops, return_exceptions=True)
-
-
 async def walked(tmp_path: Path) -> list[str]:
     """Complete a task twice, the second time watched; return the files that it went through, without the words."""
     tracer = Tracer()
@@ -88,7 +79,7 @@ async def walked(tmp_path: Path) -> list[str]:
     try:
         async with gate.app.router.lifespan_context(gate.app):
             served = Served(gate)
-            await let_it_rest(gate)     # what they have left to the writer, it does before the first completion
+            await served.end_loops()
             for _ in range(2):
                 gate.guard.accounts.forget(served.tenant_id)    # read again by the next call, good for five seconds
                 offer = await served.leased()
