@@ -91,8 +91,9 @@ STAYS = [
 ]
 AFTERWARDS = [
     "The database: freed pages and the logs beside the file keep old bytes until they are rewritten. On SQLite erase "
-    "with vacuum. On Postgres, when no older transaction is open, run as a superuser VACUUM FULL on the whole "
-    "database, DELETE FROM pg_statistic (its samples have names), VACUUM FULL pg_statistic, ANALYZE and CHECKPOINT; "
+    "with vacuum. On Postgres, each when no older transaction is open in any database of the server, run as a "
+    "superuser VACUUM FULL on the whole database, DELETE FROM pg_statistic (its samples have names), VACUUM FULL "
+    "pg_statistic, ANALYZE and CHECKPOINT; "
     "the files of pg_wal keep old bytes until they are reused or, with wal_recycle off, deleted, and archived WAL "
     "until it expires.",
     "Backups, replicas and copies: they keep it until they are replaced. After restoring an older one, erase again.",

@@ -56,17 +56,22 @@ async def rewrite(gate: Gate, url: str) -> None:
         return await gate.backend.compact()
     admin = url.replace("asyncgate_app@", "postgres@")
     async with connected(admin) as db:
-        await until_nobody_reads_what_was(db)
         # Samples of a table that is empty now would stay.
         for statement in ("VACUUM FULL", "DELETE FROM pg_statistic", "VACUUM FULL pg_statistic", "ANALYZE"):
+            await until_nobody_reads_what_was(db)
             await db.execute(statement)
 
 
 async def until_nobody_reads_what_was(db: Any) -> None:
-    """Wait for snapshots from before, such as autovacuum's: rows that they see stay in the files."""
+    """Wait for transactions from before, such as autovacuum's: rows that they may see stay in the files.
+
+    Also for those of other databases: a snapshot, and so that of VACUUM FULL itself, reaches back to the oldest of all.
+    """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while await db.fetchval("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-                            "AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL"):
+    now = await db.fetchval("SELECT pg_current_xact_id()::text::bigint")
+    while await db.fetchval("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint <= $1 OR EXISTS ("
+                            "SELECT FROM pg_stat_activity WHERE datname = current_database() "
+                            "AND pid <> pg_backend_pid() AND backend_xmin::text::bigint <= $1)", now):
         assert time.monotonic() < deadline, "somebody reads for ever"
         await asyncio.sleep(0.05)
 
