@@ -33,7 +33,7 @@ from asyncgate.parts.model.errors import StartupError
 Change = tuple[str, list[tuple[Any, ...]]]          # a statement, and the rows to run it with
 
 SIZE = 2 << 20              # bytes of the file, so of all records of a generation
-LARGEST = 256 << 10        # bytes of a record; a larger batch is cheaper to commit at once
+LARGEST = 256 << 10         # bytes of a record; a larger batch is cheaper to commit at once
 MOST_ROWS = 2000            # of a record
 BLOCK = 4096                # bytes
 RECORD_HEAD = struct.Struct("<I16sQI")
