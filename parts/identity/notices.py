@@ -88,9 +88,8 @@ def mark_once(kind: str, once: str, admin: Principal) -> str:
 
 
 async def write_notice(engine: Engine, tenant_id: str, kind: str, once: str | None = None, **details: Any) -> None:
-    """Write a notice in a transaction of its own."""
-    if not (whom := await list_admins(engine, tenant_id)):
-        return
+    """Write a notice in a transaction of its own; if that fails, the log has it."""
+    whom: list[Principal] = []
 
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         if once is not None:
@@ -100,7 +99,8 @@ async def write_notice(engine: Engine, tenant_id: str, kind: str, once: str | No
     def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
         tell_admins(engine, work, whom, kind, once, **details)
     try:
-        from asyncgate.parts.model.wire import Ask
-        await engine.write(write, load, engine.make_own_caller(tenant_id), Ask())
+        if whom := await list_admins(engine, tenant_id):
+            from asyncgate.parts.model.wire import Ask
+            await engine.write(write, load, engine.make_own_caller(tenant_id), Ask())
     except GateError:
         log.exception("the admins of tenant %s could not be told of %s", tenant_id, kind)

@@ -10,6 +10,8 @@ import pytest
 from asyncgate import Caller
 from asyncgate.parts.identity.incidents import KEYS_PER_CALL
 from asyncgate.parts.identity.keys import place_of
+from asyncgate.parts.identity.notices import write_notice
+from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.wire import Principal
 from tests.support.identity_tools import FACADES, HOME, OTHER, House, security
 
@@ -176,3 +178,16 @@ async def test_a_key_that_is_no_good_any_more_cannot_be_rotated(house: House, fa
 
     assert [answer.code for answer in told] == ["invalid_state_transition"] * 2
     assert facade != "rest" or {answer.status for answer in told} == {409}
+
+
+async def test_admins_who_cannot_be_told_during_an_outage_are_a_line_in_the_log(
+        house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async def away(*asked: Any) -> Any:
+        raise DatabaseUnavailable("the database does not answer; try again")
+
+    monkeypatch.setattr(house.guard.engine.backend, "page", away)
+
+    await write_notice(house.guard.engine, OTHER, "unusual_address")
+
+    [said] = [record.getMessage() for record in caplog.records if record.name == "asyncgate"]
+    assert said == f"the admins of tenant {OTHER} could not be told of unusual_address"
