@@ -134,6 +134,7 @@ async def opened(url: str, direct: str, **more: Any) -> AsyncIterator[Gate]:
     try:
         assert isinstance(backend, LastingBackend)
         await backend.join(engine.instance, 10.0, engine.hear_news)
+        await backend.beat()        # it has begun: the next one may
         yield Gate(engine, str(uuid.uuid4()))
     finally:
         engine.drain()
