@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.json import decode
 
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.parts.identity.budgets import BUDGET_SECONDS, Budgets
 from asyncgate.parts.identity.usage import end_of_period
+from asyncgate.parts.model.errors import DatabaseUnavailable
+from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.stored import Key
 
 pytestmark = pytest.mark.anyio
 
@@ -95,6 +100,28 @@ async def test_admins_are_told_once_of_each_budget_whatever_process_looks(gate: 
     assert await notices(gate) == [("budget_warning", "tasks"), ("budget_reached", "tasks")]
     with refused("quota_exceeded", limit=5):
         await Gate(other.engine, gate.tenant_id).create()
+
+
+async def test_admins_who_could_not_be_told_of_a_budget_are_told_after_the_outage(
+        gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    to_new_month(gate)
+    root, page = gate.as_admin(), gate.backend.page
+    await root.issue_key(name="root", principal_kind="human", principal_id="root", role="admin")
+    await root.set_budget(quantity="tasks", monthly=1)
+    await gate.create()
+
+    async def away(tenant_id: str, of: Any) -> Any:
+        if of == Rows(Key):
+            raise DatabaseUnavailable("the database does not answer; try again")
+        return await page(tenant_id, of)
+
+    with monkeypatch.context() as outage:
+        outage.setattr(gate.backend, "page", away)
+        await look_around(gate)
+    assert await notices(gate) == []
+    await look_around(gate)
+
+    assert await notices(gate) == [("budget_reached", "tasks")]
 
 
 async def test_a_tenant_has_its_own_budgets_and_the_operator_may_set_them(gate: Gate) -> None:

@@ -278,7 +278,7 @@ class Auditor:
         self.uses: dict[tuple[str, str], Uses] = {}     # by tenant, and key or token
         self.strangers = Strangers(engine.backend.now)
         self.noticed: dict[tuple[str, str], float] = {}     # by tenant and kind, when its admins were last told
-        self.telling: set[asyncio.Task[None]] = set()
+        self.telling: set[asyncio.Task[bool]] = set()
         self.tenants: set[str] = set()          # known tenants, as of `asked_at`
         self.asked_at = -inf
         self.suspects: asyncio.Queue[tuple[Caller, str, str, dict[str, Any]]] = asyncio.Queue(SUSPECTS)

@@ -172,11 +172,11 @@ class Budgets(Extension):
             if spending.used[name] < WARNING_SHARE * limit:
                 continue
             kind = "budget_reached" if name in spending.reached else "budget_warning"
-            if (kind, name) not in spending.told:
+            month = write_month(spending.month)
+            if (kind, name) not in spending.told and await write_notice(
+                    self.engine, tenant_id, kind, once=f"{month} {name} {limit}", quantity=name,
+                    used=spending.used[name], monthly=limit, month=month):
                 spending.told.add((kind, name))
-                month = write_month(spending.month)
-                await write_notice(self.engine, tenant_id, kind, once=f"{month} {name} {limit}", quantity=name,
-                                   used=spending.used[name], monthly=limit, month=month)
 
     async def look_around(self) -> int:
         """Look at the tenants that have written since the last time; one process of many looks at all now and then."""

@@ -87,8 +87,8 @@ def mark_once(kind: str, once: str, admin: Principal) -> str:
     return f"{kind} {once} {admin}"
 
 
-async def write_notice(engine: Engine, tenant_id: str, kind: str, once: str | None = None, **details: Any) -> None:
-    """Write a notice in a transaction of its own; if that fails, the log has it."""
+async def write_notice(engine: Engine, tenant_id: str, kind: str, once: str | None = None, **details: Any) -> bool:
+    """Write a notice in a transaction of its own; return False if that failed, which the log tells."""
     whom: list[Principal] = []
 
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
@@ -104,3 +104,5 @@ async def write_notice(engine: Engine, tenant_id: str, kind: str, once: str | No
             await engine.write(write, load, engine.make_own_caller(tenant_id), Ask())
     except GateError:
         log.exception("the admins of tenant %s could not be told of %s", tenant_id, kind)
+        return False
+    return True
