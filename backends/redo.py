@@ -17,6 +17,7 @@ it after a kill, and the log does not fit any more.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -69,6 +70,7 @@ class RedoLog:
         self.newest = 0         # the row of the newest receipt when the generation began
         self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self.clear()
+        sync_folder(self.path)
         self.start_next()       # generation 0 has no changes: its mark stores the key
 
     @property
@@ -80,6 +82,7 @@ class RedoLog:
         """Begin the next generation; the changes of this one are committed."""
         self.generation += 1
         self.position, self.number = 0, 0
+        self.uncertain = False      # whether a record may be on the disk that is not pending
         self.pending: list[Change] = []
         self.statements: dict[str, int] = {}        # their text is written once in a generation
 
@@ -93,8 +96,7 @@ class RedoLog:
         digest = digest_of(self.key, self.generation, self.number, body)
         record = RECORD_HEAD.pack(len(body), digest, self.generation, self.number) + body
         try:
-            os.pwrite(self.file, record, self.position)
-            sync(self.file)
+            self._write(record)
         except OSError:
             self._take_back()
             raise
@@ -105,12 +107,21 @@ class RedoLog:
         return True
 
     def _take_back(self) -> None:
-        """Make sure that a record which could not be synced is not read back: its batch is reported as failed."""
+        """Make sure that a record which could not be synced is not read back: its batch is committed or has failed."""
         try:
-            os.pwrite(self.file, bytes(RECORD_HEAD.size), self.position)
-            sync(self.file)
+            self._write(bytes(RECORD_HEAD.size))
         except OSError:
-            return      # it may be there or not; the next append overwrites it
+            self.uncertain = True       # the next append overwrites it, or the next generation forgets it
+
+    def _write(self, data: bytes) -> None:
+        """Write where the next record begins, and wait for the disk; raises OSError."""
+        if os.pwrite(self.file, data, self.position) < len(data):   # a full disk may take a part without an error
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(self.file)
+
+    def has_records(self) -> bool:
+        """Whether the log may have records of the running generation."""
+        return bool(self.pending) or self.uncertain
 
     def clear(self) -> None:
         """Overwrite the whole file with zeros.
@@ -129,6 +140,23 @@ class RedoLog:
         os.close(self.file)
         if not self.pending:
             Path(self.path).unlink(missing_ok=True)
+
+
+def sync_folder(path: str) -> None:
+    """Make the name of a new file durable."""
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def require_fit(db: sqlite3.Connection, path: str, newest: int) -> None:
+    """Refuse a log if the file has a newer receipt than before its generation began; raises StartupError."""
+    if db.execute(FIND_NEWEST).fetchone()[0] != newest:
+        raise StartupError(f"another program has changed {path} while the last changes of its gate were only in the "
+                           f"redo log, so {log_of(path)} does not fit it any more: restore the file from before, or "
+                           "move the log away and lose these changes")
 
 
 def digest_of(key: bytes, generation: int, number: int, body: bytes) -> bytes:
@@ -184,10 +212,7 @@ def make_again(db: sqlite3.Connection, path: str, mark: str, newest: int, change
     key, _, committed = mark.partition(":")
     db.execute("BEGIN IMMEDIATE")
     try:
-        if db.execute(FIND_NEWEST).fetchone()[0] != newest:
-            raise StartupError(f"another program has changed {path} after its gate was killed, so {log_of(path)} does "
-                               "not fit it any more: restore the file from before, or move the log away and lose the "
-                               "changes of the gate's last moment")
+        require_fit(db, path, newest)
         for sql, rows in changes:
             db.executemany(sql, rows)
         db.execute(STORE_MARK, (f"{key}:{int(committed) + 1}",))

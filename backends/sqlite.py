@@ -49,7 +49,16 @@ from asyncgate.backends.pages import (
     limit_range,
     narrow_tasks,
 )
-from asyncgate.backends.redo import FIND_NEWEST, STORE_MARK, Change, RedoLog, is_replicated, log_of, recover
+from asyncgate.backends.redo import (
+    FIND_NEWEST,
+    STORE_MARK,
+    Change,
+    RedoLog,
+    is_replicated,
+    log_of,
+    recover,
+    require_fit,
+)
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.findings import Finding
@@ -167,6 +176,7 @@ FROM tenants AS t
 COUNTED_ONCE = {"queues": COUNT_QUEUES, "meters": COUNT_STORED}
 MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
+COPIED_PAGES = 4096     # of a backup, at once
 SHARE = 64          # the most batches that share one commit
 GENERATION_SECONDS = 0.25   # as long a tool that copies the file may lag behind
 # How long the write lock is free after a generation that held it for long, for other programs that want it: SQLite lets
@@ -572,9 +582,9 @@ class Sqlite(Pages):
     def _close_log(self) -> None:
         """Do without the redo log from here on."""
         if self.redo:
+            self.files = {name: inode for name, inode in self.files.items() if name != log_of(self.path)}
             self.redo.close()
             self.redo = None
-            self.files.pop(log_of(self.path), None)
 
     def _load_caches(self) -> None:
         """Load lanes, tenants and keys, and continue ids after those of earlier processes."""
@@ -657,7 +667,7 @@ class Sqlite(Pages):
 
     def _next_item(self) -> Flight | WriterCall | None:
         """Wait for work; settle meanwhile when the generation is old enough."""
-        while self._list_pending():
+        while self._list_pending() or self.db.in_transaction:
             with contextlib.suppress(queue.Empty):
                 return self.queue.get(timeout=max(self.begun + GENERATION_SECONDS - time.monotonic(), 0.001))
             if problem := attempt(self._settle)[1]:
@@ -683,17 +693,30 @@ class Sqlite(Pages):
         if self.db.in_transaction:
             return
         self.db.execute("BEGIN IMMEDIATE")
-        self.tenant_id, pending = None, self._list_pending()
+        self.tenant_id = None
         try:
-            if not pending:     # else it keeps its age: while it cannot be committed, nothing more is acknowledged
+            if self.redo and self.redo.pending:
+                self._make_again(self.redo)
+            else:
                 self.begun = time.monotonic()
                 if self.redo:
                     self.redo.newest = self.db.execute(FIND_NEWEST).fetchone()[0]
-            for sql, rows in pending:
-                self.db.executemany(sql, rows)
         except BaseException:
             self._roll_back()
             raise
+
+    def _make_again(self, redo: RedoLog) -> None:
+        """Make the acknowledged changes again that a rollback has taken from the file.
+
+        The generation keeps its age: while it cannot be committed, nothing more is acknowledged.  An error here is no
+        refusal of the batch that comes next, so it is always an OperationalError.
+        """
+        try:
+            require_fit(self.db, self.path, redo.newest)
+            for sql, rows in redo.pending:
+                self.db.executemany(sql, rows)
+        except (sqlite3.Error, StartupError) as error:
+            raise sqlite3.OperationalError(f"what was acknowledged cannot be made again: {error}") from error
 
     def _list_pending(self) -> list[Change]:
         """Return the changes that only the redo log makes durable."""
@@ -721,15 +744,15 @@ class Sqlite(Pages):
 
     def _settle(self) -> None:
         """Commit the generation, if there is one."""
-        pending = self._list_pending()
-        if not pending and not self.db.in_transaction:
+        if not self._list_pending() and not self.db.in_transaction:
             return
         self._begin()
-        if self.redo and pending:
-            self.db.execute(STORE_MARK, (self.redo.mark,))
+        logged = self.redo if self.redo and self.redo.has_records() else None
+        if logged:
+            self.db.execute(STORE_MARK, (logged.mark,))
         self.db.execute("COMMIT")
-        if self.redo and pending:
-            self.redo.start_next()
+        if logged:
+            logged.start_next()
             if is_replicated(self.path):        # Litestream was started after the gate, or by the same command
                 self._close_log()
             if time.monotonic() - self.begun > GENERATION_SECONDS / 2:
@@ -758,6 +781,7 @@ class Sqlite(Pages):
             return [(flights[0].landed, None, refused)]
         except BaseException as error:
             self._roll_back()
+            attempt(self._settle)       # at once too: until then another program may write
             return [(flight.landed, None, error) for flight in flights]
         for work in done:
             self.known.add(work.tenant_id)
@@ -1168,8 +1192,7 @@ class Sqlite(Pages):
         """Shrink the file by its free pages, and empty its logs; writes wait meanwhile."""
         for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
             await self._on_writer(statement, ())
-        if self.redo:
-            await self._call_writer(self.redo.clear)
+        await self._call_writer(lambda: self.redo.clear() if self.redo else None)
 
     async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
         """Copy a consistent snapshot of the database to a new file while the gate goes on.
@@ -1384,7 +1407,11 @@ def copy_file(source: str, target: str, told: Callable[[int, int], None] | None 
     with (contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old,
           contextlib.closing(sqlite3.connect(target)) as new):
         tell = told or (lambda done, total: None)
-        old.backup(new, pages=4096, progress=lambda _, left, total: tell(total - left, total))
+        # In one read transaction: else each commit of the gate would make the copy begin anew.
+        old.isolation_level = None
+        old.execute("BEGIN")
+        old.execute("SELECT 1 FROM sqlite_master").fetchone()
+        old.backup(new, pages=COPIED_PAGES, progress=lambda _, left, total: tell(total - left, total))
         verdict = new.execute("PRAGMA integrity_check").fetchone()[0]
     os.chmod(target, 0o600)
     if verdict != "ok":
@@ -1396,7 +1423,8 @@ def path_of(url: str) -> str:
     if not (found := re.fullmatch(r"sqlite:///([^?#]+)", url)):
         raise StartupError("the URL of a SQLite database must be sqlite:///relative.db or sqlite:////absolute.db, "
                            f"not {url}")
-    return found[1]
+    # The logs and the lock are beside the file, as SQLite's own log is, whatever link leads to it.
+    return os.path.realpath(found[1]) if os.path.islink(found[1]) else found[1]
 
 
 async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Sqlite:

@@ -23,7 +23,7 @@ from asyncgate.backends import open_backend, redo, sqlite
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.load import TENANT
 from asyncgate.conformance.verify import verify
-from asyncgate.parts.model.errors import DatabaseUnavailable, Refused, StartupError
+from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -209,6 +209,66 @@ async def test_a_refused_batch_leaves_nothing_and_takes_nothing_along(gate: Gate
     assert (await verify(backend)).problems == []
 
 
+async def test_a_fault_in_a_batch_leaves_nothing_acknowledged_outside_of_the_file(gate: Gate, path: Path) -> None:
+    made = await gate.create()
+
+    def fail(work: Work) -> None:
+        raise RuntimeError("a bug")
+    with pytest.raises(RuntimeError):
+        await gate.backend.transact(TENANT, Needs(), fail)
+
+    assert not backend_of(gate).redo.pending
+    assert any(made in line for line in dump(path))
+
+
+async def test_another_program_that_writes_between_a_rollback_and_its_repair_is_noticed(
+        gate: Gate, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    backend = backend_of(gate)
+    await gate.create(idempotency_key="k")
+    await backend._call_writer(backend._roll_back, inside=True)
+    other = await open_backend(f"sqlite:///{path}")
+    await Gate(Engine(other), TENANT).create(idempotency_key="k")
+    await other.close()
+
+    with pytest.raises(DatabaseUnavailable):
+        await gate.create()
+
+    assert "another program has changed" in caplog.text
+    backend.opened.pop_all()        # a kill: nothing is closed in order
+    backend.lock.release()
+    with pytest.raises(StartupError, match="another program has changed"):
+        await open_backend(f"sqlite:///{path}", serving=True)
+
+
+async def test_a_transaction_that_changed_nothing_ends_by_itself(
+        gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is open, no other program can write."""
+    monkeypatch.setattr(sqlite, "GENERATION_SECONDS", 0.01)
+    backend = backend_of(gate)
+
+    await backend._on_writer("SELECT 1", (), inside=True)
+
+    async with asyncio.timeout(PATIENCE):
+        while backend.db.in_transaction:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_file_behind_a_symbolic_link_has_its_log_and_its_lock_beside_itself(path: Path, tmp_path: Path) -> None:
+    """SQLite has its own log there, and whoever opens the file by its name looks there."""
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "link.db"
+    link.symlink_to(path)
+    backend = await open_backend(f"sqlite:///{link}", serving=True)
+    made = await Gate(Engine(backend), TENANT).create()
+
+    assert log_of(path)
+    assert list(link.parent.iterdir()) == [link]
+    with pytest.raises(NotNow):
+        await open_backend(f"sqlite:///{path}", serving=True)
+    await backend.close()
+    assert await tasks_of(path) == {made}
+
+
 async def test_batches_beside_a_refused_one_are_stored(gate: Gate) -> None:
     await gate.create()
     backend = backend_of(gate)
@@ -240,6 +300,47 @@ async def test_a_log_that_cannot_be_written_costs_nothing_but_time(
     assert stored == {first, second}
     third = await gate.create()
     assert {task.task_id for task in (await gate.everything())["Task"]} == {first, second, third}
+
+
+async def test_a_record_of_which_the_disk_takes_only_a_part_does_not_count(
+        gate: Gate, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full file system may write less than it was asked to, without an error."""
+    write, made = os.pwrite, [await gate.create()]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:len(data) // 2], at))
+        made.append(await gate.create())
+    made.append(await gate.create())
+
+    copy = copied(path, tmp_path / "copy")
+
+    assert await tasks_of(copy) == set(made)
+
+
+async def test_a_first_record_that_can_neither_be_synced_nor_taken_back_is_not_made_again(
+        gate: Gate, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> None:
+        raise OSError(errno.EIO, "input/output error")
+    write, made = os.pwrite, [await gate.create()]
+    await backend_of(gate).tenants()        # a read settles the generation
+    with monkeypatch.context() as patch:
+        patch.setattr(redo, "sync", broken)
+        patch.setattr(os, "pwrite", lambda file, data, at: write(file, data, at) if any(data) else broken())
+        made.append(await gate.create())
+    copy = copied(path, tmp_path / "copy")
+
+    assert await tasks_of(copy) == set(made)
+    made.append(await gate.create())
+    assert await tasks_of(copied(path, tmp_path / "later")) == set(made)
+
+
+async def tasks_of(path: Path) -> set[str]:
+    """Recover a database; return its tasks."""
+    backend = await open_backend(f"sqlite:///{path}")
+    try:
+        assert (await verify(backend)).problems == []
+        return {task.task_id for task in (await Gate(Engine(backend), TENANT).everything())["Task"]}
+    finally:
+        await backend.close()
 
 
 async def test_what_could_not_be_stored_anywhere_does_not_come_back(
@@ -371,3 +472,22 @@ async def test_what_another_program_wrote_before_a_generation_began_is_no_hindra
     backend = await open_backend(f"sqlite:///{copy}")
     assert {task.task_id for task in (await Gate(Engine(backend), TENANT).everything())["Task"]} == set(made)
     await backend.close()
+
+
+async def test_a_backup_ends_although_the_gate_commits_between_any_two_of_its_steps(
+        gate: Gate, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "COPIED_PAGES", 8)
+    made = {await gate.create() for _ in range(3)}
+    steps = list[int]()
+
+    def commit(done: int, total: int) -> None:
+        steps.append(done)
+        assert len(steps) <= total, "it begins anew again and again"
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("INSERT INTO meta VALUES (?, '')", (f"step {len(steps)}",))
+            other.commit()
+
+    await backend_of(gate).backup(str(tmp_path / "copy.db"), commit)
+
+    assert len(steps) > 3
+    assert await tasks_of(tmp_path / "copy.db") == made
