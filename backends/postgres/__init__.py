@@ -324,6 +324,8 @@ class Postgres(Pages):
                     saved = await self._save(db, work, slot)
                     await commit(db)
         except (*BROKEN, TimeoutError, Unconfirmed) as error:
+            if saved is None and isinstance(error, Unconfirmed):    # it may have read what no standby has
+                raise ConnectionError("no standby has confirmed what was read") from error
             if saved is None:
                 raise
             if not await self._was_committed(tenant_id, saved):

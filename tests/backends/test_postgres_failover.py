@@ -154,6 +154,23 @@ async def test_a_commit_whose_wait_for_the_standby_an_operator_ends_is_not_ackno
         assert (await gate.task(made)).status == "queued"
 
 
+async def test_a_repeat_whose_wait_for_the_standby_an_operator_ends_is_answered_when_a_standby_has_what_it_read(
+        primary: Cluster, standby: Standby) -> None:
+    """It saves nothing, but its row lock is committed, and waits like a change."""
+    async with opened(primary.url("gate"), timeout_seconds=60) as gate:
+        made = await gate.create(idempotency_key="k")
+        await asyncio.to_thread(standby.stop)
+        repeat = asyncio.create_task(gate.create(idempotency_key="k"))
+        await until(lambda: value(primary, WAITS))
+        await value(primary, f"SELECT pg_cancel_backend(pid) {WAITING}")
+        await until(lambda: value(primary, WAITS))      # it waits again
+        assert not repeat.done()
+
+        await asyncio.to_thread(standby.start)
+
+        assert await repeat == made
+
+
 async def test_a_fail_over_under_load_loses_nothing_that_was_acknowledged(
         primary: Cluster, standby: Standby, record_property: Any) -> None:
     seed = random.randrange(2**32)

@@ -292,7 +292,7 @@ async def test_a_create_of_which_nobody_knows_is_a_503_and_its_key_makes_no_seco
     async with serving(url) as server, client_of(server) as ada:
         first = await acknowledged(ada)
 
-        sprung = proxy.lose_reply(gone=True)
+        sprung = proxy.lose_reply(gone=True, of=b"task.assigned")
         refused = await ada.ask("create_task", type="demo", payload=None, idempotency_key="k")
         head, said = ada.head, ada.answer
         kept = await stored_tasks(direct)
@@ -313,7 +313,7 @@ async def test_a_completion_of_which_nobody_knows_is_a_503_and_can_be_repeated(
         offer = (await acknowledged(worker, "lease_next", max_tasks=1))["tasks"][0]
         asks = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "result": {"n": 1}, "artifacts": ARTIFACTS}
 
-        sprung = proxy.lose_reply(gone=True)
+        sprung = proxy.lose_reply(gone=True, of=b"task.completed")
         refused = await worker.ask("complete", **asks)
         await proxy.restore()
         await acknowledged(worker, "complete", **asks)

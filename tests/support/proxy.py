@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from asyncgate.conformance.postgres_server import free_port
 
 HOST = "127.0.0.1"
 COMMIT = b"Q\0\0\0\x0bCOMMIT\0"
+BEGIN = re.compile(rb"Q....BEGIN", re.DOTALL)
 STARTUP = b"\0\3"               # the major version of the protocol; before it a client may ask for encryption
 COMPLETE = b"C"
 CHUNK = 2 ** 16
@@ -49,11 +51,14 @@ class Trap:
     before: bool = False        # it is not passed on; else it is carried out and its reply is lost
     again: bool = False         # at every nth
     gone: bool = False          # and the database cannot be reached any more
+    of: bytes = b""             # only COMMITs of transactions that sent this count
     seen: int = 0
     caught: int = 0
 
-    def springs(self) -> bool:
-        """Count one more COMMIT; say whether it is meant."""
+    def springs(self, sent: bytes) -> bool:
+        """Count one more COMMIT of what was sent; say whether it is meant."""
+        if self.of not in sent:
+            return False
         self.seen += 1
         meant = self.seen % self.nth == 0 if self.again else self.seen == self.nth
         self.caught += meant
@@ -67,6 +72,7 @@ class Link:
         self.proxy, self.client, self.passing = proxy, client, proxy.passing
         self.asked, self.lost = Messages(typed=False), Messages(typed=True)
         self.losing: Trap | None = None
+        self.sent = b""                 # in the running transaction
 
     async def run(self) -> None:
         """Carry bytes both ways until one side has had enough."""
@@ -99,7 +105,8 @@ class Link:
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await self._read(reader):
             for message in self.asked.of(chunk):
-                if message == COMMIT and (trap := self.proxy.trap) and trap.springs():
+                self.sent = message if BEGIN.match(message) else self.sent + message
+                if message == COMMIT and (trap := self.proxy.trap) and trap.springs(self.sent):
                     if trap.before:
                         raise Cut
                     self.losing = trap
@@ -181,9 +188,9 @@ class Proxy:
         self.passing = asyncio.Event()
         self.passing.set()
 
-    def lose_reply(self, nth: int = 1, *, again: bool = False, gone: bool = False) -> Trap:
+    def lose_reply(self, nth: int = 1, *, again: bool = False, gone: bool = False, of: bytes = b"") -> Trap:
         """Let the nth COMMIT from now on be carried out, and cut its connection before its reply gets through."""
-        self.trap = Trap(nth, again=again, gone=gone)
+        self.trap = Trap(nth, again=again, gone=gone, of=of)
         return self.trap
 
     def cut_before(self, nth: int = 1, *, again: bool = False) -> Trap:
