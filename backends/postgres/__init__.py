@@ -2,6 +2,9 @@
 
     BEGIN + tenant    →   LOAD (locks, claims, the clock)   →   SAVE (one writable CTE)   →   COMMIT
 
+SAVE and COMMIT could be one trip: a query text with the rows as literals.  But the server logs the text of a query that
+fails, as after a lost race, and no payload may be in a log; parameters are not in it.
+
 Row-level security reads `app.tenant_id`, which is set for one transaction only; the gate's role can neither bypass it
 nor change a receipt.
 

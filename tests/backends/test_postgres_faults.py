@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import pytest
 
-from asyncgate import Engine, News
+from asyncgate import Engine, Needs, News
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, under
@@ -30,7 +30,7 @@ from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.database import LastingBackend
-from asyncgate.parts.model.errors import DatabaseUnavailable
+from asyncgate.parts.model.errors import DatabaseUnavailable, Refused
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.upkeep import Upkeep
 from tests.support.proxy import Proxy
@@ -197,6 +197,21 @@ def refused_start(url: str, **settings: Any) -> str:
     assert said.returncode > 0
     assert len(lines) == 1, said.stderr
     return lines[0]
+
+
+async def test_a_batch_that_the_database_refuses_leaves_no_payload_in_the_log_of_the_server(
+        cluster: Cluster, gate: Gate) -> None:
+    """The server logs the text of each query that fails, so no row may be in it."""
+    await gate.create(payload="a-payload-that-is-private")
+    [task] = (await gate.everything())["Task"]
+
+    with pytest.raises(Refused, match="UniqueViolationError"):
+        await gate.backend.transact(TENANT, Needs(), lambda work: work.add_task(task, frozenset()))
+
+    log = cluster.log.read_text(errors="replace")
+    assert "duplicate key value violates unique constraint" in log
+    assert "STATEMENT:" in log
+    assert "a-payload-that-is-private" not in log
 
 
 # Nobody knows whether the COMMIT went through.
