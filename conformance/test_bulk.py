@@ -16,6 +16,7 @@ from asyncgate.conformance.test_pausing import audited
 from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Tier
 from asyncgate.parts.model.wire import Principal, TaskRecord
 from asyncgate.parts.operating import rerun
+from asyncgate.parts.operating.bulk import PREFIX
 
 pytestmark = pytest.mark.anyio
 
@@ -332,14 +333,24 @@ async def test_a_confirmation_cannot_be_made_up_or_changed(gate: Gate) -> None:
     await gate.create("a")
     await gate.create("b")
     confirmation = await confirmed(gate.as_admin(), action="cancel", type="a")
-    text = base64.urlsafe_b64decode(confirmation + "=" * (-len(confirmation) % 4))
-    changed = base64.urlsafe_b64encode(text.replace(b'"type":"a"', b'"type":"b"')).decode().rstrip("=")
+    sealed = confirmation.removeprefix(PREFIX)
+    text = base64.urlsafe_b64decode(sealed + "=" * (-len(sealed) % 4))
+    changed = PREFIX + base64.urlsafe_b64encode(text.replace(b'"type":"a"', b'"type":"b"')).decode().rstrip("=")
     cursor = (await gate.as_admin().list_tasks(limit=1)).next_cursor
 
     for wrong in (changed, confirmation[:-2], confirmation + "A", "", "x", "mXz0…", cursor):
         with refused("invalid_confirmation"):
             await gate.as_admin().run_bulk(confirmation=wrong)
     assert len((await gate.as_admin().list_tasks(status="queued")).tasks) == 2
+
+
+async def test_a_confirmation_is_no_option_of_a_command_and_one_of_before_works(gate: Gate) -> None:
+    """The releases before gave it without what it begins with now, and one of 64 began with a dash."""
+    confirmation = await confirmed(gate.as_admin(), action="cancel")
+
+    assert PREFIX.isidentifier()
+    assert confirmation.startswith(PREFIX)
+    assert (await gate.as_admin().run_bulk(confirmation=confirmation.removeprefix(PREFIX))).ended
 
 
 async def test_a_confirmation_expires_before_it_is_used(gate: Gate) -> None:

@@ -44,6 +44,7 @@ MOST_READ = 5000        # tasks that a preview reads, or a call that finds nothi
 SAMPLE = 10
 USUAL_TASKS, MOST_TASKS, MOST_SECONDS = 500, 5000, 5.0      # of one call
 GOOD_SECONDS = 900      # a confirmation, to begin
+PREFIX = "bulk_"        # of a confirmation: without it one of 64 begins with a dash, as an option of a command does
 
 
 class Order(Struct, frozen=True):
@@ -154,13 +155,14 @@ def can_be(ask: PreviewBulk, task: Task) -> bool:
 def seal_order(engine: Engine, caller: Caller, order: Order) -> str:
     """Return the confirmation of an order, good for this caller alone."""
     text = msgspec.json.encode(order).decode()
-    return engine.seal_cursor(caller, text, "bulk", caller.principal.kind, caller.principal.id)
+    return PREFIX + engine.seal_cursor(caller, text, "bulk", caller.principal.kind, caller.principal.id)
 
 
 def open_order(engine: Engine, caller: Caller, confirmation: str) -> Order:
     """Return the order of a confirmation that this caller was given."""
     try:
-        text = engine.open_cursor(caller, confirmation, "bulk", caller.principal.kind, caller.principal.id)
+        sealed = confirmation.removeprefix(PREFIX)      # the releases before gave it without
+        text = engine.open_cursor(caller, sealed, "bulk", caller.principal.kind, caller.principal.id)
     except InvalidCursor:
         raise InvalidConfirmation("this confirmation was not given to this caller by preview_bulk; preview again "
                                   "and use the one that you get") from None
