@@ -168,11 +168,11 @@ class Budgets(Extension):
 
     async def _tell(self, tenant_id: str, spending: Spending) -> None:
         """Tell the admins, once a month, of each budget that is used, or of which less than 20 % is left."""
+        month = write_month(spending.month)
         for name, limit in spending.limits.items():
             if spending.used[name] < WARNING_SHARE * limit:
                 continue
             kind = "budget_reached" if name in spending.reached else "budget_warning"
-            month = write_month(spending.month)
             if (kind, name) not in spending.told and await write_notice(
                     self.engine, tenant_id, kind, once=f"{month} {name} {limit}", quantity=name,
                     used=spending.used[name], monthly=limit, month=month):

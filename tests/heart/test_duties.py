@@ -12,12 +12,6 @@ pytestmark = pytest.mark.anyio
 PATIENCE = 10
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """What the gate runs on."""
-    return "asyncio"
-
-
 async def test_an_alarm_ends_a_pause_at_the_earliest_time_that_was_named() -> None:
     alarm, loop = Alarm(), asyncio.get_running_loop()
     alarm.REST_SECONDS = 0.0
