@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 
 from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.process.folders import fsync_folder
 
 Change = tuple[str, list[tuple[Any, ...]]]          # a statement, and the rows to run it with
 
@@ -70,7 +71,7 @@ class RedoLog:
         self.newest = 0         # the row of the newest receipt when the generation began
         self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self.clear()
-        sync_folder(self.path)
+        fsync_folder(os.path.dirname(self.path))
         self.start_next()       # generation 0 has no changes: its mark stores the key
 
     @property
@@ -142,21 +143,17 @@ class RedoLog:
             Path(self.path).unlink(missing_ok=True)
 
 
-def sync_folder(path: str) -> None:
-    """Make the name of a new file durable."""
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def replay(db: sqlite3.Connection, path: str, newest: int, changes: list[Change]) -> None:
+    """Make the changes of a generation again in the running transaction.
 
-
-def require_fit(db: sqlite3.Connection, path: str, newest: int) -> None:
-    """Refuse a log if the file has a newer receipt than before its generation began; raises StartupError."""
+    Raises StartupError if the file has a newer receipt than before the generation began: then they do not fit it.
+    """
     if db.execute(FIND_NEWEST).fetchone()[0] != newest:
         raise StartupError(f"another program has changed {path} while the last changes of its gate were only in the "
                            f"redo log, so {log_of(path)} does not fit it any more: restore the file from before, or "
                            "move the log away and lose these changes")
+    for sql, rows in changes:
+        db.executemany(sql, rows)
 
 
 def digest_of(key: bytes, generation: int, number: int, body: bytes) -> bytes:
@@ -212,9 +209,7 @@ def make_again(db: sqlite3.Connection, path: str, mark: str, newest: int, change
     key, _, committed = mark.partition(":")
     db.execute("BEGIN IMMEDIATE")
     try:
-        require_fit(db, path, newest)
-        for sql, rows in changes:
-            db.executemany(sql, rows)
+        replay(db, path, newest, changes)
         db.execute(STORE_MARK, (f"{key}:{int(committed) + 1}",))
         db.execute("COMMIT")
     except BaseException:

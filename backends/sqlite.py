@@ -57,7 +57,7 @@ from asyncgate.backends.redo import (
     is_replicated,
     log_of,
     recover,
-    require_fit,
+    replay,
 )
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
@@ -581,7 +581,7 @@ class Sqlite(Pages):
 
     def _close_log(self) -> None:
         """Do without the redo log from here on."""
-        if self.redo:
+        if self.redo:       # replaced and not changed: the event loop may be going through the files now
             self.files = {name: inode for name, inode in self.files.items() if name != log_of(self.path)}
             self.redo.close()
             self.redo = None
@@ -712,9 +712,7 @@ class Sqlite(Pages):
         refusal of the batch that comes next, so it is always an OperationalError.
         """
         try:
-            require_fit(self.db, self.path, redo.newest)
-            for sql, rows in redo.pending:
-                self.db.executemany(sql, rows)
+            replay(self.db, self.path, redo.newest, redo.pending)
         except (sqlite3.Error, StartupError) as error:
             raise sqlite3.OperationalError(f"what was acknowledged cannot be made again: {error}") from error
 

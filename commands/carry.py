@@ -17,6 +17,7 @@ from msgspec import Struct
 from asyncgate import receipt_hash
 from asyncgate.clients.http import Http
 from asyncgate.parts.model.stored import Receipt, Seal
+from asyncgate.parts.process.folders import fsync_folder
 from asyncgate.parts.receipts.files import (
     Damaged,
     Header,
@@ -25,7 +26,6 @@ from asyncgate.parts.receipts.files import (
     SealedReading,
     Writer,
     decode_line,
-    fsync_folder,
 )
 
 IMPORT_BATCH, BATCH_BYTES = 250, 2 * 2**20     # limits of one import call: receipts, bytes

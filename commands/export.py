@@ -40,7 +40,7 @@ from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.model.wire import Principal
-from asyncgate.parts.receipts.files import fsync_folder
+from asyncgate.parts.process.folders import fsync_folder
 
 FORMAT, README, MANIFEST, STATE_FILE = "asyncgate-export", "README.txt", "manifest.json", "state.json"
 MOST_MANIFEST, PIECE = 4 * 2**20, 2**20

@@ -34,7 +34,8 @@ from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Erasure, Receipt, SealHead, Task, Usage
 from asyncgate.parts.model.wire import Ask
-from asyncgate.parts.receipts.files import Header, Reading, fsync_folder, pack_receipts
+from asyncgate.parts.process.folders import fsync_folder
+from asyncgate.parts.receipts.files import Header, Reading, pack_receipts
 from asyncgate.parts.receipts.may import discharges
 from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.receipts.seals import START, receipt_digest

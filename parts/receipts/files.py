@@ -216,12 +216,3 @@ class SealedReading(Reading):
         self.chain.see(receipt.receipt_id, receipt_digest(receipt))
         self.ids.add(receipt.receipt_id)
         self.parents |= {parent: receipt.receipt_id for parent in receipt.parents if parent not in self.ids}
-
-
-def fsync_folder(path: str) -> None:
-    """Make the names in a folder durable."""
-    folder = os.open(path or ".", os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
