@@ -122,6 +122,7 @@ async def test_sigterm_under_load_answers_the_waiting_keeps_the_acknowledged_and
             await server.start()    # for clients that retry until they get an answer
 
         assert status == 0
-        assert [answer.reply for answer in answers] == [{"tasks": []}] * len(idle)
+        # The load pauses things, sometimes the whole tenant: an answer may warn of it.
+        assert [answer.reply and answer.reply["tasks"] for answer in answers] == [[]] * len(idle)
         assert await server.stop(signal.SIGTERM) == 0
         assert await wrong_with(database, load) == []
