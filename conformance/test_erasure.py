@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -114,7 +115,8 @@ async def test_a_tenant_goes_as_a_whole_and_its_neighbour_stays_as_it_is(gate: G
 
     assert report.state == "erased"
     text = await text_of(other)
-    assert not [name for name in (MARK, "bob", "w1", "root", "ada") if f'"{name}' in text]
+    # As whole words: the hexadecimal text of a digest may begin with "ada".
+    assert not [name for name in (MARK, "bob", "w1", "root", "ada") if re.search(rf'"{name}\b', text)]
     assert await neighbour.everything() == before
     assert await problems_of(other) == []
     async with other.unchanged():

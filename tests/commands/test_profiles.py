@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from asyncgate.clients import http
 from asyncgate.clients.testing import Gate
 from asyncgate.commands.main import main
 
@@ -51,8 +52,9 @@ def test_a_login_with_a_wrong_credential_keeps_nothing(url: str, home: Path) -> 
 
 def test_profiles_are_chosen_by_option_or_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run("login", "--url", url, "--profile", "prod", stdin=KEY)
+    monkeypatch.setattr(http, "DEFAULT_URL", "http://127.0.0.1:9")      # at 8080 a developer may have a gate
 
-    assert run("list-tasks").exit_code == 7                      # there is no profile default, and no gate at 8080
+    assert run("list-tasks").exit_code == 7                      # there is no profile default, and no gate at 9
     assert run("list-tasks", "--profile", "prod").exit_code == 0
     monkeypatch.setenv("ASYNCGATE_PROFILE", "prod")
     assert run("list-tasks").exit_code == 0
