@@ -35,7 +35,7 @@ from asyncgate.parts.identity.oauth.revocations import (
 )
 from asyncgate.parts.identity.oauth.sessions import end_grants, find_grants, is_about_self
 from asyncgate.parts.model.caller import ShownSession
-from asyncgate.parts.model.connection import Headers, Scope, read_token
+from asyncgate.parts.model.connection import Headers, Scope, list_cookies, read_token
 from asyncgate.parts.model.console import CONSOLE_CLIENT, SESSION_HEADER, BegunSession
 from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidToken, TwoCredentials
 from asyncgate.parts.model.stored_oauth import Grant
@@ -237,24 +237,15 @@ def set_cookie(scope: Scope, name: str, value: str, seconds: int) -> tuple[bytes
     return b"set-cookie", f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}".encode()
 
 
-def list_cookies(scope: Scope) -> Iterator[tuple[str, str]]:
-    """Yield names and values of the cookies of a request, also of repeated ones."""
-    for header, text in scope["headers"]:
-        if header == b"cookie":
-            for pair in text.decode("latin-1").split(";"):
-                name, _, value = pair.strip().partition("=")
-                yield name, value
-
-
 def list_values(scope: Scope, name: str) -> Iterator[str]:
     """Yield the values of the cookies with a name."""
-    return (value for one, value in list_cookies(scope) if one == name)
+    return (value for one, value in list_cookies(scope["headers"]) if one == name)
 
 
 def drop_oldest(scope: Scope) -> Headers:
     """Return the headers that drop the oldest sessions of a browser that has too many; ids begin with their time."""
     beginning = name_cookie(scope, "")
-    known = sorted({name for name, _ in list_cookies(scope)
+    known = sorted({name for name, _ in list_cookies(scope["headers"])
                     if name.startswith(beginning) and re.fullmatch("[0-9a-f]{32}", name.removeprefix(beginning))})
     return [set_cookie(scope, name, "", 0) for name in known[:max(0, len(known) - MOST_SESSIONS + 1)]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Protocol
@@ -55,6 +55,18 @@ def read_token(headers: Headers) -> str | None:
     if None in tokens:
         raise TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
     return (tokens.pop() if tokens else None) or None       # an empty token means none: its variable was not set
+
+
+def list_cookies(headers: Headers) -> Iterator[tuple[str, str]]:
+    """Yield names and values of the cookies of a request, also of repeated ones.
+
+    Other programs of the host and its domain set cookies, too, in forms of their own: none of them hides another.
+    """
+    for header, text in headers:
+        if header == b"cookie":
+            for pair in text.decode("latin-1").split(";"):
+                name, _, value = pair.strip().partition("=")
+                yield name, value
 
 
 def is_loopback(host: str) -> bool:

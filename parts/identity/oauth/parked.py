@@ -64,7 +64,7 @@ def park(server: AuthorizationServer, request: Request, parked: Parked) -> list[
         raise BadRequestPage("the request is too long for a sign-in: its state, redirect_uri and client_id together")
     others = sorted((one for one in list_parked(server, request) if one.id != parked.id), key=lambda one: one.begun_at)
     known = {name_cookie(server, one.id) for one in others[-(MOST_PARKED - 1):]} | {name}
-    stale = [other for other in request.cookies() if other.startswith(name_cookie(server, "")) and other not in known]
+    stale = [other for other in request.cookies() if is_sign_in(server, other) and other not in known]
     return [set_cookie(server, name, value, PARKED_SECONDS), *(set_cookie(server, other, "", 0) for other in stale)]
 
 
@@ -89,9 +89,8 @@ def find_newest(server: AuthorizationServer, request: Request) -> Parked | None:
 
 def list_parked(server: AuthorizationServer, request: Request) -> Iterator[Parked]:
     """Yield the sign-ins of this browser."""
-    beginning = name_cookie(server, "")
     for name, value in request.cookies().items():
-        if name.startswith(beginning) and (parked := open_parked(server, name, value)):
+        if is_sign_in(server, name) and (parked := open_parked(server, name, value)):
             yield parked
 
 
@@ -115,6 +114,12 @@ def make_cipher(server: AuthorizationServer) -> AESGCM:
 def name_cookie(server: AuthorizationServer, id: str) -> str:
     """Return the name of a sign-in's cookie; browsers take __Host- from this host over TLS alone."""
     return f"{'__Host-' if server.secure else ''}asyncgate-sign-in-{id}"
+
+
+def is_sign_in(server: AuthorizationServer, name: str) -> bool:
+    """Whether a cookie has the name of a sign-in's cookie."""
+    beginning = name_cookie(server, "")
+    return name.startswith(beginning) and SIGN_IN_ID.match(name.removeprefix(beginning)) is not None
 
 
 def set_cookie(server: AuthorizationServer, name: str, value: str, seconds: int) -> tuple[bytes, bytes]:

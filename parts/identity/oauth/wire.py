@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
-from asyncgate.parts.model.connection import Headers, Scope
+from asyncgate.parts.model.connection import Headers, Scope, list_cookies
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError
 
@@ -60,15 +59,8 @@ class Request(Struct):
         return read_parameters(self.body)
 
     def cookies(self) -> Mapping[str, str]:
-        """Return the cookies; those that cannot be read are ignored."""
-        jar = SimpleCookie()
-        for name, value in self.headers:
-            if name == b"cookie":
-                try:
-                    jar.load(value.decode("latin-1"))
-                except CookieError:
-                    continue
-        return {name: morsel.value for name, morsel in jar.items()}
+        """Return the cookies."""
+        return dict(list_cookies(self.headers))
 
 
 class Answer(Struct):

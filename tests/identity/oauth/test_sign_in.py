@@ -262,6 +262,19 @@ async def test_a_person_grants_no_more_than_its_own_scopes(oauth_gate: Served, p
 # D5, D7, D9.
 
 
+@pytest.mark.parametrize("foreign", [
+    'settings={"theme":"dark"}', "words=a b", 'quote="', "name=J\xfcrgen", "asyncgate-sign-in-\xfc=1"])
+async def test_a_cookie_of_another_program_at_this_host_hides_no_sign_in(
+        oauth_gate: Served, program: Program, browser: Browser, foreign: str) -> None:
+    name, _, value = foreign.partition("=")
+    browser.cookies[name] = value       # before that of the gate, as an older cookie is
+
+    login = await browser.get(program.url())
+    consent = await browser.submit(login, code=await make_code(oauth_gate))
+
+    assert "Allow Reader?" in consent.text
+
+
 async def test_a_sign_in_needs_the_browser_that_began_it(
         oauth_gate: Served, program: Program, browser: Browser) -> None:
     consent = await sign_in(browser, program)
