@@ -101,7 +101,7 @@ class Gate(Front):
         engine.extend(self.service, Changes(engine))
         self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
         if self.oauth is not None:
-            self.oauth.open(engine, self.guard.auditor)
+            self.oauth.open(engine, self.guard)
         self.identity.prefer(Keys(self.guard.keys))
         self.opened = True
 

@@ -27,6 +27,7 @@ from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire_oauth import SigningKeyRecord
 
 if TYPE_CHECKING:
+    from asyncgate.parts.identity.guard import Guard
     from asyncgate.parts.identity.oauth.providers import Provider
 
 LONGEST_LIFE_SECONDS = 90 * DAY_SECONDS     # of an access token (spec 21.2.1)
@@ -49,6 +50,7 @@ class AuthorizationServer:
 
     engine: Engine
     auditor: Auditor
+    passing: Callable[[Scope], Awaitable[GateError | None]]     # counts a request; returns the refusal of one too many
     directory: Directory
 
     def __init__(self, settings: Settings, send: Sender) -> None:
@@ -75,9 +77,10 @@ class AuthorizationServer:
         return [SigningKeyRecord(str(one.key.kid), to_utc(one.since), to_utc_or_none(one.until))
                 for one in self.keys.in_force()]
 
-    def open(self, engine: Engine, auditor: Auditor) -> None:
-        """Take over the engine of a gate that begins to serve."""
-        self.engine, self.auditor, self.directory = engine, auditor, Directory(engine)
+    def open(self, engine: Engine, guard: Guard) -> None:
+        """Take over the engine and the guard of a gate that begins to serve."""
+        self.engine, self.directory = engine, Directory(engine)
+        self.auditor, self.passing = guard.auditor, guard.passing
         engine.extend(PublishedKeys(self.list_keys))
 
     def routes(self) -> list[Route]:
@@ -107,6 +110,10 @@ class Endpoint:
         await self.server.send(send, scope, answer.status, answer.body, headers, type=(b"content-type", answer.type))
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        # Order: counted first, or the refusal would take the place of tokens whose code is spent.
+        if (too_many := await self.server.passing(scope)) is not None:
+            no = as_oauth_error(too_many)
+            return Answer(no.status, no.body(), headers=no.headers)
         try:
             return await self._handle(scope, receive)
         except OAuthError as no:

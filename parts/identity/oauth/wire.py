@@ -101,4 +101,5 @@ def answer_json(value: Any, *headers: tuple[bytes, bytes]) -> Answer:
 def as_oauth_error(no: GateError) -> OAuthError:
     """Turn a refusal of the gate into one of RFC 6749."""
     code = {429: "temporarily_unavailable", 503: "temporarily_unavailable"}.get(no.status, "invalid_request")
-    return OAuthError(code, str(no), no.status)
+    wait = [(b"retry-after", b"%d" % no.more["retry_after"])] if "retry_after" in no.more else []
+    return OAuthError(code, str(no), no.status, headers=wait)

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from asyncgate.parts.identity.limits.memory import MemoryLimits
 from asyncgate.parts.identity.oauth.wire import OAuthError
 from asyncgate.parts.model.durations import DAY_SECONDS
+from asyncgate.parts.model.settings import RateLimiting
 from tests.conftest import Served
-from tests.identity.oauth.conftest import PUBLIC_URL, write_signing_key
+from tests.identity.oauth.conftest import PUBLIC_URL, oauth_settings, write_signing_key
 from tests.identity.oauth.granting import (
     CHALLENGE,
     FORM,
@@ -352,3 +354,31 @@ async def test_a_program_gets_what_it_asked_for_and_no_more_than_person_and_prog
     await program.keep(client={"tenant": "6f1c2b9e-0000-4000-8000-00000000000b"})
     with pytest.raises(OAuthError, match="another tenant"):
         await program.code()
+
+
+@pytest.fixture
+async def limited(serve_oauth: Callable[..., Any], signing_key_path: Path) -> Program:
+    """A program of a gate where an address may make two calls a minute without a credential."""
+    said = oauth_settings(signing_key_path)["security"]
+    limits = RateLimiting(enabled=True, anonymous_calls_per_minute=2, default_tier="enterprise")
+    return await program_of(await serve_oauth(security=replace(said, rate_limiting=limits)))
+
+
+async def test_a_call_over_the_limit_spends_no_code_and_no_refresh_token(limited: Program) -> None:
+    code, guard = await limited.code(), limited.served.gate.guard
+    for _ in range(2):
+        await limited.served.call("GET", "/nothing", token=None)
+
+    over = await limited.exchange(code)
+    guard.limits = MemoryLimits()       # a minute later
+    got = tokens(await limited.exchange(code))
+    await limited.served.call("GET", "/nothing", token=None)
+    over_again = await limited.refresh(got["refresh_token"])
+    guard.limits = MemoryLimits()
+
+    assert (over.status, over_again.status) == (429, 429)
+    assert over.headers["retry-after"]
+    assert over.json()["error"] == "temporarily_unavailable"
+    session = await limited.grant(got["refresh_token"])
+    assert session.rotations == 0
+    tokens(await limited.refresh(got["refresh_token"]))
