@@ -79,10 +79,7 @@ def places(engine: Engine, whom: Whom) -> list[tuple[str, type[Struct]]]:
 
 def here_or_there(whom: Whom, tenant_id: str) -> Whom:
     """Return whom an erasure is of, as the rows of a tenant name them."""
-    if tenant_id == whom.tenant_id:
-        return whom
-    own = {whom.principal.id, str(whom.principal)} if whom.principal else set[str]()
-    return replace(whom, here=False, names=whom.names - own)
+    return whom if tenant_id == whom.tenant_id else replace(whom, here=False)
 
 
 class Eraser:

@@ -277,13 +277,18 @@ async def draft(engine: Engine, tenant_id: str, who: Principal | None) -> Erasur
 
 
 async def find_names(engine: Engine, tenant_id: str, who: Principal | None) -> list[str]:
-    """Return the ids of the users who act as a principal, and their names with their providers."""
-    users, texts = set[str](), set[str]()
+    """Return the ids of the users who act as a principal, and their names with their providers.
+
+    Only what a provider has proven is a `name`; what an admin or the person has `chosen` may be anybody's, or a word.
+    """
+    users, proven, texts = set[str](), set[str](), set[str]()
     async for user in read_rows(engine, engine.settings.default_tenant_id, User):
         if user.tenant == tenant_id and who in (None, user.principal):
             users.add(user.user_id)
             texts |= {text for text in (user.email, user.subject, user.name) if len(text) >= SHORTEST_NAME}
-    return [*(f"user {id}" for id in sorted(users)), *(f"name {text}" for text in sorted(texts))]
+            proven |= texts & {user.email, user.subject} if user.issuer else set()
+    return [*(f"user {id}" for id in sorted(users)), *(f"name {text}" for text in sorted(proven)),
+            *(f"chosen {text}" for text in sorted(texts - proven))]
 
 
 def report_plan(settings: Settings, planned: Planned, state: Literal["planned", "nothing"]) -> ErasureReport:

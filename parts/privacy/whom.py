@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncgate.parts.model.erased import PSEUDONYM
 from asyncgate.parts.model.stored import Erasure
@@ -36,6 +37,7 @@ class Whom(Struct, frozen=True, dict=True):
     users: frozenset[str]               # user ids of the people who act as the principal
     key: bytes
     here: bool = True                   # False: the rows are another tenant's, the operator's
+    chosen: frozenset[str] = frozenset()        # names that its own tenant has chosen, so they may be anything
 
     @classmethod
     def of(cls, erasure: Erasure, tenant_id: str) -> Whom:
@@ -43,10 +45,11 @@ class Whom(Struct, frozen=True, dict=True):
         named = decode_known_names(erasure.names)
         who = Principal(erasure.principal_kind, erasure.principal_id) if erasure.principal_kind else None
         users = frozenset(one.removeprefix("user ") for one in named if one.startswith("user "))
-        texts = frozenset(one.removeprefix("name ") for one in named if one.startswith("name ")) | users
-        here = tenant_id == erasure.of_tenant
-        own = frozenset({who.id, str(who)}) if who is not None and here else frozenset[str]()
-        return cls(erasure.erasure_id, erasure.of_tenant, who, texts | own, users, bytes.fromhex(erasure.key), here)
+        proven = frozenset(one.removeprefix("name ") for one in named if one.startswith("name ")) | users
+        own = frozenset({who.id, str(who)}) if who is not None else frozenset[str]()
+        chosen = frozenset(one.removeprefix("chosen ") for one in named if one.startswith("chosen ")) | own
+        return cls(erasure.erasure_id, erasure.of_tenant, who, proven | chosen, users, bytes.fromhex(erasure.key),
+                   tenant_id == erasure.of_tenant, chosen - proven)
 
     @property
     def is_everybody(self) -> bool:
@@ -77,6 +80,11 @@ class Whom(Struct, frozen=True, dict=True):
     def keyed(self, text: str) -> str:
         """Return a keyed hash of a text, in place of one that anybody can compute."""
         return hmac.new(self.key, text.encode(), hashlib.sha256).hexdigest()
+
+    @cached_property
+    def proven(self) -> Whom:
+        """Return the same by the names alone that others have proven, such as an identity provider."""
+        return replace(self, names=self.names - self.chosen)
 
     @cached_property
     def token(self) -> re.Pattern[str] | None:

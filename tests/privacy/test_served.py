@@ -17,7 +17,7 @@ from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import TABLES, Erasure
 from asyncgate.parts.upkeep import Upkeep
 from tests.conftest import Serve
-from tests.support.identity_tools import House
+from tests.support.identity_tools import OTHER, House
 
 pytestmark = pytest.mark.anyio
 ADA = "zq-marked"
@@ -61,6 +61,26 @@ async def test_the_keys_of_who_is_erased_are_refused_and_the_log_names_nobody(se
     assert {"erasure_begun", "erasure_ended", "erasure_confirmed"} <= {line["event"] for line in lines}
     [shown] = (await house.good("list_erasures"))["erasures"]
     assert [line["principal_id"] for line in lines if line["principal_id"] == shown["pseudonym"]]
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "acme", "admin"])
+async def test_a_name_that_a_tenant_has_chosen_takes_nothing_of_others_from_the_operators_log(
+        serve: Serve, name: str) -> None:
+    house = House(await serve())
+    boss, email = await house.admin_of(OTHER), "x@evil.example"
+    await house.good("invite_user", {"email": "ada@acme.example", "name": "Ada of acme"})
+    before = await house.audit()
+    await house.good("invite_user", {"email": email, "name": name}, token=boss)
+
+    report = await house.good("erase_principal", {
+        "principal_kind": "human", "principal_id": email, "confirm": email}, token=boss)
+
+    after = await house.audit()
+    assert report["state"] == "erased"
+    assert [line["details"] for line in after[:len(before)]] == [line["details"] for line in before]
+    [theirs] = [line["details"] for line in after if "erased" in line["details"]]
+    assert (theirs["tenant"], theirs["ip"], theirs["principal_id"]) == (OTHER, "127.0.0.1", "root")
+    assert email not in str(after)
 
 
 class Beside(Around):
