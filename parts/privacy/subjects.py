@@ -80,6 +80,10 @@ class Subject:
         """Return the tenant in which rows of a table stand."""
         return self.directory.tenant_id if table in OF_SIGN_IN else self.tenant_id
 
+    def shares(self, table: type[Struct]) -> bool:
+        """Whether rows of other tenants stand in the same table, in the operator's tenant."""
+        return self.home_of(table) != self.tenant_id
+
     async def has(self, row: Struct, receipt: Receipt | None = None) -> bool:
         """Whether a row, perhaps with its archived receipt, is about this tenant and this principal."""
         if type(row) in OF_SIGN_IN and await self._tenant_of(row) != self.tenant_id:

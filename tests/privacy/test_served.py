@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -81,6 +82,26 @@ async def test_a_name_that_a_tenant_has_chosen_takes_nothing_of_others_from_the_
     [theirs] = [line["details"] for line in after if "erased" in line["details"]]
     assert (theirs["tenant"], theirs["ip"], theirs["principal_id"]) == (OTHER, "127.0.0.1", "root")
     assert email not in str(after)
+
+
+async def test_an_export_tells_a_tenant_neither_ids_nor_numbers_of_others(serve: Serve) -> None:
+    house = House(await serve())
+    boss = await house.admin_of(OTHER)
+    users = [await house.good("invite_user", {"email": f"ada{at}@acme.example"}) for at in range(4)]
+    mine = await house.good("invite_user", {"email": "bob@other.example"}, token=boss)
+
+    for name in ("export_tenant", "export_principal"):
+        ask: dict[str, Any] = {"limit": 1, **({"principal_id": "bob@other.example", "principal_kind": "human"}
+                                              if name == "export_principal" else {})}
+        pages = [await house.good(name, ask, token=boss)]
+        while cursor := pages[-1]["next_cursor"]:
+            pages.append(await house.good(name, {**ask, "cursor": cursor}, token=boss))
+        told = [base64.urlsafe_b64decode(f"{page['next_cursor'] or ''}==") for page in pages]
+        of_users = [page for page in pages if page["kind"] == "oauth_users"]
+
+        assert [row["user_id"] for page in of_users for row in page["rows"]] == [mine["user_id"]]
+        assert sum(page["looked_at"] for page in of_users) == 1
+        assert not any(user["user_id"].encode() in text for user in users for text in told)
 
 
 class Beside(Around):
