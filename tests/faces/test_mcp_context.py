@@ -13,6 +13,7 @@ from mcp.shared.exceptions import MCPError
 
 from asyncgate import SCOPES, Caller
 from asyncgate.clients.http import AsyncHttp, Http
+from asyncgate.parts.faces.mcp.context import Library
 from asyncgate.parts.model.wire import Principal
 
 pytestmark = pytest.mark.anyio
@@ -146,6 +147,25 @@ async def test_another_agents_task_can_neither_be_read_nor_watched(served: Any) 
     for answer in (reading, watching):
         assert answer.json()["error"]["data"] == {"uri": uri}
     assert served.engine.extensions == resting
+
+
+async def test_a_subscription_covers_so_many_resources_and_reads_each_once(
+        served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    async def note(self: Library, ctx: Any, uri: str) -> bytes:
+        read.append(uri)
+        return await text(self, ctx, uri)
+    text = Library._text
+    monkeypatch.setattr(Library, "_text", note)
+    many, none = [f"asyncgate://tasks/{at}" for at in range(101)], "asyncgate://tasks/none"
+
+    too_many, again = [await served.call("POST", "/mcp", **message("subscriptions/listen", notifications={
+        "resourceSubscriptions": uris})) for uris in (many, [none] * 1000)]
+
+    assert "at most 100" in too_many.json()["error"]["message"]
+    assert again.json()["error"]["data"] == {"uri": none}
+    assert read == [none]
 
 
 async def test_a_subscription_ends_when_its_key_is_revoked(served: Any) -> None:

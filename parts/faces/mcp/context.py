@@ -38,6 +38,7 @@ OBLIGATIONS_URI, TASK_URI = "asyncgate://obligations", "asyncgate://tasks/"
 URI = re.compile(r"asyncgate://(?:tasks/(?P<task>[^/?#]+)|[^/?#]+/tasks/(?P<result>[^/?#]+)/result)\Z")
 NOT_FOUND_BEFORE_2026 = -32002
 CREDENTIAL_CHECK_SECONDS = 5.0        # between checks of a subscription's credential
+MOST_WATCHED = 100   # resources of one subscription
 MOST_SHOWN = 20      # obligations and leases that a prompt lists
 _json = msgspec.json.Decoder(JsonObject).decode
 
@@ -130,8 +131,11 @@ class Library:
         """Tell a caller about changes of its subscribed resources, until it disconnects."""
         if len(self.listening) >= self.most:
             raise MCPError(types.INTERNAL_ERROR, f"{self.most} subscriptions are open, the limit; try again later")
-        for uri in params.notifications.resource_subscriptions or ():
-            await self._text(ctx, str(uri))
+        uris = {*map(str, params.notifications.resource_subscriptions or ())}
+        if len(uris) > MOST_WATCHED:        # each is read, and all of them are one call to the rate limits
+            raise MCPError(types.INVALID_PARAMS, f"a subscription covers at most {MOST_WATCHED} resources")
+        for uri in uris:
+            await self._text(ctx, uri)
         handler = ListenHandler(Feed(self.engine(), *self.whose(ctx)))
         try:
             with self.engine().polls.place(*self.whose(ctx)):
