@@ -67,7 +67,10 @@ KEPT_MEMBERS = frozenset({
     "rotated_to", "revoked", "about_key", "about_session", "about_token", "task_id", "receipt_id", "bulk_id", "times",
     "uses", "operations", "tasks", "more_tasks", "answer", "matches", "at_least", "done", "skipped", "refused", "up_to",
     "hash", "lines", "erasure_id", "counts", "digest", "erased"})
-FOUND_OUT = KEPT_MEMBERS | {"ip", "user_agent", "tenant", "of_tenant"}      # by the gate, of whoever did something
+# Those that nobody can write a name into, so a principal who is called like one takes none away from lines by others.
+OWN_WORDS = frozenset({"ip", "role", "operation", "principal_kind", "key_id", "erasure_id"})
+# In the operator's log also those that tell what was done to what.
+FOUND_OUT = KEPT_MEMBERS | OWN_WORDS | {"user_agent", "tenant", "of_tenant"}
 decode_workers = msgspec.json.Decoder(list[str]).decode
 
 
@@ -224,7 +227,7 @@ def erase_line(whom: Whom, row: Audit, owned: set[str]) -> Audit:
     kind, id = str(said.get("principal_kind", "")), str(said.get("principal_id", ""))
     own = whom.is_everybody or whom.covers(kind, id)
     left = {name: value for name, value in said.items() if (not own or name in KEPT_MEMBERS) and (
-        name == "principal_id" or not (whom.is_within(value) if whom.here else names_abroad(whom, said, name)))}
+        name == "principal_id" or name in OWN_WORDS or not names_whom(whom, said, name))}
     if own and "principal_id" in left:
         left["principal_id"] = whom.replace_id(kind, id)
     if left == said:
@@ -232,14 +235,15 @@ def erase_line(whom: Whom, row: Audit, owned: set[str]) -> Audit:
     return replace(row, body=to_canonical({**left, "erased": left.get("erased", whom.erasure_id)}).decode())
 
 
-def names_abroad(whom: Whom, said: dict[str, Any], name: str) -> bool:
-    """Whether a member of a line in the operator's log names the principal.
+def names_whom(whom: Whom, said: dict[str, Any], name: str) -> bool:
+    """Whether a member of an audit line names the principal.
 
     Security: a tenant chooses names of its people.  One such as an address, or the name of somebody else, must not
-    take evidence away, so it counts only in lines about that tenant, and not in what the gate itself found out.
+    take evidence from the operator's log, so there it counts only in lines about that tenant, and not in what the gate
+    itself found out.
     """
     about = whom.tenant_id in (said.get("tenant"), said.get("of_tenant")) and name not in FOUND_OUT
-    return (whom if about else whom.proven).is_within(said[name])
+    return (whom if whom.here or about else whom.proven).is_within(said[name])
 
 
 def erase_webhook(whom: Whom, row: Webhook, owned: set[str]) -> Webhook | None:

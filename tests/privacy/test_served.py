@@ -84,6 +84,23 @@ async def test_a_name_that_a_tenant_has_chosen_takes_nothing_of_others_from_the_
     assert email not in str(after)
 
 
+@pytest.mark.parametrize("name", ["127.0.0.1", "list_keys", "admin"])
+async def test_a_principal_called_like_a_word_of_the_log_takes_it_from_no_line_by_others(
+        serve: Serve, name: str) -> None:
+    house = House(await serve())
+    boss, other = await house.key("admin", "boss"), await house.key("admin", "other")
+    await house.good("list_keys", token=other)
+    await house.key("worker", name, by=boss)
+    before = {line["audit_id"]: line["details"] for line in await house.audit()}
+
+    await house.good("erase_principal", {"principal_kind": "worker", "principal_id": name, "confirm": name}, token=boss)
+
+    words = ("ip", "role", "operation", "key_id")
+    for line in await house.audit():
+        if was := before.get(line["audit_id"]):
+            assert [line["details"].get(word) for word in words] == [was.get(word) for word in words], line
+
+
 async def test_an_export_tells_a_tenant_neither_ids_nor_numbers_of_others(serve: Serve) -> None:
     house = House(await serve())
     boss = await house.admin_of(OTHER)
