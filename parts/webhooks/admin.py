@@ -180,7 +180,7 @@ async def test_webhook(engine: Engine, caller: Caller, ask: TestWebhook) -> Test
     sender = engine.find_extension(Sender)
     post = (sender or Sender(engine)).open_post()
     try:
-        attempt = await post.send(webhook.url, headers, body)
+        attempt = await post.send(webhook.url, headers, body, tenant_id)
     finally:
         if sender is None:
             await post.close()

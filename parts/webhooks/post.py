@@ -8,7 +8,9 @@ import ipaddress
 import socket
 import ssl
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -30,6 +32,7 @@ from asyncgate.parts.process.outgoing import (
 
 SETTING = "webhooks.allow"
 LOOKUP_THREADS = 128        # a name server that hangs holds a thread; the other calls of the gate have their own
+LOOKUPS_OF_TENANT = 16      # at once: who names many hosts whose name servers hang holds no more of the threads
 LONGEST_RETRY_AFTER = 3600.0
 STATUS_GONE = 410                  # the receiver wants no more events
 HEADERS = {"content-type": "application/json", "user-agent": f"AsyncGate/{__version__} (webhooks)"}
@@ -56,9 +59,10 @@ class Post:
         self.http = httpx2.AsyncClient(transport=guard, trust_env=False, timeout=self.timeout_seconds,
                                        follow_redirects=False)
 
-    async def send(self, url: str, headers: dict[str, str], body: bytes) -> Attempt:
-        """Post an event once."""
+    async def send(self, url: str, headers: dict[str, str], body: bytes, tenant_id: str) -> Attempt:
+        """Post an event of a tenant once."""
         begun = time.monotonic()
+        asking.set(tenant_id)
         status, reason, retry_after = None, None, 0.0
         try:
             async with self.http.stream("POST", url, content=body, headers={**HEADERS, **headers}) as answer:
@@ -78,22 +82,34 @@ class Post:
         self.lookups.close()
 
 
+asking: ContextVar[str] = ContextVar("asking", default="")      # the tenant for which the running task sends an event
+
+
 class Lookups:
-    """Looks hosts up in threads of its own, each host once at a time."""
+    """Looks hosts up in threads of its own, each host once at a time, and so many at once for a tenant."""
 
     def __init__(self) -> None:
         self.threads = ThreadPoolExecutor(LOOKUP_THREADS, "webhook-lookup")
         self.under_way: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
+        self.places = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(LOOKUPS_OF_TENANT))
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Return the addresses of a host now; whoever asks meanwhile shares the look-up."""
-        if (found := self.under_way.get((host, port))) is None:
-            loop = asyncio.get_running_loop()
-            found = self.under_way[host, port] = loop.run_in_executor(self.threads, look_up, host, port)
-            found.add_done_callback(lambda done: self._end(host, port, done))
-        return await asyncio.shield(found)      # another one may still wait for it
+        if (host, port) not in self.under_way:
+            await (places := self.places[asking.get()]).acquire()
+            if (host, port) in self.under_way:      # it has begun while this one waited
+                places.release()
+            else:
+                self._begin(host, port, places)
+        return await asyncio.shield(self.under_way[host, port])      # another one may still wait for it
 
-    def _end(self, host: str, port: int, done: asyncio.Future[list[str]]) -> None:
+    def _begin(self, host: str, port: int, places: asyncio.Semaphore) -> None:
+        begun = asyncio.get_running_loop().run_in_executor(self.threads, look_up, host, port)
+        self.under_way[host, port] = begun
+        begun.add_done_callback(lambda done: self._end(host, port, places, done))
+
+    def _end(self, host: str, port: int, places: asyncio.Semaphore, done: asyncio.Future[list[str]]) -> None:
+        places.release()        # only now: nobody may wait for the thread any more, but it is still held
         self.under_way.pop((host, port), None)
         if not done.cancelled():
             done.exception()            # nobody may be left who asks for it

@@ -252,7 +252,8 @@ class Courier:
                            last_at=self.engine.backend.now())
         body, now = event.render(), self.engine.backend.now()
         secrets = secrets_of(self.engine.backend.secret, self.tenant_id, self.webhook, now)
-        attempt = await self.post.send(self.webhook.url, sign(secrets, row.delivery_id, now, body), body)
+        headers = sign(secrets, row.delivery_id, now, body)
+        attempt = await self.post.send(self.webhook.url, headers, body, self.tenant_id)
         return self._note(row, attempt)
 
     def _note(self, row: WebhookDelivery, attempt: Attempt) -> WebhookDelivery:

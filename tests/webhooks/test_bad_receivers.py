@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,8 +22,9 @@ from asyncgate.parts.metrics.counting import Metrics
 from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.settings import WebhookSettings
-from asyncgate.parts.webhooks import Webhooks
+from asyncgate.parts.webhooks import Webhooks, post
 from asyncgate.parts.webhooks.post import Post
+from tests.conftest import PATIENCE_SECONDS
 from tests.support.receiver import CUT, FLOOD, HANG, OK, TRICKLE, Came, Receiver, Reply
 from tests.support.webhook_tools import STORY, Told, add, make_told, settled, state_of, types, until
 
@@ -130,6 +132,32 @@ async def test_a_host_that_moves_to_a_private_address_is_not_called_there(make_g
         assert "127.0.0.1" not in row.reason + tested.reason        # nobody maps what is behind the gate
         addresses[:] = ["127.0.0.2"]
         await public.until(lambda: len(public.taken) == 2)
+
+
+async def test_a_tenant_whose_name_servers_hang_holds_the_look_ups_of_no_other(
+        make_gate: Callable[..., Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = threading.Event()
+
+    def look_up(host: str, port: int) -> list[str]:
+        if host.startswith("slow"):
+            answer.wait(PATIENCE_SECONDS)
+        return ["10.0.0.1"]
+    monkeypatch.setattr(post, "look_up", look_up)
+    gate = make_gate(webhooks=WebhookSettings(max_per_tenant=200, timeout_seconds=0.5))
+    other = gate.stranger()
+    async with Webhooks(gate.engine):
+        mine = [(await add(gate, f"https://slow{at}.example.com/"))[0] for at in range(post.LOOKUP_THREADS + 20)]
+        theirs, _ = await add(other, "https://hooks.example.com/")
+        try:
+            hung = await asyncio.gather(*(gate.as_admin().test_webhook(webhook_id=id) for id in mine))
+            tested = await other.as_admin().test_webhook(webhook_id=theirs)
+        finally:
+            answer.set()
+
+        assert {one.reason for one in hung} == {"no answer within 0.5 s"}
+        assert "neither public nor listed" in tested.reason     # so the host was looked up
+        again = await gate.as_admin().test_webhook(webhook_id=mine[-1])
+        assert "neither public nor listed" in again.reason
 
 
 @pytest.mark.parametrize("url", [
