@@ -11,7 +11,9 @@ import asyncio
 import re
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,6 +30,7 @@ from asyncgate.parts.identity.audit import (
     load_head,
     log_line,
 )
+from asyncgate.parts.identity.keys import MOST_HASHING, lower_priority
 from asyncgate.parts.identity.keys_stored import (
     default_role,
     default_scopes,
@@ -357,12 +360,18 @@ async def make_requested_key(settings: Settings, ask: IssueKey, caller: Caller, 
     return text, key
 
 
+# Argon2 for new keys: apart from the checks of keys, and bounded like them, so that an admin who issues key after key
+# leaves the event loop its CPU and the machine its memory (threat A10).
+hashing = ThreadPoolExecutor(MOST_HASHING, "asyncgate-new-keys", lower_priority)
+
+
 async def make_key(settings: Settings) -> tuple[str, str, str]:
     """Return the text of a new key, the hash of its secret, and its id."""
     text = generate()
     parts = parse(text)
     assert parts is not None
-    return text, await asyncio.to_thread(hash_secret, parts[1], settings.security.api_keys), parts[0]
+    work = partial(hash_secret, parts[1], settings.security.api_keys)
+    return text, await asyncio.get_running_loop().run_in_executor(hashing, work), parts[0]
 
 
 async def list_keys(engine: Engine, caller: Caller, ask: ListKeys) -> Keys:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from asyncgate.commands.main import main
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.app import Gate
 from asyncgate.parts.identity import admin as identity_admin
+from asyncgate.parts.identity.keys_stored import hash_secret
 from asyncgate.parts.model.settings import DatabaseSettings, Jwt, Settings
 from asyncgate.parts.operations import OPERATIONS
 from tests.conftest import Live, Served
@@ -172,6 +174,25 @@ async def test_a_key_that_makes_no_sense_is_not_issued(house: House, fields: dic
 
     assert (refused.code, why in refused.body["message"]) == ("invalid_request", True)
     assert (await house.good("list_keys"))["keys"] == []
+
+
+async def test_new_keys_are_hashed_two_at_a_time(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def hash_slowly(secret: str, costs: Any) -> str:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+        return hash_secret(secret, costs)
+    monkeypatch.setattr(identity_admin, "hash_secret", hash_slowly)
+
+    await asyncio.gather(*(house.key(id=f"agent-{at}") for at in range(12)))
+
+    assert most == 2
 
 
 async def test_a_limited_key_cannot_issue_or_rotate_one_that_may_do_more(house: House) -> None:
