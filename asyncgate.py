@@ -88,13 +88,13 @@ from asyncgate.parts.model.news import News
 from asyncgate.parts.model.overdue import alive, is_late, is_lost, is_spent, is_stuck
 from asyncgate.parts.model.pausing import find_pauses
 from asyncgate.parts.model.queries import (
-    EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, TaskFilter, wanted_is)
+    EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, Row, TaskFilter, wanted_is)
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
     ACTIVE, ERASABLE, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing,
     Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
 from asyncgate.parts.model.views import (
-    decode_terms, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
+    decode_terms, measure_task, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
 from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
     CompleteTasks, Created, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask,
@@ -252,6 +252,8 @@ STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 MOST_RESUMED = 20               # of a lease, that its task's history tells of
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
+MOST_PAGE_BYTES = 2**22         # of the tasks in a list or a claim, after which it ends early
+TASKS_AT_ONCE = 16              # that a list reads before it knows how large they are
 LOCATE = "Complete again with artifacts or delivery_proof, or call attach_artifacts."
 RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
@@ -1121,9 +1123,29 @@ class Engine:
         limit, mark = self.limit_page(ask.limit), ("tasks", owner, ask.status, ask.type, since, end, *narrow)
         end = self.open_cursor(caller, ask.cursor, *mark) or end
         query = TaskFilter(owner, ask.status, ask.type, end, limit + 1, since, *narrow)
-        rows = await self.backend.page(caller.tenant_id, query)
-        ends = self.seal_cursors(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
-        return Tasks([show_task(caller.tenant_id, *row) for row in rows[:limit]], *ends)
+        rows, shown = await self._read_tasks(caller.tenant_id, query)
+        ends = self.seal_cursors(caller, [task.task_id for task, *_ in rows], shown, ask.cursor, *mark)
+        return Tasks([show_task(caller.tenant_id, *row) for row in rows[:shown]], *ends)
+
+    async def _read_tasks(self, tenant_id: str, query: TaskFilter) -> tuple[list[Row], int]:
+        """Return the tasks of a page, with one more where there is more, and how many of them to show.
+
+        Large tasks end a page early, and few are read at a time: a page of them would fill the memory of a machine.
+        """
+        rows, size, step = list[Row](), 0, TASKS_AT_ONCE
+        while len(rows) < query.limit:
+            step = min(step, query.limit - len(rows))
+            before = rows[-1][0].task_id if rows else query.before
+            found = await self.backend.page(tenant_id, replace(query, before=before, limit=step))
+            for row in found:
+                rows.append(row)
+                size += measure_task(*row)
+                if size > MOST_PAGE_BYTES and len(rows) > 1:
+                    return rows, len(rows) - 1
+            if len(found) < step:
+                break
+            step = 1 + (MOST_PAGE_BYTES - size) * len(rows) // size     # as many as fit, if they are like those so far
+        return rows, query.limit - 1
 
     def _require_self(self, caller: Caller, named: Principal | None) -> Principal:
         if not wanted_is(named, caller.principal):
@@ -1233,10 +1255,11 @@ class Engine:
         if ask.claim_id is not None and (again := self._repeat_offers(work, worker, ask)):
             return Offers(again)
         offers: list[Offer] = []
-        most, full = ask.max_tasks or 1, first_answer(self.on.why_no_lease, work, worker)
+        most, size, full = ask.max_tasks or 1, 0, first_answer(self.on.why_no_lease, work, worker)
         for task in work.find_claimable(ask) if full is None else ():
             offers.append(self._lease_task(work, worker, ask, task))
-            if len(offers) == most:
+            size += measure_task(task, None, work.progress.get(task.task_id))
+            if len(offers) == most or size > MOST_PAGE_BYTES:
                 return Offers(offers)
             if (full := first_answer(self.on.why_no_lease, work, worker)) is not None:
                 break

@@ -203,6 +203,31 @@ async def test_a_page_has_fifty_rows_and_two_hundred_at_most(gate: Gate) -> None
     assert len((await ada.list_tasks(limit=9999)).tasks) == len((await ada.list_receipts(limit=9999)).receipts) == 200
 
 
+@pytest.mark.parametrize(("large", "sizes"), [
+    (range(24), [4, 4, 4, 4, 4, 4]), (range(8), [20, 4]), (range(16, 24), [4, 20]), (range(0), [24])])
+async def test_a_page_of_large_tasks_ends_early_and_the_next_goes_on_behind_it(
+        gate: Gate, large: range, sizes: list[int]) -> None:
+    made = [await gate.create(payload="x" * 1_000_000 if number in large else None) for number in range(24)]
+    ada, pages, cursor = gate.as_agent(), list[Any](), None
+
+    while cursor or not pages:
+        page = await ada.list_tasks(limit=24, cursor=cursor)
+        pages, cursor = [*pages, page.tasks], page.next_cursor
+
+    assert [task.task_id for page in pages for task in page] == made[::-1]
+    assert [len(page) for page in pages] == sizes
+
+
+async def test_a_claim_of_large_tasks_ends_early_and_the_next_gets_the_others(gate: Gate) -> None:
+    made = [await gate.create(payload="x" * 1_000_000) for _ in range(6)]
+    worker = gate.as_worker()
+
+    first, second = [(await worker.lease_next(max_tasks=100)).tasks for _ in range(2)]
+
+    assert [task.task_id for task in first] == made[:5]
+    assert [task.task_id for task in second] == made[5:]
+
+
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "3"])
 @pytest.mark.parametrize("operation", LISTS)
 async def test_a_limit_below_one_or_not_an_integer_is_refused(gate: Gate, operation: str, limit: Any) -> None:

@@ -81,6 +81,12 @@ def show_task(tenant_id: str, task: Task, lease: Lease | None, progress: Progres
         rerun_of=terms.rerun_of, **show_trace(terms))
 
 
+def measure_task(task: Task, lease: Lease | None, progress: Progress | None) -> int:
+    """Return how many characters the texts have that a task is shown with."""
+    told = (task.payload, task.requirements, task.terms, task.outcome, task.artifacts, progress and progress.progress)
+    return sum(len(text) for text in told if text)
+
+
 def summarize(task: Task) -> str | None:
     """Return the beginning of a task's summary, by which it can be looked for."""
     summary = decode_terms(task.terms).task_summary if '"task_summary"' in task.terms else None
