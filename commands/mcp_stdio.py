@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from asyncgate.clients.http import ANSWER_SECONDS, Exchange
+from asyncgate.clients.in_process import InProcess
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.content import JsonObject
 from asyncgate.parts.model.jsonrpc import CODES, INTERNAL_ERROR, PARSE_ERROR, UNKNOWN_METHOD
@@ -177,8 +178,7 @@ async def serve_embedded(settings: Settings, path: str) -> None:
     logging.getLogger("asyncgate.audit").setLevel(logging.WARNING)      # a host shows stderr to its user
     gate = Gate(msgspec.structs.replace(settings, host="127.0.0.1", api_key="", allow_insecure_dev=True))
     async with gate.app.router.lifespan_context(gate.app):
-        transport: Any = httpx2.ASGITransport(app=gate)
-        async with httpx2.AsyncClient(transport=transport) as client:
+        async with httpx2.AsyncClient(transport=InProcess(gate)) as client:
             bridge = Bridge(client, Exchange("http://localhost", ""), path, write_message, streams=False)
             await bridge.serve(sys.stdin.buffer.readline)
         gate.drain()

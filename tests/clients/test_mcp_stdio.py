@@ -128,6 +128,25 @@ def test_a_good_call_leaves_nothing_in_the_log_of_the_host() -> None:
     assert "INFO" not in ran.stderr
 
 
+def test_a_call_that_the_host_cancels_leaves_nothing_in_its_log() -> None:
+    waits = {"name": "asyncgate.lease_next", "arguments": {"worker_id": "w1", "wait_seconds": 30}}
+    lines = [{**CALL, "id": 1, "params": waits}, {"jsonrpc": "2.0", "id": 2, "method": "ping"},
+             {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}]
+    call, ping, cancel = [json.dumps(line) + "\n" for line in lines]
+
+    with subprocess.Popen([sys.executable, *RUN, "--database", "memory://"], stdin=subprocess.PIPE, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=surroundings()) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write(call + ping)
+        program.stdin.flush()
+        answered = json.loads(program.stdout.readline())        # and the call is under way
+        more, log = program.communicate(cancel, timeout=60)
+
+    assert (answered["id"], more, program.returncode) == (2, "", 0)
+    assert "ERROR" not in log
+
+
 def test_no_gate_is_an_error_that_says_what_to_do() -> None:
     (answer,) = said_to([CALL], "--url", "http://127.0.0.1:9")
 
