@@ -139,7 +139,7 @@ class Reader(Generic[K]):
         below = list[str]()
         held, reader = self._batch or ("", None)
         if reader is not None and held in members:
-            for number, item in enumerate(_items(members[held])):
+            for number, item in enumerate(read_items(held, members[held])):
                 read, strays = reader.item(f"{held}[{number}]", item, rule, MOST_TOLD - len(below))
                 items.append(read)
                 below += strays
@@ -172,6 +172,15 @@ class Reader(Generic[K]):
 def describe_problem(wrong: Exception) -> str:
     """Say why a request is invalid, without the regular expression for names."""
     return str(wrong).replace(NO_NAME, "Expected a name without invisible characters and without a leading blank")
+
+
+def read_items(name: str, items: Raw) -> list[Raw]:
+    """Read the items of a batch; a refusal names the member that holds them, for a body is no list."""
+    try:
+        read: list[Raw] = _items(items)
+    except msgspec.ValidationError as wrong:
+        raise msgspec.ValidationError(f"{wrong} - at `$.{name}`") from None
+    return read
 
 
 def read_task_id(item: Raw) -> str | None:

@@ -248,6 +248,17 @@ async def test_a_batch_that_is_empty_or_too_long_is_refused(served: Any, name: s
             refused(await served.call("POST", path, good | {ITEMS[name]: items}), 400, "invalid_request")
 
 
+@pytest.mark.parametrize("items", [{}, "x", [], [{}] * 501], ids=["object", "text", "empty", "long"])
+@pytest.mark.parametrize("name", ITEMS)
+async def test_a_batch_whose_items_are_refused_names_the_member_that_holds_them(
+        served: Any, name: str, items: Any) -> None:
+    (path,) = (path for _, path in OPERATIONS[name].rest)
+
+    answer = await served.call("POST", path, {ITEMS[name]: items})
+
+    assert f"at `$.{ITEMS[name]}`" in answer.json()["message"]
+
+
 async def test_what_the_gate_reads_itself_refuses_only_its_item(served: Any) -> None:
     known = await stocked(served)
     held: dict[str, Any] = {"task_id": known["task_id"], "lease_id": known["lease_id"]}
