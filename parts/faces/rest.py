@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec.structs import replace
@@ -36,6 +36,8 @@ DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true")]
 
 class Endpoint:
     """All operations of one path, as an ASGI application."""
+
+    heads: ClassVar[bool] = True        # whether HEAD is answered as GET is, without the body
 
     def __init__(self, gate: Serving, operations: dict[str, Operation], path: str) -> None:
         self.gate, self.operations = gate, operations
@@ -77,13 +79,15 @@ class Endpoint:
         return refusal, reply
 
     def _name_called(self, scope: Scope) -> str:
-        op = self.operations.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        op = self._find_operation(scope["method"])
         return op.name if op else "other"
 
+    def _find_operation(self, verb: str) -> Operation | None:
+        return self.operations.get("GET" if verb == "HEAD" and self.heads else verb)
+
     async def _perform(self, scope: Scope, receive: Receive, more: list[tuple[bytes, bytes]]) -> Any:
-        verb = "GET" if scope["method"] == "HEAD" else scope["method"]
-        if (op := self.operations.get(verb)) is None:
-            allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
+        if (op := self._find_operation(scope["method"])) is None:
+            allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations and self.heads else ())})
             raise MethodNotAllowed(f"{scope['path']} does not support {scope['method']}", allow=allow)
         caller = await self.gate.guard.resolve(scope, op)
         self.gate.engine.permit(op, caller)

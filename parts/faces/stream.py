@@ -88,10 +88,11 @@ STREAM = Operation(stream_receipts, "GET /v1/receipts/stream", "a w A", "receipt
 class ReceiptStream(Endpoint):
     """The endpoint of the stream."""
 
+    heads = False       # it has no end, so nobody can tell what its headers would be
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send receipts until the client goes, its credential ends, or the gate stops."""
         if scope["method"] != "GET":
-            scope = {**scope, "method": "POST"} if scope["method"] == "HEAD" else scope
             return await super().__call__(scope, receive, send)     # which refuses it
         begun: list[bool] = []
         try:

@@ -151,6 +151,7 @@ def test_what_a_stream_refuses_is_an_ordinary_answer(
     answer = httpx2.request(method, live_for_all.url + STREAM, params=query, headers={"x-api-key": token})
 
     assert answer.status_code == status, answer.text
+    assert answer.headers.get("allow") == ("GET" if status == 405 else None)
 
 
 def test_streams_take_the_places_of_waiting_reads(start: Any) -> None:
