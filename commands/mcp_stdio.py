@@ -21,7 +21,7 @@ from asyncgate.clients.http import ANSWER_SECONDS, Exchange
 from asyncgate.clients.in_process import InProcess
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.content import JsonObject
-from asyncgate.parts.model.jsonrpc import CODES, INTERNAL_ERROR, PARSE_ERROR, UNKNOWN_METHOD
+from asyncgate.parts.model.jsonrpc import CODES, INTERNAL_ERROR, INVALID_MESSAGE, PARSE_ERROR, UNKNOWN_METHOD
 from asyncgate.parts.model.settings import Settings
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class Bridge:
             task = asyncio.get_running_loop().create_task(self.carry(line.strip(), message, method, id), name=method)
             self.under_way[id] = task
             task.add_done_callback(lambda _: self.under_way.pop(id, None))
+        elif isinstance(method, str) and not method.startswith("notifications/"):
+            self.refuse(None, INVALID_MESSAGE, f"{method} needs an id, a string or an integer")
 
     def cancel(self, id: Any) -> None:
         """Cancel a request; the gate sees the disconnect."""

@@ -7,7 +7,7 @@ DOTTED, UNDERSCORED = ".", "_"
 # HTTP status to JSON-RPC code; codes of our own lie in the range that MCP leaves to servers.
 CODES = {400: -32602, 401: -32001, 403: -32003, 404: -32004, 405: -32601, 408: -32008, 409: -32009, 413: -32602,
          415: -32602, 421: -32003, 429: -32010, 503: -32013}
-PARSE_ERROR, UNKNOWN_METHOD, INTERNAL_ERROR = -32700, -32601, -32603
+PARSE_ERROR, INVALID_MESSAGE, UNKNOWN_METHOD, INTERNAL_ERROR = -32700, -32600, -32601, -32603
 
 
 def spell_tool_name(operation: str, prefix: str = TOOL_PREFIX) -> tuple[str, str]:

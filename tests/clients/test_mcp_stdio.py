@@ -155,12 +155,13 @@ def test_no_gate_is_an_error_that_says_what_to_do() -> None:
 
 
 def test_what_is_no_message_is_refused_and_notifications_are_not_answered() -> None:
-    lines = ["nonsense\n", "[]\n", "\n", {"jsonrpc": "2.0", "method": "notifications/initialized"},
+    lines = ["nonsense\n", "[]\n", {**CALL, "id": 2.0}, "\n", {"jsonrpc": "2.0", "method": "notifications/initialized"},
              {"jsonrpc": "2.0", "id": 1, "result": {}}]
 
     answers = said_to(lines, "--database", "memory://")
 
-    assert [(answer["id"], answer["error"]["code"]) for answer in answers] == [(None, -32700), (None, -32700)]
+    assert [(answer["id"], answer["error"]["code"]) for answer in answers] == [
+        (None, -32700), (None, -32700), (None, -32600)]
 
 
 def test_two_ways_at_once_are_a_mistake() -> None:

@@ -284,6 +284,36 @@ async def test_what_is_no_message_is_refused_and_nothing_breaks(served: Any, bod
         assert "error" in answer.json()
 
 
+@pytest.mark.parametrize(("wrong", "named"), [
+    ({"id": None}, "needs an id"), ({"id": 2.0}, "needs an id"), ({"id": True}, "needs an id"),
+    ({"jsonrpc": "1.0"}, "jsonrpc"), ({"method": 5}, "method"), ({"params": []}, "params")])
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_a_message_that_nobody_could_answer_is_refused_in_words_and_nothing_is_done(
+        served: Any, era: str, wrong: dict[str, Any], named: str) -> None:
+    body, headers = request("create_task", {"type": "demo", "payload": None, "agent_id": "ada"})
+    message = json.loads(body) | wrong
+    if era == "legacy":
+        headers = [*headers[:2], ("mcp-protocol-version", "2025-11-25")]
+
+    async with served.unchanged():
+        one, many = [await served.call("POST", "/mcp", json.dumps(given).encode(), headers=headers)
+                     for given in (message, [message])]
+
+    assert [(answer.status, answer.json()["error"]["code"]) for answer in (one, many)] == [(400, -32600)] * 2
+    assert named in one.json()["error"]["message"]
+    assert "batches" in many.json()["error"]["message"]
+
+
+async def test_a_request_without_parameters_and_a_notification_without_an_id_are_good(served: Any) -> None:
+    _, headers = request("create_task", {})
+    headers = [*headers[:2], ("mcp-protocol-version", "2025-11-25")]
+
+    for more, status in (({"id": 1, "method": "ping"}, 200), ({"id": "", "method": "ping", "params": None}, 200),
+                         ({"method": "notifications/initialized"}, 202), ({"id": 1, "result": {}}, 202)):
+        answer = await served.call("POST", "/mcp", {"jsonrpc": "2.0", **more}, headers=headers)
+        assert answer.status == status, more
+
+
 @pytest.mark.parametrize("query", [
     "principal_id=%ff", "principal_id=\xff", "principal_id=%00", "principal_kind=nobody"])
 async def test_an_address_that_makes_no_sense_is_refused_and_nothing_breaks(served: Any, query: str) -> None:

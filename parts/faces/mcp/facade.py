@@ -65,6 +65,7 @@ from asyncgate.parts.model.jsonrpc import (
     CODES,
     DOTTED,
     INTERNAL_ERROR,
+    INVALID_MESSAGE,
     PARSE_ERROR,
     TOOL_PREFIX,
     UNDERSCORED,
@@ -98,6 +99,7 @@ logging.getLogger("mcp").setLevel(logging.WARNING)      # at info it logs every 
 
 _members = msgspec.json.Decoder(Members).decode
 _text = msgspec.json.Decoder(str).decode
+_id = msgspec.json.Decoder(str | int).decode
 
 
 class Catalog:
@@ -276,6 +278,8 @@ class Facade:
         caller = caller or await self.gate.guard.resolve(scope)
         op = self._called(message) if message else None
         await self.gate.guard.meter(scope, caller, op)
+        if fault := find_fault(body, message):
+            return await self._error(scope, send, NULL, INVALID_MESSAGE, InvalidRequest(fault))
         await self._sdk(scope, receive, send, body, message, caller)
 
     async def _read_apart(self, body: bytes) -> JsonRpcMessage | None:
@@ -540,6 +544,27 @@ def is_mcp_message(message: JsonRpcMessage) -> bool:
     meta = decode_or_none(_members, message.params.get("_meta", NULL)) or {}
     shakes = message.method in HANDSHAKE or message.method.startswith("notifications/")
     return shakes or any(name.endswith("protocolVersion") for name in meta)
+
+
+def find_fault(body: bytes, message: JsonRpcMessage | None) -> str | None:
+    """Say what is wrong with the envelope of a message; None if nothing is, or if it is not JSON.
+
+    The SDK takes a request without a valid id for a notification: it answers 202 and does nothing.
+    """
+    if message is None:
+        batch = body.lstrip()[:1] == b"["
+        return "send each message in a request of its own; batches are not accepted" if batch else None
+    members = message.members
+    if decode_or_none(_text, members.get("jsonrpc", NULL)) != "2.0":
+        return "jsonrpc must be \"2.0\""
+    if not message.method and members.keys().isdisjoint(("result", "error")):
+        return "method must be the name of a method"
+    if bytes(members.get("params", NULL)).lstrip()[:1] not in (b"{", b"n"):
+        return "params must be an object"
+    asks = message.method and not message.method.startswith("notifications/")
+    if asks and decode_or_none(_id, members.get("id", NULL)) is None:
+        return f"{message.method} needs an id, a string or an integer; without it nobody gets the answer"
+    return None
 
 
 def make_warning_headers(scope: Scope) -> Headers:
