@@ -258,6 +258,9 @@ LOCATE = "Complete again with artifacts or delivery_proof, or call attach_artifa
 RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
 
+R = TypeVar("R", bound=Struct)
+
+
 def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: str | None, parents: tuple[str, ...],
                 mark: str) -> str:
     """Identify a logical receipt, so that repeating it is a no-op (H.3; other types add parents and mark)."""
@@ -366,6 +369,12 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
     return named
 
 
+def note_repeats(reply: R, repeats: int) -> R:
+    """Note how many tasks of a reply existed already: repeating a creation is none."""
+    vars(reply)["repeats"] = repeats
+    return reply
+
+
 def forbid(caller: Caller, why: str, required_role: str = "admin") -> Forbidden:
     """Make the error for a caller without the right (spec 21.5.3)."""
     return Forbidden(why, required_role=required_role, your_role=caller.role)
@@ -392,7 +401,6 @@ def check_needed(ask: Ask) -> None:
 # WORK #################################################################################################################
 
 
-R = TypeVar("R", bound=Struct)
 USAGE = Usage, ()               # its kind and key
 
 
@@ -967,7 +975,7 @@ class Engine:
         if differs and self.settings.idempotency_mismatch == "refuse":
             raise IdempotencyConflict(f"this idempotency key made task {task.task_id} from another body",
                                       task_id=task.task_id)
-        return Created(task.task_id, task.status, payload_differs=differs)
+        return note_repeats(Created(task.task_id, task.status, payload_differs=differs), 1)
 
     def _draft_task(self, work: Work, caller: Caller, creator: Principal,
                     ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
@@ -1012,10 +1020,14 @@ class Engine:
 
         One transaction: when the call answers, every task without an error is durable.
         """
+        repeats = list[int]()
+
         def create(item: CreateTask) -> Item:
             made = self.create_task(work, caller, item)
+            repeats.append(made.repeats)
             return Item(made.task_id, made.status, made.payload_differs)
-        return Items([self._run_item(work, caller, create, item) for item in list_creations(ask)])
+        items = Items([self._run_item(work, caller, create, item) for item in list_creations(ask)])
+        return note_repeats(items, sum(repeats))
 
     def _run_item(self, work: Work, caller: Caller, run: Callable[[T], Item], item: T) -> Item:
         """Carry out one item of a batch; its error is its answer and leaves the other items unaffected."""
@@ -1038,7 +1050,8 @@ class Engine:
         The answer is the task's record; when its status is not terminal yet, go on with get_task.
         """
         made = await self.write(Engine.create_task, its_key, caller, ask)
-        return await self.get_task(caller, GetTask(task_id=made.task_id, wait_seconds=ask.wait_seconds))
+        record = await self.get_task(caller, GetTask(task_id=made.task_id, wait_seconds=ask.wait_seconds))
+        return note_repeats(record, made.repeats)
 
     async def get_task(self, caller: Caller, ask: GetTask) -> TaskRecord:
         """Return the full record of a task, with its result or error once it has ended.

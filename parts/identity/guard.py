@@ -323,7 +323,7 @@ class Guard(Extension):
             await self._draw(scope, [call_bucket(may, caller.tenant_id)])
 
     async def count_creation(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
-        """Count new tasks before they are created (21.4.2); tasks that are then refused do not count.
+        """Count new tasks before they are created (21.4.2); those refused then, or existing already, do not count.
 
         The rate-limit headers show this limit only if it refuses.
         """
@@ -342,9 +342,10 @@ class Guard(Extension):
                 await self.limits.give_back(bucket, number)
                 self._make_room(caller.tenant_id, no.more.get("quota"))
             raise
-        if isinstance(reply, Items) and (refused := [item.error for item in reply.results if item.error is not None]):
-            await self.limits.give_back(bucket, len(refused))
-            self._make_room(caller.tenant_id, *{error.quota for error in refused})
+        refused = [item.error for item in reply.results if item.error is not None] if isinstance(reply, Items) else []
+        if unmade := getattr(reply, "repeats", 0) + len(refused):
+            await self.limits.give_back(bucket, unmade)
+        self._make_room(caller.tenant_id, *{error.quota for error in refused})
         return reply
 
     def _make_room(self, tenant_id: str, *quotas: str | None) -> None:

@@ -631,9 +631,10 @@ class Owner(Principal, frozen=True, omit_defaults=True, kw_only=True):
     principal_instance_id: str | None = None
 
 
-class Created(Struct, omit_defaults=True):
+class Created(Struct, omit_defaults=True, dict=True):
     """A task that was created now, or existed already."""
 
+    repeats: ClassVar[int] = 0      # how many of its tasks existed already, for those who count new ones; in no answer
     task_id: str
     status: Status
     payload_differs: bool = False
@@ -662,9 +663,10 @@ class Item(Struct, omit_defaults=True):
     next: str | None = None
 
 
-class Items(Struct):
+class Items(Struct, dict=True):
     """The outcome of each item, in the order of the request."""
 
+    repeats: ClassVar[int] = 0      # as of Created
     columns = "task_id status payload_differs error"
     results: list[Item]
 
@@ -679,9 +681,10 @@ class Outcome(Struct):
     completed_at: datetime
 
 
-class TaskRecord(Terms, kw_only=True, omit_defaults=False):
+class TaskRecord(Terms, kw_only=True, omit_defaults=False, dict=True):
     """Everything that the gate knows about a task."""
 
+    repeats: ClassVar[int] = 0      # as of Created, if run_task gives it
     task_id: str
     tenant_id: str
     type: str

@@ -316,6 +316,23 @@ async def test_single_tasks_and_those_that_are_waited_for_count_too(limited: Lim
 
 
 @pytest.mark.parametrize("facade", FACADES)
+async def test_repeating_a_creation_counts_as_no_new_task(limited: Limited, facade: str) -> None:
+    house, ada, _ = await limited(-1, tasks=6)
+    one = {"type": "demo", "payload": None, "idempotency_key": "one"}
+    batch = [one, {**one, "idempotency_key": "two"}, {"type": ""}]
+    made = await house.good("create_task", one, token=ada)
+    await house.good("cancel_task", {"task_id": made["task_id"]}, token=ada)
+    again = ("rerun_task", {"task_id": made["task_id"], "idempotency_key": "again"})
+
+    told = [await house.ask(name, ask, token=ada, facade=facade) for name, ask in [
+        ("create_task", one), ("run_task", {**one, "wait_seconds": 0}), ("create_tasks", {"tasks": batch}), again] * 5]
+
+    assert [answer.code for answer in told] == [""] * 20
+    new = [await house.ask("create_task", {"type": "demo", "payload": None}, token=ada) for _ in range(4)]
+    assert [answer.code for answer in new] == ["", "", "", "rate_limit_exceeded"]
+
+
+@pytest.mark.parametrize("facade", FACADES)
 async def test_a_task_that_is_run_again_counts_as_a_new_one(limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(-1, tasks=2)
     made = await house.good("create_task", {"type": "demo", "payload": None}, token=ada)
