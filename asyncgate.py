@@ -308,7 +308,7 @@ def instant(moment: datetime | None) -> float | None:
     if moment is None:
         return None
     if not 0 <= (stored := moment.timestamp()) < LAST_MOMENT:
-        raise InvalidRequest(f"{moment.isoformat()} is not a time between 1970 and 9999")
+        raise InvalidRequest(f"{moment.isoformat()} is not a time between 1970 and 9999-12-31T00:00:00Z")
     return stored
 
 

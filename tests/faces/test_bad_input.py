@@ -487,6 +487,14 @@ async def test_a_time_at_the_edge_of_the_calendar_breaks_nothing(served: Any, mo
     assert (await served.call("GET", "/v1/tasks")).status == 200
 
 
+async def test_the_refusal_of_a_late_time_names_the_latest_one(served: Any) -> None:
+    answers = [await served.call("POST", "/v1/pauses", {"type": "demo", "until": f"9999-12-{day}T23:59:59Z"})
+               for day in (30, 31)]
+
+    assert [answer.status for answer in answers] == [200, 400]
+    assert answers[1].json()["message"].endswith("between 1970 and 9999-12-31T00:00:00Z")
+
+
 # Sizes.
 
 
