@@ -1461,11 +1461,12 @@ class Engine:
             raise TooManyArtifacts(f"{len(found)} artifacts; a receipt carries {most} at most (PH.5)")
         return found
 
-    def _enclose_json(self, name: str, value: Any, text: bytes, task_id: str) -> dict[str, Any]:
-        """Enclose a small result in a receipt; of a large one enclose its hash, size and how to fetch it."""
+    def _enclose_json(self, name: str, value: Any, text: bytes, task_id: str,
+                      most: int | None = None) -> dict[str, Any]:
+        """Enclose a small value in a receipt; of a large one enclose its hash, size and how to fetch it."""
         if value is None:
             return {}
-        if len(text) <= self.settings.inline_result_bytes:
+        if len(text) <= (self.settings.inline_result_bytes if most is None else most):
             return {f"{name}_payload" if name == "result" else name: value}
         return {f"{name}_sha256": hashlib.sha256(to_canonical(value)).hexdigest(), f"{name}_bytes": len(text),
                 "how_to_retrieve": {"operation": "get_task", "task_id": task_id}}
@@ -1855,10 +1856,14 @@ class Engine:
         """Tell the owner of a task that is on hold."""
         if task.held:
             work.add_event(task.task_id, "task.held", held=task.held, expiries=task.expiries)
-            progress = work.progress.get(task.task_id)
+            told = progress.progress.encode() if (progress := work.progress.get(task.task_id)) else b"null"
+            # A receipt that is too large is refused, and the lease could never be taken back.  Numbers may get four
+            # times as long: 1e15 is told as 1000000000000000.0.
+            most = min(self.settings.inline_result_bytes, self.settings.receipts.max_body_size_bytes // 4)
+            last = self._enclose_json("last_progress", decode_json(told), told, task.task_id, most)
             self._write_anomaly(work, task, "task_held", lease=lease, expiries=task.expiries,
                                 workers=sorted(set(decode_json(task.lost_to))), held=task.held,
-                                last_progress=decode_json(progress.progress) if progress else None,
+                                **(last or {"last_progress": None}),
                                 recommended_action="Call release_hold to offer it again, or cancel_task.")
 
     def _describe_expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:

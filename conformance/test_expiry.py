@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncgate import Needs, Work
@@ -259,6 +260,21 @@ async def test_the_anomaly_of_a_held_task_names_its_workers_and_the_last_progres
     assert len(held) == 1
     assert (held[0]["details"]["workers"], held[0]["details"]["last_progress"]) == (["w1", "w2"], {"page": 7})
     assert body((await gate.receipts(offer.task_id, "lease.expired"))[-1])["requeued"] is False
+
+
+@pytest.mark.parametrize("progress", ["x" * 65_000, [1e15] * 5_000], ids=["a text", "numbers that grow"])
+async def test_a_task_with_large_progress_is_held_like_any_other(
+        make_gate: Callable[..., Gate], progress: Any) -> None:
+    gate = make_gate(inline_result_bytes=65_536)
+    offer = await gate.leased("w1", max_expiries=1)
+    told = msgspec.Raw(msgspec.json.encode(progress).replace(b"1000000000000000.0", b"1e15"))
+    await gate.as_worker("w1").report_progress(**under(offer, progress=told))
+
+    await gate.lose(offer)
+
+    task = await gate.task(offer.task_id)
+    assert (task.status, task.held, task.leased_to) == ("queued", "lease_expiries", None)
+    assert (await gate.anomalies(offer.task_id))[-1]["details"]["last_progress_bytes"] == len(bytes(told))
 
 
 async def test_a_released_hold_offers_the_task_at_once_and_counts_anew(gate: Gate) -> None:
