@@ -1252,6 +1252,7 @@ class Engine:
         with self.waiting.take_place(caller.tenant_id, ask, speaker(caller, ask).id) as place:
             while True:     # the place is taken before the claim, or a task created in between would be missed
                 offers = await self._claim_once(caller, ask)
+                place.leave_rest(offers.tasks)
                 if offers.tasks or not await place.wait_for_call(self._limit_wait(begun, ask)):
                     return offers
                 await self.check_caller(caller)

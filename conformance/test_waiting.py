@@ -163,6 +163,24 @@ async def test_a_claim_that_is_given_up_leaves_its_task_to_the_next(gate: Gate) 
     assert await got(second) == [task_id]
 
 
+async def test_a_claim_that_gets_something_better_leaves_its_task_to_the_next(gate: Gate) -> None:
+    claims = []
+    for worker, types in (("w1", ["a", "b"]), ("w2", ["b"]), ("w3", ["a"])):
+        claims.append(start(wait(gate, worker, accept_types=types)))
+        await settle(gate, len(claims))
+
+    made = await gate.as_agent().create_tasks(tasks=[
+        {"type": "a", "payload": None}, {"type": "b", "payload": None, "priority": 5}])
+
+    plain, urgent = (item.task_id for item in made.results)
+    assert await got(claims[0]) == [urgent]
+    assert await got(claims[2]) == [plain], "w1 was called for it, and got the urgent one"
+    await settle(gate, 1)
+    assert not claims[1].done()
+    gate.engine.drain()
+    assert await got(claims[1]) == []
+
+
 async def test_a_claim_called_for_a_task_that_another_took_waits_on(gate: Gate) -> None:
     claim = start(wait(gate, "w1"))
     await settle(gate, 1)

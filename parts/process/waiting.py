@@ -15,7 +15,7 @@ from asyncgate.parts.model.news import News
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Task
 from asyncgate.parts.model.views import to_raw
-from asyncgate.parts.model.wire import LeaseNext
+from asyncgate.parts.model.wire import LeaseNext, Offer
 from asyncgate.parts.process.readers import resolve
 
 log = logging.getLogger("asyncgate")
@@ -50,6 +50,13 @@ class Place:
             return False
         self.call, self.spent, self.calls = asyncio.get_running_loop().create_future(), self.calls, []
         return True
+
+    def leave_rest(self, offers: list[Offer]) -> None:
+        """Leave to others what this place was called for, if its claim got something else instead."""
+        kinds = [kind for kind in self.spent if kind is not None] if offers else []
+        if kinds:
+            got = {(offer.type, needs_of(offer.requirements)) for offer in offers}
+            self.calls += [kind for kind in kinds if kind not in got]
 
     def wake(self, kind: Wanted | None) -> None:
         """Call this place for a task of a kind, or for whatever there may be."""
