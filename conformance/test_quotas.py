@@ -10,7 +10,7 @@ import pytest
 from msgspec import UNSET
 
 from asyncgate import Caller, Engine, Needs, Work
-from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.harness import PATIENCE, Gate, refused, under
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Settings, Tier
@@ -104,6 +104,26 @@ async def test_at_its_limit_of_leases_a_claim_comes_back_empty(make_gate: Callab
     assert await gate.claim("w2") is None
     await gate.as_worker().release_lease(**under(offers[0]))
     assert await gate.claim("w2") is not None
+
+
+@pytest.mark.parametrize("end", ["complete", "release_lease", "cancel"])
+async def test_a_waiting_claim_is_called_when_the_tenant_has_room_for_leases_again(
+        make_gate: Callable[..., Gate], end: str) -> None:
+    gate = make_gate(**limited(concurrent_leases=1))
+    offer, other = await gate.leased("w1"), await gate.create(priority=1)
+    claim = asyncio.ensure_future(gate.claim("w2", wait_seconds=30))
+    while not gate.engine.waiting.count or gate.engine.batches.flights or gate.engine.batches.waiting:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+    if end == "cancel":
+        await gate.as_agent().cancel_task(task_id=offer.task_id)
+    else:
+        await getattr(gate.as_worker("w1"), end)(**under(offer))
+
+    async with asyncio.timeout(PATIENCE):
+        given = await claim
+    assert given is not None
+    assert given.task_id == other
 
 
 async def test_a_claim_that_the_limit_leaves_without_tasks_says_so(make_gate: Callable[..., Gate]) -> None:

@@ -66,9 +66,14 @@ class Quotas(Extension):
         return find_allowance(self.settings, work.find_record(Account), work.now)
 
     def after_commit(self, work: Work) -> None:
-        """Note that the stored usage of a tenant is exact now."""
-        if work.find_record(Usage) is not None:
-            self.exact.add(work.tenant_id)
+        """Note that the stored usage of a tenant is exact now; call waiting claims if it has room for leases again."""
+        if (usage := work.find_record(Usage)) is None:
+            return
+        self.exact.add(work.tenant_id)
+        begun = sum(lease.acquired_at == work.now for lease in work.leased.values())
+        ended = sum(lease.ending != "live" for lease in work.leased.values())
+        if ended and usage.leases < self._allowance(work).concurrent_leases <= usage.leases - begun + ended:
+            self.engine.waiting.wake_tenant(work.tenant_id)
 
     async def list_warnings(self, caller: Caller) -> list[str]:
         """Return a warning if the storage for receipts is at least 80 % full (spec 21.6.3)."""
