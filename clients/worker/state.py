@@ -21,6 +21,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from asyncgate.parts.process.folders import fsync_folder
+
 LETTERS = ".letters"
 LONGEST_FILE_NAME = 150      # without the file's suffixes
 
@@ -171,7 +173,7 @@ def rewrite_lines(path: Path, lines: Sequence[bytes]) -> None:
         beside.replace(path)
     else:
         path.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    fsync_folder(str(path.parent))
 
 
 def write_file(path: Path, text: bytes) -> None:
@@ -183,12 +185,3 @@ def write_file(path: Path, text: bytes) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
