@@ -204,6 +204,8 @@ class Worker:
         try:
             task = await self.gate.call("get_task", **self.me, task_id=lease["task_id"])
         except Refusal as no:
+            if not is_hopeless(no):
+                raise       # for example at a rate limit: the lease would run out unused
             return log.warning("task %s: cannot resume its lease: %s", lease["task_id"], no)
         log.info("task %s: resuming the lease of an earlier process", lease["task_id"])
         self._begin({**task, **lease})
@@ -423,7 +425,13 @@ class Worker:
         self.place.close()
 
     async def _release(self, lease: dict[str, Any]) -> None:
-        await self.gate.call("release_lease", **self.me, task_id=lease["task_id"], lease_id=lease["lease_id"])
+        """Give a lease back; one that has ended since it was listed keeps the others from nothing."""
+        try:
+            await self.gate.call("release_lease", **self.me, task_id=lease["task_id"], lease_id=lease["lease_id"])
+        except Refusal as no:
+            if not is_hopeless(no):
+                raise
+            log.info("task %s: its lease is not released: %s", lease["task_id"], no)
 
 
 def is_hopeless(error: Exception) -> bool:

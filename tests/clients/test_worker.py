@@ -970,3 +970,43 @@ async def test_a_worker_that_starts_before_its_gate_waits_for_it(
         task = await run(gate)
 
     assert task["status"] == "succeeded"
+
+
+class Overtaken(Worker):
+    """A worker of whose leases one ends just after it has listed them."""
+
+    async def _held(self, resume: bool) -> list[dict[str, Any]]:
+        leases = await super()._held(resume)
+        if leases:
+            await self.gate.call("cancel_task", task_id=leases[0]["task_id"])
+        return leases
+
+
+async def test_a_lease_that_ends_meanwhile_does_not_keep_a_worker_from_giving_back_the_others(gate: AsyncHttp) -> None:
+    worker, begun = Overtaken(gate.url, "w", token=TOKEN, state=None, concurrency=3), list[str]()
+
+    @worker.task("t")
+    async def read(page: Any, job: Job) -> None:
+        begun.append(job.task_id)
+        await asyncio.Event().wait()
+
+    async with at_work(worker):
+        for _ in range(3):
+            await gate.call("create_task", type="t", payload=None)
+        await until_so(lambda: len(begun) == 3)
+
+    assert sorted([(await gate.call("get_task", task_id=one))["status"] for one in begun]) == [
+        "canceled", "queued", "queued"]
+
+
+async def test_a_worker_begins_although_a_lease_of_its_last_life_ends_meanwhile(
+        gate: AsyncHttp, tmp_path: Path) -> None:
+    place = take_place(tmp_path, "w")
+    await gate.call("create_task", type="forgotten", payload=None)
+    await gate.call("lease_next", worker_id="w", worker_instance_id=place.instance_id)
+    place.close()
+    worker = Overtaken(gate.url, "w", token=TOKEN, state=tmp_path)
+    worker.task("t")(lambda page: "done")
+
+    async with at_work(worker):
+        assert (await run(gate))["status"] == "succeeded"
