@@ -278,6 +278,7 @@ class Worker:
             job.span = self.tracing.begin_run(offer) if self.tracing else None
             with job.span.current() if job.span else contextlib.nullcontext():      # both tasks copy the context
                 job.work = asyncio.ensure_future(self._task(job).run(job))
+                job.work.add_done_callback(take_error)
                 doing = asyncio.ensure_future(self._do(job))
             self.heart.keep(job.pulse)
             self.jobs[lease_id] = doing
@@ -308,8 +309,6 @@ class Worker:
             raise
         if job.lost.is_set():
             log.warning("%s: dropped, the lease is lost (%s)", job, job.reason)
-            if not job.work.cancelled():
-                job.work.exception()    # retrieved, so that asyncio does not log it
             return None
         return self._ending(job, self._task(job), job.work)
 
@@ -432,6 +431,12 @@ class Worker:
             if not is_hopeless(no):
                 raise
             log.info("task %s: its lease is not released: %s", lease["task_id"], no)
+
+
+def take_error(work: asyncio.Future[Any]) -> None:
+    """Take the error of a function, because asyncio logs one that nobody wants: that of a lost lease, for example."""
+    if not work.cancelled():
+        work.exception()
 
 
 def is_hopeless(error: Exception) -> bool:

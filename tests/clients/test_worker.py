@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -1010,3 +1011,24 @@ async def test_a_worker_begins_although_a_lease_of_its_last_life_ends_meanwhile(
 
     async with at_work(worker):
         assert (await run(gate))["status"] == "succeeded"
+
+
+async def test_the_end_of_a_function_that_nobody_waits_for_is_not_logged_as_an_error(gate: AsyncHttp) -> None:
+    worker, begun, problems = made(gate), threading.Event(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    thread: list[threading.Thread] = []
+
+    @worker.task("t")
+    def read(page: Any, job: Job) -> None:
+        thread.append(threading.current_thread())
+        begun.set()
+        job.lost.wait(PATIENCE_SECONDS)
+        job.check()
+
+    async with at_work(worker):
+        await gate.call("create_task", type="t", payload=None)
+        await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+    await asyncio.to_thread(thread.pop().join)
+    gc.collect()
+
+    assert problems == [], "asyncio says so of an error that was never retrieved"
