@@ -69,23 +69,29 @@ class Draft(Struct):
     now: float | None = None
     ids: list[str] = field(default_factory=list)
     posted: list[Outgoing] = field(default_factory=list)       # receipts that the ledger must store before the commit
+    stored: list[Outgoing] = field(default_factory=list)       # those of the result that the ledger has stored
     kept: bool = False
     steps: frozenset[tuple[str, str]] = frozenset()             # task and receipt key: equal for a repeated step
     offered: dict[str, Outgoing] = field(default_factory=dict)  # receipts that the ledger may have
 
     def decide(self, decide: Decide, work: Work) -> None:
-        """Decide with the remembered ids and time; keep an unchanged result, roll back and remember any other."""
+        """Decide with the remembered ids and time; keep a result that the ledger has stored, roll back any other.
+
+        A database that loses a race or its connection decides more than once in one transaction.  So the result is
+        compared with what the ledger has stored, not with the last result.
+        """
         mark, real, ids = work.mark(), (work.ids, work.now), Recorded(work.ids, self.ids)
         work.replay(ids, work.now if self.now is None else self.now)
         decide(work)
-        posted = [row for row in work.posted.values() if work.written[row.receipt_id].receipt_type not in INFORMS]
-        self.kept = posted == self.posted
+        self.posted = [row for row in work.posted.values()
+                       if work.written[row.receipt_id].receipt_type not in INFORMS]
+        self.kept = self.posted == self.stored
         if self.kept:
-            for row in posted:
+            for row in self.posted:
                 del work.posted[row.receipt_id]
         else:
-            self.now, self.ids, self.posted = work.now, ids.given, posted
-            self.steps = frozenset((row.task_id, work.written[row.receipt_id].receipt_key) for row in posted)
+            self.now, self.ids = work.now, ids.given
+            self.steps = frozenset((row.task_id, work.written[row.receipt_id].receipt_key) for row in self.posted)
             work.take_back(mark)
             work.replay(*real)
 
@@ -112,13 +118,13 @@ class Strict(Extension):
             draft = Draft()
             try:
                 for attempt in range(ATTEMPTS):
-                    stored = draft.posted
                     await self.within(tenant_id, needs, partial(draft.decide, decide))
                     if not attempt and not draft.kept:
                         draft = await self._reuse_stranded(tenant_id, needs, decide, draft)
                     if draft.kept:
                         return
-                    await self._store(tenant_id, [row for row in draft.posted if row not in stored], draft)
+                    await self._store(tenant_id, [row for row in draft.posted if row not in draft.stored], draft)
+                    draft.stored = draft.posted
             finally:
                 await self._settle(tenant_id, draft)
         raise DatabaseUnavailable("other calls keep changing the same tasks; try again", retry_after=1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
+from asyncgate import Extension, Needs, Transact, Work
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import HASTY
+from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.queries import OutboxFilter
 from asyncgate.parts.model.settings import LedgerSettings
 from asyncgate.parts.receipts.outbox import Ledger
@@ -128,3 +131,34 @@ async def test_what_only_informs_goes_through_the_outbox(gate: Gate, stub: StubL
     await stub.until(lambda: "system.anomaly" in types(stub))
 
     assert types(stub)[:4] == ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+
+
+class TriesTwice(Extension):
+    """A database that loses each batch after it was decided, and tries it again."""
+
+    def wrap_transact(self, transact: Transact) -> Transact:
+        """Decide each batch once in vain."""
+        async def try_twice(tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+            def lose(work: Work) -> None:
+                decide(work)
+                raise DatabaseUnavailable("a race is lost")
+            with contextlib.suppress(DatabaseUnavailable):
+                await transact(tenant_id, needs, lose)
+            await transact(tenant_id, needs, decide)
+        return try_twice
+
+
+async def test_a_batch_that_the_database_tries_again_waits_for_the_ledger_too(
+        make_gate: Callable[..., Gate], stub: StubLedger) -> None:
+    gate = make_gate(receipt_mode="memorygate_integrated", receipt_consistency_mode="strict",
+                     ledger=LedgerSettings(**{"url": stub.url, **HASTY}))
+    gate.engine.extend(TriesTwice(), Ledger(gate.engine))
+    async with gate.ledger:
+        offer = await gate.leased()
+        await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
+
+        assert types(stub) == ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+
+        stub.answer = lambda receipt: (503, {}, "no")
+        with refused("receipt_ledger_unavailable"):
+            await gate.create()
