@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from asyncgate import ACKNOWLEDGED, ANOMALY, PROGRESSED, Extension, Needs
-from asyncgate.parts.model.errors import DatabaseUnavailable, LedgerUnavailable, Refused
+from asyncgate.parts.model.errors import DatabaseUnavailable, GateError, LedgerUnavailable, Refused
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.stored import Outgoing
 from asyncgate.parts.receipts.sinks import Garbled, Outage, Refusal, Unanswered
@@ -125,6 +125,11 @@ class Strict(Extension):
                         return
                     await self._store(tenant_id, [row for row in draft.posted if row not in draft.stored], draft)
                     draft.stored = draft.posted
+            except Exception as error:
+                if draft.kept:      # the database failed, and the ledger has the receipts
+                    self._strand(tenant_id, draft)
+                    draft.kept = is_unknown(error)
+                raise
             finally:
                 await self._settle(tenant_id, draft)
         raise DatabaseUnavailable("other calls keep changing the same tasks; try again", retry_after=1)
@@ -143,9 +148,7 @@ class Strict(Extension):
         left = [row for row in draft.offered.values() if row.receipt_id not in counts]
         if not left:
             return
-        self.stranded[tenant_id, draft.steps] = draft
-        while len(self.stranded) > STRANDED:
-            self.stranded.popitem(last=False)
+        self._strand(tenant_id, draft)
         granted = [row for row in left if self.sink.undone(row.content.encode(), "", 0.0) is not None]
         if granted:
             needs = Needs(tasks={row.task_id for row in granted})
@@ -155,6 +158,12 @@ class Strict(Extension):
                 log.exception("the ledger may have leases that were never granted; `asyncgate reconcile` names them")
             else:
                 self.sent(tenant_id)
+
+    def _strand(self, tenant_id: str, draft: Draft) -> None:
+        """Remember a draft whose receipts the ledger may have, for a caller that repeats the step."""
+        self.stranded[tenant_id, draft.steps] = draft
+        while len(self.stranded) > STRANDED:
+            self.stranded.popitem(last=False)
 
     async def _store(self, tenant_id: str, rows: list[Outgoing], draft: Draft) -> None:
         """Store receipts at the ledger: those of one task in order, those of different tasks concurrently."""
@@ -204,6 +213,11 @@ class Strict(Extension):
             return no
         self.breaker.note_answer()
         return None
+
+
+def is_unknown(error: Exception) -> bool:
+    """Whether a batch may be committed although its transaction failed with this error."""
+    return not isinstance(error, Refused | GateError) or getattr(error, "more", {}).get("outcome") == "unknown"
 
 
 def undo(sink: Sink, rows: list[Outgoing], work: Work) -> None:

@@ -13,10 +13,12 @@ import httpx2
 import msgspec
 import pytest
 
+from asyncgate import Needs, Work
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import settings_for_tests
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.app import Gate
+from asyncgate.parts.model.errors import DatabaseUnavailable, outcome_unknown
 from asyncgate.parts.model.settings import (
     ArchiveSettings,
     CircuitBreaker,
@@ -432,6 +434,37 @@ async def test_an_end_that_was_not_answered_is_offered_again_as_it_was(
     assert ledger.refusals == []
     ended = next(one for one in (await gate.stored())["Receipt"] if one.receipt_type == "task.completed")
     assert ended.receipt_id in ledger.receipts
+
+
+@pytest.mark.parametrize("error", [DatabaseUnavailable("nothing was stored"), outcome_unknown(), OSError("gone")],
+                         ids=["not stored", "unknown", "broken"])
+async def test_an_end_that_the_database_did_not_take_is_offered_again_as_it_was(
+        standing: tuple[StandIn, str], serving: Serving, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    gate = await serving(receipt_consistency_mode="strict", ledger=patient(standing[1]))
+    offer = await gate.leased()
+    strict = gate.engine.find_extension(Strict)
+    assert strict
+    real = strict.within
+
+    async def break_commit(tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+        def decide_in_vain(work: Work) -> None:
+            decide(work)
+            if work.written:
+                raise error
+        await real(tenant_id, needs, decide_in_vain)
+    monkeypatch.setattr(strict, "within", break_commit)
+    held = {"worker_id": "w1", "lease_id": offer["lease_id"], "result": {"ok": True}, "artifacts": FILE}
+    lost = await gate.call("POST", f"/v1/tasks/{offer['task_id']}/complete", held)
+    monkeypatch.undo()
+    gate.backend.skew += 1.0
+
+    again = await gate.call("POST", f"/v1/tasks/{offer['task_id']}/complete", held)
+
+    assert (lost.status, again.status) == (503, 200)
+    assert phases(ledger, offer["task_id"]) == [("accepted", "NA"), ("complete", "success")]
+    assert ledger.refusals == []
 
 
 async def ends_itself(url: str, accepted: dict[str, Any], key: str, worker: str = "w1", **more: Any) -> Any:
