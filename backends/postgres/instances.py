@@ -32,6 +32,7 @@ from asyncgate.parts.process.outages import OFTEN
 log = logging.getLogger("asyncgate.postgres")
 CHANNEL = "asyncgate"
 MESSAGE_BYTES = 7900        # the limit of Postgres is 8000
+MOST_PENDING = 10_000       # news that wait to be sent
 PATIENCE_SECONDS = 3.0      # how long to wait for the name lock of a process that is just ending
 PATIENCE_BESIDE_SECONDS = 60.0      # how long to wait for a process that starts concurrently and has many leases
 NUMBERS = 64                # processes beyond share the first number
@@ -185,8 +186,13 @@ class Membership:
         return False
 
     def tell(self, *news: News) -> None:
-        """Send news to the other processes; news that come while a message is sent share the next message."""
+        """Send news to the other processes; news that come while a message is sent share the next message.
+
+        While none can be sent, only the newest are kept: the others look for themselves.
+        """
         self.pending += news if self.settings.notify else ()
+        if len(self.pending) > MOST_PENDING:
+            del self.pending[:MOST_PENDING // 2]
         self.wanted.set()
 
     async def _connect(self, patience: float) -> None:

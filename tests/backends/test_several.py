@@ -12,6 +12,7 @@ import pytest
 from asyncgate import Engine, Needs, News, Work
 from asyncgate.backends import Around
 from asyncgate.backends.memory import Memory
+from asyncgate.backends.postgres.instances import MOST_PENDING, Membership
 from asyncgate.conformance import harness
 from asyncgate.conformance.harness import PATIENCE, under
 from asyncgate.parts.app import Gate
@@ -427,3 +428,14 @@ async def test_tasks_carry_the_name_of_the_instance_that_made_them() -> None:
 
     tasks: list[Task] = (await gate.everything())["Task"]
     assert [task.asyncgate_instance for task in tasks] == ["asyncgate-7"]
+
+
+async def test_news_that_cannot_be_sent_do_not_pile_up() -> None:
+    """The pool may work while the connection for news is away, for a day."""
+    away = Membership("postgresql://127.0.0.1:1/away", DatabaseSettings(), "gate-1", 10.0, lambda _: None)
+
+    for number in range(3 * MOST_PENDING):
+        away.tell(News(TENANT, ended=(str(number),)))
+
+    assert MOST_PENDING // 2 <= len(away.pending) <= MOST_PENDING
+    assert away.pending[-1].ended == (str(3 * MOST_PENDING - 1),)
