@@ -26,10 +26,11 @@ from asyncgate.parts.model.content import encode_json, to_canonical
 from asyncgate.parts.model.errors import GateError, InvalidRequest, LeaseInvalid, ParentsRequired, TaskNotFound
 from asyncgate.parts.model.queries import EntryFilter
 from asyncgate.parts.model.stored import LedgerMark, Receipt, SealHead
+from asyncgate.parts.model.views import LONGEST_ID
 from asyncgate.parts.model.wire import Ask, Complete, Fail, Principal
 from asyncgate.parts.receipts.marks import ADOPTED_PREFIX, STATED_PREFIX
 from asyncgate.parts.receipts.may import MAY
-from asyncgate.parts.receipts.sinks import Filed, Outage
+from asyncgate.parts.receipts.sinks import Filed, Garbled, Outage
 
 if TYPE_CHECKING:
     from asyncgate import Engine, Work
@@ -86,10 +87,22 @@ class Adopter:
         """Read all new receipts of every tenant; a no-op in processes that do not lead the job."""
         if await self.engine.leads(JOB):
             for tenant_id in await self.engine.backend.tenants():
-                for contract in (COMPLETED, FAILED):
-                    await self._poll_tenant(tenant_id, contract.type)
+                await self._poll_alone(tenant_id)
 
-    async def _poll_tenant(self, tenant_id: str, receipt_type: str) -> None:
+    async def _poll_alone(self, tenant_id: str) -> None:
+        """Poll for one tenant; what fails because of its receipts must not hold up another tenant's."""
+        try:
+            await self._poll_tenant(tenant_id)
+        except (Garbled, GateError) as no:
+            if isinstance(no, GateError) and no.status >= 500:
+                raise
+            log.warning("receipts that workers of tenant %s stated in the ledger cannot be read now: %s", tenant_id, no)
+
+    async def _poll_tenant(self, tenant_id: str) -> None:
+        for contract in (COMPLETED, FAILED):
+            await self._poll_type(tenant_id, contract.type)
+
+    async def _poll_type(self, tenant_id: str, receipt_type: str) -> None:
         known = await self.engine.backend.record(tenant_id, LedgerMark, receipt_type)
         after = known.receipt_id if known else None
         while True:
@@ -105,6 +118,8 @@ class Adopter:
     async def _request(self, tenant_id: str, found: Filed) -> None:
         """Check and adopt one receipt; skip a receipt of a gate, or about a task of another gate."""
         backend = self.engine.backend
+        if len(found.receipt_id) > LONGEST_ID:
+            return log.warning("a receipt in the ledger was skipped: its id has %d characters", len(found.receipt_id))
         if found.receipt_key or found.task_id is None or await backend.receipt(tenant_id, found.receipt_id) is not None:
             return
         if await backend.record(tenant_id, LedgerMark, ADOPTED_PREFIX + found.receipt_id) is not None:

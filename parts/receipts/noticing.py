@@ -20,7 +20,7 @@ from asyncgate import COMPLETED, FAILED
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.queries import TaskFilter
 from asyncgate.parts.model.stored import Lease, Task
-from asyncgate.parts.receipts.adoption import JOB, Adopter
+from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.sinks import Filed
 
 if TYPE_CHECKING:
@@ -43,10 +43,12 @@ class Noticer(Adopter):
 
     async def poll(self) -> None:
         """Query some leased tasks of every tenant; a no-op in processes that do not lead the job."""
-        if self.reading.sink.binds is not False and await self.engine.leads(JOB):
-            for tenant_id in await self.engine.backend.tenants():
-                for status in ("leased", "running"):
-                    await self._poll_status(tenant_id, status)
+        if self.reading.sink.binds is not False:
+            await super().poll()
+
+    async def _poll_tenant(self, tenant_id: str) -> None:
+        for status in ("leased", "running"):
+            await self._poll_status(tenant_id, status)
 
     async def _poll_status(self, tenant_id: str, status: str) -> None:
         before = self.places.get((tenant_id, status))

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 
@@ -20,6 +21,7 @@ from asyncgate.parts.app import Gate as Server
 from asyncgate.parts.ledger_app import LedgerGate
 from asyncgate.parts.model.settings import CircuitBreaker, LedgerSettings, Settings
 from asyncgate.parts.model.wire import ReceiptRecord
+from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reading import (
     BODIES_BYTES,
@@ -111,6 +113,28 @@ async def test_an_answer_that_is_no_good_takes_nobody_s_ledger_away(
             await gate.as_agent().get_receipt(receipt_id=str(uuid.uuid4()))
 
         assert states(gate) == ("closed", "closed", "closed")
+
+
+@pytest.mark.parametrize("poison", ["no json", "a long id"])
+async def test_what_a_ledger_tells_of_one_tenant_holds_up_no_other(
+        make_gate: Callable[..., Gate], stub: StubLedger, poison: str) -> None:
+    gate = await joined(make_gate, stub.url)
+    offer, _ = await gate.leased(), await gate.stranger().create()
+    stated = {"receipt_id": "x" * 70_000, "receipt_type": "task.completed", "created_at": "2026-11-22T07:00:00Z",
+              "from": {"kind": "worker", "id": "w1"}, "to": {"kind": "asyncgate", "id": "asyncgate-1"},
+              "task_id": offer.task_id, "lease_id": offer.lease_id, "body": {},
+              "parents": [offer.obligation_receipt_id]}
+    asked: list[str] = []
+
+    def show(path: str) -> Any:
+        asked.append(httpx2.URL(path).params["tenant"])
+        found = [stated] if gate.tenant_id in path else []
+        return (200, {}, "no json" if found and poison == "no json" else json.dumps({"receipts": found}))
+    stub.show = show
+    await Adopter(gate.engine, Reading(gate.engine, gate.ledger.sink, gate.ledger.sender.breaker)).poll()
+
+    assert set(asked) == set(await gate.backend.tenants())
+    assert len(set(asked)) > 1
 
 
 async def test_what_one_agent_reads_never_stops_what_is_sent_or_committed(
