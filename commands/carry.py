@@ -225,11 +225,12 @@ def batches(path: str) -> Iterator[list[Receipt]]:
     for line in Reading(path).lines():
         if line.receipt is None:
             continue
-        if batch and (len(batch) == IMPORT_BATCH or size + len(line.receipt.body) > BATCH_BYTES):
+        weight = len(msgspec.json.encode(line.receipt))     # as it is sent, not in characters of its body
+        if batch and (len(batch) == IMPORT_BATCH or size + weight > BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(line.receipt)
-        size += len(line.receipt.body)
+        size += weight
     if batch:
         yield batch
 

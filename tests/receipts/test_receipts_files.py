@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
@@ -16,16 +17,19 @@ from msgspec.structs import replace
 from asyncgate.clients.http import Http
 from asyncgate.commands import carry
 from asyncgate.commands.main import main
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.receipts.files import (
     FREELY,
     MOST_LINE,
     MOST_PROBLEMS,
     TIMES,
+    Header,
     Line,
     Reading,
     SealedReading,
     Writer,
     decode_line,
+    pack_receipts,
 )
 from tests.conftest import TOKEN, Live
 
@@ -303,3 +307,14 @@ def test_a_file_that_unpacks_to_far_more_than_it_is_is_not_read_to_its_end(
     assert any(says in problem for problem in held.problems), held.problems[:3]
     assert len(held.problems) <= MOST_PROBLEMS + 5
     assert lines <= (FREELY + TIMES * path.stat().st_size) // 2
+
+
+@pytest.mark.parametrize("body", ["漢" * 21_000, '"' * 32_000], ids=["letters of three bytes", "escaped quotes"])
+def test_what_an_import_sends_at_once_fits_into_one_request(file: Path, tmp_path: Path, body: str) -> None:
+    one = replace(receipts(file)[0], body=msgspec.json.encode({"text": body}).decode())
+    path = tmp_path / "large.jsonl.gz"
+    path.write_bytes(pack_receipts(Header("asyncgate-receipts", "t"), [one] * 120))
+
+    sizes = [len(msgspec.json.encode({"receipts": batch})) for batch in carry.batches(str(path))]
+
+    assert max(sizes) <= Settings().max_request_bytes
