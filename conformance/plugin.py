@@ -170,10 +170,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         names = [url.partition(":")[0] for url in given]
         ids = names if len(set(names)) == len(names) else [f"{name}{at}" for at, name in enumerate(names)]
         metafunc.parametrize("backend_url", given, ids=ids, indirect=True)
-        if "anyio_backend" in metafunc.fixturenames:
-            # Only a mark overrides the parameters of anyio's own fixture.
-            only = pytest.param(LOOP, id=pytest.HIDDEN_PARAM)
-            metafunc.definition.add_marker(pytest.mark.parametrize("anyio_backend", [only]))
+        choose_loop(metafunc)
+
+
+def choose_databases(metafunc: pytest.Metafunc, fits: Callable[[str], bool]) -> None:
+    """Run a test that names its `database` on every backend that fits, and on the event loop of a gate."""
+    if "database" in metafunc.fixturenames:
+        chosen = [url for url in urls(metafunc.config) if fits(url)]
+        metafunc.parametrize("database", chosen, ids=[url.partition(":")[0] for url in chosen], indirect=True)
+        choose_loop(metafunc)
+
+
+def choose_loop(metafunc: pytest.Metafunc) -> None:
+    """Run a test only on the event loop of a gate; a no-op for a plain function."""
+    if "anyio_backend" in metafunc.fixturenames:
+        # Only a mark overrides the parameters of anyio's own fixture.
+        only = pytest.param(LOOP, id=pytest.HIDDEN_PARAM)
+        metafunc.definition.add_marker(pytest.mark.parametrize("anyio_backend", [only]))
 
 
 def database_of(url: str, config: pytest.Config, folder: Path) -> str:

@@ -17,7 +17,7 @@ from asyncgate import Engine
 from asyncgate.backends import is_lasting, open_backend
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.load import Load, OneTenant, own_tenant, serving
-from asyncgate.conformance.plugin import database_of, urls
+from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.recount import wrong_usage
 from asyncgate.conformance.verify import verify
 
@@ -28,21 +28,13 @@ RACERS, RACES_PER_ROUND = 64, 3
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on durable backends only."""
-    if "database" in metafunc.fixturenames:
-        lasting = [url for url in urls(metafunc.config) if is_lasting(url)]
-        metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
+    choose_databases(metafunc, is_lasting)
 
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of the database of this test."""
     return database_of(request.param, request.config, tmp_path)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """Run on asyncio, as the gate does."""
-    return "asyncio"
 
 
 async def wrong_with(database: str, load: Load) -> list[str]:

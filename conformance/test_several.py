@@ -17,7 +17,7 @@ from asyncgate.backends import is_shared, open_backend
 from asyncgate.conformance.history import Call, stored, violations
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
 from asyncgate.conformance.load import Client, GateServer, Load, OneTenant, own_tenant, serving
-from asyncgate.conformance.plugin import database_of, urls
+from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.verify import verify
 
 pytestmark = pytest.mark.anyio
@@ -27,21 +27,13 @@ HASTY: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_sec
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on backends that several processes can share."""
-    if "database" in metafunc.fixturenames:
-        shared = [url for url in urls(metafunc.config) if is_shared(url)]
-        metafunc.parametrize("database", shared, ids=[url.partition(":")[0] for url in shared], indirect=True)
+    choose_databases(metafunc, is_shared)
 
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of the database of this test."""
     return database_of(request.param, request.config, tmp_path)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """Run on asyncio, as the gate does."""
-    return "asyncio"
 
 
 class Fleet:
