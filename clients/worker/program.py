@@ -150,6 +150,7 @@ class Run:
 
     def __init__(self, job: Job) -> None:
         self.job, self.pid = job, 0
+        self.files: list[Any] = []      # our ends of the pipes
         self.out, self.tail, self.artifacts = bytearray(), bytearray(), None
 
     artifacts: Any
@@ -158,23 +159,19 @@ class Run:
     @contextlib.contextmanager
     def pipes(self) -> Iterator[list[int]]:
         """Open a pipe for each of the descriptors 0 to 3, and close the program's ends after it was started."""
-        made = [os.pipe() for _ in range(PROGRESS_FD + 1)]
-        mine = [made[0][1], *(pipe[0] for pipe in made[1:])]
-        # Number the program's ends above 0 to 3, so that no dup2 overwrites another end.
-        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, PROGRESS_FD + 1)
-                for end in (made[0][0], *(pipe[1] for pipe in made[1:]))]
-        for end in (made[0][0], *(pipe[1] for pipe in made[1:])):
-            os.close(end)
-        self.files: list[Any] = [os.fdopen(mine[0], "wb"), *(os.fdopen(end, "rb", buffering=0) for end in mine[1:])]
-        try:
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            ends: list[int] = []
+            for number in range(PROGRESS_FD + 1):
+                read, write = os.pipe()
+                end, mine, mode = (read, write, "wb") if number == 0 else (write, read, "rb")
+                self.files.append(ours.enter_context(os.fdopen(mine, mode, -1 if number == 0 else 0)))
+                try:    # number the end above 0 to 3, so that no dup2 overwrites another end
+                    ends.append(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, PROGRESS_FD + 1))
+                finally:
+                    os.close(end)
+                theirs.callback(os.close, ends[-1])
             yield ends
-        except BaseException:
-            for file in self.files:
-                file.close()
-            raise
-        finally:
-            for end in ends:
-                os.close(end)
+            ours.pop_all()      # the program runs, so these stay open
 
     def begin(self, path: str, command: list[str], surroundings: dict[str, str]) -> None:
         """Start the program without a shell, and start to wait for its end."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -19,6 +21,7 @@ from typing import Any
 import pytest
 
 from asyncgate.clients.http import Http
+from asyncgate.clients.worker.program import Run
 
 ROOT = Path(__file__).parents[2]
 WORKER = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())", "worker"]
@@ -364,3 +367,24 @@ def test_http_get_follows_no_redirect_inward(gate: Http, begin: Begin, site: Any
     task = run(gate, "http_get", {"url": f"http://127.0.0.1:{site.server_port}/away"}, max_attempts=2)
 
     assert (task["attempt"], task["result"]["error"]["code"]) == (0, "barred")
+
+
+@pytest.mark.parametrize("call", ["pipe", "dup", "spawn"])
+def test_a_program_that_cannot_be_started_leaves_no_pipe_open(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A worker at its limit of open files would never get below it again."""
+    module, name = {"pipe": (os, "pipe"), "dup": (fcntl, "fcntl"), "spawn": (os, "posix_spawn")}[call]
+    calls, real = 0, getattr(module, name)
+
+    def fail_late(*given: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3 or call == "spawn":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(*given, **more)
+    monkeypatch.setattr(module, name, fail_late)
+    before = os.listdir("/proc/self/fd")
+
+    with pytest.raises(OSError, match="open files"):
+        Run(None).begin("/bin/true", ["true"], {})  # type: ignore[arg-type]  # it needs no job yet
+
+    assert os.listdir("/proc/self/fd") == before
