@@ -300,10 +300,12 @@ class Reading(Extension):
         for _ in range(pages):
             of = EntryFilter(to, task_id, None, None, shelf.after, BODIES_PER_READ)
             page = await self.ask_ledger(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
-            for one in page.receipts:
-                if not await self._is_ours(tenant_id, one):
-                    shelf.add(one.shown())
-            if page.cursor in (None, shelf.after):
+            others = [one.shown() for one in page.receipts if not await self._is_ours(tenant_id, one)]
+            if shelf.after != of.after:
+                continue        # another call has read this page meanwhile: go on behind it
+            for one in others:
+                shelf.add(one)
+            if page.cursor in (None, of.after):
                 return
             shelf.after = page.cursor
 

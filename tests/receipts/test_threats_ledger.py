@@ -26,10 +26,12 @@ from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reading import (
     BODIES_BYTES,
     BODIES_PER_READ,
+    ROW_BYTES,
     SHELF_BYTES,
     SHELVES_BYTES,
     Reading,
     Shelf,
+    receipt_weight,
 )
 from asyncgate.parts.receipts.sinks import Garbled
 from asyncgate.parts.receipts.sinks.memorygate import open_sink
@@ -113,6 +115,27 @@ async def test_an_answer_that_is_no_good_takes_nobody_s_ledger_away(
             await gate.as_agent().get_receipt(receipt_id=str(uuid.uuid4()))
 
         assert states(gate) == ("closed", "closed", "closed")
+
+
+async def test_readers_of_one_inbox_at_the_same_time_cache_each_receipt_once(
+        make_gate: Callable[..., Gate], stub: StubLedger) -> None:
+    gate = await joined(make_gate, stub.url)
+    stated = [{"receipt_id": f"r{number}", "receipt_type": "plan.made", "created_at": "2026-11-22T07:00:00Z",
+               "from": {"kind": "agent", "id": "bob"}, "to": {"kind": "agent", "id": "ada"}, "body": {}}
+              for number in range(3)]
+
+    def show(path: str) -> Any:
+        after = httpx2.URL(path).params.get("since_receipt_id", "")
+        return 200, {}, json.dumps({"receipts": [one for one in stated if str(one["receipt_id"]) > after][:2]})
+    stub.show = show
+    async with gate.ledger:
+        told = await asyncio.gather(*(gate.as_agent().list_receipts() for _ in range(6)))
+        reading = gate.engine.find_extension(Reading)
+
+    assert [[one.receipt_id for one in page.receipts] for page in told] == [["r0", "r1", "r2"]] * 6
+    assert reading
+    [shelf] = reading.shelves.values()
+    assert shelf.size == ROW_BYTES + sum(map(receipt_weight, shelf.rows.values()))
 
 
 @pytest.mark.parametrize("poison", ["no json", "a long id"])
