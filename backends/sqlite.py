@@ -1402,7 +1402,7 @@ def describe_holder(said: bytes) -> str:
 
 def copy_file(source: str, target: str, told: Callable[[int, int], None] | None = None) -> None:
     """Copy a database in use page by page, and check the copy."""
-    with (contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old,
+    with (contextlib.closing(sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro", uri=True)) as old,
           contextlib.closing(sqlite3.connect(target)) as new):
         tell = told or (lambda done, total: None)
         # In one read transaction: else each commit of the gate would make the copy begin anew.

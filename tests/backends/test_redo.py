@@ -491,3 +491,14 @@ async def test_a_backup_ends_although_the_gate_commits_between_any_two_of_its_st
 
     assert len(steps) > 3
     assert await tasks_of(tmp_path / "copy.db") == made
+
+
+async def test_a_file_whose_name_looks_like_part_of_a_url_is_backed_up(tmp_path: Path) -> None:
+    backend = await open_backend(f"sqlite:///{tmp_path}/50%41 off.db")
+    try:
+        made = await Gate(Engine(backend), TENANT).create()
+        await backend_of(Gate(Engine(backend), TENANT)).backup(str(tmp_path / "copy.db"))
+    finally:
+        await backend.close()
+
+    assert await tasks_of(tmp_path / "copy.db") == {made}
