@@ -23,6 +23,7 @@ import msgspec
 
 from asyncgate.clients.call import CallSpec
 from asyncgate.clients.http import (
+    AWAY_STATUSES,
     FIRST_PAUSE,
     QUIET_SECONDS,
     AsyncHttp,
@@ -46,7 +47,6 @@ ENDED_STATUSES = ("succeeded", "failed", "canceled")
 # NOT_DONE: the gate did nothing.  OUTCOME_UNKNOWN: the gate may have carried out the call.
 NOT_DONE = {408, 429, 503}
 OUTCOME_UNKNOWN = {"database_unavailable", "unexpected_answer"}
-AWAY_STATUSES = {*NOT_DONE, 502, 504}
 
 
 class TaskFailed(Exception):

@@ -32,6 +32,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 # Pauses between retries, for every program here: short ones for at least ten seconds, because a restart is short.
 FIRST_PAUSE, SHORT_PAUSE, LONGEST_PAUSE, SHORT_PAUSES = 0.05, 0.5, 5.0, 60
 NO_HOST = ("Name or service not known", "nodename nor servname", "No address associated")
+AWAY_STATUSES = (408, 429, 502, 503, 504)    # after which a call that only reads may succeed; 502, 504: of a proxy
 URL_ENDINGS = ("/v1", "/mcp", "/mcp/u", "/docs")
 QUIET_SECONDS = 1.0         # how long a gate may be unreachable before a client or a worker logs a warning
 ANSWER_SECONDS = 30.0     # how long to wait for an answer, in addition to the request's own `wait_seconds`

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from asyncgate.clients.http import Http, Refusal, Unreachable, pause_after
+from asyncgate.clients.http import AWAY_STATUSES, Http, Refusal, Unreachable, pause_after
 from asyncgate.commands.calling import (
     EXIT_CONFLICT,
     EXIT_INTERRUPTED,
@@ -26,7 +26,6 @@ from asyncgate.commands.calling import (
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text, show_table
 from asyncgate.commands.verdicts import print_answer
-from asyncgate.commands.watching import PASSING
 
 TASKS_PER_CALL = 200
 MOST_TRIES = 10                 # in a row without an answer
@@ -157,7 +156,7 @@ def call_until_ended(call: Callable[[], Any], show: Callable[[dict[str, Any]], N
         try:
             record, away = call(), 0
         except (Unreachable, Refusal) as error:
-            passing = isinstance(error, Unreachable) or error.status in PASSING
+            passing = isinstance(error, Unreachable) or error.status in AWAY_STATUSES
             if not passing or (away := away + 1) > MOST_TRIES:
                 raise
             time.sleep(max(pause_after(away, 0.5), getattr(error, "retry_after", None) or 0.0))

@@ -166,12 +166,18 @@ def exit_on_refusal() -> Iterator[None]:
     except Refusal as no:
         again = f" (try again in {no.retry_after:g} s)" if no.retry_after is not None else ""
         login = "; `asyncgate login` stores a credential" * (no.status == 401)
-        raise exit_with(f"{no.code} ({no.status}): {escape_text(no.message)}{again}{login}",
-                    EXIT_OF_STATUS.get(no.status, EXIT_BROKEN)) from None
+        raise exit_with(f"{no.code} ({no.status}): {escape_text(no.message)}{again}{login}", find_status(no)) from None
     except Unreachable as away:
         raise exit_with(str(away), EXIT_NO_GATE) from None
     except ValueError as wrong:
         raise exit_with(str(wrong), EXIT_WRONG) from None
+
+
+def find_status(no: Refusal) -> int:
+    """Return the exit status of a refusal; such an answer of a proxy means that its gate gives none."""
+    if no.code == "unexpected_answer" and no.status in (502, 503, 504):
+        return EXIT_NO_GATE
+    return EXIT_OF_STATUS.get(no.status, EXIT_BROKEN)
 
 
 def exit_with(message: str, status: int) -> click.exceptions.Exit:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from asyncgate.clients.http import Http, Refusal, Unreachable, pause_after
+from asyncgate.clients.http import AWAY_STATUSES, Http, Refusal, Unreachable, pause_after
 from asyncgate.commands.calling import (
     EXIT_CANCELED,
     EXIT_FAILED,
@@ -91,7 +91,7 @@ class Watch:
                                                       "wait_seconds": round(seconds, 3)})
             self.task, self.away = msgspec.json.decode(self.record), 0
         except (Unreachable, Refusal) as error:
-            if isinstance(error, Refusal) and error.status not in (429, 503):
+            if isinstance(error, Refusal) and error.status not in AWAY_STATUSES:
                 raise
             self.away += 1
             wait = max(pause_after(self.away, 0.5), getattr(error, "retry_after", None) or 0.0)

@@ -12,7 +12,7 @@ import msgspec
 
 from asyncgate import RECEIPT_TYPES
 from asyncgate.clients.events import StreamEvent
-from asyncgate.clients.http import Http, Refusal, Unreachable, WrongAddress, pause_after
+from asyncgate.clients.http import AWAY_STATUSES, Http, Refusal, Unreachable, WrongAddress, pause_after
 from asyncgate.commands import remembered
 from asyncgate.commands.calling import (
     EXIT_INTERRUPTED,
@@ -24,7 +24,6 @@ from asyncgate.commands.calling import (
 )
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import STYLES, console, escape_text, format_cell, is_terminal
-from asyncgate.commands.watching import PASSING
 from asyncgate.parts.faces.stream import STREAM
 from asyncgate.parts.model.wire import Kind
 
@@ -73,7 +72,7 @@ class Tail:
             except Unreachable as cut:
                 wait = self._excuse(cut)
             except Refusal as no:
-                if no.status not in PASSING:
+                if no.status not in AWAY_STATUSES:
                     raise
                 wait = max(self._excuse(no), no.retry_after or 0.0)
             time.sleep(max(wait, pause_after(1)))

@@ -19,7 +19,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate.clients.http import Http, Refusal, Unreachable
+from asyncgate.clients.http import AWAY_STATUSES, Http, Refusal, Unreachable
 from asyncgate.commands.calling import EXIT_INTERRUPTED, Duration, add_gate_options, connect_to_gate
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import (
@@ -33,7 +33,7 @@ from asyncgate.commands.terminal import (
     make_table,
     read_path,
 )
-from asyncgate.commands.watching import EVERY_SECONDS, PASSING
+from asyncgate.commands.watching import EVERY_SECONDS
 from asyncgate.parts.operations import OPERATIONS
 
 VIEWS = {"queues": "list_queues", "workers": "list_workers", "schedules": "list_schedules",
@@ -278,7 +278,7 @@ def read_again(gate: Http, screen: Screen, last: Shot) -> Shot:
     try:
         return read_shot(gate, screen)
     except (Unreachable, Refusal) as trouble:
-        if isinstance(trouble, Refusal) and trouble.status not in PASSING:
+        if isinstance(trouble, Refusal) and trouble.status not in AWAY_STATUSES:
             raise
         last.trouble = f"{escape_text(str(trouble))}; trying again"
         return last

@@ -13,13 +13,12 @@ import click
 import msgspec
 
 from asyncgate import Operation
-from asyncgate.clients.http import Http, Refusal, Unreachable
+from asyncgate.clients.http import AWAY_STATUSES, Http, Refusal, Unreachable
 from asyncgate.commands.calling import EXIT_INTERRUPTED, Duration, connect_to_gate
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Rows, console, escape_text, format_table, is_terminal, make_table
 
 EVERY_SECONDS = 2.0
-PASSING = (429, 503)        # refusals after which the next call may succeed
 WATCH = click.Option(["--watch", "every_seconds"], type=Duration(0.1), is_flag=False, flag_value=EVERY_SECONDS,
                      metavar="[DURATION]", help=f"List again at intervals, until Ctrl-C; default {EVERY_SECONDS:g}s.")
 Show = Callable[[bytes], None]
@@ -49,7 +48,7 @@ def ask_again(gate: Http, op: Operation, body: Mapping[str, Any], show: Show) ->
     except Unreachable as away:
         click.echo(f"{escape_text(str(away))}; trying again", err=True)
     except Refusal as no:
-        if no.status not in PASSING:
+        if no.status not in AWAY_STATUSES:
             raise
         click.echo(f"{escape_text(no.message)}; trying again", err=True)
 
