@@ -29,6 +29,7 @@ from asyncgate.commands.calling import (
     DURATION,
     EXIT_BROKEN,
     EXIT_CONFLICT,
+    EXIT_INTERRUPTED,
     EXIT_WRONG,
     GATE,
     ID_TYPE,
@@ -689,7 +690,7 @@ def exit_on_failed_copy() -> Iterator[None]:
     except (part.CopyFailed, part.Served, GateError) as wrong:
         raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise exit_with("interrupted; run the same command to resume", EXIT_BROKEN) from None
+        raise exit_with("interrupted; run the same command to resume", EXIT_INTERRUPTED) from None
 
 
 async def run_copy(source: str, target: str, dry_run: bool, as_json: bool) -> int:

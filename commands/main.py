@@ -30,6 +30,15 @@ class Commands(click.Group):
         return self._clients().resolve_command(ctx, args) if args[0] not in self.commands else (
             super().resolve_command(ctx, args))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; Ctrl-C ends it with the status that shells give to an interruption."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            from asyncgate.commands.calling import EXIT_INTERRUPTED
+            click.echo("\nAborted!", err=True)
+            raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands in sections."""
         from asyncgate.commands.cli import write_sections

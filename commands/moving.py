@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 
 from asyncgate import Engine
 from asyncgate.commands import calling, carry, cli, recovery, verdicts
-from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, EXIT_NO_GATE, as_json, exit_with
+from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, EXIT_INTERRUPTED, EXIT_NO_GATE, as_json, exit_with
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
@@ -69,7 +69,7 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
         raise exit_with(f"{escape_text(str(away))}; {format_next_call(tally)}", EXIT_NO_GATE) from None
     except KeyboardInterrupt:
         print_push(tally, refusals, as_json)
-        raise exit_with(f"interrupted; {format_next_call(tally)}", EXIT_BROKEN) from None
+        raise exit_with(f"interrupted; {format_next_call(tally)}", EXIT_INTERRUPTED) from None
     except (SettingsError, StartupError) as wrong:
         raise calling.exit_for(wrong) from None
     except GateError as wrong:
@@ -91,7 +91,7 @@ def exit_on_bad_file(path: str) -> Iterator[None]:
     except OSError as error:
         raise exit_with(f"{path}: {error.strerror or error}", EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise exit_with("interrupted; run the same command to resume", EXIT_BROKEN) from None
+        raise exit_with("interrupted; run the same command to resume", EXIT_INTERRUPTED) from None
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def bring_receipts_home(configured: Configured, target: str, leave_lost: bool, a
     except (copying.CopyFailed, copying.Served, GateError) as wrong:
         raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise exit_with("interrupted; run the same command to resume", EXIT_BROKEN) from None
+        raise exit_with("interrupted; run the same command to resume", EXIT_INTERRUPTED) from None
     sys.exit(status)
 
 

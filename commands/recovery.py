@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from asyncgate import FENCES_SKIPPED
 from asyncgate.backends import open_backend
 from asyncgate.commands import calling, cli, verdicts
-from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, EXIT_NO_GATE, as_json, exit_with
+from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, EXIT_INTERRUPTED, EXIT_NO_GATE, as_json, exit_with
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError, StartupError
@@ -215,7 +215,7 @@ def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], 
     except (part.RebuildFailed, GateError) as wrong:
         raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise exit_with("interrupted; remove the database and start again", EXIT_BROKEN) from None
+        raise exit_with("interrupted; remove the database and start again", EXIT_INTERRUPTED) from None
     sys.exit(status)
 
 

@@ -400,6 +400,21 @@ def test_ctrl_c_leaves_the_id_and_how_to_go_on(url: str, kind: str) -> None:
     assert (running.returncode, f"asyncgate wait {task_id}" in rest) == (130, True), rest
 
 
+@pytest.mark.parametrize("asked", [("list-tasks",), ("create-task", "--type", "x", "--payload", "1"),
+                                   ("receipts", "tree", "x"), ("export", "tenant", "archive.zip")], ids=" ".join)
+def test_ctrl_c_ends_every_command_with_the_same_exit_status(asked: tuple[str, ...], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        at = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with subprocess.Popen([*GATE, *asked, "--url", at], env=clean(), cwd=tmp_path, stderr=subprocess.PIPE,
+                              text=True) as running, silent.accept()[0] as call:
+            call.recv(1)        # it has asked, and waits for the answer
+            running.send_signal(signal.SIGINT)
+            said = running.communicate(timeout=PATIENCE_SECONDS)[1]
+
+    assert running.returncode == 130, said
+    assert "Traceback" not in said
+
+
 def test_an_id_is_taken_as_short_as_a_table_has_shown_it(
     run: Run, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -560,7 +560,7 @@ async def test_the_same_command_goes_on_after_a_kill_and_after_ctrl_c(
     process.send_signal(by)
 
     out, err = await process.communicate()
-    assert (process.returncode, out) == (-by if by == signal.SIGKILL else 1, b"")
+    assert (process.returncode, out) == (-by if by == signal.SIGKILL else 130, b"")
     assert by == signal.SIGKILL or err.endswith(b"Error: interrupted; run the same command to resume\n")
     await good(source, target)
     assert_is_copy(await rows_at(target), await rows_at(source))
