@@ -32,6 +32,7 @@ EXIT_OF_STATUS = {400: EXIT_WRONG, 413: EXIT_WRONG, 415: EXIT_WRONG, 401: EXIT_D
 EXIT_STATUS = ("Exit status: 0 success, 1 internal error, 2 invalid request or configuration, 3 not allowed, "
                "4 not found, 5 conflict, 6 too many requests, 7 no answer from the gate; run-task and wait: 8 task "
                "failed, 9 task canceled, 10 task not ended.")
+NO_UTF8 = "has a byte that is not UTF-8; the gate takes UTF-8 only"
 
 
 # Options.
@@ -169,6 +170,8 @@ def exit_on_refusal() -> Iterator[None]:
         raise exit_with(f"{no.code} ({no.status}): {escape_text(no.message)}{again}{login}", find_status(no)) from None
     except Unreachable as away:
         raise exit_with(str(away), EXIT_NO_GATE) from None
+    except UnicodeEncodeError:
+        raise exit_with(f"an argument of this command {NO_UTF8}", EXIT_WRONG) from None
     except ValueError as wrong:
         raise exit_with(str(wrong), EXIT_WRONG) from None
 

@@ -144,13 +144,15 @@ class JsonValue(click.ParamType[msgspec.Raw]):
     def _text(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
         if value == "-":
             return sys.stdin.buffer.read()
-        if not value.startswith("@"):
-            return value.encode()
         try:
+            if not value.startswith("@"):
+                return value.encode()
             with open(value[1:], "rb") as file:
                 return file.read()
         except OSError as error:
             return self.fail(f"{value[1:]!r} cannot be read: {error.strerror}", param, ctx)
+        except UnicodeEncodeError:
+            return self.fail(f"this JSON {calling.NO_UTF8}", param, ctx)
 
 
 JSON = JsonValue()

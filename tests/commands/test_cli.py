@@ -400,6 +400,17 @@ def test_ctrl_c_leaves_the_id_and_how_to_go_on(url: str, kind: str) -> None:
     assert (running.returncode, f"asyncgate wait {task_id}" in rest) == (130, True), rest
 
 
+@pytest.mark.parametrize("asked", [("create-task", "--type", "x", "--payload", '"\udcff"'),
+                                   ("create-task", "--type", "\udcff", "--payload", "1"), ("get-task", "\udcff"),
+                                   ("list-tasks", "--type", "\udcff"), ("tail", "--task", "\udcff")],
+                         ids=["JSON", "a field", "a path", "a query", "a stream"])
+def test_an_argument_that_is_not_utf_8_is_refused_in_words(run: Run, asked: tuple[str, ...]) -> None:
+    refused = run(*asked)
+
+    assert refused.exit_code == 2, refused.output
+    assert "has a byte that is not UTF-8" in refused.output
+
+
 @pytest.mark.parametrize("asked", [("list-tasks",), ("create-task", "--type", "x", "--payload", "1"),
                                    ("receipts", "tree", "x"), ("export", "tenant", "archive.zip")], ids=" ".join)
 def test_ctrl_c_ends_every_command_with_the_same_exit_status(asked: tuple[str, ...], tmp_path: Path) -> None:
