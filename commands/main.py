@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from errno import EPIPE
 from typing import Any
 
 import click
@@ -31,13 +32,18 @@ class Commands(click.Group):
             super().resolve_command(ctx, args))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; Ctrl-C ends it with the status that shells give to an interruption."""
+        """Run the command; Ctrl-C, or what the system refuses, ends it in one line."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
             from asyncgate.commands.calling import EXIT_INTERRUPTED
             click.echo("\nAborted!", err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+        except OSError as error:        # a full disk, a folder that cannot be written
+            if error.errno in (None, EPIPE):        # it says nothing, or the reader of a pipe has gone
+                raise
+            what = error.filename or "a file, or the output"
+            raise click.ClickException(f"cannot use {what}: {error.strerror}") from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands in sections."""

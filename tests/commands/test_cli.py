@@ -411,6 +411,15 @@ def test_an_argument_that_is_not_utf_8_is_refused_in_words(run: Run, asked: tupl
     assert "has a byte that is not UTF-8" in refused.output
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
+def test_a_full_disk_under_the_output_is_one_line(url: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*GATE, "whoami", "--url", url], env=clean(ASYNCGATE_API_KEY=KEY), stdout=full,
+                              stderr=subprocess.PIPE, text=True)
+
+    assert (done.returncode, done.stderr) == (1, "Error: cannot use a file, or the output: No space left on device\n")
+
+
 @pytest.mark.parametrize("asked", [("list-tasks",), ("create-task", "--type", "x", "--payload", "1"),
                                    ("receipts", "tree", "x"), ("export", "tenant", "archive.zip")], ids=" ".join)
 def test_ctrl_c_ends_every_command_with_the_same_exit_status(asked: tuple[str, ...], tmp_path: Path) -> None:

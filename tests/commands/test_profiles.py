@@ -50,6 +50,15 @@ def test_a_login_with_a_wrong_credential_keeps_nothing(url: str, home: Path) -> 
     assert (done.exit_code, home.exists()) == (3, False)
 
 
+def test_a_folder_that_cannot_take_the_profiles_is_named(url: str, home: Path) -> None:
+    home.parent.write_text("a file, where the folder should be")
+
+    done = run("login", "--url", url, stdin=KEY)
+
+    assert (done.exit_code, KEY in done.output) == (1, False)
+    assert done.stderr.startswith(f"Error: cannot use {home.parent}: ")
+
+
 def test_profiles_are_chosen_by_option_or_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run("login", "--url", url, "--profile", "prod", stdin=KEY)
     monkeypatch.setattr(http, "DEFAULT_URL", "http://127.0.0.1:9")      # at 8080 a developer may have a gate
