@@ -127,7 +127,8 @@ class Worker:
         """Work until `stop`; if canceled, release all leases at once."""
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
         self.kept = asyncio.Event()     # set when a result could not be delivered
-        self.instance, self.claim_id, self.away_since, self.known = "", uuid.uuid4().hex, 0.0, False
+        self.instance, self.claim_id, self.away_since = "", uuid.uuid4().hex, 0.0
+        self.known = self.claimed = False
         self.warned: list[str] = []
         self.running, self.tracing = True, find_tracing()
         async with self.gate:
@@ -158,7 +159,7 @@ class Worker:
         self.me = {"worker_id": self.worker_id, "worker_kind": self.worker_kind,
                    "worker_instance_id": self.place.instance_id}
         self.heart = Heart(self.gate.url, self.gate.token, self.me, self.ttl_seconds)
-        self.known = False
+        self.known = self.claimed = False
         self.heart.start()
         try:
             await self._unless(self.stopping, self._insist(self._come_back))
@@ -228,6 +229,7 @@ class Worker:
             claim_id=self.claim_id))
         if reply is None:
             return      # the next claim repeats this one, with the same id
+        self.claimed = True
         self.claim_id = uuid.uuid4().hex    # the answer has arrived; only a lost answer needs the same id again
         self._warn(reply.get("warnings") or [])
         for offer in reply["tasks"]:
@@ -243,7 +245,7 @@ class Worker:
         self.warned = texts
 
     async def _insist(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Call until the call succeeds; raise if the gate's first answer shows that no further call can succeed."""
+        """Call until the call succeeds; raise if the first answers show that no further call can succeed."""
         for failures in count(1):
             asked = time.monotonic()
             try:
@@ -251,7 +253,7 @@ class Worker:
                 self.away_since, self.known = 0.0, True
                 return
             except (Unreachable, Refusal) as error:
-                if not self.known and is_hopeless(error):
+                if (is_hopeless(error) and not self.known) or (is_wrong(error) and not self.claimed):
                     raise
                 self._tell(error)
                 if failures == 1 and isinstance(error, Unreachable) and time.monotonic() - asked > FIRST_PAUSE:
@@ -444,6 +446,11 @@ def is_hopeless(error: Exception) -> bool:
     if isinstance(error, Refusal):
         return error.status < 500 and error.status != 429
     return isinstance(error, WrongAddress)
+
+
+def is_wrong(error: Exception) -> bool:
+    """Whether the gate cannot understand a call, such as a claim of a type that is no name."""
+    return isinstance(error, Refusal) and error.status == 400
 
 
 def make_failure(letter: Letter, no: Refusal) -> Letter:

@@ -284,6 +284,16 @@ def test_a_command_that_makes_no_sense_says_why(begin: Begin, arguments: tuple[s
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("type", ["", " t"])
+def test_a_claim_that_the_gate_cannot_understand_ends_it(begin: Begin, type: str) -> None:
+    worker = begin("--type", type, "--", "true")
+
+    _, errors = worker.communicate(timeout=PATIENCE_SECONDS)
+
+    assert worker.returncode == 2
+    assert errors.splitlines()[-1].startswith("Error: invalid_request (400): lease_next: ")
+
+
 def test_a_gate_that_does_not_let_it_in_ends_it(begin: Begin) -> None:
     worker = begin("echo", "--token", "wrong")
 
