@@ -88,7 +88,7 @@ class Exchange:
         verb, path = CALLS[operation].verb, CALLS[operation].path
         said = {name: value for name, value in fields.items() if value is not None or name == "payload"}
         for name in [name for name in said if f"{{{name}}}" in path]:
-            path = path.replace(f"{{{name}}}", quote(str(said.pop(name)), safe=""))
+            path = path.replace(f"{{{name}}}", quote_id(name, str(said.pop(name))))
         if "{" in path:
             raise ValueError(f"{operation} needs the argument {path.partition('{')[2].partition('}')[0]}")
         wait = float(said.get("wait_seconds", 30.0 if operation == "run_task" else 0.0))
@@ -130,6 +130,13 @@ class Exchange:
         return Unreachable(f"the connection to {self.url} broke before the answer came: "
                            f"{str(error) or type(error).__name__}"
                            f"{tls * (self.url.startswith('http:') and 'without sending' in str(error))}")
+
+
+def quote_id(name: str, id: str) -> str:
+    """Quote an id as one segment of a path; raises ValueError for one that every client would resolve away."""
+    if id in (".", ".."):
+        raise ValueError(f"{name} is {id!r}, which is no id")
+    return quote(id, safe="")
 
 
 def root_of(url: str) -> str:

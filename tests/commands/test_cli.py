@@ -400,6 +400,13 @@ def test_ctrl_c_leaves_the_id_and_how_to_go_on(url: str, kind: str) -> None:
     assert (running.returncode, f"asyncgate wait {task_id}" in rest) == (130, True), rest
 
 
+@pytest.mark.parametrize("id", [".", ".."])
+def test_an_id_that_would_lead_to_another_path_is_refused(run: Run, id: str) -> None:
+    refused = run("get-task", id)
+
+    assert (refused.exit_code, f"task_id is {id!r}, which is no id" in refused.output) == (2, True), refused.output
+
+
 @pytest.mark.parametrize("asked", [("create-task", "--type", "x", "--payload", '"\udcff"'),
                                    ("create-task", "--type", "\udcff", "--payload", "1"), ("get-task", "\udcff"),
                                    ("list-tasks", "--type", "\udcff"), ("tail", "--task", "\udcff")],
