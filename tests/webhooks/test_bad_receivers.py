@@ -26,7 +26,7 @@ from asyncgate.parts.webhooks import Webhooks, post
 from asyncgate.parts.webhooks.post import Post
 from tests.conftest import PATIENCE_SECONDS
 from tests.support.receiver import CUT, FLOOD, HANG, OK, TRICKLE, Came, Receiver, Reply
-from tests.support.webhook_tools import STORY, Told, add, make_told, settled, state_of, types, until
+from tests.support.webhook_tools import STORY, Told, add, deliveries, make_told, settled, state_of, types, until
 
 pytestmark = pytest.mark.anyio
 
@@ -73,6 +73,19 @@ async def test_a_bad_receiver_delays_no_other_endpoint(told: Told, way: Any) -> 
         firsts.setdefault(one.id, one)
     for task_id in {one.task_id for one in firsts.values()}:
         assert types([one for one in firsts.values() if one.task_id == task_id]) == STORY
+
+
+async def test_a_success_is_one_even_if_the_answer_is_compressed(told: Told) -> None:
+    async with told() as gate, Receiver(lambda came: (200, {"content-encoding": "gzip"})) as receiver:
+        id, _ = await add(gate, receiver, types=["task.assigned"])
+        await gate.create()
+        await receiver.until(lambda: len(receiver.came) == 1)
+
+        async def is_tried() -> Any:
+            return [row for row in await deliveries(gate, id) if row.tries]
+        [row] = await until(is_tried)
+
+    assert (row.state, row.status, row.reason) == ("delivered", 200, None)
 
 
 async def test_a_receiver_that_is_gone_is_not_called_again(told: Told) -> None:
