@@ -60,6 +60,7 @@ class Settled(Ask, kw_only=True):
     position: str
     outcome: Results
     failing_since: float | None
+    known_failing_since: float | None   # as the courier last read or stored it
     reason: str | None              # of the last failure
     reached: dict[str, str] | None  # the positions by tenant, of an endpoint for all
     park: bool
@@ -88,6 +89,7 @@ class Courier:
         self.reached: dict[str, str] | None = None          # of an endpoint for all tenants: how far it is in each
         self.fresh: dict[str, Happened] = {}                 # those of them that are to be delivered
         self.failing_since, self.reason = webhook.failing_since, webhook.reason
+        self.known_failing_since = webhook.failing_since    # as last read or stored
         self.failures = 0 if webhook.failing_since is None else MOST_FAILURES       # in a row
         self.outcome = Results()
         self.running: asyncio.Task[None] | None = None
@@ -161,11 +163,15 @@ class Courier:
 
     def _take_over(self, webhook: Webhook) -> None:
         """Take over what an admin has changed: a new position is where to go on, and a reset ends the failures."""
-        self.webhook = webhook
+        self.webhook, self.known_failing_since = webhook, webhook.failing_since
         if webhook.position != self.stored:
             self._begin_at(webhook.position)
         if webhook.failing_since is None and self.failing_since is not None:
-            self.failures, self.failing_since, self.reason, self.eager = 0, None, None, True
+            self._end_failures()
+
+    def _end_failures(self) -> None:
+        """Try again now all that waits: an admin has said so."""
+        self.failures, self.failing_since, self.reason, self.eager = 0, None, None, True
 
     def _begin_at(self, position: str) -> None:
         self.stored = self.position = position
@@ -291,13 +297,18 @@ class Courier:
         park = self.is_down and now - (self.failing_since or now) >= self.ours.park_after_days * DAY_SECONDS
         gives_up = park or part.gone or any(row.state == "parked" for row in part.rows.values())
         ask = Settled(webhook_id=self.webhook.webhook_id, expected=self.stored, position=self.position, outcome=part,
-                      failing_since=self.failing_since, reason=self.reason, park=park,
-                      reached=self.reached,
+                      failing_since=self.failing_since, known_failing_since=self.known_failing_since,
+                      reason=self.reason, park=park, reached=self.reached,
                       whom=await list_admins(self.engine, self.tenant_id) if gives_up else [])
         caller = self.engine.make_own_caller(self.tenant_id)
         stored: Webhook | None = await self.engine.write(store_results, load_webhook, caller, ask)
-        if stored is not None and stored.position == ask.position:
+        if stored is None:
+            return
+        if stored.position == ask.position:
             self.stored, self.stored_at = ask.position, now
+        self.known_failing_since = stored.failing_since
+        if ask.failing_since is not None and stored.failing_since is None:
+            self._end_failures()
 
     def _advance(self) -> None:
         """Move the position past the receipts that are settled, up to the first that is not."""
@@ -330,12 +341,14 @@ def store_results(engine: Engine, work: Work, caller: Caller, ask: Settled) -> W
     for row in ask.outcome.rows.values():
         work.keep_record(row)
     position = ask.position if webhook.position == ask.expected else webhook.position
-    new = replace(webhook, position=position, failing_since=ask.failing_since,
+    # An admin has ended the failures while an attempt was on its way: that attempt does not begin them again.
+    was_reset = (webhook.failing_since is None and ask.known_failing_since is not None) and not ask.outcome.gone
+    new = replace(webhook, position=position, failing_since=None if was_reset else ask.failing_since,
                   succeeded_at=ask.outcome.succeeded_at or webhook.succeeded_at,
-                  reason=ask.reason if webhook.state == "active" else webhook.reason,
+                  reason=ask.reason if webhook.state == "active" and not was_reset else webhook.reason,
                   reached=webhook.reached if ask.reached is None else move_on(webhook.reached, ask.reached))
     parked = [row for row in ask.outcome.rows.values() if row.state == "parked"]
-    if webhook.state == "active" and (ask.outcome.gone or ask.park):
+    if webhook.state == "active" and (ask.outcome.gone or (ask.park and not was_reset)):
         new = replace(new, state="disabled" if ask.outcome.gone else "parked")
         give_up(engine, work, ask.whom, "webhook_gone" if ask.outcome.gone else "webhook_parked", new)
     elif parked and work.now - (webhook.noticed_at or 0.0) >= DAY_SECONDS:      # not for each of many

@@ -88,6 +88,29 @@ async def test_a_success_is_one_even_if_the_answer_is_compressed(told: Told) -> 
     assert (row.state, row.status, row.reason) == ("delivered", 200, None)
 
 
+@pytest.mark.parametrize("way", ["another URL", "replay"])
+async def test_what_an_admin_does_while_an_attempt_hangs_is_not_undone_by_it(told: Told, way: str) -> None:
+    well = asyncio.Event()
+    async with told(retry_seconds=3600.0, max_retry_seconds=3600.0, timeout_seconds=1.0) as gate, Receiver() as good, (
+            Receiver(lambda came: OK if well.is_set() else HANG)) as receiver:
+        id, _ = await add(gate, receiver, types=["task.assigned"])
+        await gate.create()
+        await settled(gate, id, 1, "waiting")
+        await gate.create()
+        await receiver.until(lambda: len(receiver.came) == 2)
+        well.set()
+        if way == "replay":
+            await gate.as_admin().replay_deliveries(webhook_id=id)
+        else:
+            await gate.as_admin().change_webhook(webhook_id=id, endpoint=good.url)
+        async with asyncio.timeout(10.0):       # not after an hour
+            rows = await settled(gate, id, 2)
+        state = await state_of(gate, id)
+
+    assert [row.tries for row in rows] == [2, 2]
+    assert (state.failing_since, state.reason) == (None, None)
+
+
 async def test_a_receiver_that_is_gone_is_not_called_again(told: Told) -> None:
     async with told() as gate, Receiver(lambda came: (410, {})) as receiver:
         id, _ = await add(gate, receiver)
