@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import socket
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from types import TracebackType
@@ -57,7 +56,10 @@ class Running:
     async def _listening(self, port: int) -> AsyncIterator[str]:
         import uvicorn
 
-        sock = socket.create_server(("127.0.0.1", port))        # connections wait in its backlog from here on
+        from asyncgate.parts.faces.server import bind_sockets
+        # Not socket.create_server: it names no protocol, so asyncio leaves Nagle's algorithm on: 40 ms for each answer.
+        [sock] = bind_sockets("127.0.0.1", port)
+        sock.listen()       # connections wait in its backlog from here on
         http = uvicorn.Server(uvicorn.Config(self.server, lifespan="off", log_config=None, ws="none",
                                              timeout_graceful_shutdown=int(self.settings.shutdown_seconds)))
         serving = asyncio.create_task(http.serve([sock]))

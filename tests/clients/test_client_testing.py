@@ -8,8 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -110,6 +112,17 @@ async def test_another_program_reaches_a_gate_that_has_a_port() -> None:
             handle = await other.submit("demo")
         with SyncGate(gate.url, gate.token) as another:     # it blocks this loop, but not the gate, which has its own
             assert another.get_task(handle.task_id).created_by.id == "bob"
+
+
+async def test_a_gate_that_has_a_port_answers_at_once() -> None:
+    took = list[float]()
+    async with Gate(port=0) as gate:
+        for _ in range(20):
+            begun = time.monotonic()
+            await gate.submit("demo")
+            took.append(time.monotonic() - begun)
+
+    assert median(took) < 0.03      # Nagle's algorithm holds each answer back for 0.04 s
 
 
 async def test_a_port_that_is_taken_is_an_error() -> None:
