@@ -413,7 +413,8 @@ class Scheduler:
             for lease in (await self.worker.call("list_leases", **self.as_worker, resume=False))["leases"]:
                 if lease["type"] in CONTROL_TYPES:
                     held = {name: lease[name] for name in ("task_id", "lease_id")}
-                    await self.worker.call("release_lease", **self.as_worker, **held)
+                    with contextlib.suppress(Refusal):      # the others are released all the same
+                        await self.worker.call("release_lease", **self.as_worker, **held)
 
 
 def is_final(error: Refusal | Unreachable) -> bool:

@@ -422,7 +422,8 @@ class Worker:
             await self._replay(self.place)
             for lease in await self._held(resume=False):
                 if lease["lease_id"] not in self.unfinished:
-                    await self._release(lease)
+                    with contextlib.suppress(Refusal):      # the others are released all the same
+                        await self._release(lease)
         self.place.close()
 
     async def _release(self, lease: dict[str, Any]) -> None:

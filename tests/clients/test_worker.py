@@ -62,6 +62,7 @@ class Door:
     def __init__(self, target: str) -> None:
         self.target, self.losing, self.asked = int(target.rpartition(":")[2]), b"", list[str]()
         self.barred = b""       # what is not let through
+        self.busy = b""         # what the gate has no time for, once
         self.port, self.server, self.links = 0, None, set[asyncio.Task[None]]()
         self.writers: list[asyncio.StreamWriter] = []
 
@@ -99,16 +100,22 @@ class Door:
         there, back = await asyncio.open_connection("127.0.0.1", self.target)
         self.writers.append(back)
         lost: list[bytes] = []
-        both = [asyncio.create_task(self._up(reader, back, lost)), asyncio.create_task(self._down(there, writer, lost))]
+        up = self._up(reader, back, lost, writer)
+        both = [asyncio.create_task(up), asyncio.create_task(self._down(there, writer, lost))]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         for one in (writer, back):
             one.transport.abort()
         await asyncio.gather(*both, return_exceptions=True)
 
-    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lost: list[bytes]) -> None:
+    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lost: list[bytes],
+                  home: asyncio.StreamWriter) -> None:
         while part := await reader.read(2**16):
             if self.barred and self.barred in part:
                 return
+            if self.busy and self.busy in part:
+                self.busy = b""
+                home.write(b"HTTP/1.1 503 X\r\nretry-after: 0\r\ncontent-length: 0\r\n\r\n")
+                continue
             if part.startswith((b"POST ", b"GET ")):
                 self.asked.append(part.split()[1].decode())
             if self.losing and self.losing in part:
@@ -780,6 +787,22 @@ async def test_a_worker_that_is_started_again_goes_on_under_its_lease(gate: Asyn
     assert task["result"]["result"] == ["page", 1, 3]
     left = await gate.call("get_task", task_id=unknown)
     assert (left["status"], left["expiries"]) == ("queued", 0)
+
+
+async def test_a_gate_that_is_busy_for_a_moment_costs_a_restarted_worker_no_lease(
+        gate: AsyncHttp, door: Door, tmp_path: Path) -> None:
+    place = take_place(tmp_path, "w")
+    task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
+    await gate.call("lease_next", worker_id="w", worker_instance_id=place.instance_id)
+    place.close()
+    door.busy = f"GET /v1/tasks/{task_id}".encode()
+    worker = through(door, tmp_path)
+    worker.task("t")(lambda page: page)
+
+    async with at_work(worker), asyncio.timeout(PATIENCE_SECONDS):      # the lease lasts longer
+        task = await ended(gate, task_id)
+
+    assert (task["status"], task["fence"], door.busy) == ("succeeded", 1, b"")
 
 
 async def test_two_processes_of_one_worker_keep_out_of_each_others_leases(gate: AsyncHttp, tmp_path: Path) -> None:
