@@ -343,6 +343,8 @@ class Handle:
                 task = await self.gate.get_task(self.task_id, wait_seconds=LONG_POLL_SECONDS)
                 if task.status in ENDED_STATUSES:
                     return task
+            except WrongAddress:
+                raise
             except Unreachable:
                 pass
             except Refusal as no:

@@ -114,7 +114,7 @@ class Exchange:
         asked = body.get("retry_after", response.headers.get("retry-after"))
         raise Refusal(response.status_code, body, read_retry_after(asked))
 
-    def unreachable(self, error: httpx2.TransportError) -> Unreachable:
+    def unreachable(self, error: httpx2.RequestError) -> Unreachable:
         """Explain in one line why no answer came."""
         import httpx2
 
@@ -258,7 +258,7 @@ class Http(Exchange):
 
         try:
             return self.reply(self.client.request(**self.request(operation, fields)))
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise self.unreachable(error) from None
 
     @contextlib.contextmanager
@@ -276,7 +276,7 @@ class Http(Exchange):
                     self.reply(response)
                     raise ValueError(f"{self.url} does not answer with a stream of events")
                 yield read_events(response.iter_bytes())
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise self.unreachable(error) from None
 
 
@@ -309,5 +309,5 @@ class AsyncHttp(Exchange):
 
         try:
             return self.reply(await self.client.request(**self.request(operation, fields)))
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise self.unreachable(error) from None

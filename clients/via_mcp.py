@@ -16,7 +16,7 @@ import msgspec
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from asyncgate.clients.http import ANSWER_SECONDS, Exchange, Refusal, Unreachable, read_retry_after
+from asyncgate.clients.http import ANSWER_SECONDS, Exchange, Refusal, Unreachable, WrongAddress, read_retry_after
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.jsonrpc import INTERNAL_ERROR, spell_tool_name
 
@@ -75,9 +75,10 @@ class Answering(httpx2.AsyncClient):
             if answer.headers.get("content-type", "").startswith("text/event-stream"):
                 return answer
             body = read_object(await answer.aread())
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             none = self.way.unreachable(error)
-            return make_error_answer(request, str(none), {UNREACHABLE: True, "sent": none.sent})
+            is_wrong = isinstance(none, WrongAddress)
+            return make_error_answer(request, str(none), {UNREACHABLE: True, "sent": none.sent, "wrong": is_wrong})
         if answer.status_code < 400 or "jsonrpc" in body:
             return answer
         told = {**body, STATUS: answer.status_code}
@@ -105,7 +106,7 @@ def translate_error(error: MCPError) -> Exception:
     """Translate the error of an MCP call into this client's Refusal or Unreachable."""
     told = error.data if isinstance(error.data, dict) else {}
     if UNREACHABLE in told:
-        return Unreachable(error.message, sent=told["sent"])
+        return (WrongAddress if told["wrong"] else Unreachable)(error.message, sent=told["sent"])
     if "error" not in told and STATUS not in told:      # the SDK's own error: a timeout, or its session ended
         return Unreachable(f"no answer came through MCP: {error.message}")
     return make_refusal(told.pop(STATUS, None) or find_status(str(told["error"])), {"message": error.message, **told})

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+import httpx2
 import msgspec
 import pytest
 
@@ -36,7 +37,8 @@ vias = pytest.mark.parametrize("via", ["rest", "mcp"])
 class Wire:
     """A port before that of a gate, which passes whole requests on, and does what it is told to the next ones.
 
-    `lost`: the gate answers, and nobody hears it.  `cut`: the gate never hears of it.  A dictionary is the answer.
+    `lost`: the gate answers, and nobody hears it.  `cut`: the gate never hears of it.  `garbled`: instead of an answer
+    comes what cannot be unpacked.  A dictionary is the answer.
     """
 
     def __init__(self, target: int) -> None:
@@ -102,6 +104,9 @@ class Wire:
                     f"content-length: {len(body)}\r\n\r\n").encode() + body
         if what == "cut":
             return b""
+        if what == "garbled":
+            return (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: gzip\r\n"
+                    b"content-length: 2\r\n\r\n{}")
         reader, writer = await asyncio.open_connection(HERE, self.target)
         try:
             writer.write(request)
@@ -327,6 +332,28 @@ async def test_a_proxy_that_speaks_for_a_gate_that_is_away_is_understood(wire: W
             await gate.list_tasks()
 
     assert len(wire.seen) >= 4
+
+
+@vias
+async def test_an_answer_that_cannot_be_unpacked_is_no_answer(wire: Wire, via: Any) -> None:
+    wire.next.extend(["garbled", "garbled"])
+    async with both(wire.url, via) as (gate, _):
+        assert (await gate.list_tasks()).tasks == []
+
+        wire.next.append("garbled")
+        with pytest.raises(Unreachable, match="broke before the answer came"):
+            await gate.speaking_as(worker_id="w1").report_progress("t1", "l1", progress=1)
+
+
+@vias
+async def test_nobody_waits_for_an_outcome_at_a_wrong_address(via: Any) -> None:
+    class Stranger(httpx2.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            raise httpx2.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: expired (_ssl.c:1)")
+
+    async with AsyncGate("https://gate.example", TOKEN, via=via, transport=Stranger()) as gate:
+        with pytest.raises(Unreachable, match=r"the certificate of .* is refused: expired"):
+            await gate.handle("t1").result(5.0)
 
 
 async def test_who_waits_for_an_outcome_comes_back_no_sooner_than_a_gate_asks(wire: Wire) -> None:
