@@ -80,6 +80,8 @@ class Worker:
         that must outlive the process; it defaults to a folder of the user, and None keeps nothing.  `ttl_seconds` is
         the length of a lease: a task waits so long if its worker dies.  It defaults to the task's or gate's setting.
         """
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be 1 or more, not {concurrency}")
         way = getattr(gate, "way", gate)        # an AsyncGate's transport
         if getattr(way, "settings", {}).get("transport") is not None:
             raise ValueError("a worker needs a gate on a port, because it calls from two threads: use Gate(port=0)")
@@ -125,6 +127,8 @@ class Worker:
 
     async def serve(self) -> None:
         """Work until `stop`; if canceled, release all leases at once."""
+        if not self.tasks:
+            raise ValueError("this worker has no function; register one with @worker.task(\"TYPE\")")
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
         self.kept = asyncio.Event()     # set when a result could not be delivered
         self.instance, self.claim_id, self.away_since = "", uuid.uuid4().hex, 0.0
@@ -163,6 +167,7 @@ class Worker:
         self.heart.start()
         try:
             await self._unless(self.stopping, self._insist(self._come_back))
+            self.known = False      # the first claim shows whether the gate accepts this worker's settings
             while not self.stopping.is_set():
                 await self._unless(self.stopping, self._turn())
             await self._drain()

@@ -982,6 +982,26 @@ async def test_a_worker_that_is_refused_from_the_start_ends(gate: AsyncHttp) -> 
     assert no.value.status == 401
 
 
+async def test_a_worker_whose_claims_are_refused_from_the_start_ends(gate: AsyncHttp) -> None:
+    worker = made(gate, ttl_seconds=0)
+    worker.task("t")(lambda page: page)
+
+    with pytest.raises(Refusal, match="lease_ttl_seconds"):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await worker.serve()
+
+
+async def test_a_worker_that_could_do_nothing_is_refused(gate: AsyncHttp) -> None:
+    with pytest.raises(ValueError, match="concurrency must be 1 or more, not 0"):
+        made(gate, concurrency=0)
+    task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
+
+    with pytest.raises(ValueError, match="no function"):
+        await made(gate).serve()
+
+    assert (await gate.call("get_task", task_id=task_id))["status"] == "queued"
+
+
 async def test_a_worker_that_starts_before_its_gate_waits_for_it(
         gate: AsyncHttp, door: Door, caplog: pytest.LogCaptureFixture) -> None:
     await door.shut()
