@@ -12,6 +12,7 @@ import glob
 import hashlib
 import logging
 import os
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -25,6 +26,7 @@ from asyncgate.parts.process.folders import fsync_folder
 
 LETTERS = ".letters"
 LONGEST_FILE_NAME = 150      # without the file's suffixes
+INSTANCE_ID = re.compile("[0-9a-f]{32}")
 
 log = logging.getLogger("asyncgate.worker")
 
@@ -70,7 +72,7 @@ class Place:
         self.path, self.lock = path, lock
         self.file = None if path is None else path.with_name(path.name + LETTERS)
         self.unwritten: list[Letter] = []       # letters that are only in memory: no folder, or a full disk
-        self.instance_id = uuid.uuid4().hex if path is None else read_instance_id(lock)
+        self.instance_id = uuid.uuid4().hex if path is None else read_instance_id(lock, path)
 
     def abandoned(self) -> Iterator[Place]:
         """Yield the other places of this worker that hold letters and no process; each is locked meanwhile."""
@@ -155,12 +157,16 @@ def lock_file(path: Path) -> int | None:
     return lock
 
 
-def read_instance_id(lock: int) -> str:
-    """Return the instance id in a file; write a new one into an empty file."""
-    if known := os.read(lock, 100).decode("ascii", "replace").strip():
+def read_instance_id(lock: int, path: Path) -> str:
+    """Return the instance id in a file; write a new one into an empty or damaged file."""
+    known = os.read(lock, 100).decode("ascii", "replace").strip()
+    if INSTANCE_ID.fullmatch(known):
         return known
+    if known:
+        log.warning("%s holds no instance id; this worker begins as a new instance", path)
     fresh = uuid.uuid4().hex
-    os.write(lock, fresh.encode())
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, fresh.encode(), 0)
     os.fsync(lock)
     return fresh
 

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -892,6 +893,19 @@ def test_a_worker_with_a_very_long_name_has_a_place(tmp_path: Path) -> None:
     places = [take_place(tmp_path, "\u5de5" * 199 + last) for last in "ab"]
 
     assert len({place.path for place in places}) == 2
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 32, b"abc\ndef", b"0123"], ids=["zeros", "lines", "cut"])
+def test_a_damaged_instance_id_is_replaced_for_good(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "w.1").write_bytes(damage)
+
+    first = take_place(tmp_path, "w")
+    first.close()
+    again = take_place(tmp_path, "w")
+    again.close()
+
+    assert uuid.UUID(first.instance_id) == uuid.UUID(again.instance_id)
+    assert (tmp_path / "w.1").read_bytes() == first.instance_id.encode()
 
 
 @pytest.mark.parametrize("folder", ["file", "file/within"])
