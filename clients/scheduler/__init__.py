@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import groupby
+from math import inf
 from typing import Any, Protocol
 
 from msgspec import structs
@@ -40,6 +41,7 @@ LEASE_LOST = "lease_invalid_or_expired"
 TTL_SECONDS, ORDER_WAIT_SECONDS = 60, 25.0    # length of a control task's lease; how long a claim waits
 TICK_SECONDS = 1.0                      # pause between checks of the clock, which may be set at any time
 LATER_SECONDS = 60.0                    # pause before another check of a state that only others can change
+LEAP_SECONDS = 60.0                     # a clock that is set back by less only delays runs
 CONCURRENT_SCHEDULES = 16                              # schedules whose runs are created concurrently
 REPORTED = 500                          # the most schedules in one report
 REMEMBERED_SECONDS = 30 * 86_400.0      # how long an answer is kept after the gate has accepted it
@@ -90,6 +92,7 @@ class Scheduler:
         self.in_hand = set[str]()       # control tasks that are being answered
         self.complaints: dict[str, str] = {}
         self.instance = ""
+        self.seen_at = inf              # the time at the last look; at first any time may be behind the file's
 
     # The clock.
 
@@ -152,10 +155,26 @@ class Scheduler:
 
     async def _create_due(self) -> None:
         """Create the runs on disk, then write the runs that are due now, and create them."""
+        self._follow_clock_back()
         await self._fire()
         if decisions := [self._decision(schedule, self.clock()) for schedule in self.store.due(self.clock())]:
             self.store.decide(decisions)
             await self._fire()
+
+    def _follow_clock_back(self) -> None:
+        """If the clock was ahead and is set back, plan again what is settled up to a time that has not come.
+
+        A run that was created ahead of its time comes again under its key, so the gate creates no second task.
+        """
+        now, before = self.clock(), self.seen_at
+        self.seen_at = now
+        if now > before - LEAP_SECONDS:
+            return
+        for schedule in self.store.live():
+            if schedule.enabled and schedule.since > now + LEAP_SECONDS:
+                self.say(f"schedule {schedule.schedule_id}: the clock is set back; its runs go on from now")
+                with contextlib.suppress(ValueError):       # its time zone is gone
+                    self.store.keep(schedule.settled(now))
 
     def _decision(self, schedule: Schedule, now: float) -> tuple[Schedule, list[Firing]]:
         try:

@@ -322,6 +322,27 @@ async def test_each_policy_makes_up_for_what_was_missed_while_the_scheduler_was_
     assert [moment(run["payload"]["at"]) for run in await world.runs()] == expected[9 - made_up:]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_runs_go_on_when_a_clock_that_was_ahead_is_set_back(world: World, restarted: bool) -> None:
+    await world.made()
+    world.scheduler.clock = lambda: world.now() + 365 * 86_400
+    await world.scheduler.tick()
+    ahead = await world.runs()
+    if restarted:
+        world.die()
+        world.start()
+    world.scheduler.clock = world.now
+
+    await world.skip(1)
+    await world.skip(61)
+    await world.skip(60)
+
+    runs = await world.runs()
+    assert len(runs) == len(ahead) + 2
+    assert moment(runs[-1]["payload"]["at"]) <= world.now()
+    assert sum("set back" in text for text in world.said) == 1
+
+
 async def test_more_than_a_batch_is_made_up_for_over_several_ticks(world: World) -> None:
     await world.made(misfire_policy="catch_up_all", interval_seconds=1)
     await world.skip(600, tick=False)
