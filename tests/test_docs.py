@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import dropwhile
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,9 @@ def wrong(words: list[str]) -> str:
         command = found
     known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"-h", "--help"}
     given = [word.partition("=")[0] for word in words[:words.index("--") if "--" in words else None]]
-    return next((word for word in given if re.match(r"--?[a-z]", word) and word not in known), "")
+    flags = {option for one in command.params if getattr(one, "is_flag", False) for option in one.opts}
+    valued = [value for flag, value in pairwise(given) if flag in flags and value in ("true", "false")]
+    return next((word for word in given if re.match(r"--?[a-z]", word) and word not in known), next(iter(valued), ""))
 
 
 def ours(words: list[str]) -> list[str] | None:
@@ -203,6 +205,7 @@ def ours(words: list[str]) -> list[str] | None:
     ("asyncgate serve --port 1", [""]), ("A=1 .venv/bin/asyncgate serv && true", ["serv"]),
     ("export K=$(asyncgate issue-key --nam x | jq -r .api_key)", ["--nam"]), ("asyncgate archive rum TASK", ["rum"]),
     ("asyncgate serve \\\n  --prot 1 # --port\nasyncgate worker -- sh --any", ["--prot", ""]),
+    ("asyncgate change-webhook ID --active true", ["true"]), ("asyncgate change-webhook ID --active", [""]),
     ("docker run asyncgate", [])])
 def test_a_command_line_that_does_not_exist_is_found(script: str, says: list[str]) -> None:
     assert [wrong(line) for words in commands_in(script) if (line := ours(words)) is not None] == says
