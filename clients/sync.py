@@ -72,6 +72,9 @@ class LoopThread(Generic[T]):
         if not self.opened.done() or self.left.done():
             work.close()
             raise RuntimeError("this client is not open; call it inside its `with` block")
+        if not self.thread.is_alive():      # nobody would ever answer
+            work.close()
+            raise RuntimeError("this client was opened before this process was forked; open one in each process")
         call = PendingCall(work)
         try:
             return asyncio.run_coroutine_threadsafe(call.make(), self.loop).result()

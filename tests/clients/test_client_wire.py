@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -480,6 +482,22 @@ class Shut:
 
     async def __aexit__(self, *_: object) -> None:
         raise AssertionError("it was never open")
+
+
+def test_a_client_from_before_a_fork_says_so(served: SyncTestGate) -> None:
+    script = '''if True:
+        import os, sys
+        from asyncgate.clients import SyncGate
+        with SyncGate(sys.argv[1], sys.argv[2]) as gate:
+            gate.health()
+            if child := os.fork():
+                sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            try:
+                gate.health()
+            except RuntimeError as no:
+                os._exit(0 if "forked" in str(no) else 1)
+        '''
+    subprocess.run([sys.executable, "-c", script, served.url, TOKEN], timeout=PATIENCE_SECONDS, check=True)
 
 
 async def test_a_call_that_is_given_up_before_it_begins_is_not_made() -> None:
