@@ -56,6 +56,7 @@ class Settled(Ask, kw_only=True):
     """Internal request of a courier: store what became of some events."""
 
     webhook_id: str
+    url: str                        # that was called
     expected: str                   # the stored position, unless an admin has changed it meanwhile
     position: str
     outcome: Results
@@ -296,7 +297,8 @@ class Courier:
             return
         park = self.is_down and now - (self.failing_since or now) >= self.ours.park_after_days * DAY_SECONDS
         gives_up = park or part.gone or any(row.state == "parked" for row in part.rows.values())
-        ask = Settled(webhook_id=self.webhook.webhook_id, expected=self.stored, position=self.position, outcome=part,
+        ask = Settled(webhook_id=self.webhook.webhook_id, url=self.webhook.url, expected=self.stored,
+                      position=self.position, outcome=part,
                       failing_since=self.failing_since, known_failing_since=self.known_failing_since,
                       reason=self.reason, park=park, reached=self.reached,
                       whom=await list_admins(self.engine, self.tenant_id) if gives_up else [])
@@ -341,16 +343,17 @@ def store_results(engine: Engine, work: Work, caller: Caller, ask: Settled) -> W
     for row in ask.outcome.rows.values():
         work.keep_record(row)
     position = ask.position if webhook.position == ask.expected else webhook.position
+    gone = ask.outcome.gone and webhook.url == ask.url      # not if an admin has changed the URL meanwhile
     # An admin has ended the failures while an attempt was on its way: that attempt does not begin them again.
-    was_reset = (webhook.failing_since is None and ask.known_failing_since is not None) and not ask.outcome.gone
+    was_reset = (webhook.failing_since is None and ask.known_failing_since is not None) and not gone
     new = replace(webhook, position=position, failing_since=None if was_reset else ask.failing_since,
                   succeeded_at=ask.outcome.succeeded_at or webhook.succeeded_at,
                   reason=ask.reason if webhook.state == "active" and not was_reset else webhook.reason,
                   reached=webhook.reached if ask.reached is None else move_on(webhook.reached, ask.reached))
     parked = [row for row in ask.outcome.rows.values() if row.state == "parked"]
-    if webhook.state == "active" and (ask.outcome.gone or (ask.park and not was_reset)):
-        new = replace(new, state="disabled" if ask.outcome.gone else "parked")
-        give_up(engine, work, ask.whom, "webhook_gone" if ask.outcome.gone else "webhook_parked", new)
+    if webhook.state == "active" and (gone or (ask.park and not was_reset)):
+        new = replace(new, state="disabled" if gone else "parked")
+        give_up(engine, work, ask.whom, "webhook_gone" if gone else "webhook_parked", new)
     elif parked and work.now - (webhook.noticed_at or 0.0) >= DAY_SECONDS:      # not for each of many
         new = replace(new, noticed_at=work.now)
         give_up(engine, work, ask.whom, "delivery_parked", new, delivery_id=parked[0].delivery_id)

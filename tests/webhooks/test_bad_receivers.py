@@ -88,6 +88,32 @@ async def test_a_success_is_one_even_if_the_answer_is_compressed(told: Told) -> 
     assert (row.state, row.status, row.reason) == ("delivered", 200, None)
 
 
+class Slow(Receiver):
+    """A receiver that answers when it may."""
+
+    def __init__(self, answer: Callable[[Came], Reply]) -> None:
+        super().__init__(answer)
+        self.may = asyncio.Event()
+
+    async def _reply(self, writer: asyncio.StreamWriter, reply: Reply) -> None:
+        await self.may.wait()
+        await super()._reply(writer, reply)
+
+
+async def test_what_is_gone_is_the_url_that_was_called_and_not_the_one_that_follows_it(told: Told) -> None:
+    async with told() as gate, Receiver() as good, (gone := Slow(lambda came: (410, {}))):
+        id, _ = await add(gate, gone, types=["task.assigned"])
+        await gate.create()
+        await gone.until(lambda: len(gone.came) == 1)
+        await gate.as_admin().change_webhook(webhook_id=id, endpoint=good.url)
+        gone.may.set()
+        async with asyncio.timeout(10.0):
+            [row] = await settled(gate, id, 1)
+        state = await state_of(gate, id)
+
+    assert (row.tries, state.state, state.reason) == (2, "active", None)
+
+
 @pytest.mark.parametrize("way", ["another URL", "replay"])
 async def test_what_an_admin_does_while_an_attempt_hangs_is_not_undone_by_it(told: Told, way: str) -> None:
     well = asyncio.Event()
