@@ -312,9 +312,16 @@ class Scheduler:
             return mark_deleted(schedule), {"ok": True}
         if offer["type"] == "schedule.pause":
             return structs.replace(schedule, enabled=False).settled(schedule.since), {"ok": True}
-        if not schedule.enabled:        # runs during the pause do not count as missed
-            schedule = structs.replace(schedule, enabled=True).settled(self.clock())
+        if not schedule.enabled:
+            schedule = self._resumed(schedule)
         return schedule, {"ok": True, "next_run_at": format_time_or_none(schedule.next_run_at)}
+
+    def _resumed(self, schedule: Schedule) -> Schedule:
+        """Return a paused schedule as it goes on from now: runs during the pause do not count as missed."""
+        try:
+            return structs.replace(schedule, enabled=True).settled(self.clock())
+        except ValueError as wrong:     # its time zone is gone
+            raise InvalidOrder("timezone", str(wrong)) from None
 
     def _drawn_up(self, offer: Mapping[str, Any]) -> Schedule:
         """Make a new schedule; its id is derived from its task, so that a repeated order makes no second one."""

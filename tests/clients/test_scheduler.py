@@ -392,6 +392,11 @@ async def test_a_zone_that_is_no_more_stops_one_schedule_and_no_other(world: Wor
     assert (await world.status(whole))["last_status"] == "created"
     assert [said for said in world.said if "Mars/Olympus" in said]
 
+    await world.answer("pause", {"schedule_id": broken})
+    refusal = await world.refusal("resume", {"schedule_id": broken})
+    assert (refusal["field"], "Mars/Olympus" in refusal["message"]) == ("timezone", True)
+    assert await world.answer("delete", {"schedule_id": broken}) == {"ok": True}
+
 
 # What may break in between.
 
