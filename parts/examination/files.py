@@ -11,6 +11,8 @@ from asyncgate.parts.examination.installation import Installation
 from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
 from asyncgate.parts.model.settings import Settings, list_settings, mask_credentials
 
+DATABASE = "the database"
+
 
 def check_rights(at: Installation) -> Iterator[Finding]:
     """Look for files with secrets that others may read, and for folders in which others may replace them."""
@@ -21,6 +23,8 @@ def check_rights(at: Installation) -> Iterator[Finding]:
     for path, what in list_private_files(at):
         looked += 1
         found += judge_file(path, what)
+        if what == DATABASE:
+            found += judge_writing(path)
     if (file := at.database_file) and file.parent.is_dir():
         found += judge_folder(file.parent, "the folder of the database")
     yield from found
@@ -34,7 +38,7 @@ def list_private_files(at: Installation) -> Iterator[tuple[Path, str]]:
     if file := at.database_file:
         for ending in ("", "-wal", "-shm", "-redo", ".lock"):
             if (part := file.with_name(file.name + ending)).exists():
-                yield part, "the database"
+                yield part, DATABASE
     for path, what in ((security.tls.private_key_path or security.tls.certificate_path, "the key of TLS"),
                        (security.jwt.private_key_path, "the key that signs access tokens")):
         if path:
@@ -71,6 +75,13 @@ def judge_file(path: Path, what: str) -> Iterator[Finding]:
         yield warn(f"{what} {shown} is open to its group (mode {mode:o})", f"chmod 600 {shown}")
     if not os.access(path, os.R_OK):
         yield alarm(f"{what} {shown} may not be read by this user", f"run this as the gate's user, or chown {shown}")
+
+
+def judge_writing(path: Path) -> Iterator[Finding]:
+    """Yield that the gate cannot write one of its own files."""
+    if os.access(path, os.R_OK) and not os.access(path, os.W_OK):
+        yield alarm(f"{DATABASE} {path} may not be written by this user",
+                    f"chmod u+w {path}, or run this as the gate's user")
 
 
 def judge_folder(folder: Path, what: str) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ def check_disk(at: Installation) -> Iterator[Finding]:
     if file and file.parent.is_dir():
         size = file.stat().st_size if file.exists() else 0
         yield from judge_space("the database", file.parent, size)
-        yield from judge_flush(measure_flush_ms(file.parent))
+        yield from examine_flush(file.parent)
     if (archive := at.settings.archive.directory) and Path(archive).is_dir():
         yield from judge_space("the archive", Path(archive), 0)
 
@@ -53,6 +53,18 @@ def judge_space(whose: str, folder: Path, size: int) -> Iterator[Finding]:
     files = os.statvfs(folder) if hasattr(os, "statvfs") else None
     if files and files.f_files and files.f_favail < LEAST_FILES:
         yield alarm(f"the file system of {whose} takes {files.f_favail} more files", cure)
+
+
+def examine_flush(folder: Path) -> Iterator[Finding]:
+    """Yield how long a commit waits for the disk, or why none can be written, such as on a full disk."""
+    try:
+        yield from judge_flush(measure_flush_ms(folder))
+    except PermissionError:
+        yield note("how long a commit waits for the disk is not measured: this user may not write there",
+                   "run this as the gate's user")
+    except OSError as error:
+        yield alarm(f"the disk of the database takes no write: {error.strerror}",
+                    f"make the file system of {folder.resolve()} writable, and free space in it")
 
 
 def measure_flush_ms(folder: Path) -> float:

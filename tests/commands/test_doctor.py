@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import socket
 import sqlite3
 import ssl
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -189,6 +191,37 @@ def a_database_that_everybody_reads(bench: Bench) -> list[str]:
 @fault("rights", "warning", "open to its group (mode 660)", "chmod 600 ")
 def a_database_that_its_group_changes(bench: Bench) -> list[str]:
     bench.file.chmod(0o660)
+    return []
+
+
+@fault("rights", "error", "gate.db may not be written by this user", "chmod u+w ")
+def a_database_that_may_only_be_read(bench: Bench) -> list[str]:
+    bench.patch.setattr(os, "access", lambda path, mode: mode != os.W_OK)       # root may write any file
+    return []
+
+
+def no_write(error: OSError) -> Callable[..., Any]:
+    """Return what stands for making a file where that fails."""
+    def fail(**where: Any) -> Any:
+        raise error
+    return fail
+
+
+@fault("disk", "error", "takes no write: No space left on device", "free space in it")
+def a_full_disk(bench: Bench) -> list[str]:
+    bench.patch.setattr(tempfile, "TemporaryFile", no_write(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    return []
+
+
+@fault("disk", "error", "takes no write: Read-only file system", "writable")
+def a_disk_that_may_only_be_read(bench: Bench) -> list[str]:
+    bench.patch.setattr(tempfile, "TemporaryFile", no_write(OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    return []
+
+
+@fault("disk", "note", "is not measured: this user may not write there", "run this as the gate's user")
+def a_folder_of_somebody_else(bench: Bench) -> list[str]:
+    bench.patch.setattr(tempfile, "TemporaryFile", no_write(PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
     return []
 
 
