@@ -914,6 +914,12 @@ class Sqlite(Pages):
         except (sqlite3.OperationalError, OSError) as error:
             log.error("the database cannot be read: %s", error, extra=OFTEN)
             raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
+        except sqlite3.DatabaseError as error:
+            if type(error) is not sqlite3.DatabaseError:    # a mistake of ours
+                raise
+            log.error("%s is damaged: %s", self.path, error, extra=OFTEN)
+            raise DatabaseUnavailable("the database file is damaged: `asyncgate verify` says how much of it is whole, "
+                                      "docs/recovery.md how to restore a backup") from error
 
     async def _read(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Run a query on a reader; a database in memory has only the writer's connection."""
@@ -1182,7 +1188,7 @@ class Sqlite(Pages):
     async def check(self) -> list[str]:
         """Return the problems that SQLite finds in its file; an empty list if it is sound."""
         try:
-            return [row[0] for row in await self._rows("PRAGMA integrity_check") if row[0] != "ok"]
+            return [row[0] for row in await self._read("PRAGMA integrity_check", ()) if row[0] != "ok"]
         except sqlite3.DatabaseError as error:
             return [str(error)]
 
@@ -1401,7 +1407,18 @@ def describe_holder(said: bytes) -> str:
 
 
 def copy_file(source: str, target: str, told: Callable[[int, int], None] | None = None) -> None:
-    """Copy a database in use page by page, and check the copy."""
+    """Copy a database in use page by page, and check the copy; raises OSError."""
+    try:
+        verdict = copy_pages(source, target, told)
+    except sqlite3.Error as error:      # the disk of the copy is full, or a page cannot be read
+        raise OSError(str(error)) from error
+    os.chmod(target, 0o600)
+    if verdict != "ok":
+        raise OSError(f"the copy at {target} is damaged: {verdict}")
+
+
+def copy_pages(source: str, target: str, told: Callable[[int, int], None] | None) -> str:
+    """Copy a database in use page by page; return what SQLite finds in the copy, "ok" if nothing."""
     with (contextlib.closing(sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro", uri=True)) as old,
           contextlib.closing(sqlite3.connect(target)) as new):
         tell = told or (lambda done, total: None)
@@ -1410,10 +1427,8 @@ def copy_file(source: str, target: str, told: Callable[[int, int], None] | None 
         old.execute("BEGIN")
         old.execute("SELECT 1 FROM sqlite_master").fetchone()
         old.backup(new, pages=COPIED_PAGES, progress=lambda _, left, total: tell(total - left, total))
-        verdict = new.execute("PRAGMA integrity_check").fetchone()[0]
-    os.chmod(target, 0o600)
-    if verdict != "ok":
-        raise OSError(f"the copy at {target} is damaged: {verdict}")
+        verdict: str = new.execute("PRAGMA integrity_check").fetchone()[0]
+        return verdict
 
 
 def path_of(url: str) -> str:

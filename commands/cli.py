@@ -594,9 +594,12 @@ def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_js
 
 
 def require_database(url: str, hint: str = "--database names another") -> str:
-    """Return the URL if its database exists; opening it would create a missing one."""
+    """Return the URL if its database exists; opening it would create a missing one, and fill an empty file."""
+    path = url.removeprefix("sqlite:///")
     if not database_exists(url):
-        raise StartupError(f"there is no database at {url.removeprefix('sqlite:///')}; {hint}")
+        raise StartupError(f"there is no database at {path}; {hint}")
+    if os.path.isfile(path) and os.path.getsize(path) == 0:     # such as a copy for which a disk had no room
+        raise StartupError(f"{path} is an empty file, not a database; {hint}")
     return url
 
 

@@ -79,7 +79,10 @@ class FileBackend(Protocol):
         """Give free space back to the system; writes wait meanwhile."""
 
     async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
-        """Copy everything, as of one moment, to a new file while the gate goes on; `told` learns how far it is."""
+        """Copy everything, as of one moment, to a new file while the gate goes on; `told` learns how far it is.
+
+        Raises OSError if the copy cannot be written, or is damaged.
+        """
 
     async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
         """Return how many rows tables have, of all tenants: what a walk through them has before it."""

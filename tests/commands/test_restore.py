@@ -8,12 +8,14 @@ import re
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -235,6 +237,46 @@ def test_a_backup_is_restored_into_an_empty_database(backup: Path, tmp_path: Pat
     assert told.exit_code == 0, told.output
     assert "sound" in told.stdout
     assert "the backup has no receipt" in told.stdout
+
+
+def damage(path: Path, table: str) -> None:
+    """Overwrite the first page of a table."""
+    with closing(sqlite3.connect(path)) as db:
+        page, size = db.execute("SELECT rootpage, page_size FROM sqlite_master, pragma_page_size WHERE name = ?",
+                                (table,)).fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+
+
+@pytest.mark.parametrize("command", [
+    ["restore", "--database", "sqlite:///new.db", "copy.db"], ["copy", "sqlite:///copy.db", "sqlite:///new.db"],
+    ["backup", "--database", "sqlite:///copy.db", "again.db"]])
+def test_a_damaged_database_is_refused_with_its_reason(
+        backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    damage(backup, "receipts")
+
+    told = run(*command)
+
+    assert isinstance(told.exception, SystemExit), told.exception
+    assert told.exit_code == 1
+    assert re.search("^Error: .*(damaged|malformed)", told.stderr, re.M), told.stderr
+    assert not list(tmp_path.glob("again.db*"))
+
+
+@pytest.mark.parametrize("command", [
+    ["restore", "--database", "sqlite:///new.db", "empty.db"], ["copy", "sqlite:///empty.db", "sqlite:///new.db"],
+    ["backup", "--database", "sqlite:///empty.db", "again.db"], ["verify", "--database", "sqlite:///empty.db"]])
+def test_an_empty_file_is_no_gate_without_tasks(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.db").touch(mode=0o600)
+
+    told = run(*command)
+
+    assert (told.exit_code, "empty.db is an empty file" in told.stderr) == (2, True), told.output
+    assert [(one.name, one.stat().st_size) for one in tmp_path.iterdir()] == [("empty.db", 0)]
 
 
 @pytest.mark.parametrize(("source", "more", "says"), [
