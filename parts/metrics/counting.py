@@ -147,6 +147,8 @@ class Metrics(Extension):
                 numbers.held[label] += 1
         elif lease.acquired_at == work.now:
             numbers.granted[label] += 1
+            numbers.leases_ended.setdefault((*label, "expired"), 0)     # so that alerts see the first one; see Numbers
+            numbers.held.setdefault(label, 0)
             if lease.fence == 1:        # a later one waited since an end that no row tells
                 numbers.waits[label].add(max(work.now - max(task.created_at, task.next_eligible_at or 0.0), 0.0))
 

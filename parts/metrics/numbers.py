@@ -84,12 +84,12 @@ class Numbers:
         self.receipts: Counts = defaultdict(int)            # receipt type
         self.posted: Counts = defaultdict(int)              # of the outbox
         self.audited: Counts = defaultdict(int)             # severity
-        # Of webhooks, by result.  Each is shown from the start: Prometheus sees no increase of what was absent before,
-        # and an alert must see the first event that is given up.
+        # These are shown from the start: Prometheus sees no increase of what was absent before, and an alert must see
+        # the first event that is given up, and the first batch that is not committed.
         self.deliveries: Counts = defaultdict(int, {(result,): 0 for result in ("delivered", "failed", "parked")})
         self.delays = histograms(LONG)                      # from when an event was due to its delivery
         self.delays[()] = Buckets(LONG)
-        self.database_errors: Counts = defaultdict(int)     # kind
+        self.database_errors: Counts = defaultdict(int, {(kind,): 0 for kind in ("unavailable", "refused", "unknown")})
         self.sizes = histograms(SIZES)
         self.stages = histograms(SHORT)                     # stage
         self.lateness = histograms(SHORT)                   # of the event loop

@@ -33,12 +33,12 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "AsyncGateLeasesExpire": ({
         f'asyncgate_leases_ended_total{{{TYPE},ending="expired"}}': "0+2x60",
         f'asyncgate_leases_ended_total{{{TYPE},ending="completed"}}': "0+8x60"}, {"type": "demo"}),
-    "AsyncGateTasksHeld": ({f"asyncgate_tasks_held_total{{{TYPE}}}": "0+1x60"}, {"type": "demo"}),
+    "AsyncGateTasksHeld": ({f"asyncgate_tasks_held_total{{{TYPE}}}": "0x40 1x20"}, {"type": "demo"}),
     "AsyncGateErrors": ({
         f'asyncgate_requests_total{{{GATE},status="5xx"}}': "0+2x60",
         f'asyncgate_requests_total{{{GATE},status="2xx"}}': "0+98x60"}, {"instance": "gate:8080"}),
     "AsyncGateDatabaseFails": ({
-        f'asyncgate_database_errors_total{{{GATE},kind="unavailable"}}': "0+1x60"}, {"instance": "gate:8080"}),
+        f'asyncgate_database_errors_total{{{GATE},kind="unavailable"}}': "0x46 1x14"}, {"instance": "gate:8080"}),
     "AsyncGateLedgerLags": ({f"asyncgate_ledger_oldest_seconds{{{GATE}}}": "0+60x60"}, {"instance": "gate:8080"}),
     "AsyncGateSweepLate": ({
         f'asyncgate_upkeep_last_run_timestamp_seconds{{{GATE},duty="sweep"}}': "0x60"}, {"instance": "gate:8080"}),
@@ -61,6 +61,7 @@ QUIET = {
     f"asyncgate_tasks_held_total{{{TYPE}}}": "3x60",
     f'asyncgate_requests_total{{{GATE},status="2xx"}}': "0+1000x60",
     f'asyncgate_requests_total{{{GATE},status="5xx"}}': "0+1x60",
+    f'asyncgate_requests_total{{{GATE},operation="ready",status="5xx"}}': "0+60x60",     # it drains
     f'asyncgate_database_errors_total{{{GATE},kind="refused"}}': "0+1x60",
     f"asyncgate_ledger_oldest_seconds{{{GATE}}}": "2x60",
     f'asyncgate_upkeep_last_run_timestamp_seconds{{{GATE},duty="sweep"}}': "0+60x60",

@@ -156,6 +156,20 @@ async def test_leases_that_run_out_and_tasks_on_hold_are_counted(serve: Serve) -
     assert told.get("upkeep_last_run_timestamp_seconds", duty="sweep") > 0
 
 
+async def test_what_alerts_wait_for_is_shown_before_it_happens(serve: Serve) -> None:
+    """Prometheus sees no increase of what was absent before."""
+    served = await serve(metrics=ON)
+
+    await served.leased()
+    told = await scrape(served)
+
+    of_demo, zeros = {"type": "demo"}, {name for name, value in told.values.items() if value == 0}
+    failures = [("database_errors_total", {"kind": kind}) for kind in ("unavailable", "refused", "unknown")]
+    for name, labels in [("leases_ended_total", {**of_demo, "ending": "expired"}), ("tasks_held_total", of_demo),
+                         *failures]:
+        assert (f"asyncgate_{name}", frozenset(labels.items())) in zeros
+
+
 async def test_queues_are_told_as_of_the_last_look_at_them(serve: Serve) -> None:
     served = await serve(metrics=ON)
     await served.leased(type="other")

@@ -21,7 +21,7 @@ from tests.support.ai_tools import until
 
 SETTINGS = ("metrics.enabled=true", "max_expiries=1")
 # What a gate shows only in integrated mode, or after something went wrong.
-ABSENT = {"asyncgate_database_errors_total", "asyncgate_tasks_held_total", "asyncgate_refusals_total"}
+ABSENT = {"asyncgate_refusals_total"}
 
 
 @pytest.fixture
