@@ -1194,8 +1194,13 @@ class Sqlite(Pages):
 
     async def compact(self) -> None:
         """Shrink the file by its free pages, and empty its logs; writes wait meanwhile."""
-        for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
-            await self._on_writer(statement, ())
+        try:
+            for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                await self._on_writer(statement, ())
+        except sqlite3.OperationalError as error:
+            log.error("%s was not rewritten: %s", self.path, error)
+            raise DatabaseUnavailable(f"the rest is done, but the file was not rewritten and keeps its free pages: "
+                                      f"{error}; this needs room for a second copy of it; call again") from error
         await self._call_writer(lambda: self.redo.clear() if self.redo else None)
 
     async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:

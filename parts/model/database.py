@@ -76,7 +76,7 @@ class FileBackend(Protocol):
         """Return what is wrong with the file itself; nothing when it is sound."""
 
     async def compact(self) -> None:
-        """Give free space back to the system; writes wait meanwhile."""
+        """Give free space back to the system; writes wait meanwhile.  Raises DatabaseUnavailable if it has no room."""
 
     async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
         """Copy everything, as of one moment, to a new file while the gate goes on; `told` learns how far it is.

@@ -161,8 +161,11 @@ async def erase(engine: Engine, caller: Caller, ask: ErasePrincipal | EraseTenan
     under_way = await find_open(engine, tenant_id, who)
     if ask.plan or under_way is None:
         planned = await make_plan(engine, tenant_id, who, under_way)
-        if ask.plan or not planned.left:
-            return report_plan(engine.settings, planned, "planned" if ask.plan else "nothing")
+        if ask.plan:
+            return report_plan(engine.settings, planned, "planned")
+        if not planned.left:
+            await compact_if_asked(engine, caller, ask)     # upkeep may have ended it, or the disk was full before
+            return report_plan(engine.settings, planned, "nothing")
     erasure = under_way or await draft(engine, tenant_id, who)
     request = await ask_ledger(engine, caller, erasure)     # first: a request too many is seen, a lost one is not
     if under_way is None:
@@ -170,10 +173,14 @@ async def erase(engine: Engine, caller: Caller, ask: ErasePrincipal | EraseTenan
     erasure = await go_on(engine, caller, erasure)
     if erasure.ended_at is not None:
         await audit_end(engine, caller, erasure)
-    if erasure.ended_at is not None and ask.vacuum and operates(engine, caller) and isinstance(
-            engine.backend, FileBackend):
-        await engine.backend.compact()
+        await compact_if_asked(engine, caller, ask)
     return report_erasure(engine.settings, erasure, request)
+
+
+async def compact_if_asked(engine: Engine, caller: Caller, ask: ErasePrincipal | EraseTenant) -> None:
+    """Rewrite the file for an operator that asks for it, so that no page keeps old bytes."""
+    if ask.vacuum and operates(engine, caller) and isinstance(engine.backend, FileBackend):
+        await engine.backend.compact()
 
 
 async def ask_ledger(engine: Engine, caller: Caller, erasure: Erasure) -> str | None:
