@@ -22,8 +22,9 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from http import HTTPStatus
 from operator import attrgetter, methodcaller
 from types import FrameType
@@ -350,6 +351,20 @@ class HttpServer(uvicorn.Server):
             self.status = 1
         if self.force_exit or self.lifespan.should_exit:
             self.status = 1
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Obey SIGTERM and SIGINT, and the end of the terminal unless whoever started this ignores it (nohup)."""
+        obeyed = (hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread()
+                  and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL)
+        with super().capture_signals():
+            if obeyed:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                if obeyed:
+                    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Shut down gracefully on the first signal, at once on the second."""

@@ -333,6 +333,14 @@ def test_a_gate_that_is_told_to_stop_says_so_before_it_stops_listening(start: Ca
     assert ended(live) == 0
 
 
+def test_the_end_of_the_terminal_stops_a_gate_in_order(start: Callable[..., Live]) -> None:
+    live = start()
+
+    live.process.send_signal(signal.SIGHUP)
+
+    assert ended(live) == 0
+
+
 def test_a_second_signal_ends_the_time_that_load_balancers_have(start: Callable[..., Live]) -> None:
     live = start("drain_seconds=3600")
     live.process.send_signal(signal.SIGTERM)
