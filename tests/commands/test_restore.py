@@ -239,6 +239,15 @@ def test_a_backup_is_restored_into_an_empty_database(backup: Path, tmp_path: Pat
     assert "the backup has no receipt" in told.stdout
 
 
+def test_a_folder_may_have_any_name(backup: Path, tmp_path: Path) -> None:
+    (folder := tmp_path / "100%41 sure").mkdir()
+    shutil.copyfile(backup, folder / "gate.db")
+
+    told = run("backup", "--database", f"sqlite:///{folder / 'gate.db'}", str(folder / "copy.db"))
+
+    assert (told.exit_code, (folder / "copy.db").exists()) == (0, True), told.output
+
+
 def damage(path: Path, table: str) -> None:
     """Overwrite the first page of a table."""
     with closing(sqlite3.connect(path)) as db:
