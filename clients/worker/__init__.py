@@ -132,7 +132,7 @@ class Worker:
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
         self.kept = asyncio.Event()     # set when a result could not be delivered
         self.instance, self.claim_id, self.away_since = "", uuid.uuid4().hex, 0.0
-        self.known = self.claimed = False
+        self.claimed = False    # whether the gate has ever answered a claim
         self.warned: list[str] = []
         self.running, self.tracing = True, find_tracing()
         async with self.gate:
@@ -163,11 +163,9 @@ class Worker:
         self.me = {"worker_id": self.worker_id, "worker_kind": self.worker_kind,
                    "worker_instance_id": self.place.instance_id}
         self.heart = Heart(self.gate.url, self.gate.token, self.me, self.ttl_seconds)
-        self.known = self.claimed = False
         self.heart.start()
         try:
             await self._unless(self.stopping, self._insist(self._come_back))
-            self.known = False      # the first claim shows whether the gate accepts this worker's settings
             while not self.stopping.is_set():
                 await self._unless(self.stopping, self._turn())
             await self._drain()
@@ -250,15 +248,15 @@ class Worker:
         self.warned = texts
 
     async def _insist(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Call until the call succeeds; raise if the first answers show that no further call can succeed."""
+        """Call until the call succeeds; raise if no claim has succeeded yet, and this shows that none can."""
         for failures in count(1):
             asked = time.monotonic()
             try:
                 await call()
-                self.away_since, self.known = 0.0, True
+                self.away_since = 0.0
                 return
             except (Unreachable, Refusal) as error:
-                if (is_hopeless(error) and not self.known) or (is_wrong(error) and not self.claimed):
+                if is_hopeless(error) and not self.claimed:
                     raise
                 self._tell(error)
                 if failures == 1 and isinstance(error, Unreachable) and time.monotonic() - asked > FIRST_PAUSE:
@@ -452,11 +450,6 @@ def is_hopeless(error: Exception) -> bool:
     if isinstance(error, Refusal):
         return error.status < 500 and error.status != 429
     return isinstance(error, WrongAddress)
-
-
-def is_wrong(error: Exception) -> bool:
-    """Whether the gate cannot understand a call, such as a claim of a type that is no name."""
-    return isinstance(error, Refusal) and error.status == 400
 
 
 def make_failure(letter: Letter, no: Refusal) -> Letter:
