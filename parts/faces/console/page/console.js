@@ -1,7 +1,7 @@
 // The console: who you are, where you are, and the view that belongs there.
 
 import {call, callPage, inName, needsName, session} from "./api.js";
-import {askForm, note, openDialog} from "./dialogs.js";
+import {askForm, closeDialogs, note, openDialog} from "./dialogs.js";
 import {h, render} from "./dom.js";
 import {Keys} from "./keys.js";
 import {Live} from "./live.js";
@@ -118,7 +118,10 @@ class Page {
 
   onScroll(run) { this.scrolls.add(run); }
 
-  leave() { this.leaving.abort(); }
+  leave() {
+    this.leaving.abort();
+    closeDialogs();     // else they would be taken for questions about what is shown then
+  }
 }
 
 function maySee({needs}) {

@@ -24,7 +24,6 @@ export function openDialog(title, show, {wide = false} = {}) {
       dialog.remove();
       resolve(answer);
     });
-    dialog.addEventListener("click", (event) => event.target === dialog && close());
     draw();
     document.body.append(dialog);
     dialog.showModal();
@@ -35,22 +34,26 @@ export function openDialog(title, show, {wide = false} = {}) {
 /** Ask for fields and do something with them.
  *
  * `fields`: [{name, label, value, hint, required, type, options, rows, when(values)}].
+/** Close the dialogs of a view that is left; a secret that is shown once stays. */
+export function closeDialogs() {
+  for (const one of document.querySelectorAll("dialog[open]:not(:has(.secret))")) one.close();
+}
+
  * `run(values)` does it; if it throws, the error is shown and the form stays.
  */
-export function askForm(title, {says, fields = [], button = title, danger = false, run}) {
+export async function askForm(title, {says, fields = [], button = title, danger = false, run}) {
   const values = Object.fromEntries(fields.map((field) => [field.name, field.value ?? ""]));
-  const state = {problem: null, busy: false};
-  return openDialog(title, (close, draw) => {
+  const state = {problem: null, running: null};
+  const answer = await openDialog(title, (close, draw) => {
     const submit = async (event) => {
       event.preventDefault();
-      if (state.busy) return;
-      state.busy = true;
+      if (state.running) return;
+      state.running = (async () => run(values))();
       draw();
       try {
-        close({done: await run(values)});
+        close({done: await state.running});
       } catch (problem) {
-        state.problem = problem.message;
-        state.busy = false;
+        Object.assign(state, {problem: problem.message, running: null});
         draw();
       }
     };
@@ -60,12 +63,23 @@ export function askForm(title, {says, fields = [], button = title, danger = fals
       state.problem && h("p", {class: "problem", role: "alert"}, state.problem),
       h("div", {class: "actions end"},
         h("button", {type: "button", onclick: () => close()}, "Back"),
-        h("button", {class: danger ? "danger" : "first", type: "submit", disabled: state.busy},
-          state.busy ? "…" : button)));
+        h("button", {class: danger ? "danger" : "first", type: "submit", disabled: Boolean(state.running)},
+          state.running ? "…" : button)));
   });
 }
 
 function showField({name, label, hint, required, type = "text", options, rows}, values, draw) {
+  return answer ?? await awaitUnseen(state.running);
+}
+
+/** Tell what comes of a call whose dialog was closed meanwhile: that has not ended the call. */
+async function awaitUnseen(running) {
+  try {
+    return running && {done: await running};
+  } catch (problem) {
+    if (problem.name !== "AbortError") note(problem.message, "bad");
+    return null;
+  }
   const id = `field-${name}`;
   const isBox = type === "checkbox";
   const common = {id, name, required, oninput: (event) => {
