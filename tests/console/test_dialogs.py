@@ -70,3 +70,12 @@ def test_a_question_about_a_task_goes_with_its_page(
 
     console.await_view("tasks")
     assert console.page.get_by_role("dialog").count() == 0
+
+
+def test_a_dialog_on_a_dialog_has_its_own_name(chromium: Chromium, console: Console, gate_to_read: Filled) -> None:
+    console.visit(f"task/{gate_to_read.find(type='ocr.scan', status='queued')}")
+    console.page.get_by_role("button", name="Cancel …").first.click()
+
+    console.page.get_by_role("button", name="Cancel the task").click()
+
+    console.page.get_by_role("dialog", name="In whose name?").wait_for()

@@ -5,10 +5,13 @@ import {h, render} from "./dom.js";
 // What gets the focus when a dialog opens: not the cross that closes it.
 const FIRST = ".dialog-body :is(input, select, textarea), .dialog-body button";
 
+let lastDialog = 0;
+
 /** Open a dialog; `show(close)` describes its content; return what it was closed with. */
 export function openDialog(title, show, {wide = false} = {}) {
   return new Promise((resolve) => {
     const dialog = document.createElement("dialog");
+    const id = `dialog-title-${++lastDialog}`;      // dialogs stand on dialogs, and each has a name of its own
     dialog.className = wide ? "wide" : "";
     let answer = null;
     const close = (value = null) => {
@@ -16,10 +19,10 @@ export function openDialog(title, show, {wide = false} = {}) {
       dialog.close();
     };
     const draw = () => render(dialog,
-      h("header", {key: "head"}, h("h2", {id: "dialog-title"}, title),
+      h("header", {key: "head"}, h("h2", {id}, title),
         h("button", {class: "icon", "aria-label": "Close", onclick: () => close()}, "✕")),
       h("div", {key: "body", class: "dialog-body"}, show(close, draw)));
-    dialog.setAttribute("aria-labelledby", "dialog-title");
+    dialog.setAttribute("aria-labelledby", id);
     dialog.addEventListener("close", () => {
       dialog.remove();
       resolve(answer);
@@ -31,14 +34,14 @@ export function openDialog(title, show, {wide = false} = {}) {
   });
 }
 
-/** Ask for fields and do something with them.
- *
- * `fields`: [{name, label, value, hint, required, type, options, rows, when(values)}].
 /** Close the dialogs of a view that is left; a secret that is shown once stays. */
 export function closeDialogs() {
   for (const one of document.querySelectorAll("dialog[open]:not(:has(.secret))")) one.close();
 }
 
+/** Ask for fields and do something with them.
+ *
+ * `fields`: [{name, label, value, hint, required, type, options, rows, when(values)}].
  * `run(values)` does it; if it throws, the error is shown and the form stays.
  */
 export async function askForm(title, {says, fields = [], button = title, danger = false, run}) {
@@ -66,9 +69,6 @@ export async function askForm(title, {says, fields = [], button = title, danger 
         h("button", {class: danger ? "danger" : "first", type: "submit", disabled: Boolean(state.running)},
           state.running ? "…" : button)));
   });
-}
-
-function showField({name, label, hint, required, type = "text", options, rows}, values, draw) {
   return answer ?? await awaitUnseen(state.running);
 }
 
@@ -80,6 +80,9 @@ async function awaitUnseen(running) {
     if (problem.name !== "AbortError") note(problem.message, "bad");
     return null;
   }
+}
+
+function showField({name, label, hint, required, type = "text", options, rows}, values, draw) {
   const id = `field-${name}`;
   const isBox = type === "checkbox";
   const common = {id, name, required, oninput: (event) => {
