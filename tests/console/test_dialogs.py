@@ -72,6 +72,16 @@ def test_a_question_about_a_task_goes_with_its_page(
     assert console.page.get_by_role("dialog").count() == 0
 
 
+def test_a_question_names_the_id_of_what_it_is_about(
+        chromium: Chromium, console: Console, gate_to_read: Filled) -> None:
+    console.visit("tasks?q=type:data.check")      # three tasks of one name
+
+    console.page.get_by_role("button", name="Cancel data.check").nth(1).click()
+
+    shown = gate_to_read.call("list_tasks", type="data.check")["tasks"][1]["task_id"]
+    assert shown[-12:] in console.page.get_by_role("dialog").inner_text()
+
+
 def test_a_dialog_on_a_dialog_has_its_own_name(chromium: Chromium, console: Console, gate_to_read: Filled) -> None:
     console.visit(f"task/{gate_to_read.find(type='ocr.scan', status='queued')}")
     console.page.get_by_role("button", name="Cancel …").first.click()

@@ -451,7 +451,7 @@ function fail(problem) {
 
 function cancel(page, id, name) {
   return askForm(`Cancel: ${name}`, {
-    says: "It ends as canceled, which cannot be undone, and is no longer owed. "
+    says: `Task ${endOf(id)}. ` + "It ends as canceled, which cannot be undone, and is no longer owed. "
       + "What its worker still does is refused.",
     button: "Cancel it", danger: true, fields: [{name: "reason", label: "Why", hint: "Its owner is told"}],
     run: ({reason}) => act(page, "cancel_task", {task_id: id, reason: reason.trim() || undefined})});
@@ -460,7 +460,7 @@ function cancel(page, id, name) {
 function attach(page, id, name) {
   const read = (text) => text.split("\n").map((one) => one.trim()).filter(Boolean).map((uri) => ({uri}));
   return askForm(`Where is it: ${name}`, {
-    says: "It succeeded without saying where its result is. Saying so discharges what is owed.",
+    says: `Task ${endOf(id)}. ` + "It succeeded without saying where its result is. Saying so discharges what is owed.",
     fields: [{name: "pointers", label: "Where the result is", rows: 3, required: true,
       hint: "One address a line, such as s3://bucket/report.pdf"}],
     button: "Attach",

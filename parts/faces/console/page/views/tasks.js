@@ -5,7 +5,7 @@ import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {readAge, readFilter, readMoment, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
-import {filterChips, say, searchField, shortId, taskBadge, taskLink, tile, who} from "../parts.js";
+import {endOf, filterChips, say, searchField, shortId, taskBadge, taskLink, tile, who} from "../parts.js";
 import {link} from "../route.js";
 import {copyMenu, menu} from "../share.js";
 import {exportMenu, table} from "../table.js";
@@ -264,9 +264,10 @@ function showPicked(page, rows) {
 function doTo(page, name, tasks) {
   const {title, says, danger} = DEEDS[name];
   const alone = tasks.length === 1;
-  const what = alone ? tasks[0].task_summary || tasks[0].type : `${tasks.length} tasks`;
+  const [{task_id: id, task_summary: summary, type}] = tasks;
+  const what = alone ? summary || type : `${tasks.length} tasks`;
   return askForm(`${title}: ${what}`, {
-    says: alone ? says : says.replace(/^It ends/, "Each ends").replace(/^It is/, "Each is"),
+    says: alone ? `Task ${endOf(id)}. ${says}` : says.replace(/^It ends/, "Each ends").replace(/^It is/, "Each is"),
     button: title, danger,
     fields: name === "cancel_task" ? [{name: "reason", label: "Why", hint: "Its owner is told"}] : [],
     run: async ({reason}) => {
