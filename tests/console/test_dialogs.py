@@ -82,6 +82,16 @@ def test_a_question_names_the_id_of_what_it_is_about(
     assert shown[-12:] in console.page.get_by_role("dialog").inner_text()
 
 
+@pytest.mark.parametrize("until", ["45", "tomorrow", "45 minutes"])
+def test_what_is_no_time_does_not_end_a_pause(until: str, chromium: Chromium, console: Console) -> None:
+    ask_for_a_pause(console)
+    console.page.get_by_label("Until").fill(until)
+
+    console.press("Enter")
+
+    console.page.get_by_role("dialog").get_by_text(f"{until} is not a time").wait_for()
+
+
 def test_a_dialog_on_a_dialog_has_its_own_name(chromium: Chromium, console: Console, gate_to_read: Filled) -> None:
     console.visit(f"task/{gate_to_read.find(type='ocr.scan', status='queued')}")
     console.page.get_by_role("button", name="Cancel …").first.click()

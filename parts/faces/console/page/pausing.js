@@ -104,7 +104,8 @@ export async function askPause(page, target = null, {drain = false} = {}) {
 export function readUntil(text, now) {
   if (!text.trim()) return undefined;
   const seconds = readLength(text);
-  const moment = seconds === null ? Date.parse(text) : now + seconds * 1000;
+  const isDate = /^\d{4}-\d\d-\d\d/.test(text.trim());        // a browser takes 45 for the year 2045
+  const moment = seconds === null ? Date.parse(isDate ? text : "") : now + seconds * 1000;
   if (Number.isNaN(moment)) throw new Error(`${text} is not a time: write 30m, 2h, or 2026-12-24T08:00Z`);
   return new Date(moment).toISOString();
 }
