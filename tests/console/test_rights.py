@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import TOKEN
 from tests.console.conftest import OpenConsole
 from tests.support.chromium import Chromium
 from tests.support.console import VIEWS, Console
@@ -139,3 +140,34 @@ def test_a_wrong_key_is_refused_in_words(chromium: Chromium, open_console: OpenC
 
     console.page.get_by_role("alert").wait_for()
     assert console.axe() == []
+
+
+def test_a_tab_shows_whose_session_another_tab_has_begun(
+        chromium: Chromium, open_console: OpenConsole, guarded_gate: Filled) -> None:
+    console = open_console(guarded_gate, guarded_gate.issue("admin", principal_id="ada"))
+    other = console.context.new_page()
+    other.goto(f"{guarded_gate.url}/console/")
+    other.locator("button.you").click()
+    other.get_by_role("button", name="Sign out", exact=True).click()
+    console.page.get_by_label("Key", exact=True).wait_for()
+
+    other.get_by_label("Key", exact=True).fill(guarded_gate.issue("agent", principal_id="linus"))
+    other.keyboard.press("Enter")
+
+    console.page.locator("button.you", has_text="linus").wait_for()
+
+
+def test_who_signs_in_acts_in_nobody_elses_name(
+        chromium: Chromium, open_console: OpenConsole, guarded_gate: Filled) -> None:
+    console = open_console(guarded_gate)      # with a credential that many share
+    console.page.locator("button.you").click()
+    console.page.get_by_role("button", name="Act as").click()
+    console.page.get_by_label("Id", exact=True).fill("grace")
+    console.press("Enter")
+    console.page.locator("button.you", has_text="grace").click()
+    console.page.get_by_role("button", name="Sign out", exact=True).click()
+
+    console.page.get_by_label("Key", exact=True).wait_for()
+    console.sign_in(TOKEN)
+
+    assert console.page.locator("button.you").inner_text() == "admin"

@@ -4,6 +4,7 @@ import {readJson, writeJson} from "./exact.js";
 
 const BASE = new URL("../", document.baseURI);      // the page is at …/console/, whatever the prefix
 const SESSION = "asyncgate-session";                // this half of the session; the other one is a cookie
+const ACTOR = "asyncgate-actor";
 
 /** Operation: method and path.  `{name}` is taken from the request. */
 export const OPERATIONS = {
@@ -100,6 +101,27 @@ export const session = {
     else localStorage.removeItem(SESSION);
   },
 };
+
+/** Call `hear` when another tab has begun or ended a session: all tabs of a browser share one. */
+export function onOtherSession(hear) {
+  addEventListener("storage", ({key}) => (key === SESSION || key === null) && hear());
+}
+
+/** Read in whose name this browser acts, if somebody has said so. */
+export function readActor() {
+  try {
+    return JSON.parse(localStorage.getItem(ACTOR));
+  } catch {
+    return null;
+  }
+}
+
+/** Keep in whose name this browser acts; null is nobody's. */
+export function keepActor(actor) {
+  session.actor = actor;
+  if (actor) localStorage.setItem(ACTOR, JSON.stringify(actor));
+  else localStorage.removeItem(ACTOR);
+}
 
 /** Return the address of a path of the gate. */
 export function addressOf(path) {

@@ -1,6 +1,6 @@
 // The console: who you are, where you are, and the view that belongs there.
 
-import {call, callPage, inName, needsName, session} from "./api.js";
+import {call, callPage, inName, keepActor, needsName, onOtherSession, readActor, session} from "./api.js";
 import {askForm, closeDialogs, note, openDialog} from "./dialogs.js";
 import {h, render} from "./dom.js";
 import {Keys} from "./keys.js";
@@ -22,7 +22,6 @@ const VIEWS = [
 ];
 const POLL_MS = 15000;          // between looks that no event calls for
 const CALM_MS = 1000;           // between two looks that events call for
-const ACTOR = "asyncgate-actor";
 const THEME = "asyncgate-theme";
 const LIVE_WORDS = {live: "live", lost: "reconnecting", off: "every 15 s"};
 
@@ -250,8 +249,7 @@ async function chooseActor() {
       {name: "id", label: "Id", value: session.actor?.id ?? "", required: true, hint: "such as grace"}],
     run: ({kind, id}) => ({kind, id: id.trim()})});
   if (!answer) throw new Error("nothing was done: nobody was named");
-  session.actor = answer.done;
-  localStorage.setItem(ACTOR, JSON.stringify(session.actor));
+  keepActor(answer.done);
   drawShell();
 }
 
@@ -315,11 +313,8 @@ async function begin() {
     state.gone = Boolean(problem);
     if (session.you) drawShell();
   };
-  try {
-    session.actor = JSON.parse(localStorage.getItem(ACTOR));
-  } catch {
-    session.actor = null;
-  }
+  session.actor = readActor();
+  onOtherSession(() => location.reload());
   const askToSignIn = async (problem) => {
     showSignIn(shell, await callPage("about"), session.half ? problem.message : "");
   };

@@ -1,6 +1,6 @@
 // Signing in: a key, or the gate's own OAuth.  The credential is sent once; what stays is half of a session.
 
-import {callPage, session} from "./api.js";
+import {callPage, keepActor, session} from "./api.js";
 import {note} from "./dialogs.js";
 import {h, render} from "./dom.js";
 
@@ -40,6 +40,7 @@ async function signIn(credential) {
   session.half = null;
   const {session: half} = await callPage("sign-in", {credential});
   session.half = half;
+  keepActor(null);        // who shares a credential may be somebody else now
 }
 
 /** End the session of this browser, or all sessions of its credential. */
