@@ -142,6 +142,32 @@ def test_a_wrong_key_is_refused_in_words(chromium: Chromium, open_console: OpenC
     assert console.axe() == []
 
 
+def test_a_session_that_has_ended_shows_no_more_however_the_tab_is_left(
+        chromium: Chromium, open_console: OpenConsole, guarded_gate: Filled) -> None:
+    made = guarded_gate.call("issue_key", name="short", role="admin", principal_kind="human", principal_id="grace")
+    console = open_console(guarded_gate, made["api_key"])
+    console.visit("tasks")
+    guarded_gate.call("revoke_key", key_id=made["key"]["key_id"])
+    console.press("r")
+    field = console.page.get_by_label("Key", exact=True)
+    field.wait_for()
+    console.watch.clear()
+
+    for hidden in ("true", "false"):      # to another window, where the key is, and back
+        console.page.evaluate(f"""() => {{ Object.defineProperty(document, "hidden",
+            {{configurable: true, get: () => {hidden}}}); document.dispatchEvent(new Event("visibilitychange")); }}""")
+    console.rest()
+    assert field.is_visible()
+    assert console.watch.urls == []
+    field.fill("aga_of-nobody")
+    console.press("Enter")
+    console.page.get_by_role("alert").wait_for()
+    console.rest()
+
+    assert console.page.get_by_role("alert").inner_text()
+    assert "page.summarize" not in console.page.locator("body").inner_text()
+
+
 def test_a_tab_shows_whose_session_another_tab_has_begun(
         chromium: Chromium, open_console: OpenConsole, guarded_gate: Filled) -> None:
     console = open_console(guarded_gate, guarded_gate.issue("admin", principal_id="ada"))

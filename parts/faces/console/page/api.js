@@ -154,7 +154,7 @@ const IN_NAME = new Set([
 
 /** Whether an operation must be told in whose name it is done: the credential is nobody's own. */
 export function needsName(operation) {
-  return IN_NAME.has(operation) && !session.you?.bound;
+  return IN_NAME.has(operation) && session.you?.bound === false;
 }
 
 /** Add in whose name something is done, where it is needed. */

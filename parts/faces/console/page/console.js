@@ -128,6 +128,7 @@ function maySee({needs}) {
 }
 
 async function open() {
+  if (!session.you) return;       // the page asks for a credential
   const place = where();
   const view = VIEWS.find((one) => one.name === place.parts[0] && maySee(one));
   if (!view) {
@@ -184,6 +185,7 @@ function lookNowAndThen() {
 // What is drawn.
 
 function drawShell() {
+  if (!session.you) return;
   const place = state.page?.view;
   document.title = place ? `${state.page.module.title?.(state.page) ?? place.title} · AsyncGate` : "AsyncGate";
   render(shell, showTop(), showViews(place),
@@ -330,8 +332,10 @@ async function begin() {
     return askToSignIn(problem);
   }
   session.onLost = (problem) => {
+    if (!session.you) return;       // it is asked for already, and says itself what is wrong
     live.stop();
     state.page?.leave();
+    state.page = session.you = null;
     askToSignIn(problem);
   };
   bindKeys();
