@@ -32,7 +32,7 @@ export function showSignIn(shell, about, problem = "") {
       h("input", {id: "credential", type: "password", autocomplete: "off", required: true, autofocus: true,
         spellcheck: "false", oninput: (event) => (local.credential = event.target.value)}),
       h("button", {type: "submit", class: oauth ? "" : "first", disabled: local.busy}, "Sign in"),
-      h("p", {class: "quiet"}, "An issued key of yours. ", h("code", null, "asyncgate keys issue"), " makes one."))));
+      h("p", {class: "quiet"}, "An issued key of yours. ", h("code", null, "asyncgate issue-key"), " makes one."))));
   draw();
 }
 
