@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -101,3 +102,37 @@ def test_what_somebody_is_reading_does_not_move(chromium: Chromium, console: Con
     console.page.evaluate("() => getSelection().removeAllRanges()")
     console.page.clock.run_for(MINUTE * 1000)
     console.page.locator("#main").get_by_text("just.now").first.wait_for()
+
+
+def test_a_view_that_the_gate_did_not_send_comes_when_it_is_asked_for_again(
+        chromium: Chromium, open_console: OpenConsole, gate_to_read: Filled) -> None:
+    console = open_console(gate_to_read)
+    console.visit("inbox")
+    console.page.route("**/views/workers.js", lambda route: route.abort())
+
+    console.page.get_by_role("link", name="Workers").click()
+    console.page.get_by_role("alert").get_by_text("the gate did not send this view").wait_for()
+    said = console.page.get_by_role("heading", level=1).inner_text()
+    console.page.unroute("**/views/workers.js")
+    console.page.get_by_role("button", name="Try again").click()
+
+    assert said == "Workers"
+    console.await_view("workers")
+
+
+def test_the_view_is_that_of_the_address_although_another_one_comes_later(
+        chromium: Chromium, open_console: OpenConsole, gate_to_read: Filled) -> None:
+    console = open_console(gate_to_read)
+    console.visit("inbox")
+    held: list[Any] = []
+    console.page.route("**/views/tasks.js", lambda route: held.append(route))
+
+    with console.page.expect_request("**/views/tasks.js"):
+        console.press("g", "t")
+    console.press("g", "q")
+    console.await_view("queues")
+    with console.page.expect_response("**/views/tasks.js"):
+        held[0].continue_()
+    console.rest()
+
+    assert console.page.locator("#main h1").inner_text() == "Queues"

@@ -1,6 +1,6 @@
 // The console: who you are, where you are, and the view that belongs there.
 
-import {call, callPage, inName, keepActor, needsName, onOtherSession, readActor, session} from "./api.js";
+import {call, callPage, inName, keepActor, needsName, onOtherSession, readActor, Refused, session} from "./api.js";
 import {askForm, closeDialogs, note, openDialog} from "./dialogs.js";
 import {h, render} from "./dom.js";
 import {Keys} from "./keys.js";
@@ -37,9 +37,9 @@ const live = new Live(hearEvents, (is) => {
 
 /** One visit of a view: its parameters, its data, and what it may do. */
 class Page {
-  constructor(place, view, module) {
+  constructor(place, view) {
     this.view = view;
-    this.module = module;
+    this.module = {};           // what the view is made of, as soon as the gate has sent it
     this.place = place;
     this.local = {};            // what the view remembers between two drawings
     this.data = null;
@@ -95,6 +95,7 @@ class Page {
   async look() {
     this.looked = performance.now();
     try {
+      this.module = await readModule(this.view);
       this.data = await this.module.load(this);
       this.problem = null;
     } catch (problem) {
@@ -123,12 +124,19 @@ class Page {
   }
 }
 
+// A gate that is away cannot send a view that was not looked at before: the next look asks for it again.
+function readModule({name}) {
+  return import(`./views/${name}.js`).catch(() => {
+    throw new Refused(0, {message: "the gate did not send this view; if that stays so, load the page again"});
+  });
+}
+
 function maySee({needs}) {
   return needs.some((name) => session.may(name));
 }
 
-async function open() {
-  if (!session.you) return;       // the page asks for a credential
+function open() {
+  if (!session.you) return null;      // the page asks for a credential
   const place = where();
   const view = VIEWS.find((one) => one.name === place.parts[0] && maySee(one));
   if (!view) {
@@ -144,12 +152,11 @@ async function open() {
   }
   before?.leave();
   state.menu = false;
-  const module = await import(`./views/${view.name}.js`);
-  state.page = new Page(place, view, module);
+  state.page = new Page(place, view);
   drawShell();
   scrollTo(0, 0);
   if (before) document.getElementById("main")?.focus({preventScroll: true});
-  await state.page.refresh();
+  return state.page.refresh();
 }
 
 function isBusyReading() {
