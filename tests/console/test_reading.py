@@ -88,3 +88,13 @@ def test_the_drawing_of_a_task_says_what_its_signs_mean(
 
     assert "✕" in legend
     assert "failed" in legend
+
+
+def test_the_links_of_a_schedule_lead_to_filters_that_their_views_know(
+        chromium: Chromium, console: Console) -> None:
+    for words, view in (("what is owed to its owner", "inbox"), ("those of its owner", "tasks"),
+                        ("those that the scheduler created", "tasks")):
+        console.visit("schedules/nightly-report")
+        console.page.get_by_role("link", name=words).click()
+        console.await_view(view)
+        assert console.page.locator("#filter-problem").count() == 0, words

@@ -190,14 +190,15 @@ function showOne({one, order}, page) {
 }
 
 function showFacts(one, order, page) {
-  const list = (view, {id}, text) => h("a", {href: link([view], {q: writeWord("owner", id)})}, text);
+  const list = (view, word, {kind, id}, text) =>
+    h("a", {href: link([view], {q: writeWord(word, `${kind}:${id}`)})}, text);
   return facts([["Next run", when(one.next_run_at, page.now())], ["Then", sayThen(one)],
     ["Late since", one.late_since && when(one.late_since, page.now())],
     ["Owner", who(one.owner)], ["Scheduler", nameScheduler(one, page)],
     ["Order", order?.task_id && h("a", {href: link(["task", order.task_id])}, `task ${endOf(order.task_id)}`)],
     ["Created", order && when(order.created_at, page.now())],
     ["Receipt", h("span", {class: "code"}, one.created_receipt_id)],
-    ["Tasks", h("span", null, list("tasks", one.scheduler, "those that the scheduler created"), " · ",
-      list("tasks", one.owner, "those of its owner"))],
-    ["Owed", page.may("list_obligations") && list("inbox", one.owner, "what is owed to its owner")]]);
+    ["Tasks", h("span", null, list("tasks", "owner", one.scheduler, "those that the scheduler created"), " · ",
+      list("tasks", "owner", one.owner, "those of its owner"))],
+    ["Owed", page.may("list_obligations") && list("inbox", "to", one.owner, "what is owed to its owner")]]);
 }
