@@ -197,3 +197,18 @@ def test_who_signs_in_acts_in_nobody_elses_name(
     console.sign_in(TOKEN)
 
     assert console.page.locator("button.you").inner_text() == "admin"
+
+
+def test_the_sessions_of_one_tenant_are_only_its_own(
+        chromium: Chromium, open_console: OpenConsole, guarded_gate: Filled) -> None:
+    console = open_console(guarded_gate)
+    mine = {"client_id": "c", "principal_kind": "human", "principal_id": "a", "begun_at": "2026-01-01T00:00:00Z",
+            "ends_at": "2099-01-01T00:00:00Z"}
+    sessions = [{**mine, "session_id": tenant, "tenant": tenant, "client_name": f"program of {name}"}
+                for tenant, name in ((OTHER_TENANT, "them"), ("another", "us"))]
+    console.page.route("**/v1/sessions?*", lambda route: route.fulfill(json={"sessions": sessions}))
+
+    console.visit(f"admin?tab=sessions&tenant={OTHER_TENANT}")
+
+    console.page.get_by_text("program of them").wait_for()
+    assert "program of us" not in console.text()

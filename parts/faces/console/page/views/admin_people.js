@@ -1,5 +1,6 @@
 // People who may sign in, and the sessions of programs that act for them.
 
+import {callAll} from "../api.js";
 import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {badge, say, who} from "../parts.js";
@@ -11,7 +12,7 @@ const TONES = {active: "ok", invited: "note", disabled: "error"};
 
 /** Read the people. */
 export function load(page) {
-  return page.call("list_users", {limit: 200, tenant: page.params.tenant});
+  return callAll(page, "list_users", "users", {tenant: page.params.tenant});
 }
 
 function columnsOf(page) {
@@ -25,7 +26,7 @@ function columnsOf(page) {
 }
 
 /** Show the people. */
-export function show({users}, page) {
+export function show({rows: users, more}, page) {
   const columns = columnsOf(page);
   const actions = {name: "actions", title: "", show: (user) => h("span", {class: "actions"},
     h("button", {onclick: () => disable(page, user)}, user.state === "disabled" ? "Enable" : "Disable"),
@@ -35,7 +36,12 @@ export function show({users}, page) {
       page.may("invite_user") && h("button", {class: "first", onclick: () => invite(page)}, "Invite …"),
       exportMenu("people", columns, users), copyMenu("list_users", {limit: 200})),
     table(page, {name: "people", columns: page.may("change_user") ? [...columns, actions] : columns, rows: users,
-      key: (one) => one.user_id, empty: "Nobody has signed in, and nobody is invited. Keys need no person."})];
+      key: (one) => one.user_id, empty: "Nobody has signed in, and nobody is invited. Keys need no person."}),
+    more && sayFirst(users)];
+}
+
+function sayFirst(rows) {
+  return h("p", {class: "quiet"}, `These are the first ${rows.length}; there are more.`);
 }
 
 function invite(page) {
@@ -61,18 +67,20 @@ function signOut(page, user) {
   return askForm(`Sign out ${user.email || user.principal_id} everywhere`, {
     says: "All sessions of programs that act for this person end.", button: "Sign out", danger: true,
     run: async () => {
-      const {sessions} = await page.act("sign_out_everywhere", {user_id: user.user_id});
-      note(`${sessions ?? "All"} sessions ended`);
+      const {sessions_ended: ended} = await page.act("sign_out_everywhere", {user_id: user.user_id});
+      note(`${ended} ${ended === 1 ? "session" : "sessions"} ended`);
     }});
 }
 
 /** Read the sessions. */
 export function loadSessions(page) {
-  return page.call("list_sessions", {limit: 200});
+  return callAll(page, "list_sessions", "sessions");
 }
 
-/** Show the sessions. */
-export function showSessions({sessions}, page) {
+/** Show the sessions, of one tenant if the address names it: the gate lists an operator those of all. */
+export function showSessions({rows, more}, page) {
+  const {tenant} = page.params;
+  const sessions = tenant ? rows.filter((one) => one.tenant === tenant) : rows;
   const now = page.now();
   const columns = [
     {name: "client_name", title: "Program", grow: true, show: (one) => say(one.client_name ?? one.client_id)},
@@ -87,7 +95,8 @@ export function showSessions({sessions}, page) {
     h("div", {class: "actions end"},
       exportMenu("sessions", columns, sessions), copyMenu("list_sessions", {limit: 200})),
     table(page, {name: "sessions", columns: page.may("end_session") ? [...columns, actions] : columns, rows: sessions,
-      key: (one) => one.session_id, empty: "No program has a session."})];
+      key: (one) => one.session_id, empty: "No program has a session."}),
+    more && sayFirst(rows)];
 }
 
 async function end(page, one) {
