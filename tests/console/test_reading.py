@@ -98,3 +98,15 @@ def test_the_links_of_a_schedule_lead_to_filters_that_their_views_know(
         console.page.get_by_role("link", name=words).click()
         console.await_view(view)
         assert console.page.locator("#filter-problem").count() == 0, words
+
+
+def test_what_needs_a_look_is_not_nothing_while_the_gate_has_not_said_so(chromium: Chromium, console: Console) -> None:
+    console.page.route("**/v1/receipts?*", lambda route: route.fulfill(
+        status=503, json={"error": "unavailable", "message": "the database is away"}))
+
+    console.visit("inbox?q=type:page.summarise")      # a type that nobody has: no queue needs a look
+
+    look = console.page.get_by_role("region", name="Needs a look")
+    look.get_by_text("the database is away").wait_for()
+    assert "Nothing" not in look.inner_text()
+    assert console.page.locator(".tile", has_text="need a look").inner_text().split()[0] == "–"

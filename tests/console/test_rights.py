@@ -199,6 +199,18 @@ def test_who_signs_in_acts_in_nobody_elses_name(
     assert console.page.locator("button.you").inner_text() == "admin"
 
 
+@pytest.mark.parametrize("role", ["agent", "worker"])
+def test_who_sees_only_their_own_is_told_nothing_of_everybody(
+        role: str, chromium: Chromium, open_console: OpenConsole, guarded_gate: Filled) -> None:
+    console = open_console(guarded_gate, guarded_gate.issue(role, principal_kind=role, principal_id="newcomer"))
+    console.visit("inbox")
+
+    console.page.get_by_text("Nothing is owed to newcomer.").wait_for()
+    console.page.get_by_text("Nothing of yours: no anomaly").wait_for()
+    assert "owed in all" not in console.text()
+    assert "anybody" not in console.text()
+
+
 def test_the_sessions_of_one_tenant_are_only_its_own(
         chromium: Chromium, open_console: OpenConsole, guarded_gate: Filled) -> None:
     console = open_console(guarded_gate)

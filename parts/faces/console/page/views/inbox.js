@@ -296,7 +296,7 @@ function showTiles(page, rows) {
   const held = readQueues(page);
   const count = held && held.queues.reduce((sum, one) => sum + one.held, 0);
   return h("div", {class: "tiles", key: "tiles"},
-    tile(`${rows.length}${pages && !pages.done ? "+" : ""}`, page.params.q ? "owed, as filtered" : "owed in all"),
+    tile(`${rows.length}${pages && !pages.done ? "+" : ""}`, page.params.q ? "owed, as filtered" : sayWhose(page)),
     tile(age === null ? "–" : sayLength(age), "the oldest", {tone: age > 3600 ? "warning" : ""}),
     owed && tile(`${owed.obligations.length}${owed.next_cursor ? "+" : ""}`, `owed to ${mine.id}`,
       {href: link(["inbox"], {q: withWord("", "to", nameOf(mine))})}),
@@ -306,6 +306,11 @@ function showTiles(page, rows) {
 }
 
 function showPeople(page, q, {to}) {
+// Whoever sees only what is owed to one principal cannot tell what is owed to others.
+function sayWhose(page) {
+  return page.may("list_obligations") ? "owed in all" : me() ? `owed to ${me().id}` : "owed";
+}
+
   const {people = [], whole} = page.local;
   if (!page.may("list_obligations") || (!people.length && !to)) return null;
   const named = to ? nameOf(to) : null;
@@ -396,8 +401,9 @@ function sayEmpty(page, to, type) {
   if (!page.may("list_obligations") && !me()) {
     return "This credential is nobody's own. Say in whose name you look: the button on the top right.";
   }
-  return to || type ? ["Nothing is owed that fits this filter. ", suggestType(page, type)]
-    : "Nothing is owed to anybody. Whoever creates a task is owed its outcome.";
+  if (to || type) return ["Nothing is owed that fits this filter. ", suggestType(page, type)];
+  const whom = page.may("list_obligations") ? "anybody" : me().id;
+  return `Nothing is owed to ${whom}. Whoever creates a task is owed its outcome.`;
 }
 
 function suggestType(page, type) {

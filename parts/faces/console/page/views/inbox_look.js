@@ -97,7 +97,8 @@ function collect(page, {values, me, known, about, queues, pauses}) {
     .map((one) => ({...one, mine: isMine(one)}))
     .filter((one) => fits(one, values, about, page)).sort(compare)
     .filter((one, at) => at >= LOOKED_UP || !isOver(one, about, page));
-  return {problem: receipts.problem, entries};
+  const unread = page.may("list_receipts") && !receipts.value;
+  return {problem: receipts.problem, unread, entries};
 }
 
 function compare(one, other) {
@@ -163,19 +164,25 @@ function isOver({task_id: id}, about, page) {
 
 /** Show what needs a look. */
 export function look(page, context) {
-  const {problem, entries} = page.local.looked = collect(page, context);
+  const {problem, unread, entries} = page.local.looked = collect(page, context);
   const all = page.params.look === "all";
   const shown = all ? entries : entries.slice(0, FEW);
   return section("Needs a look", {id: "look"}, problem && h("p", {class: "problem"}, problem.message),
     entries.length ? h("ol", {class: "cases"}, shown.map((one) => showEntry(page, one, context)))
-      : h("p", {class: "empty"}, "Nothing: no anomaly, no hold, no escalation, and no lost lease in 24 hours."),
+      : !problem && h("p", {class: "empty"}, unread ? "Loading …" : sayNothing()),
     entries.length > FEW && h("button", {onclick: () => page.go({look: all ? null : "all"})},
       all ? "Show fewer" : `Show all ${entries.length}`));
 }
 
+function sayNothing() {
+  const whose = session.you.role === "admin" ? "Nothing" : "Nothing of yours";
+  return `${whose}: no anomaly, no hold, no escalation, and no lost lease in 24 hours.`;
+}
+
 /** Show how much needs a look; it leads there. */
 look.tile = (page) => {
-  const count = page.local.looked?.entries.length;
+  const {entries, unread} = page.local.looked ?? {unread: true};
+  const count = unread && !entries?.length ? undefined : entries.length;
   return tile(count ?? "–", count === 1 ? "needs a look" : "need a look", {tone: count ? "warning" : "",
     href: count > 0 && link(["inbox"], {...page.params, look: "all"}), onclick: leap});
 };
