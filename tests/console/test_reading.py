@@ -110,3 +110,12 @@ def test_what_needs_a_look_is_not_nothing_while_the_gate_has_not_said_so(chromiu
     look.get_by_text("the database is away").wait_for()
     assert "Nothing" not in look.inner_text()
     assert console.page.locator(".tile", has_text="need a look").inner_text().split()[0] == "–"
+
+
+def test_a_call_with_a_no_is_copied_as_a_command_that_runs(chromium: Chromium, console: Console) -> None:
+    console.visit("tasks")
+
+    copied = console.page.evaluate("""async () => (await import("./share.js")).asCommand("list_tasks",
+        {held: false, type: "ocr.scan"})""")
+
+    assert "--no-held --type ocr.scan" in copied

@@ -46,10 +46,10 @@ export function asCommand(operation, ask = {}) {
 }
 
 function writeOption(name, value) {
-  const option = `--${name.replaceAll("_", "-")}`;
-  if (value === true) return option;
+  const option = name.replaceAll("_", "-");
+  if (typeof value === "boolean") return value ? `--${option}` : `--no-${option}`;
   const text = typeof value === "object" && !(value instanceof Exact) ? writeJson(value) : String(value);
-  return `${option} ${quoteShell(text)}`;
+  return `--${option} ${quoteShell(text)}`;
 }
 
 /** Return a call as Python with the client of this package. */
