@@ -119,3 +119,13 @@ def test_a_call_with_a_no_is_copied_as_a_command_that_runs(chromium: Chromium, c
         {held: false, type: "ocr.scan"})""")
 
     assert "--no-held --type ocr.scan" in copied
+
+
+def test_the_last_attempts_say_how_far_back_they_go(chromium: Chromium, console: Console, gate_to_read: Filled) -> None:
+    tasks = gate_to_read.call("list_tasks", limit=1)["tasks"] * 100
+    console.page.route("**/v1/tasks?*", lambda route: route.fulfill(json={"tasks": tasks}))
+    console.page.route("**/v1/receipts?*", lambda route: route.fulfill(json={"receipts": []}))
+
+    console.visit("workers")
+
+    console.page.get_by_text("No lease was granted since the newest 100 tasks were created").wait_for()

@@ -54,10 +54,11 @@ async function readNewestAttempts(page) {
   try {
     const {tasks} = await page.call("list_tasks", {limit: 100});
     const known = new Map(tasks.map((task) => [task.task_id, task]));
-    const since = tasks.length < 100 ? {} : {since_receipt_id: tasks.at(-1).obligation_receipt_id};
+    const oldest = tasks.length < 100 ? null : tasks.at(-1);
+    const since = oldest && {since_receipt_id: oldest.obligation_receipt_id};
     const {rows, more} = await callAll(page, "list_receipts", "receipts", {receipt_type: "task.accepted", ...since});
-    return {more, found: rows.reverse().map((one) => ({id: one.receipt_id, by: one.from, at: one.created_at,
-      fence: one.body.fence, task_id: one.task_id, task: known.get(one.task_id)}))};
+    return {more, since: oldest?.created_at, found: rows.reverse().map((one) => ({id: one.receipt_id, by: one.from,
+      at: one.created_at, fence: one.body.fence, task_id: one.task_id, task: known.get(one.task_id)}))};
   } catch (problem) {
     if (problem.status === undefined || problem.status === 401) throw problem;
     return {found: [], problem: problem.message};
@@ -164,12 +165,18 @@ const attemptColumns = (page, alone) => [
   {name: "status", title: "The task is now", whole: true, show: ({task, fence}) => task
     ? [taskBadge(task), task.fence > fence && h("span", {class: "quiet"}, " by a later attempt")] : "–"}];
 
-function showAttempts({found, more, problem}, page, {alone = false} = {}) {
+// Where many tasks are created, that is not long.
+function sayNone(since, page) {
+  return since ? ["No lease was granted since the newest 100 tasks were created, the first of them ",
+    when(since, page.now()), "."] : "No lease was granted.";
+}
+
+function showAttempts({found, more, since, problem}, page, {alone = false} = {}) {
   const caption = h("span", {class: "off-screen"}, "Last attempts, newest first");
   return section("Last attempts", {}, problem && h("p", {class: "problem"}, problem),
     more && h("p", {class: "quiet"}, "There are newer ones than the page has read."),
     table(page, {name: "attempts", caption, columns: attemptColumns(page, alone), rows: found.slice(0, SHOWN_ATTEMPTS),
-      key: ({id}) => id, open: ({task_id: id}) => link(["task", id]), empty: "No lease was granted lately."}));
+      key: ({id}) => id, open: ({task_id: id}) => link(["task", id]), empty: problem ? "" : sayNone(since, page)}));
 }
 
 // One worker.
