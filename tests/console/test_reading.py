@@ -121,6 +121,18 @@ def test_a_call_with_a_no_is_copied_as_a_command_that_runs(chromium: Chromium, c
     assert "--no-held --type ocr.scan" in copied
 
 
+def test_an_export_says_that_the_page_has_not_read_all(chromium: Chromium, console: Console) -> None:
+    console.page.route("**/v1/tasks?*", lambda route: route.fulfill(json={
+        **route.fetch().json(), "next_cursor": "more"}))
+
+    console.visit("tasks")
+    console.page.locator("summary", has_text="Export").first.click()
+
+    rows = console.page.locator("#main .list-end").inner_text().split()[0]
+    item = console.page.get_by_role("menuitem", name="CSV").first
+    assert item.inner_text() == f"CSV: only the {rows} rows read so far"
+
+
 def test_the_last_attempts_say_how_far_back_they_go(chromium: Chromium, console: Console, gate_to_read: Filled) -> None:
     tasks = gate_to_read.call("list_tasks", limit=1)["tasks"] * 100
     console.page.route("**/v1/tasks?*", lambda route: route.fulfill(json={"tasks": tasks}))

@@ -72,12 +72,13 @@ function moveByKey(event) {
   event.preventDefault();
 }
 
-/** Offer the rows of a table as a file. */
-export function exportMenu(name, columns, rows) {
+/** Offer the rows of a table as a file; `more` says that there are rows that the page has not read. */
+export function exportMenu(name, columns, rows, {more = false} = {}) {
+  const some = more ? `: only the ${rows.length} rows read so far` : "";
   const value = (column, row) => column.value ? column.value(row) : row[column.name];
   const cells = (row) => Object.fromEntries(columns.map((column) => [column.name, value(column, row)]));
   const item = (ending, type, write) => h("button", {role: "menuitem",
-    onclick: () => download(`${name}.${ending}`, type, write())}, ending.toUpperCase());
+    onclick: () => download(`${name}.${ending}`, type, write())}, ending.toUpperCase() + some);
   return menu("Export", [
     item("csv", "text/csv", () => writeCsv(columns.map((one) => one.name), rows.map(cells))),
     item("json", "application/json", () => writeJson(rows, 2))]);

@@ -46,7 +46,7 @@ export function show({keys, next_cursor: more}, page) {
   return [
     h("div", {class: "actions end"},
       page.may("issue_key") && h("button", {class: "first", onclick: () => issue(page)}, "Issue a key …"),
-      exportMenu("keys", columns, keys), copyMenu("list_keys", ask(page))),
+      exportMenu("keys", columns, keys, {more: Boolean(more)}), copyMenu("list_keys", ask(page))),
     table(page, {name: "keys", columns: changes ? [...columns, actions] : columns, rows: keys,
       key: (one) => one.key_id, empty: "There is no issued key."}),
     more && h("p", {class: "quiet"}, "These are the first 200: ",

@@ -34,7 +34,7 @@ export function show({rows: users, more}, page) {
   return [
     h("div", {class: "actions end"},
       page.may("invite_user") && h("button", {class: "first", onclick: () => invite(page)}, "Invite …"),
-      exportMenu("people", columns, users), copyMenu("list_users", {limit: 200})),
+      exportMenu("people", columns, users, {more}), copyMenu("list_users", {limit: 200})),
     table(page, {name: "people", columns: page.may("change_user") ? [...columns, actions] : columns, rows: users,
       key: (one) => one.user_id, empty: "Nobody has signed in, and nobody is invited. Keys need no person."}),
     more && sayFirst(users)];
@@ -93,7 +93,7 @@ export function showSessions({rows, more}, page) {
     show: (one) => !one.ended_at && h("button", {class: "danger", onclick: () => end(page, one)}, "End")};
   return [
     h("div", {class: "actions end"},
-      exportMenu("sessions", columns, sessions), copyMenu("list_sessions", {limit: 200})),
+      exportMenu("sessions", columns, sessions, {more}), copyMenu("list_sessions", {limit: 200})),
     table(page, {name: "sessions", columns: page.may("end_session") ? [...columns, actions] : columns, rows: sessions,
       key: (one) => one.session_id, empty: "No program has a session."}),
     more && sayFirst(rows)];

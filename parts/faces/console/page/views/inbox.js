@@ -261,7 +261,8 @@ export function show({values, problems}, page) {
   const hint = `${page.may("list_obligations") ? "to:ada " : ""}type:ocr* age:>1h`;
   return [
     h("div", {class: "head", key: "head"}, h("h1", null, "Inbox"),
-      h("div", {class: "actions"}, exportMenu("owed", exported, rows), copyMenu(...callShown(page, values)))),
+      h("div", {class: "actions"}, exportMenu("owed", exported, rows, {more: local.pages && !local.pages.done}),
+        copyMenu(...callShown(page, values)))),
     showTiles(page, rows),
     h("div", {class: "stack", key: "filter"}, searchField(page, {hint, problems}),
       showPeople(page, q, values), typeChips(page, q, type, keepTypes(local, queues)),
@@ -305,12 +306,12 @@ function showTiles(page, rows) {
     look.tile(page));
 }
 
-function showPeople(page, q, {to}) {
 // Whoever sees only what is owed to one principal cannot tell what is owed to others.
 function sayWhose(page) {
   return page.may("list_obligations") ? "owed in all" : me() ? `owed to ${me().id}` : "owed";
 }
 
+function showPeople(page, q, {to}) {
   const {people = [], whole} = page.local;
   if (!page.may("list_obligations") || (!people.length && !to)) return null;
   const named = to ? nameOf(to) : null;

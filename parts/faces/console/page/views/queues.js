@@ -127,7 +127,7 @@ function showQueues({rows, more, pauses}, page) {
   return [
     h("div", {class: "head"}, h("h1", null, "Queues"),
       h("div", {class: "actions"}, page.may("pause_work") && h("button", {onclick: () => askPause(page)}, "Pause …"),
-        exportMenu("queues", exported, queues), copyMenu("list_queues", {limit: 200}))),
+        exportMenu("queues", exported, queues, {more}), copyMenu("list_queues", {limit: 200}))),
     searchField(page, {hint: "type:ocr* needs:gpu is:stuck", problems}),
     warnOfStuck(queues.filter((queue) => isStuck(queue, pauses))),
     h("div", {class: "tiles"}, tile(sum("claimable"), "waiting", {href: linkTasks(values, "status:queued")}),

@@ -94,7 +94,7 @@ function showAll({rows, more}, page) {
   const states = STATES.filter((state) => count(state) || ["late", "planned"].includes(state));
   return [
     h("div", {class: "head"}, h("h1", null, "Schedules"), h("div", {class: "actions"},
-      exportMenu("schedules", shown, schedules), copyMenu("list_schedules", {limit: 200}))),
+      exportMenu("schedules", shown, schedules, {more}), copyMenu("list_schedules", {limit: 200}))),
     searchField(page, {hint: "owner:ada is:late", problems}),
     h("div", {class: "tiles"}, states.map((state) => tile(count(state), state, {
       href: link(["schedules"], {q: withWord(q, "is", state)}),

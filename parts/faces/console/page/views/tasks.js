@@ -133,7 +133,8 @@ export function show({values, problems, queues, pauses, pages, types, ends}, pag
   return [
     h("div", {class: "head", key: "head"}, h("h1", null, "Tasks"), h("div", {class: "actions"},
       mayBulk(page) && !problems.length && allMenu(page, values),
-      exportMenu("tasks", [...columns, ...more], rows), copyMenu("list_tasks", {...values, limit: PAGE}))),
+      exportMenu("tasks", [...columns, ...more], rows, {more: pages && !pages.done}),
+      copyMenu("list_tasks", {...values, limit: PAGE}))),
     queues && showCounts(queues, values),
     h("div", {class: "stack", key: "filter"}, searchField(page, {problems,
       says: `${WORDS} summary:, or the beginning or the end of an id`,

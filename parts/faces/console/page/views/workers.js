@@ -137,7 +137,8 @@ function showWorkers({rows, more, pauses, attempts}, page) {
   const shown = columns(page);
   return [
     h("div", {class: "head"}, h("h1", null, "Workers"),
-      h("div", {class: "actions"}, exportMenu("workers", shown, workers), copyMenu("list_workers", {limit: 200}))),
+      h("div", {class: "actions"}, exportMenu("workers", shown, workers, {more}),
+        copyMenu("list_workers", {limit: 200}))),
     searchField(page, {hint: "type:ocr can:gpu is:silent", problems}),
     h("div", {class: "tiles"}, STATES.map((state) => tile(count(state), state, {
       href: link(["workers"], {q: withWord(q, "is", state)}),
