@@ -113,3 +113,18 @@ def test_what_is_done_in_a_dialog_is_done_by_keyboard(chromium: Chromium, open_c
     console.page.locator("#main").get_by_text("the typist says so").wait_for()
 
     assert "the typist says so" in {one["reason"] for one in gate_to_change.call("list_pauses")["pauses"]}
+
+
+def test_who_ends_the_task_of_a_row_goes_on_with_the_next_row(
+        chromium: Chromium, open_console: OpenConsole, gate_to_change: Filled) -> None:
+    console = open_console(gate_to_change)
+    console.visit("tasks?q=type:data.check status:queued")
+    console.page.locator("#main tr[data-row]").nth(2).wait_for()
+    following = console.page.locator(".row-link").nth(1).get_attribute("href")
+    console.page.evaluate("""async () => (await import("./api.js")).keepActor({kind: "human", id: "grace"})""")
+
+    console.page.get_by_role("button", name="Cancel data.check").first.focus()
+    console.press("Enter", "Enter")
+    console.page.locator("#main tr[data-row]").nth(2).wait_for(state="detached")
+
+    assert console.page.evaluate("() => document.activeElement.getAttribute('href')") == following

@@ -68,10 +68,18 @@ function patchChildren(parent, known, wanted) {
     patch(match, one);
     return one.node;
   });
-  for (const one of known) if (!kept.has(one)) one.node.remove();
+  for (const one of known) if (!kept.has(one)) remove(one.node);
   nodes.forEach((node, at) => {
     if (parent.childNodes[at] !== node) parent.insertBefore(node, parent.childNodes[at] ?? null);
   });
+}
+
+// Who has ended a row's task by keyboard goes on with the row that comes next, and not at the top of the page.
+function remove(node) {
+  const next = node.dataset?.row === "" && node.contains(document.activeElement)
+    && (node.nextElementSibling ?? node.previousElementSibling);
+  node.remove();
+  if (next) next.querySelector("a, button")?.focus({preventScroll: true});
 }
 
 function patchAttributes(node, known, wanted) {
