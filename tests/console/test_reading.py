@@ -141,3 +141,19 @@ def test_the_last_attempts_say_how_far_back_they_go(chromium: Chromium, console:
     console.visit("workers")
 
     console.page.get_by_text("No lease was granted since the newest 100 tasks were created").wait_for()
+
+
+def test_what_is_on_hold_is_counted_in_all_queues_of_many(
+        chromium: Chromium, open_console: OpenConsole, gate_to_change: Filled) -> None:
+    for number in range(205):       # before the queue with the held task; a page of queues has 200
+        gate_to_change.call("create_task", type=f"aaa.{number:03}", payload=None, agent_id="ada")
+    console = open_console(gate_to_change)
+
+    for view in ("inbox", "tasks"):
+        console.visit(view)
+        tile = console.page.locator("a.tile", has_text="on hold")
+        tile.wait_for()
+        assert tile.locator("strong").inner_text() == "1"
+    console.visit("inbox?look=all")
+    console.page.get_by_role("region", name="Needs a look").get_by_text("on hold", exact=True).first.wait_for()
+    assert console.faults() == []

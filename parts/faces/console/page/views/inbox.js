@@ -1,6 +1,6 @@
 // Inbox: what is owed to whom, oldest first, why the oldest waits, what waits for me, and what needs a look.
 
-import {session} from "../api.js";
+import {callAll, session} from "../api.js";
 import {keepTypes, stopType, typeChips} from "../bulk.js";
 import {askForm, note, openDialog} from "../dialogs.js";
 import {h} from "../dom.js";
@@ -233,7 +233,7 @@ async function readSpan(page, missing, span) {
 }
 
 function readQueues(page) {
-  const read = () => page.call("list_queues", {limit: 200});
+  const read = () => callAll(page, "list_queues", "queues");
   return page.may("list_queues") ? known(page, "queues", read, CALM_MS, 30000).value : null;
 }
 
@@ -253,7 +253,7 @@ export function show({values, problems}, page) {
   const local = page.local;
   const {type} = values;
   const rows = rowsOf(local, values);
-  const queues = readQueues(page)?.queues;
+  const queues = readQueues(page)?.rows;
   const pauses = readPauses(page);
   const looked = look(page, {values, me: me(), known, about, act, deeds: taskDeeds, queues, pauses});
   const q = page.params.q ?? "";
@@ -295,13 +295,13 @@ function showTiles(page, rows) {
   const owed = mine && page.may("list_obligations")
     && known(page, "mine", () => page.call("list_obligations", {...callOf(mine), limit: PAGE})).value;
   const held = readQueues(page);
-  const count = held && held.queues.reduce((sum, one) => sum + one.held, 0);
+  const count = held && held.rows.reduce((sum, one) => sum + one.held, 0);
   return h("div", {class: "tiles", key: "tiles"},
     tile(`${rows.length}${pages && !pages.done ? "+" : ""}`, page.params.q ? "owed, as filtered" : sayWhose(page)),
     tile(age === null ? "–" : sayLength(age), "the oldest", {tone: age > 3600 ? "warning" : ""}),
     owed && tile(`${owed.obligations.length}${owed.next_cursor ? "+" : ""}`, `owed to ${mine.id}`,
       {href: link(["inbox"], {q: withWord("", "to", nameOf(mine))})}),
-    held && tile(count, page.params.q ? "on hold in all" : "on hold",
+    held && tile(`${count}${held.more ? "+" : ""}`, page.params.q ? "on hold in all" : "on hold",
       {href: link(["tasks"], {q: "held:yes"}), tone: count ? "warning" : ""}),
     look.tile(page));
 }

@@ -1,5 +1,6 @@
 // Tasks: live counts, a text filter, a list of any length, and what is done to one task, to some, or to all of them.
 
+import {callAll} from "../api.js";
 import {bulkItems, keepTypes, mayBulk, showUnended, stopType, typeChips} from "../bulk.js";
 import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
@@ -61,11 +62,11 @@ export async function load(page) {
   const same = problems.length || local.q === q;
   const pages = same ? local.pages : new Pages(reader(page), (row) => row.task_id, true);
   const [queues, pauses] = await Promise.all([
-    page.may("list_queues") ? page.call("list_queues", {limit: 200, type: values.type}) : null,
+    page.may("list_queues") ? callAll(page, "list_queues", "queues", {type: values.type}) : null,
     values.type && page.may("list_pauses") ? page.call("list_pauses") : null,
     !problems.length && pages.look(values, same ? local["table tasks"] : {})]);
   if (!same) Object.assign(local, {q, pages, picked: new Set()});     // what was shown stays until the new rows come
-  const types = keepTypes(local, queues?.queues, values.type);
+  const types = keepTypes(local, queues?.rows, values.type);
   return {values, problems, queues, pauses: pauses?.pauses ?? [], pages, types, ends};
 }
 
@@ -147,8 +148,8 @@ export function show({values, problems, queues, pauses, pages, types, ends}, pag
       showPicked(page, rows), showRows(page, pages, q, ends)]];
 }
 
-function showCounts({queues, next_cursor: next}, {type}) {
-  const sum = (read) => `${queues.reduce((total, queue) => total + read(queue), 0)}${next ? "+" : ""}`;
+function showCounts({rows, more}, {type}) {
+  const sum = (read) => `${rows.reduce((total, queue) => total + read(queue), 0)}${more ? "+" : ""}`;
   const word = type ? `${withWord("", "type", type)} ` : "";
   const to = (rest) => ({href: link(["tasks"], {q: word + rest})});
   const held = sum((one) => one.held);
