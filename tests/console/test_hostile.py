@@ -92,3 +92,12 @@ def test_an_exported_table_gives_a_spreadsheet_no_formula(
     types = [queue["type"] for queue in json.loads((tmp_path / "JSON").read_text())]
     assert HOSTILE["formula"] in types
     assert len(rows) == len(types) + 1
+
+
+@pytest.mark.parametrize("view", ["tasks", "inbox"])
+def test_a_type_of_one_long_word_fits_where_it_can_be_stopped(
+        view: str, chromium: Chromium, console: Console) -> None:
+    console.visit(f"{view}?q=type:{HOSTILE['word']}", width=390)
+
+    console.page.locator(".stop-type").wait_for()
+    assert console.faults() == []
