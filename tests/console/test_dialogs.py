@@ -99,3 +99,13 @@ def test_a_dialog_on_a_dialog_has_its_own_name(chromium: Chromium, console: Cons
     console.page.get_by_role("button", name="Cancel the task").click()
 
     console.page.get_by_role("dialog", name="In whose name?").wait_for()
+
+
+def test_no_button_that_ends_tasks_is_called_as_that_which_ends_nothing(chromium: Chromium, console: Console) -> None:
+    console.visit("tasks?q=type:data.check")
+
+    console.page.get_by_role("button", name="Cancel data.check").first.click()
+
+    dialog = console.page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Cancel it").wait_for()
+    assert dialog.get_by_role("button", name="Cancel", exact=True).count() == 0

@@ -270,7 +270,7 @@ function doTo(page, name, tasks) {
   const what = alone ? summary || type : `${tasks.length} tasks`;
   return askForm(`${title}: ${what}`, {
     says: alone ? `Task ${endOf(id)}. ${says}` : says.replace(/^It ends/, "Each ends").replace(/^It is/, "Each is"),
-    button: title, danger,
+    button: name === "cancel_task" ? `Cancel ${alone ? "it" : "them"}` : title, danger,    // Cancel alone means Back
     fields: name === "cancel_task" ? [{name: "reason", label: "Why", hint: "Its owner is told"}] : [],
     run: async ({reason}) => {
       const refused = [];
