@@ -22,7 +22,7 @@ from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings
-from asyncgate.parts.model.stored import Archived, Receipt
+from asyncgate.parts.model.stored import Archived, Receipt, SealHead
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts import archive
 
@@ -426,7 +426,7 @@ async def test_what_changed_while_its_segment_was_written_stays(
         gate: Gate, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer = await gate.finished()
     gate.skip(31 * DAY)
-    ages = archive.Ages.of(gate.engine.settings, gate.now(), "f")
+    ages = archive.Ages.of(gate.engine.settings, gate.now(), SealHead(last_id="f"))
     [chain] = [one async for one in archive.old_chains(gate.engine, gate.tenant_id, ages)]
     await gate.as_agent().ack_receipt(receipt_id=offer.obligation_receipt_id)
 
@@ -440,7 +440,7 @@ async def test_a_crash_behind_the_segment_loses_nothing_and_the_next_run_finishe
         gate: Gate, folder: Path) -> None:
     await gate.finished()
     gate.skip(31 * DAY)
-    ages = archive.Ages.of(gate.engine.settings, gate.now(), "f")
+    ages = archive.Ages.of(gate.engine.settings, gate.now(), SealHead(last_id="f"))
     [chain] = [one async for one in archive.old_chains(gate.engine, gate.tenant_id, ages)]
     rows = [one for _, one in sorted(chain.receipts.items())]
     name = archive.write_segment(folder, gate.tenant_id, rows)      # the process dies here

@@ -52,7 +52,14 @@ from asyncgate.parts.model.stored_oauth import Grant, Revocation
 from asyncgate.parts.model.wire import Ask, CancelTask, ReleaseLease
 from asyncgate.parts.privacy.rules import ERASE_RULES, OF_OPERATOR, WITH_TASK, judge
 from asyncgate.parts.privacy.whom import Whom
-from asyncgate.parts.receipts.archive import archive_folder, read_segment, slices_of, write_chain_back
+from asyncgate.parts.receipts.archive import (
+    archive_folder,
+    list_files,
+    read_left_over,
+    read_segment,
+    slices_of,
+    write_chain_back,
+)
 from asyncgate.parts.receipts.seals import entry_digest, receipt_digest
 
 T = TypeVar("T")
@@ -282,7 +289,10 @@ class Eraser:
             await self.delete_files(left)
 
     async def find_segments(self) -> dict[str, list[Archived]]:
-        """Return the segments that have anything to erase, with their pointers."""
+        """Return the segments that have anything to erase, with their pointers.
+
+        Files to which nothing points have it, too: of receipts that were restored, or of a run that was interrupted.
+        """
         named: defaultdict[str, list[Archived]] = defaultdict(list)
         async for one in read_rows(self.engine, self.tenant_id, Archived):
             named[one.segment].append(one)
@@ -292,7 +302,17 @@ class Eraser:
             rows = await asyncio.to_thread(read_segment, str(path), path.stat().st_mtime)
             if any(judge(self.whom, row, self.owned) != row for row in rows if row is not None):
                 found[segment] = pointers
-        return found
+        left_over = [name for name in list_files(self.engine.settings, self.tenant_id) if name not in named]
+        return found | {segment: [] for segment in left_over if await self.must_go(segment)}
+
+    async def must_go(self, segment: str) -> bool:
+        """Whether a file to which nothing points has anything to erase; one of another database is not ours."""
+        path = archive_folder(self.engine.settings) / segment
+        rows = await asyncio.to_thread(read_left_over, str(path))
+        ours = next((row for row in rows if judge(self.whom, row, self.owned) != row), None)
+        return ours is not None and (
+            await self.engine.backend.receipt(self.tenant_id, ours.receipt_id) is not None
+            or await self.engine.backend.record(self.tenant_id, Archived, ours.receipt_id) is not None)
 
     async def delete_files(self, segments: list[str]) -> None:
         """Delete files of the archive to which nothing points any more."""

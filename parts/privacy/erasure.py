@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any, Literal
 
 import msgspec
@@ -25,6 +26,7 @@ from asyncgate.parts.identity.admin import (
     target_tenant,
     tenant_of,
 )
+from asyncgate.parts.identity.audit import load_head
 from asyncgate.parts.identity.notices import mark_once, read_rows, tell_admins
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.database import FileBackend
@@ -32,7 +34,7 @@ from asyncgate.parts.model.errors import Forbidden, InvalidConfirmation, Invalid
 from asyncgate.parts.model.ids import mark_of
 from asyncgate.parts.model.queries import LeaseFilter, ObligationFilter, Rows, TaskFilter
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import TABLES, Erasure
+from asyncgate.parts.model.stored import TABLES, Erasure, SealHead
 from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Ask, Created, CreateTask, Principal
@@ -55,6 +57,7 @@ from asyncgate.parts.privacy.erasing import (
 )
 from asyncgate.parts.privacy.rules import judge
 from asyncgate.parts.privacy.whom import OURS
+from asyncgate.parts.receipts.archive import note_return
 
 MOST_COUNTED = 1000         # tasks in flight, leases and obligations that a plan counts
 SHORTEST_NAME = 3           # of a person, to be looked for in texts
@@ -321,14 +324,24 @@ def list_afterwards(settings: Settings) -> list[str]:
 
 
 async def keep_erasure(engine: Engine, caller: Caller, tenant_id: str, erasure: Erasure) -> None:
-    """Store the beginning of an erasure; the audit line of an erased tenant names nobody."""
-    def keep(work: Work) -> None:
+    """Store the beginning of an erasure; the audit line of an erased tenant names nobody.
+
+    In the same transaction the head of the seals changes, so that no run of the archive goes on that began before.
+    """
+    context = copy_context()    # the batch is decided in another task, and the audit log needs the client's address
+
+    def load(needs: Needs, by: Caller, ask: Ask) -> None:
+        needs.records |= {(Erasure, (erasure.erasure_id,)), (SealHead, ())}
+        load_head(needs, by, ask)
+
+    def keep(engine: Engine, work: Work, by: Caller, ask: Ask) -> None:
         work.keep_record(erasure)
+        note_return(work)
         if tenant_id == caller.tenant_id:
             scope = "principal" if erasure.principal_kind else "tenant"
-            audit_change(engine, work, "erasure_begun", "critical", caller, erasure_id=erasure.erasure_id, scope=scope,
-                         tenant=erasure.of_tenant)
-    await change_record(engine, caller, tenant_id, Erasure, (erasure.erasure_id,), keep)
+            context.run(audit_change, engine, work, "erasure_begun", "critical", caller, erasure_id=erasure.erasure_id,
+                        scope=scope, tenant=erasure.of_tenant)
+    await engine.write(keep, load, replace(caller, tenant_id=tenant_id), Ask())
 
 
 async def audit_end(engine: Engine, caller: Caller, erasure: Erasure) -> None:

@@ -61,19 +61,20 @@ class ReceiptChain(Struct):
 
 
 class Ages(Struct, frozen=True):
-    """The times after which something is too young to move, and the last sealed receipt."""
+    """The times after which something is too young to move, the last sealed receipt, and how often some came back."""
 
     receipt: float
     ended: float
     pruned: float
     sealed: str
+    imports: int = 0
 
     @classmethod
-    def of(cls, settings: Settings, now: float, sealed: str) -> Ages:
+    def of(cls, settings: Settings, now: float, head: SealHead) -> Ages:
         """Compute the times from the settings."""
         return cls(now - settings.receipt_retention_days * DAY_SECONDS,
                    now - settings.archive.terminal_days * DAY_SECONDS,
-                   now - settings.task_retention_days * DAY_SECONDS, sealed)
+                   now - settings.task_retention_days * DAY_SECONDS, head.last_id, head.imports)
 
 
 class ArchiveTally(Struct):
@@ -113,10 +114,10 @@ async def archive_receipts(engine: Engine, tenant_id: str, most: int, *, urgent:
     An urgent run takes every settled receipt as old enough.
     """
     archive_folder(engine.settings)
+    head = await seal(engine, tenant_id)        # first: an erasure that begins after the next look changes it
     if await is_being_erased(engine, tenant_id):
         return ArchiveTally()       # what the erasure has brought back must not go again
-    head = await seal(engine, tenant_id)
-    ages, done = Ages.of(engine.settings, engine.backend.now(), head.last_id), ArchiveTally()
+    ages, done = Ages.of(engine.settings, engine.backend.now(), head), ArchiveTally()
     if urgent:
         ages = replace(ages, receipt=engine.backend.now(), ended=engine.backend.now())
     waiting: list[ReceiptChain] = []
@@ -125,7 +126,7 @@ async def archive_receipts(engine: Engine, tenant_id: str, most: int, *, urgent:
         if count_receipts(waiting) >= min(RECEIPTS_PER_SEGMENT, most - done.receipts):
             await move_chains(engine, tenant_id, ages, waiting, done)
             waiting = []
-        if done.receipts >= most:
+        if done.more or done.receipts >= most:
             return replace(done, more=True)
     if waiting:
         await move_chains(engine, tenant_id, ages, waiting, done)
@@ -249,7 +250,10 @@ async def has_open_obligation(engine: Engine, tenant_id: str, chain: ReceiptChai
 
 async def move_chains(engine: Engine, tenant_id: str, ages: Ages, chains: list[ReceiptChain],
                       done: ArchiveTally) -> None:
-    """Write chains to a segment, then replace those that are unchanged by pointers."""
+    """Write chains to a segment, then replace those that are unchanged by pointers.
+
+    It stops when receipts have come back or an erasure has begun: what was read may have been erased since.
+    """
     rows = [one for chain in chains for _, one in sorted(chain.receipts.items())]
     name = await asyncio.to_thread(write_segment, archive_folder(engine.settings), tenant_id, rows)
     if isinstance(engine.backend, ArchivingBackend):
@@ -259,8 +263,11 @@ async def move_chains(engine: Engine, tenant_id: str, ages: Ages, chains: list[R
     for at, chain in enumerate(chains, 1):
         batch.append(chain)
         if at == len(chains) or count_receipts(batch) >= RECEIPTS_PER_TRANSACTION:
-            moved += await replace_by_pointers(engine, tenant_id, ages, batch, name, lines)
-            batch = []
+            went = await replace_by_pointers(engine, tenant_id, ages, batch, name, lines)
+            if went is None:
+                done.more = True
+                break
+            moved, batch = moved + went, []
     done.receipts, done.segments = done.receipts + moved, done.segments + bool(moved)
 
 
@@ -290,17 +297,20 @@ def segment_digest(rows: list[Receipt]) -> str:
 
 
 async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains: list[ReceiptChain], segment: str,
-                              lines: dict[str, int]) -> int:
-    """Replace the receipts of unchanged chains by pointers; return how many receipts moved."""
+                              lines: dict[str, int]) -> int | None:
+    """Replace the receipts of unchanged chains by pointers; return how many moved, or None if the run has to stop."""
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
+        needs.records.add((SealHead, ()))
         for chain in chains:
             needs.receipts.update(chain.receipts)
             needs.tasks.update(chain.tasks)
 
-    def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
+    def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int | None:
+        if (work.find_record(SealHead) or START).imports != ages.imports:
+            return None     # an erased receipt still has the digest that it had, so is_unchanged does not see it
         return sum(replace_chain(work, chain, segment, lines) for chain in chains if is_unchanged(work, chain, ages))
 
-    moved: int = await engine.write(go, load, engine.make_own_caller(tenant_id), Ask())
+    moved: int | None = await engine.write(go, load, engine.make_own_caller(tenant_id), Ask())
     return moved
 
 
@@ -375,6 +385,21 @@ async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str])
 # Reading and bringing back.
 
 
+def list_files(settings: Settings, tenant_id: str) -> list[str]:
+    """Return the names of all files that the archive has of a tenant, also of those that were never finished."""
+    if not settings.archive.directory:
+        return []
+    return sorted(f"{tenant_id}/{path.name}" for path in (archive_folder(settings) / tenant_id).glob("*.jsonl*"))
+
+
+def read_left_over(path: str) -> list[Receipt]:
+    """Return the receipts of a file to which nothing points, as far as it can be read."""
+    try:
+        return [line.receipt for line in Reading(path).lines() if line.receipt is not None]
+    except OSError:
+        return []
+
+
 @lru_cache(4)
 def read_segment(path: str, written: float) -> tuple[Receipt | None, ...]:
     """Return the receipts of a segment by line, None for the header; raises ArchiveUnavailable if it is damaged."""
@@ -424,6 +449,12 @@ async def restore_chain(engine: Engine, tenant_id: str, task_id: str) -> tuple[l
     return sorted(tasks), count
 
 
+def note_return(work: Work) -> None:
+    """Note that receipts return, or that an erasure goes on: readers begin again, and no run of the archive goes on."""
+    head = work.find_record(SealHead) or START
+    work.keep_record(replace(head, imports=head.imports + 1))
+
+
 async def count_returns(engine: Engine, tenant_id: str) -> int:
     """Return how often receipts were imported or restored: each time some may stand behind a reader's cursor."""
     head = await engine.backend.record(tenant_id, SealHead) or START
@@ -448,8 +479,7 @@ async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archiv
         for one in back:
             work.drop_record(Archived, one.receipt_id)
         if back:
-            head = work.find_record(SealHead) or START
-            work.keep_record(replace(head, imports=head.imports + 1))
+            note_return(work)
         return len(back)
 
     count: int = await engine.write(write, load, engine.make_own_caller(tenant_id), Ask())

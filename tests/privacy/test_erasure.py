@@ -35,11 +35,12 @@ from asyncgate.parts.model.erased import place_of_row, write_note
 from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.settings import Jwt, SecuritySettings
-from asyncgate.parts.model.stored import Audit, Entry, Erased, Erasure, Event
+from asyncgate.parts.model.stored import Archived, Audit, Entry, Erased, Erasure, Event
+from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.seals import receipt_digest
 from tests.conftest import PATIENCE_SECONDS
 from tests.privacy.conftest import HOME, Opened
-from tests.privacy.marking import ADA, DAY, MARKED, Marks, keep_books, leave_marks, own_task
+from tests.privacy.marking import ADA, DAY, MARKED, Marks, archive_work, keep_books, leave_marks, own_task
 
 pytestmark = pytest.mark.anyio
 AWAY = "00000000-0000-4000-8000-00000000000b"
@@ -188,6 +189,47 @@ async def test_a_call_that_finds_nothing_more_rewrites_the_file_all_the_same(ope
 def count_free_pages(db: sqlite3.Connection) -> int:
     pages: int = db.execute("PRAGMA freelist_count").fetchone()[0]
     return pages
+
+
+async def test_a_file_of_restored_receipts_goes_as_well(opened: Opened, new_url: str, tmp_path: Path) -> None:
+    gate, marks, folder = await opened(), Marks(), tmp_path / "archive"
+    await archive_work(gate, marks)
+    [segment] = segments_in(folder)
+    foreign = segment.with_name("01a20eec-0efc-7a04-b37f-eb2446866ef2-f6cc1676d08a5f63.jsonl.gz")
+    text = gzip.decompress(segment.read_bytes())
+    foreign.write_bytes(gzip.compress(text.replace(b'"receipt_id":"0', b'"receipt_id":"1')))
+    for task_id in {row.task_id for row in await read_all(gate.backend, HOME, Archived)}:
+        await gate.as_admin().restore_archive(task_id=task_id)
+    assert segments_in(folder) == sorted([foreign, segment])
+
+    report = await erase(gate)
+
+    assert report.state == "erased"
+    assert segments_in(folder) == [foreign], "the file of another database is not ours"
+    assert await problems_of(gate, folder) == []
+
+
+async def test_nothing_moves_to_the_archive_that_was_read_before_an_erasure(
+        opened: Opened, new_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, marks, folder = await opened(), Marks(), tmp_path / "archive"
+    await own_task(gate, marks, "completed")
+    gate.skip(40 * DAY)
+    replace_by_pointers = archive.replace_by_pointers
+
+    async def erase_before(*given: Any) -> int | None:
+        monkeypatch.setattr(archive, "replace_by_pointers", replace_by_pointers)
+        assert (await erase(gate)).state == "erased"
+        return await replace_by_pointers(*given)
+    monkeypatch.setattr(archive, "replace_by_pointers", erase_before)
+
+    first = await archive.archive_receipts(gate.engine, gate.tenant_id, 1000)
+    assert (first.receipts, first.more) == (0, True)
+    again = await archive.archive_receipts(gate.engine, gate.tenant_id, 1000)
+
+    assert again.receipts > 0
+    [segment] = segments_in(folder)
+    assert MARKED.findall(gzip.decompress(segment.read_bytes())) == []
+    assert await problems_of(gate, folder) == []
 
 
 class Killed(Exception):
