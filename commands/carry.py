@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from asyncgate import receipt_hash
 from asyncgate.clients.http import Http
+from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.stored import Receipt, Seal
 from asyncgate.parts.process.folders import fsync_folder
 from asyncgate.parts.receipts.files import (
@@ -246,29 +247,41 @@ class FileVerdict(NamedTuple):
     seals: int
     unsealed: int
     problems: list[str]
+    erased: int             # receipts without their content, by their own word: the list is in the gate's database
 
 
 def verify_file(path: str, told: Any = lambda rows: None) -> FileVerdict:
-    """Check a file without a database: its checksum, its chain of seals, each receipt's hash and parents."""
-    held, problems = SealedReading(path), list[str]()
+    """Check a file without a database: its checksum, its chain of seals, each receipt's hash and parents.
+
+    An erased receipt has no content that its hash could match, only the digest that its seal covers.
+    """
+    held, problems, erased = SealedReading(path), list[str](), 0
     for line in held.lines():
         if (one := line.receipt) is None:
             continue
         told(1)
+        if read_note(one.body) is not None:
+            erased += 1
+            continue
         said = receipt_hash(one.receipt_type, one.sender, one.to, one.task_id, one.lease_id, one.schedule_id,
                             one.parents, one.body.encode())
         if said != one.hash:
             problems.append(f"receipt {one.receipt_id} does not match its hash")
-    return FileVerdict(held.header, held.receipts, held.seals, held.chain.unsealed, [*held.problems, *problems])
+    return FileVerdict(held.header, held.receipts, held.seals, held.chain.unsealed, [*held.problems, *problems],
+                       erased)
 
 
 def require_sound(path: str, told: Any) -> FileVerdict:
-    """Check a file; raise an error if it is not sound."""
+    """Check a file; raise an error if it is not sound, or has what no other gate can take."""
     verdict = verify_file(path, told)
     if verdict.problems:
         more = f" (and {len(verdict.problems) - 1} more; `asyncgate receipts verify` names them)" * (
             len(verdict.problems) > 1)
         raise Damaged(f"{path} is damaged, nothing was imported: {verdict.problems[0]}{more}")
+    if verdict.erased:
+        raise Damaged(f"{path} has {verdict.erased} receipts without their content, which was erased, so nothing was "
+                      "imported: what they discharge would be owed again.  `asyncgate copy` moves a gate with the list "
+                      "of what was erased")
     return verdict
 
 

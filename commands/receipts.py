@@ -264,10 +264,12 @@ def verify_file(file: str, as_json: bool) -> None:
     seal = f"{header.seals}:{header.seal_hash}" if header and header.seals else None
     of_tenant = [f"tenant {header.tenant_id}{f': the last seal is {seal}' if seal else ''}"] if header else []
     print_answer(as_json, {"file": file, "sound": not wrong, "problems": verdict.problems, "receipts": verdict.receipts,
-                  "seals": verdict.seals, "unsealed": verdict.unsealed,
+                  "seals": verdict.seals, "unsealed": verdict.unsealed, "erased": verdict.erased,
                   "tenant_id": header.tenant_id if header else None, "last_seal": seal},
         *map(escape_text, verdict.problems), *of_tenant,
         f"{verdict.receipts} receipts, {verdict.seals} seals; {verdict.unsealed} receipts since the last seal",
+        *([f"{verdict.erased} receipts say that they were erased: `asyncgate verify` checks that in the database"]
+          if verdict.erased else []),
         f"{file}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{file}: sound")
     sys.exit(EXIT_BROKEN if wrong else 0)
 

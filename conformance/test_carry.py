@@ -12,6 +12,7 @@ from msgspec.structs import asdict, replace
 from asyncgate import receipt_hash
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.test_seals import checked
+from asyncgate.parts.model.erased import write_note
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.model.wire_receipts import Imported
 from asyncgate.parts.receipts.carry import as_wire
@@ -113,6 +114,8 @@ UNSOUND: dict[str, tuple[str, Callable[[Receipt], Receipt]]] = {
     "a parent twice": ("wrong_hash", lambda one: change(one, parents=(one.parents[0],) * 2)),
     "a parent that is not here": ("parent_missing", lambda one: change(one, parents=("none",))),
     "too many parents": ("parent_missing", lambda one: change(one, parents=tuple(f"{at}" for at in range(11)))),
+    "a body that was erased": ("erased", lambda one: replace(one, body=write_note(
+        one.receipt_id, receipt_digest(one).hex()))),
     "a body that is too large": ("too_large", lambda one: change(one, body=f'"{"x" * 70_000}"')),
     "an id from the future": ("too_young", lambda one: replace(one, receipt_id=f"ffffffff{one.receipt_id[8:]}")),
     "the same fact under another id": ("stated_already", lambda one: replace(

@@ -11,6 +11,7 @@ from msgspec.structs import asdict, replace
 
 from asyncgate import RECEIPT_TYPES, TERMINATES, Caller, Engine, Needs, Work, receipt_hash
 from asyncgate.parts.model.content import parse_json
+from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import ReceiptFilter, Rows
 from asyncgate.parts.model.settings import Settings
@@ -146,6 +147,8 @@ def find_same_statement(work: Work, receipt: Receipt, written: dict[str, Receipt
 
 def find_flaw(settings: Settings, receipt: Receipt) -> Problem | None:
     """Return what is wrong with a receipt on its own; None if it is valid."""
+    if read_note(receipt.body) is not None:
+        return "erased", "its content was erased, and this gate has no list of what was; `asyncgate copy` takes both"
     limits, body = settings.receipts, receipt.body.encode()
     if len(body) > limits.max_body_size_bytes or len(receipt.parents) > limits.max_parents:
         return "too_large", (f"its body may have at most {limits.max_body_size_bytes} bytes, and it may have at most "

@@ -252,6 +252,22 @@ def test_a_damaged_file_is_not_imported(file: Path, other: Http) -> None:
     assert other.call("list_receipts")["receipts"] == []
 
 
+def test_what_was_erased_verifies_and_is_not_imported(
+        start: Callable[..., Live], other: Http, tmp_path: Path) -> None:
+    with Http(start().url, TOKEN) as gate:
+        gate.call("create_task", type="files", agent_id="ada", payload=None)
+        gate.call("create_task", type="files", agent_id="bob", payload=None)
+        gate.call("seal_receipts")
+        gate.call("erase_principal", principal_kind="agent", principal_id="ada", confirm="ada")
+        good(run("export", file := tmp_path / "out.jsonl", gate))
+
+    checked, came = good(run("verify", file)), run("import", file, other)
+
+    assert "3 receipts say that they were erased" in checked.output
+    assert (came.exit_code, "3 receipts without their content, which was erased" in came.output) == (1, True)
+    assert other.call("list_receipts")["receipts"] == []
+
+
 def test_what_is_there_otherwise_is_told_and_stays(file: Path, gate: Http, other: Http, tmp_path: Path) -> None:
     first = receipts(file)[0]
     good(run("import", file, other))
