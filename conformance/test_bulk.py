@@ -196,6 +196,19 @@ async def test_failed_tasks_are_run_again_once(gate: Gate) -> None:
     assert (again.done, again.skipped) == (0, 3)
 
 
+async def test_two_bulks_at_once_run_no_task_again_twice(gate: Gate) -> None:
+    for _ in range(3):
+        await fail(gate)
+    views = [gate.as_admin(), gate.beside().as_admin()]
+    orders = [(view, await confirmed(view, action="rerun", status="failed")) for view in views]
+
+    told = await asyncio.gather(*(view.run_bulk(confirmation=order) for view, order in orders))
+
+    assert sum(one.done for one in told) == sum(one.skipped for one in told) == 3
+    assert [one.ended for one in told] == [True, True]
+    assert len((await gate.as_admin().list_tasks(status="queued")).tasks) == 3
+
+
 async def test_a_long_history_hides_no_rerun(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     task_id = await fail(gate)
     monkeypatch.setattr(rerun, "MOST_EVENTS", 2)    # that are read together

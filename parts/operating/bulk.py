@@ -9,7 +9,7 @@ on where it was, also after a crash, and no task is changed twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from typing import Any
 
@@ -36,7 +36,14 @@ from asyncgate.parts.model.stored import TERMINAL, Bulk, Task
 from asyncgate.parts.model.views import summarize, to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Ask, CancelTask, Principal, ReleaseHold
 from asyncgate.parts.model.wire_operating import BulkPreview, BulkRecord, BulkSample, GetBulk, PreviewBulk, RunBulk
-from asyncgate.parts.operating.rerun import RerunPlan, carry_out_rerun, has_lost_payload, plan_rerun, read_all_events
+from asyncgate.parts.operating.rerun import (
+    RerunPlan,
+    carry_out_rerun,
+    has_lost_payload,
+    is_run_again,
+    plan_rerun,
+    read_all_events,
+)
 
 PAGE = 100              # tasks that are read together, and changed in one transaction
 MOST_MATCHES = 1000     # that a preview counts
@@ -228,7 +235,8 @@ async def carry_out_batch(engine: Engine, caller: Caller, order: Order, before: 
             audit_change(engine, work, "bulk_ended", "warning", caller, bulk_id=bulk.bulk_id, action=bulk.action,
                          done=bulk.done, skipped=bulk.skipped, refused=bulk.refused)
         return bulk
-    return await write_bulk(engine, caller, order, batch.tasks, carry_out)
+    ends = {end for plan in plans.values() if isinstance(plan, RerunPlan) for end in plan.parents}
+    return await write_bulk(engine, caller, order, batch.tasks, carry_out, ends)
 
 
 async def plan_once(engine: Engine, caller: Caller, task: Task) -> RerunPlan | GateError | None:
@@ -280,9 +288,10 @@ def change_task(engine: Engine, work: Work, caller: Caller, asked: PreviewBulk, 
         return True
     if isinstance(plan, GateError):
         raise plan
-    if plan is not None:
-        carry_out_rerun(engine, work, plan, caller.principal)
-    return plan is not None
+    if plan is None or is_run_again(work, plan):
+        return False
+    carry_out_rerun(engine, work, plan, caller.principal)
+    return True
 
 
 def set_priority(work: Work, caller: Caller, task: Task, priority: int) -> None:
@@ -294,8 +303,8 @@ def set_priority(work: Work, caller: Caller, task: Task, priority: int) -> None:
 
 
 async def write_bulk(engine: Engine, caller: Caller, order: Order, tasks: list[Task],
-                     run: Callable[[Work], Bulk]) -> Bulk:
-    """Let `run` change a bulk and these tasks, in the tenant's next batch."""
+                     run: Callable[[Work], Bulk], receipts: Iterable[str] = ()) -> Bulk:
+    """Let `run` change a bulk and these tasks, in the tenant's next batch, with the answers to these receipts."""
     context = copy_context()    # the batch is decided in another task, and the audit log needs the client's address
 
     def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> Bulk:
@@ -303,6 +312,7 @@ async def write_bulk(engine: Engine, caller: Caller, order: Order, tasks: list[T
 
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         needs.tasks.update([task.task_id for task in tasks])
+        needs.receipts.update(receipts)
         needs.records.add((Bulk, (order.bulk_id,)))
         load_head(needs, caller, ask)
     done: Bulk = await engine.write(decide, load, caller, Ask())

@@ -62,6 +62,7 @@ async def rerun_task(engine: Engine, caller: Caller, ask: RerunTask) -> Created:
 
     def load(needs: Needs, caller: Caller, order: Rerun) -> None:
         needs.tasks.add(task.task_id)
+        needs.receipts.update(plan.parents)     # so that a bulk under way waits for this, and sees it
         its_key(needs, caller, order)
 
     made: Created = await engine.write(create, load, plan.caller, plan.order)
@@ -83,6 +84,12 @@ def carry_out_rerun(engine: Engine, work: Work, plan: RerunPlan, by: Principal) 
     if len(work.added) > before:
         work.add_event(plan.task_id, "task.rerun", rerun_as=made.task_id, by={"kind": by.kind, "id": by.id})
     return made
+
+
+def is_run_again(work: Work, plan: RerunPlan) -> bool:
+    """Whether a new task answers the end of the ended one; only where the receipts that answer it are loaded."""
+    return any(one.receipt_type == EMISSION["create"].type and not set(plan.parents).isdisjoint(one.parents)
+               for one in work.receipts.values())
 
 
 def require_rerunnable(caller: Caller, task: Task, by: Principal) -> None:
