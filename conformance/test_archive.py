@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -420,6 +422,22 @@ async def test_a_segment_that_is_gone_is_named(gate: Gate, moved: dict[str, Any]
     assert segment.name in (await verify_ledger(Only(gate), directory=str(folder))).problems[0]
     with refused("archive_unavailable"):
         await gate.as_admin().list_archived_receipts()
+
+
+async def test_a_full_disk_is_told_and_no_unfinished_file_stays(
+        gate: Gate, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await gate.finished()
+    gate.skip(31 * DAY)
+
+    def fail(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", fail)
+        with refused("archive_unavailable"):
+            await archive.archive_receipts(gate.engine, gate.tenant_id, 1000)
+
+    assert [path for path in files(folder) if path.suffix] == []
+    assert (await archive.archive_receipts(gate.engine, gate.tenant_id, 1000)).receipts == 4
 
 
 async def test_what_changed_while_its_segment_was_written_stays(

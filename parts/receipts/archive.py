@@ -12,6 +12,7 @@ their receipts, so the chain of seals still verifies, with the segments or witho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 from collections import defaultdict
@@ -276,9 +277,9 @@ def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
     text = pack_receipts(Header("asyncgate-archive", tenant_id), rows)
     name = f"{tenant_id}/{rows[0].receipt_id}-{segment_digest(rows)}.jsonl.gz"
     path = directory / name
+    partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(text)
             file.flush()
@@ -287,6 +288,8 @@ def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
         for parent in (path.parent, directory):
             fsync_folder(str(parent))
     except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)     # on a full disk each further run would leave another one
         raise ArchiveUnavailable(f"the archive cannot write a segment: {error.strerror or error}") from error
     return name
 
