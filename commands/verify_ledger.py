@@ -30,7 +30,8 @@ def make_seal_report(found: Any) -> dict[str, Any]:
     """Return the findings for JSON."""
     heads = {tenant_id: f"{head.number}:{head.hash}" for tenant_id, head in found.heads.items() if head.number}
     return {"sound": not found.problems, "problems": found.problems, "receipts": found.receipts, "seals": found.seals,
-            "unsealed": found.unsealed, "archived": found.archived, "segments": found.segments, "last_seals": heads}
+            "unsealed": found.unsealed, "archived": found.archived, "segments": found.segments, "last_seals": heads,
+            "stopped_at": found.stopped}
 
 
 def print_seal_report(found: Any, what: str) -> None:
@@ -40,6 +41,9 @@ def print_seal_report(found: Any, what: str) -> None:
     for tenant_id, head in found.heads.items():
         if head.number:
             click.echo(f"tenant {tenant_id}: the last seal is {head.number}:{head.hash}")
+    for tenant_id, receipt_id in found.stopped.items():
+        click.echo(f"tenant {tenant_id}: nothing is sealed from receipt {receipt_id} on, for its body is not here: a "
+                   "ledger has it, or somebody took it away")
     wrong = len(found.problems)
     click.echo(f"ledger: {found.receipts} receipts, {found.seals} seals; {found.unsealed} receipts since the last seal")
     if found.segments:

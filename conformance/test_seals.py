@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.verify_ledger import Sealed, pages, verify_ledger
@@ -28,6 +30,26 @@ class Only:
 
 async def checked(gate: Gate) -> Sealed:
     return await verify_ledger(Only(gate))
+
+
+async def test_a_receipt_whose_body_was_taken_away_is_named_because_sealing_stops_there(gate: Gate) -> None:
+    await gate.finished()
+    await gate.as_admin().seal_receipts()
+    await gate.finished()
+    bare = (await gate.receipts())[4].receipt_id
+
+    class Robbed(Only):
+        def __init__(self) -> None:
+            super().__init__(gate)
+            self.page = self.read
+
+        async def read(self, tenant_id: str, query: Any) -> list[Any]:
+            rows = await gate.backend.page(tenant_id, query)
+            return [replace(row, body="") if isinstance(row, Receipt) and row.receipt_id == bare else row
+                    for row in rows]
+
+    assert (await verify_ledger(Robbed())).stopped == {gate.tenant_id: bare}
+    assert (await checked(gate)).stopped == {}
 
 
 async def test_seals_cover_all_receipts_up_to_the_youngest(gate: Gate) -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from asyncgate.conformance.verify import Told
 from asyncgate.conformance.verify_erasures import Listed, find_false_erasure, read_erased
 from asyncgate.parts.model.erased import read_note
-from asyncgate.parts.model.queries import EntryFilter, Rows
+from asyncgate.parts.model.queries import EntryFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.stored import Archived, Entry, Receipt, Seal, SealHead, export_key
 from asyncgate.parts.receipts.files import Reading
 from asyncgate.parts.receipts.seals import SealChain, entry_digest, receipt_digest
@@ -33,6 +33,7 @@ class Sealed(Struct):
     segments: int = 0           # checked segments of the archive
     archived: int = 0           # receipts in these segments
     heads: dict[str, SealHead] = {}
+    stopped: dict[str, str] = {}    # by tenant, the receipt from which on nothing can be sealed: its body is not here
     problems: list[str] = []
 
 
@@ -65,10 +66,18 @@ async def _once(backend: Any, anchors: tuple[str, ...], directory: str, progress
         found.problems += [f"tenant {tenant_id}: {problem}" for problem in chain.close()]
         found.seals, found.unsealed = found.seals + chain.head.number, found.unsealed + chain.unsealed
         found.heads[tenant_id] = chain.head
+        if chain.head.number and (bare := await find_bare(backend, tenant_id, chain.head.last_id)):
+            found.stopped[tenant_id] = bare
     await check_segments(backend, directory, found, progress)
     found.problems += [f"the recorded seal {anchor} is missing: its receipts were rewritten"
                        for anchor, there in noted.items() if not there]
     return found
+
+
+async def find_bare(backend: Any, tenant_id: str, sealed: str) -> str | None:
+    """Return the receipt behind the last seal if its body is not here, so that sealing stopped there."""
+    following = await backend.page(tenant_id, ReceiptFilter(None, None, None, sealed, 1))
+    return next((row.receipt_id for row in following if not row.body), None)
 
 
 async def _held(backend: Any, tenant_id: str, chain: SealChain, noted: dict[str, bool]) -> AsyncIterator[int]:
