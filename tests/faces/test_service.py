@@ -8,7 +8,7 @@ import http.client
 import os
 import signal
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -333,6 +333,15 @@ def test_a_gate_that_is_told_to_stop_says_so_before_it_stops_listening(start: Ca
     assert ended(live) == 0
 
 
+@pytest.fixture
+def terminal() -> Iterator[None]:
+    """As in a terminal, where no program ignores SIGHUP: under nohup every child does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("terminal")
 def test_the_end_of_the_terminal_stops_a_gate_in_order(start: Callable[..., Live]) -> None:
     live = start()
 
