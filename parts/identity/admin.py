@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
@@ -75,10 +75,11 @@ from asyncgate.parts.model.wire_admin import (
 T = TypeVar("T")
 
 
-def load_record(kind: type[Struct], *key: str) -> Callable[[Needs, Caller, Any], None]:
-    """Return a loader of one record and of the end of the audit log."""
+def load_record(kind: type[Struct], *key: str, beside: Iterable[tuple[type[Struct], tuple[str, ...]]] = (),
+                ) -> Callable[[Needs, Caller, Any], None]:
+    """Return a loader of one record, of others beside it, and of the end of the audit log."""
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
-        needs.records.add((kind, key))
+        needs.records |= {(kind, key), *beside}
         load_head(needs, caller, ask)
     return load
 
@@ -93,13 +94,14 @@ def audit_change(engine: Engine, work: Work, event: str, severity: Severity, cal
 
 
 async def change_record(engine: Engine, caller: Caller, tenant_id: str, kind: type[Struct], key: tuple[str, ...],
-                        run: Callable[[Work], T]) -> T:
-    """Let `run` change one record of a tenant, in the tenant's next batch."""
+                        run: Callable[[Work], T], beside: Iterable[tuple[type[Struct], tuple[str, ...]]] = ()) -> T:
+    """Let `run` change one record of a tenant, and others beside it, in the tenant's next batch."""
     context = copy_context()    # the batch is decided in another task, and the audit log needs the client's address
 
     def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> T:
         return context.run(run, work)
-    done: T = await engine.write(decide, load_record(kind, *key), replace(caller, tenant_id=tenant_id), Ask())
+    load = load_record(kind, *key, beside=beside)
+    done: T = await engine.write(decide, load, replace(caller, tenant_id=tenant_id), Ask())
     return done
 
 

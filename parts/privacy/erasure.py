@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from contextvars import copy_context
 from typing import Any, Literal
 
 import msgspec
@@ -26,7 +25,6 @@ from asyncgate.parts.identity.admin import (
     target_tenant,
     tenant_of,
 )
-from asyncgate.parts.identity.audit import load_head
 from asyncgate.parts.identity.notices import mark_once, read_rows, tell_admins
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.database import FileBackend
@@ -328,20 +326,14 @@ async def keep_erasure(engine: Engine, caller: Caller, tenant_id: str, erasure: 
 
     In the same transaction the head of the seals changes, so that no run of the archive goes on that began before.
     """
-    context = copy_context()    # the batch is decided in another task, and the audit log needs the client's address
-
-    def load(needs: Needs, by: Caller, ask: Ask) -> None:
-        needs.records |= {(Erasure, (erasure.erasure_id,)), (SealHead, ())}
-        load_head(needs, by, ask)
-
-    def keep(engine: Engine, work: Work, by: Caller, ask: Ask) -> None:
+    def keep(work: Work) -> None:
         work.keep_record(erasure)
         note_return(work)
         if tenant_id == caller.tenant_id:
             scope = "principal" if erasure.principal_kind else "tenant"
-            context.run(audit_change, engine, work, "erasure_begun", "critical", caller, erasure_id=erasure.erasure_id,
-                        scope=scope, tenant=erasure.of_tenant)
-    await engine.write(keep, load, replace(caller, tenant_id=tenant_id), Ask())
+            audit_change(engine, work, "erasure_begun", "critical", caller, erasure_id=erasure.erasure_id, scope=scope,
+                         tenant=erasure.of_tenant)
+    await change_record(engine, caller, tenant_id, Erasure, (erasure.erasure_id,), keep, beside=[(SealHead, ())])
 
 
 async def audit_end(engine: Engine, caller: Caller, erasure: Erasure) -> None:
