@@ -90,7 +90,6 @@ class Courier:
         self.reached: dict[str, str] | None = None          # of an endpoint for all tenants: how far it is in each
         self.fresh: dict[str, Happened] = {}                 # those of them that are to be delivered
         self.failing_since, self.reason = webhook.failing_since, webhook.reason
-        self.known_failing_since = webhook.failing_since    # as last read or stored
         self.failures = 0 if webhook.failing_since is None else MOST_FAILURES       # in a row
         self.outcome = Results()
         self.running: asyncio.Task[None] | None = None
@@ -164,7 +163,7 @@ class Courier:
 
     def _take_over(self, webhook: Webhook) -> None:
         """Take over what an admin has changed: a new position is where to go on, and a reset ends the failures."""
-        self.webhook, self.known_failing_since = webhook, webhook.failing_since
+        self.webhook = webhook
         if webhook.position != self.stored:
             self._begin_at(webhook.position)
         if webhook.failing_since is None and self.failing_since is not None:
@@ -299,7 +298,7 @@ class Courier:
         gives_up = park or part.gone or any(row.state == "parked" for row in part.rows.values())
         ask = Settled(webhook_id=self.webhook.webhook_id, url=self.webhook.url, expected=self.stored,
                       position=self.position, outcome=part,
-                      failing_since=self.failing_since, known_failing_since=self.known_failing_since,
+                      failing_since=self.failing_since, known_failing_since=self.webhook.failing_since,
                       reason=self.reason, park=park, reached=self.reached,
                       whom=await list_admins(self.engine, self.tenant_id) if gives_up else [])
         caller = self.engine.make_own_caller(self.tenant_id)
@@ -308,7 +307,7 @@ class Courier:
             return
         if stored.position == ask.position:
             self.stored, self.stored_at = ask.position, now
-        self.known_failing_since = stored.failing_since
+        self.webhook = replace(self.webhook, failing_since=stored.failing_since)
         if ask.failing_since is not None and stored.failing_since is None:
             self._end_failures()
 
