@@ -185,21 +185,16 @@ def bring_receipts_home(configured: Configured, target: str, leave_lost: bool, a
 
     Exit status 5: gate and ledger differ, or TARGET is in use; 7: the ledger cannot be read.  Then nothing was written.
     """
-    from asyncgate.commands import copy as copying
     from asyncgate.parts.receipts import collected
     from asyncgate.parts.receipts import home as part
-    try:
-        status = asyncio.run(bring_home(recovery.allow_slow_reads(configured.settings), target, leave_lost, as_json))
-    except collected.Unreadable as away:
-        raise exit_with(f"{escape_text(str(away))}; nothing was written", EXIT_NO_GATE) from None
-    except (copying.TargetUsed, part.Unsettled, part.MissingBody) as no:
-        raise exit_with(escape_text(str(no)), EXIT_CONFLICT) from None
-    except (SettingsError, StartupError) as wrong:
-        raise calling.exit_for(wrong) from None
-    except (copying.CopyFailed, copying.Served, GateError) as wrong:
-        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
-    except KeyboardInterrupt:
-        raise exit_with("interrupted; run the same command to resume", EXIT_INTERRUPTED) from None
+    with cli.exit_on_failed_copy():
+        try:
+            settings = recovery.allow_slow_reads(configured.settings)
+            status = asyncio.run(bring_home(settings, target, leave_lost, as_json))
+        except collected.Unreadable as away:
+            raise exit_with(f"{escape_text(str(away))}; nothing was written", EXIT_NO_GATE) from None
+        except (part.Unsettled, part.MissingBody) as no:
+            raise exit_with(escape_text(str(no)), EXIT_CONFLICT) from None
     sys.exit(status)
 
 
