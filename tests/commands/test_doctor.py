@@ -200,29 +200,27 @@ def a_database_that_may_only_be_read(bench: Bench) -> list[str]:
     return []
 
 
-def no_write(error: OSError) -> Callable[..., Any]:
-    """Return what stands for making a file where that fails."""
+def refuse_writes(bench: Bench, number: int) -> list[str]:
+    """Let the system refuse new files, with this errno."""
     def fail(**where: Any) -> Any:
-        raise error
-    return fail
+        raise OSError(number, os.strerror(number))
+    bench.patch.setattr(tempfile, "TemporaryFile", fail)
+    return []
 
 
 @fault("disk", "error", "takes no write: No space left on device", "free space in it")
 def a_full_disk(bench: Bench) -> list[str]:
-    bench.patch.setattr(tempfile, "TemporaryFile", no_write(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-    return []
+    return refuse_writes(bench, errno.ENOSPC)
 
 
 @fault("disk", "error", "takes no write: Read-only file system", "writable")
 def a_disk_that_may_only_be_read(bench: Bench) -> list[str]:
-    bench.patch.setattr(tempfile, "TemporaryFile", no_write(OSError(errno.EROFS, os.strerror(errno.EROFS))))
-    return []
+    return refuse_writes(bench, errno.EROFS)
 
 
 @fault("disk", "note", "is not measured: this user may not write there", "run this as the gate's user")
 def a_folder_of_somebody_else(bench: Bench) -> list[str]:
-    bench.patch.setattr(tempfile, "TemporaryFile", no_write(PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
-    return []
+    return refuse_writes(bench, errno.EACCES)
 
 
 @fault("rights", "error", "lets every user put another file in the place of this one", "chmod 700 ")
