@@ -7,6 +7,7 @@ import logging
 import random
 from collections import defaultdict
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -36,6 +37,9 @@ LOOK_REST_SECONDS = 0.05         # between two looks at new receipts: what comes
 RESULTS_SECONDS = 1.0        # how often results are stored while others are still on their way
 KEEP_SECONDS = 60.0         # how often a position is stored that has passed only events that are not wanted
 BROKEN_SECONDS = 5.0        # until the next look when the database has not answered
+
+# What an admin decides of an endpoint, and the courier obeys in the middle of a page, too.
+read_orders = attrgetter("state", "url", "types", "principals", "secret_id", "previous_id", "previous_until")
 
 
 class Results(Struct):
@@ -147,19 +151,33 @@ class Courier:
 
     async def _deliver_page(self) -> None:
         """Deliver what waits and is due, and what is new; plan the next run."""
-        backend, id = self.engine.backend, self.webhook.webhook_id
-        webhook, account = await backend.record(self.tenant_id, Webhook, id), await backend.record(
-            self.tenant_id, Account)
-        if webhook is None or webhook.state != "active" or (account is not None and account.suspended_at is not None):
+        webhook = await self._find_endpoint()
+        if webhook is None:
             return
         self._take_over(webhook)
-        rows = await backend.page(self.tenant_id, DeliveryFilter(id, "waiting", None, MOST_KEPT))
+        rows = await self.engine.backend.page(
+            self.tenant_id, DeliveryFilter(webhook.webhook_id, "waiting", None, MOST_KEPT))
         if not (rows and self.is_down) and len(rows) < MOST_KEPT:
             rows += await self._read_new({row.delivery_id for row in rows})
         left = {row.delivery_id: row for row in rows}
         await self._send_and_settle(rows[:1] if self.is_down else rows, left)
         if (pause := self._find_pause(left.values())) is not None:
             self._call_later(pause)
+
+    async def _find_endpoint(self) -> Webhook | None:
+        """Return the endpoint; None if nothing is delivered to it now."""
+        webhook = await self.engine.backend.record(self.tenant_id, Webhook, self.webhook.webhook_id)
+        account = await self.engine.backend.record(self.tenant_id, Account)
+        is_suspended = account is not None and account.suspended_at is not None
+        return None if webhook is None or webhook.state != "active" or is_suspended else webhook
+
+    async def _is_unchanged(self) -> bool:
+        """Whether the page may go on: if the endpoint is not as the page began with it, the next page begins."""
+        webhook = await self._find_endpoint()
+        if webhook is not None and read_orders(webhook) == read_orders(self.webhook):
+            return True
+        self.called = True
+        return False
 
     def _take_over(self, webhook: Webhook) -> None:
         """Take over what an admin has changed: a new position is where to go on, and a reset ends the failures."""
@@ -182,6 +200,9 @@ class Courier:
     async def _read_new(self, waiting: set[str]) -> list[WebhookDelivery]:
         """Read the next page of events; return a new row for each that is to be delivered."""
         found, now = await self._read_page(), self.engine.backend.now()
+        # Order: behind the events.  What happens after an admin's change is wanted, or not, as the change says.
+        if not await self._is_unchanged():
+            return []
         self.settled |= {one.event_id for one in found if one.event_id in waiting or not one.wanted}
         self.fresh = {one.event_id: one for one in found if one.event_id not in self.settled}
         return [WebhookDelivery(self.webhook.webhook_id, one.event_id, one.type, one.task_id, "waiting", 0, now, None,
@@ -236,6 +257,10 @@ class Courier:
             async with self.places, self.all_places.of_tenant[self.tenant_id], self.all_places.of_all:
                 if self.closed or (self.is_down and not probes):
                     return              # not settled: the position stays before it
+                # Security: at each attempt, for a page may take minutes.  A withdrawn secret signs no more, and an
+                # endpoint that was paused, moved or removed gets no more.
+                if due and not await self._is_unchanged():
+                    return
                 done = left[row.delivery_id] = await self._try(row) if due else row
             if due:
                 self._keep(done)

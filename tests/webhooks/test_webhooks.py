@@ -22,9 +22,10 @@ from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import WebhookSettings
 from asyncgate.parts.model.stored import UsageEvent
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
-from asyncgate.parts.webhooks import Webhooks
+from asyncgate.parts.webhooks import Webhooks, sending
 from asyncgate.parts.webhooks.pruning import DeliveryPruner
-from tests.support.receiver import CUT, OK, Came, Receiver
+from asyncgate.parts.webhooks.sources import read_behind
+from tests.support.receiver import CUT, HANG, OK, Came, Receiver
 from tests.support.webhook_tools import STORY, Told, add, deliveries, make_told, settled, state_of, types, until
 
 pytestmark = pytest.mark.anyio
@@ -77,6 +78,68 @@ async def test_a_rotated_secret_signs_beside_the_new_one_for_as_long_as_was_said
             alone.verify(gone)
     assert len({first, second, third}) == 3
     assert not [row for row in rows for secret in (first, second, third) if secret.removeprefix("whsec_") in row]
+
+
+@pytest.mark.parametrize("change", ["another secret", "another URL", "another type", "paused", "removed"])
+async def test_what_an_admin_changes_while_events_are_being_read_holds_for_them(
+        told: Told, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    changed = asyncio.Event()
+    secret = ""
+
+    async def change_first(engine: Any, *which: Any) -> Any:
+        nonlocal secret
+        if not changed.is_set():
+            changed.set()
+            admin = gate.as_admin()
+            match change:
+                case "another secret":
+                    secret = (await admin.rotate_webhook_secret(webhook_id=id, overlap_seconds=0)).secret
+                case "another URL":
+                    await admin.change_webhook(webhook_id=id, endpoint=other.url)
+                case "another type":
+                    await admin.change_webhook(webhook_id=id, types=["task.assigned"])
+                case "paused":
+                    await admin.change_webhook(webhook_id=id, active=False)
+                case "removed":
+                    await admin.remove_webhook(webhook_id=id)
+            await gate.create()
+        return await read_behind(engine, *which)
+
+    async with told() as gate, Receiver() as receiver, Receiver() as other:
+        id, secret = await add(gate, receiver, types=["task.completed"] if change == "another type" else [])
+        monkeypatch.setattr(sending, "read_behind", change_first)
+        await gate.create()
+        await changed.wait()
+        if change in ("paused", "removed"):
+            await gate.create()
+            await asyncio.sleep(0.3)        # nothing comes, however long one waits
+            assert receiver.came == []
+            return
+        right, wrong = (other, receiver) if change == "another URL" else (receiver, other)
+        await right.until(lambda: len(right.taken) == 2)
+
+    assert wrong.came == []
+    for one in right.came:
+        one.verify(secret)
+
+
+async def test_what_an_admin_changes_while_a_receiver_is_slow_holds_for_all_that_is_still_to_be_sent(
+        told: Told) -> None:
+    async with told(parallel=1) as gate, Receiver(lambda came: HANG) as receiver, Receiver() as other:
+        id, first = await add(gate, receiver)
+        for _ in range(5):
+            await gate.create()
+        await receiver.until(lambda: len(receiver.came) == 1)
+        second = (await gate.as_admin().rotate_webhook_secret(webhook_id=id, overlap_seconds=0)).secret
+        await gate.as_admin().change_webhook(webhook_id=id, endpoint=other.url)
+        receiver.ended.set()
+        rows = await settled(gate, id, 5)
+
+    assert len(receiver.came) == 1
+    receiver.came[0].verify(first)
+    for one in other.came:
+        one.verify(second)
+    assert {one.id for one in other.taken} == {row.delivery_id for row in rows}
 
 
 async def test_events_of_a_task_arrive_in_their_order_and_each_retry_has_the_same_id_and_bytes(told: Told) -> None:
