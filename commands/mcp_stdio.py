@@ -31,7 +31,7 @@ VERSION = "io.modelcontextprotocol/protocolVersion"
 LISTEN = "subscriptions/listen"
 NAME_FIELDS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}      # repeated in Mcp-Name
 ACCEPTED = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-FINISH_SECONDS = 5.0              # for running requests after the host closes its end
+FINISH_SECONDS = 5.0              # for calls that wait for something, after the host closes its end
 LONGEST_WAIT_SECONDS = 60.0     # the upper limit of a gate's setting
 
 
@@ -44,6 +44,7 @@ class Bridge:
         self.streams = streams      # whether answers can be streamed
         self.agreed = ""            # the version of the handshake, if any
         self.under_way: dict[Any, asyncio.Task[None]] = {}
+        self.waiting: set[asyncio.Task[None]] = set()       # those that may take until something happens
 
     async def serve(self, read: Callable[[], bytes]) -> None:
         """Pass on messages until the host closes its end."""
@@ -51,8 +52,10 @@ class Bridge:
             if line.strip():
                 self.take(line)
         left = list(self.under_way.values())
-        if brief := [task for task in left if task.get_name() != LISTEN]:
-            await asyncio.wait(brief, timeout=FINISH_SECONDS)
+        # Who pipes calls into this program waits for their answers; a host that does not wait ends the process.
+        await asyncio.gather(*[task for task in left if task not in self.waiting], return_exceptions=True)
+        if self.waiting:
+            await asyncio.wait(self.waiting, timeout=FINISH_SECONDS)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -69,9 +72,11 @@ class Bridge:
         if method == "notifications/cancelled":
             self.cancel(read_params(message).get("requestId"))
         elif isinstance(method, str) and isinstance(id, str | int):    # notifications get no answer
-            task = asyncio.get_running_loop().create_task(self.carry(line.strip(), message, method, id), name=method)
-            self.under_way[id] = task
+            self.under_way[id] = task = asyncio.create_task(self.carry(line.strip(), message, method, id))
             task.add_done_callback(lambda _: self.under_way.pop(id, None))
+            if waits(message, method):
+                self.waiting.add(task)
+                task.add_done_callback(self.waiting.discard)
         elif isinstance(method, str) and not method.startswith("notifications/"):
             self.refuse(None, INVALID_MESSAGE, f"{method} needs an id, a string or an integer")
 
@@ -94,7 +99,7 @@ class Bridge:
                 if answer.headers.get("content-type", "").startswith("text/event-stream"):
                     return await self.pass_on(answer)
                 await answer.aread()
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             return self.refuse(id, INTERNAL_ERROR, str(self.exchange.unreachable(error)))
         self.answer(answer, method, id)
 
@@ -142,6 +147,12 @@ def read_params(message: JsonObject) -> dict[str, Any]:
     """Return the parameters of a message."""
     params = message.get("params")
     return params if isinstance(params, dict) else {}
+
+
+def waits(message: JsonObject, method: str) -> bool:
+    """Whether a request is answered only when something happens."""
+    arguments = read_params(message).get("arguments")
+    return method == LISTEN or (isinstance(arguments, dict) and bool(arguments.get("wait_seconds")))
 
 
 def encode_header(text: str) -> str:

@@ -8,19 +8,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
-from asyncgate.commands.mcp_stdio import encode_header
+from asyncgate.clients.http import Exchange
+from asyncgate.commands import mcp_stdio
+from asyncgate.commands.mcp_stdio import Bridge, encode_header
 
 pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-for-tests"
 RUN = ["-c", "import sys; from asyncgate import main; sys.exit(main())", "mcp"]
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 eras = pytest.mark.parametrize("mode", ["legacy", "auto"])
 
 
@@ -152,6 +156,54 @@ def test_no_gate_is_an_error_that_says_what_to_do() -> None:
 
     assert (answer["id"], answer["error"]["code"]) == (3, -32603)
     assert "asyncgate dev" in answer["error"]["message"]
+
+
+async def bridged(lines: list[Any], answer: Answer) -> list[Any]:
+    """Pass lines, and then the end of the input, to a bridge to a server that answers so; return what it wrote."""
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            await answer(reader, writer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, httpx2.AsyncClient() as client:
+        exchange = Exchange(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "")
+        wrote = list[bytes]()
+        left = iter([*(json.dumps(line).encode() + b"\n" for line in lines), b""])
+        await Bridge(client, exchange, "/mcp", wrote.append, streams=True).serve(lambda: next(left))
+    return [json.loads(one) for one in wrote]
+
+
+async def test_a_call_at_the_end_of_the_input_is_answered_however_long_it_takes(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_stdio, "FINISH_SECONDS", 0.0)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.2)        # long after the end of the input
+        text = json.dumps({"jsonrpc": "2.0", "id": 3, "result": {}})
+        writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode())
+
+    assert await bridged([CALL], answer) == [{"jsonrpc": "2.0", "id": 3, "result": {}}]
+
+
+async def test_a_call_that_waits_for_work_ends_soon_after_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_stdio, "FINISH_SECONDS", 0.2)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):      # until the client goes
+            pass
+
+    waits = {"name": "asyncgate.lease_next", "arguments": {"worker_id": "w1", "wait_seconds": 30}}
+    assert await bridged([{**CALL, "params": waits}], answer) == []
+
+
+async def test_an_answer_that_cannot_be_unpacked_is_an_error_too() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\nnone")
+
+    (told,) = await bridged([CALL], answer)
+
+    assert (told["id"], told["error"]["code"]) == (3, -32603)
 
 
 def test_what_is_no_message_is_refused_and_notifications_are_not_answered() -> None:
