@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from asyncgate import SCOPES, Caller, Engine, Needs, Operation, Work, forbid, instant
+from asyncgate import SCOPES, Caller, Engine, Extension, Needs, Operation, Work, forbid, instant
 from asyncgate.parts.identity.audit import (
     add_line,
     body_of_line,
@@ -30,7 +30,7 @@ from asyncgate.parts.identity.audit import (
     load_head,
     log_line,
 )
-from asyncgate.parts.identity.keys import MOST_HASHING, lower_priority
+from asyncgate.parts.identity.keys import MOST_HASHING, Hasher, lower_priority
 from asyncgate.parts.identity.keys_stored import (
     default_role,
     default_scopes,
@@ -322,7 +322,7 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
     task types.  Spec 21.2.2.
     """
     tenant_id = await tenant_to_issue_for(engine, caller, ask.tenant)
-    text, key = await make_requested_key(engine.settings, ask, caller, engine.backend.now())
+    text, key = await make_requested_key(engine, ask, caller, engine.backend.now())
     require_own_rights(caller, key)
 
     def issue(work: Work) -> None:
@@ -340,7 +340,7 @@ def require_own_rights(caller: Caller, key: Key) -> None:
                              "has; name only scopes that it has")
 
 
-async def make_requested_key(settings: Settings, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:
+async def make_requested_key(engine: Engine, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:
     """Make a new key; return its text and its row."""
     role = ask.role or default_role(ask.principal_kind)
     if role == "system" or ask.principal_kind in ("system", "asyncgate"):
@@ -351,7 +351,7 @@ async def make_requested_key(settings: Settings, ask: IssueKey, caller: Caller, 
     begins, ends = instant(ask.not_before), instant(ask.expires_at)
     if ends is not None and ends <= max(now, begins or 0.0):
         raise InvalidRequest("expires_at is before not_before, so the key would never be valid")
-    text, hash, key_id = await make_key(settings)
+    text, hash, key_id = await make_key(engine)
     key = Key(
         key_id=key_id, hash=hash, name=ask.name, principal_kind=ask.principal_kind, principal_id=ask.principal_id,
         principal_instance_id=ask.principal_instance_id, role=role,
@@ -362,18 +362,39 @@ async def make_requested_key(settings: Settings, ask: IssueKey, caller: Caller, 
     return text, key
 
 
-# Argon2 for new keys: apart from the checks of keys, and bounded like them, so that an admin who issues key after key
-# leaves the event loop its CPU and the machine its memory (threat A10).
-hashing = ThreadPoolExecutor(MOST_HASHING, "asyncgate-new-keys", lower_priority)
+class NewKeys(Extension):
+    """Hashes the secrets of new keys: apart from the checks of keys, and bounded like them.
+
+    So an admin who issues key after key leaves the event loop its CPU, the machine its memory, and others their checks
+    (threat A10).
+    """
+
+    def __init__(self) -> None:
+        self.hasher = Hasher(ThreadPoolExecutor(MOST_HASHING, "asyncgate-new-keys", lower_priority))
 
 
-async def make_key(settings: Settings) -> tuple[str, str, str]:
-    """Return the text of a new key, the hash of its secret, and its id."""
+def find_new_keys(engine: Engine) -> NewKeys:
+    """Return what hashes the secrets of new keys in this process, from its first use on."""
+    if (found := engine.find_extension(NewKeys)) is None:
+        engine.extend(found := NewKeys())
+    return found
+
+
+async def make_key(engine: Engine) -> tuple[str, str, str]:
+    """Return the text of a new key, the hash of its secret, and its id; raises Overloaded if too many wait."""
     text = generate()
     parts = parse(text)
     assert parts is not None
-    work = partial(hash_secret, parts[1], settings.security.api_keys)
-    return text, await asyncio.get_running_loop().run_in_executor(hashing, work), parts[0]
+    work = partial(hash_secret, parts[1], engine.settings.security.api_keys)
+    return text, await find_new_keys(engine).hasher.run(work), parts[0]
+
+
+async def make_keys(engine: Engine, number: int) -> list[tuple[str, str, str]]:
+    """Make several keys, as many at a time as are hashed at a time, so that one call does not fill the queue."""
+    made = list[tuple[str, str, str]]()
+    for at in range(0, number, MOST_HASHING):
+        made += await asyncio.gather(*(make_key(engine) for _ in range(min(MOST_HASHING, number - at))))
+    return made
 
 
 async def list_keys(engine: Engine, caller: Caller, ask: ListKeys) -> Keys:
@@ -391,7 +412,7 @@ async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKe
     Only this answer shows the new text.
     """
     tenant_id = await tenant_to_issue_for(engine, caller, ask.tenant)
-    text, hash, key_id = await make_key(engine.settings)
+    text, hash, key_id = await make_key(engine)
 
     def rotate(work: Work) -> Key:
         old = require_key(work.find_record(Key, ask.key_id), ask.key_id)

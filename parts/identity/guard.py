@@ -156,8 +156,7 @@ class Guard(Extension):
         self.engine, self.settings, self.relieve = engine, engine.settings, relieve
         self.identity = identity or Identity(engine.settings)
         security = engine.settings.security
-        self.keys = IssuedKeys(KeyStore(engine), security.api_keys, engine.backend.now,
-                               note_new_place=self.note_new_place)
+        self.keys = IssuedKeys(KeyStore(engine), engine.backend.now, note_new_place=self.note_new_place)
         self.accounts = Accounts(engine)
         self.auditor = Auditor(engine, security.audit_logging.enabled)
         self.revocations = self._watch_revocations()

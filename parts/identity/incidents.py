@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ from asyncgate import Caller, Engine, Needs, Operation, Work, instant
 from asyncgate.parts.identity.admin import (
     as_key_record,
     audit_change,
-    make_key,
+    make_keys,
     require_own_rights,
     tenant_to_issue_for,
 )
@@ -46,8 +45,8 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
     old = await list_good_keys(engine, tenant_id, before, now)
     for key in old[:KEYS_PER_CALL]:
         require_own_rights(caller, key)
-    fresh = dict(zip([key.key_id for key in old[:KEYS_PER_CALL]],
-                     await asyncio.gather(*(make_key(engine.settings) for _ in old[:KEYS_PER_CALL])), strict=True))
+    replaced = [key.key_id for key in old[:KEYS_PER_CALL]]
+    fresh = dict(zip(replaced, await make_keys(engine, len(replaced)), strict=True))
     # Order: a session that goes on could refresh a token after the time from which tokens are good.
     sessions = await end_sessions_of_tenant(engine, caller, tenant_id, before)
     whom, context = await list_admins(engine, tenant_id), copy_context()

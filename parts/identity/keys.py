@@ -43,13 +43,11 @@ from asyncgate.parts.identity.keys_stored import (
     ID_START,
     LENGTH,
     KeyStore,
-    hash_secret,
     parse,
     proves_secret,
 )
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import Overloaded, RateLimitExceeded
-from asyncgate.parts.model.settings import ApiKeys
 from asyncgate.parts.model.stored import Key
 from asyncgate.parts.model.wire import Principal
 
@@ -282,10 +280,10 @@ class SlowLane:
 class IssuedKeys:
     """Verifies issued keys, on the event loop except for Argon2; `clock` decides which have expired."""
 
-    def __init__(self, store: KeyStore, costs: ApiKeys, clock: Callable[[], float] = time.time,
+    def __init__(self, store: KeyStore, clock: Callable[[], float] = time.time,
                  executor: Executor | None = None, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
                  note_new_place: Callable[[Caller, str], None] = lambda caller, place: None) -> None:
-        self.store, self.costs, self.clock, self.hasher = store, costs, clock, Hasher(executor)
+        self.store, self.clock, self.hasher = store, clock, Hasher(executor)
         self.sleep, self.delayed, self.note_new_place = sleep, 0, note_new_place
         # Security: keyed digests are worthless outside this process; the database has only Argon2id hashes.
         self.keyed = blake2b(key=secrets.token_bytes(32), digest_size=32)
@@ -352,10 +350,6 @@ class IssuedKeys:
         for entry in self.proven.values():
             if entry.caller is None or entry.caller.tenant_id == tenant_id:
                 entry.forget()
-
-    async def hash(self, secret: str) -> str:
-        """Return the Argon2 hash of a new key's secret, with the costs of the settings."""
-        return await self.hasher.run(partial(hash_secret, secret, self.costs))
 
     async def close(self) -> None:
         """Finish the running work and end the threads."""

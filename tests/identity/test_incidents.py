@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from asyncgate import Caller
+from asyncgate.parts.identity.admin import find_new_keys
 from asyncgate.parts.identity.incidents import KEYS_PER_CALL
-from asyncgate.parts.identity.keys import place_of
+from asyncgate.parts.identity.keys import MOST_HASHING, MOST_WAITING, place_of
 from asyncgate.parts.identity.notices import write_notice
 from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.wire import Principal
+from tests.identity.test_keys import until
 from tests.support.identity_tools import FACADES, HOME, OTHER, House, security
 
 pytestmark = pytest.mark.anyio
@@ -87,6 +90,26 @@ async def test_a_tenant_with_many_keys_is_rotated_in_several_calls(house: House)
         (KEYS_PER_CALL, True), (3, False), (0, False)]
     names = [one["key"]["principal_id"] for reply in (first, second) for one in reply["keys"]]
     assert len(set(names)) == KEYS_PER_CALL + 3
+
+
+async def test_new_keys_beyond_those_that_may_wait_are_refused_and_keys_are_checked_meanwhile(house: House) -> None:
+    """Threat A10: two are hashed at a time, sixteen wait."""
+    other, go = await house.key("agent", "bob"), threading.Event()
+    hasher = find_new_keys(house.guard.engine).hasher
+    held = [hasher.executor.submit(go.wait) for _ in range(MOST_HASHING)]
+    try:
+        issuing = [asyncio.ensure_future(house.key("agent", f"a{n}")) for n in range(MOST_HASHING + MOST_WAITING)]
+        await until(lambda: hasher.waiting == MOST_WAITING)
+
+        late = await house.ask("issue_key", {"name": "late", "principal_kind": "agent", "principal_id": "late"})
+        known = await house.ask("list_tasks", token=other)
+    finally:
+        go.set()
+
+    assert (late.status, late.code, late.body["retry_after"]) == (503, "overloaded", 1)
+    assert known.code == ""
+    assert len(set(await asyncio.gather(*issuing))) == MOST_HASHING + MOST_WAITING
+    assert all(one.result() for one in held)
 
 
 async def test_access_tokens_from_before_a_rotation_are_refused(house: House) -> None:

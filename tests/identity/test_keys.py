@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -119,7 +120,7 @@ class World:
 
     def process(self, threads: ThreadPoolExecutor | None = None) -> IssuedKeys:
         """Return what another process, or this one after a restart, would let in by."""
-        return IssuedKeys(self.table, CHEAP, self.clock, threads or self.threads, self.sleep)
+        return IssuedKeys(self.table, self.clock, threads or self.threads, self.sleep)
 
     async def sleep(self, seconds: float) -> None:
         """Be kept waiting as long as the others need."""
@@ -331,14 +332,6 @@ async def test_the_default_costs_make_hashes_that_hold() -> None:
     assert secret not in hash
     assert proves_secret(secret, hash)
     assert not proves_secret(secret[:-1] + "é", hash)
-
-
-async def test_a_hash_made_in_turn_is_one_that_lets_in(world: World) -> None:
-    token = world.issue()
-    world.table.change(token, hash=await world.keys.hash(parts(token)[1]))
-
-    assert await world.lets_in(token)
-    assert world.threads.given == 2
 
 
 def test_roles_and_scopes_default_by_the_kind_of_principal() -> None:
@@ -751,7 +744,8 @@ async def test_of_200_wrong_secrets_for_one_key_no_more_are_hashed_than_find_roo
 
 async def test_who_gives_up_waiting_leaves_room(world: World) -> None:
     world.threads.go.clear()
-    hashing = [asyncio.ensure_future(world.keys.hash("secret")) for _ in range(18)]
+    work = partial(hash_secret, "secret", CHEAP)
+    hashing = [asyncio.ensure_future(world.keys.hasher.run(work)) for _ in range(18)]
     await until(lambda: world.keys.hasher.waiting == 16)
 
     for waiting in hashing[2:]:
@@ -1014,7 +1008,7 @@ def keys_threads() -> list[str]:
 
 
 async def test_close_finishes_what_is_under_way_and_ends_the_threads(world: World) -> None:
-    token, keys = world.issue(), IssuedKeys(world.table, CHEAP, world.clock)
+    token, keys = world.issue(), IssuedKeys(world.table, world.clock)
     assert keys_threads() == []
     shown = [asyncio.ensure_future(keys.caller(one)) for one in (token, world.issue(), world.issue())]
     await until(lambda: bool(keys_threads()))
@@ -1045,7 +1039,7 @@ async def test_argon2_stands_back_for_the_event_loop() -> None:
     def priority() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    before, keys = priority(), IssuedKeys(Table(), CHEAP)
+    before, keys = priority(), IssuedKeys(Table())
     theirs = await keys.hasher.run(priority)
     await keys.close()
 
@@ -1136,4 +1130,4 @@ def test_the_settings_say_what_a_hash_costs() -> None:
 
 
 def test_the_default_clock_is_that_of_the_process() -> None:
-    assert IssuedKeys(Table(), CHEAP).clock is time.time
+    assert IssuedKeys(Table()).clock is time.time
