@@ -750,8 +750,11 @@ class Extension:
 
     # Around a call.
 
-    async def count_creation(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
-        """Create tasks by means of `create`, which then answers for all of them, or raise to refuse them."""
+    async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
+        """Create tasks by means of `create`, which then answers for all of them, or raise to refuse them.
+
+        A caller with `no_new_tasks` gets what repeats a creation, and that refusal for anything new.
+        """
 
     async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
         """Act on an operation that was carried out, before it is answered."""
@@ -851,18 +854,18 @@ class Engine:
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
         self.check_request(op, caller, ask)     # first: who may not create cannot use up what others may
-        reply = await (self._create(op, caller, ask) if ask.creates else self._carry_out(op, caller, ask))
+        reply = await (self._create(op, caller, ask) if ask.creates else self._carry_out(op, ask, caller))
         for after_call in self.on.after_call:
             await after_call(op, caller, ask, reply)
         return reply
 
     async def _create(self, op: Operation, caller: Caller, ask: Ask) -> Any:
-        create: Callable[[], Awaitable[Any]] = partial(self._carry_out, op, caller, ask)
+        create: Callable[[Caller], Awaitable[Any]] = partial(self._carry_out, op, ask)
         for count_creation in self.on.count_creation:
-            create = partial(count_creation, caller, len(getattr(ask, "tasks", "1")), create)
-        return await create()
+            create = partial(count_creation, ask=ask, create=create)
+        return await create(caller)
 
-    async def _carry_out(self, op: Operation, caller: Caller, ask: Ask) -> Any:
+    async def _carry_out(self, op: Operation, ask: Ask, caller: Caller) -> Any:
         if not op.open:
             self._note_caller(caller, ask)
         if getattr(ask, "wait_seconds", 0) > 0:
@@ -947,6 +950,8 @@ class Engine:
         key = (task.owner_kind, task.owner_id, ask.idempotency_key or "")
         if ask.idempotency_key is not None and (first := work.keys.get(key)):
             return self._repeat_creation(work.tasks[first], task)
+        if caller.no_new_tasks is not None:
+            raise caller.no_new_tasks
         duty = self.write_receipt(work, EMISSION["create"], task, contract, parents=parents)
         work.add_task(replace(task, duty=duty.receipt_id), needed)
         self._limit_kinds(work)

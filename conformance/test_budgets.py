@@ -65,6 +65,19 @@ async def test_the_task_that_is_too_many_is_refused_and_the_others_can_end(gate:
     assert (await gate.as_admin().set_budget(quantity="tasks")).budgets == []
 
 
+async def test_a_repeated_creation_gets_its_task_when_the_budget_is_used(gate: Gate) -> None:
+    to_new_month(gate)
+    await gate.as_admin().set_budget(quantity="tasks", monthly=1)
+    first = await gate.create(idempotency_key="once")
+    orders = [{"type": "demo", "payload": None, "idempotency_key": key} for key in ("twice", "thrice")]
+
+    again = await gate.create(idempotency_key="once")
+    new = await gate.as_agent().create_tasks(tasks=orders)
+
+    assert again == first
+    assert [item.error.error for item in new.results if item.error] == ["quota_exceeded"] * 2
+
+
 async def test_at_its_budget_of_lease_hours_a_claim_gets_nothing_and_says_why(gate: Gate) -> None:
     to_new_month(gate)
     await gate.as_admin().set_budget(quantity="lease_hours", monthly=1)

@@ -36,7 +36,7 @@ from asyncgate.parts.model.counted import PERIOD_SECONDS
 from asyncgate.parts.model.errors import QuotaExceeded
 from asyncgate.parts.model.stored import Account
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.model.wire import Ask, Principal
 from asyncgate.parts.model.wire_usage import BudgetLine, BudgetReport, GetBudgets, Quantity, SetBudget
 
 BUDGET_SECONDS = 15.0
@@ -83,10 +83,10 @@ class Budgets(Extension):
 
     # Refusing.
 
-    async def count_creation(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
+    async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Look at what a tenant has used before it creates tasks; `check_new_task` refuses them one by one."""
         await self.look(caller.tenant_id)
-        return await create()
+        return await create(caller)
 
     def check_new_task(self, work: Work) -> None:
         """Refuse a task of a tenant that has used a budget."""

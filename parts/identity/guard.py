@@ -21,12 +21,19 @@ from asyncgate.parts.identity.ways import Identity
 from asyncgate.parts.model.caller import NOBODY
 from asyncgate.parts.model.connection import Headers, Scope, find_client_address, group_address, read_token
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, TwoCredentials, Unauthenticated
+from asyncgate.parts.model.errors import (
+    GateError,
+    InvalidToken,
+    RateLimitExceeded,
+    StartupError,
+    TwoCredentials,
+    Unauthenticated,
+)
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import STORAGE_QUOTA, apply_stricter_limits, find_allowance, is_exempt, is_throttled
 from asyncgate.parts.model.settings import Tier
 from asyncgate.parts.model.stored import Account, Key
-from asyncgate.parts.model.wire import Ask, Items, Terminator
+from asyncgate.parts.model.wire import Ask, Items, Problem, Terminator
 from asyncgate.parts.model.wire_admin import Limits as LimitsReply
 from asyncgate.parts.model.wire_admin import Used
 
@@ -124,6 +131,11 @@ def refuse_token_in_query(scope: Scope) -> None:
     if b"access_token=" in scope.get("query_string", b""):
         raise TwoCredentials("a token does not belong into a URL; show it as Authorization: Bearer <token>, and get a "
                              "new one, because logs may have this one now")
+
+
+def list_refusals(reply: Any) -> list[Problem]:
+    """Return why items of a batch were refused."""
+    return [item.error for item in reply.results if item.error is not None] if isinstance(reply, Items) else []
 
 
 class KeyStore:
@@ -321,29 +333,51 @@ class Guard(Extension):
         elif may is not None:
             await self._draw(scope, [call_bucket(may, caller.tenant_id)])
 
-    async def count_creation(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
+    async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Count new tasks before they are created (21.4.2); those refused then, or existing already, do not count.
 
         The rate-limit headers show this limit only if it refuses.
         """
         if (may := await self._find_limits(caller)) is None:
-            return await create()
-        bucket = task_bucket(may, caller.tenant_id)
-        verdict = await self.limits.take([bucket], number)
-        if not verdict.admitted:
+            return await create(caller)
+        orders, bucket = getattr(ask, "tasks", [ask]), task_bucket(may, caller.tenant_id)
+        verdict = await self.limits.take([bucket], number := len(orders))
+        if verdict.admitted:
+            return await self._create_counted(caller, bucket, number, number, create)
+        try:
+            if not any(getattr(order, "idempotency_key", None) for order in orders):
+                raise limit_error(verdict)
+            return await self._create_beyond(caller, bucket, limit_error(verdict), number, create)
+        except RateLimitExceeded:
             if (scope := visit.get()) is not None:
                 scope["asyncgate.limits"] = limit_headers(verdict)
-            raise limit_error(verdict)
+            raise
+
+    async def _create_beyond(self, caller: Caller, bucket: Bucket, no: RateLimitExceeded, number: int,
+                             create: Callable[[Caller], Awaitable[Any]]) -> Any:
+        """Answer creations that are more than the limit has left: the repeated ones, and if they fit, the new ones."""
+        reply = await create(replace(caller, no_new_tasks=no))
+        if not reply.repeats:
+            raise no
+        new = sum(error.error == no.code for error in list_refusals(reply))
+        if new and (await self.limits.take([bucket], new)).admitted:
+            return await self._create_counted(caller, bucket, number, new, create)
+        return reply
+
+    async def _create_counted(self, caller: Caller, bucket: Bucket, number: int, counted: int,
+                              create: Callable[[Caller], Awaitable[Any]]) -> Any:
+        """Create tasks of which so many are counted, and give back what was counted too much."""
         try:
-            reply = await create()
+            reply = await create(caller)
         except GateError as no:
             if no.status in NOT_MADE:
-                await self.limits.give_back(bucket, number)
+                await self.limits.give_back(bucket, counted)
                 self._make_room(caller.tenant_id, no.more.get("quota"))
             raise
-        refused = [item.error for item in reply.results if item.error is not None] if isinstance(reply, Items) else []
-        if unmade := getattr(reply, "repeats", 0) + len(refused):
-            await self.limits.give_back(bucket, unmade)
+        refused = list_refusals(reply)
+        made = number - getattr(reply, "repeats", 0) - len(refused)
+        if made < counted:
+            await self.limits.give_back(bucket, counted - made)
         self._make_room(caller.tenant_id, *{error.quota for error in refused})
         return reply
 

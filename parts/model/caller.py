@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.trace import Trace
 from asyncgate.parts.model.wire import Principal, Role
 
@@ -39,6 +40,7 @@ class Caller(Struct, frozen=True):
     token: ShownToken | None = None     # of an access token
     trace: Trace | None = None          # to which the request belongs that creates tasks
     console: ShownSession | None = None     # of the console, in which the credential was sealed
+    no_new_tasks: GateError | None = None   # why it can create none now; a repeated creation gets the first task
 
     @property
     def unlimited(self) -> bool:

@@ -105,10 +105,10 @@ class Beside(Extension):
     def after_record_change(self, work: Work) -> None:
         self.told.append(("changed", *work.kept))
 
-    async def count_creation(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
-        if number > 2:
+    async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
+        if len(getattr(ask, "tasks", [ask])) > 2:
             raise QuotaExceeded("three at once", quota="three", limit=2, retry_after=1)
-        return await create()
+        return await create(caller)
 
     async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
         self.told.append(("performed", op.name))

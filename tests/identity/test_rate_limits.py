@@ -333,6 +333,53 @@ async def test_repeating_a_creation_counts_as_no_new_task(limited: Limited, faca
 
 
 @pytest.mark.parametrize("facade", FACADES)
+async def test_a_repeated_creation_gets_its_task_when_the_limit_of_new_tasks_is_used(
+        limited: Limited, facade: str) -> None:
+    house, ada, _ = await limited(-1, tasks=3)
+    one = {"type": "demo", "payload": None, "idempotency_key": "one"}
+    first = (await house.good("create_task", one, token=ada))["task_id"]
+    await house.good("cancel_task", {"task_id": first}, token=ada)
+    rerun = {"task_id": first, "idempotency_key": "again"}
+    again = (await house.good("rerun_task", rerun, token=ada))["task_id"]
+    await house.good("create_task", {"type": "demo", "payload": None}, token=ada)
+
+    async def ask(name: str, fields: dict[str, Any]) -> Told:
+        told: Told = await house.ask(name, fields, token=ada, facade=facade)
+        return told
+
+    repeated = [await ask("create_task", one), await ask("run_task", {**one, "wait_seconds": 0}),
+                await ask("rerun_task", rerun)]
+    listed = await ask("create_tasks", {"tasks": [one, one]})
+    new = [await ask("create_task", {**one, "idempotency_key": key}) for key in ("two", None)]
+    mixed = await ask("create_tasks", {"tasks": [one, {**one, "idempotency_key": "two"}]})
+    none = await ask("create_tasks", {"tasks": [{**one, "idempotency_key": key} for key in ("two", "three")]})
+
+    assert [told.body["task_id"] for told in repeated] == [first, first, again]
+    assert [item["task_id"] for item in listed.body["results"]] == [first, first]
+    assert [told.code for told in (*new, none)] == ["rate_limit_exceeded"] * 3
+    assert none.headers["x-ratelimit-bucket"] == f"tenant:{OTHER}:tasks"
+    assert mixed.body["results"][0]["task_id"] == first
+    assert mixed.body["results"][1]["error"]["error"] == "rate_limit_exceeded"
+    assert mixed.body["results"][1]["error"]["retry_after"] > 0
+    assert len((await house.good("list_tasks", token=ada))["tasks"]) == 3
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_of_a_list_only_what_is_new_has_to_fit_into_the_limit_of_new_tasks(limited: Limited, facade: str) -> None:
+    house, ada, _ = await limited(-1, tasks=4)
+    orders = [{"type": "demo", "payload": None, "idempotency_key": str(n)} for n in range(5)]
+    first = await house.good("create_tasks", {"tasks": orders[:3]}, token=ada)
+
+    more = await house.good("create_tasks", {"tasks": orders[:4]}, token=ada, facade=facade)
+    full = await house.good("create_tasks", {"tasks": orders}, token=ada, facade=facade)
+
+    assert more["results"][:3] == first["results"]
+    assert [item.get("status") for item in more["results"]] == ["queued"] * 4
+    assert [item.get("task_id") for item in full["results"]] == [
+        *(item["task_id"] for item in more["results"]), None]
+
+
+@pytest.mark.parametrize("facade", FACADES)
 async def test_a_task_that_is_run_again_counts_as_a_new_one(limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(-1, tasks=2)
     made = await house.good("create_task", {"type": "demo", "payload": None}, token=ada)
