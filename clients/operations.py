@@ -695,7 +695,10 @@ class AsyncOperations:
     async def end_session(
         self, session_id: str, *, reason: str | None = None, tenant_id: str | None = None,
     ) -> Ok:
-        """End a session; its tokens are refused within five seconds."""
+        """End a session; its tokens are refused within five seconds.
+
+        A program can end its own session only.
+        """
         return await self.ask("end_session", Ok, locals())
 
     async def erase_principal(
@@ -971,7 +974,10 @@ class AsyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Consents:
-        """List what you let programs do; an admin sees all of its tenant."""
+        """List what you let programs do; an admin sees all of its tenant.
+
+        For the person or an admin, not for a program that acts for the person.
+        """
         return await self.ask("list_consents", Consents, locals())
 
     async def list_deliveries(
@@ -1100,7 +1106,10 @@ class AsyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Sessions:
-        """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days."""
+        """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days.
+
+        A program sees its own session only.
+        """
         return await self.ask("list_sessions", Sessions, locals())
 
     async def list_signing_keys(
@@ -1470,7 +1479,10 @@ class AsyncOperations:
     async def sign_out_everywhere(
         self, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> SignedOut:
-        """End all your sessions, in the console too, or as an admin those of a user."""
+        """End all your sessions, in the console too, or as an admin those of a user.
+
+        For the person or an admin, not for a program that acts for the person.
+        """
         return await self.ask("sign_out_everywhere", SignedOut, locals())
 
     async def start_task(
@@ -1510,7 +1522,10 @@ class AsyncOperations:
     async def withdraw_consent(
         self, client_id: str, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> SignedOut:
-        """Stop letting a program act for you, and end your sessions with it."""
+        """Stop letting a program act for you, and end your sessions with it.
+
+        For the person or an admin, not for a program that acts for the person.
+        """
         return await self.ask("withdraw_consent", SignedOut, locals())
 
 
@@ -1716,7 +1731,10 @@ class SyncOperations:
     def end_session(
         self, session_id: str, *, reason: str | None = None, tenant_id: str | None = None,
     ) -> Ok:
-        """End a session; its tokens are refused within five seconds."""
+        """End a session; its tokens are refused within five seconds.
+
+        A program can end its own session only.
+        """
         return self.ask("end_session", Ok, locals())
 
     def erase_principal(
@@ -1992,7 +2010,10 @@ class SyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Consents:
-        """List what you let programs do; an admin sees all of its tenant."""
+        """List what you let programs do; an admin sees all of its tenant.
+
+        For the person or an admin, not for a program that acts for the person.
+        """
         return self.ask("list_consents", Consents, locals())
 
     def list_deliveries(
@@ -2121,7 +2142,10 @@ class SyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Sessions:
-        """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days."""
+        """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days.
+
+        A program sees its own session only.
+        """
         return self.ask("list_sessions", Sessions, locals())
 
     def list_signing_keys(
@@ -2491,7 +2515,10 @@ class SyncOperations:
     def sign_out_everywhere(
         self, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> SignedOut:
-        """End all your sessions, in the console too, or as an admin those of a user."""
+        """End all your sessions, in the console too, or as an admin those of a user.
+
+        For the person or an admin, not for a program that acts for the person.
+        """
         return self.ask("sign_out_everywhere", SignedOut, locals())
 
     def start_task(
@@ -2531,5 +2558,8 @@ class SyncOperations:
     def withdraw_consent(
         self, client_id: str, *, user_id: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> SignedOut:
-        """Stop letting a program act for you, and end your sessions with it."""
+        """Stop letting a program act for you, and end your sessions with it.
+
+        For the person or an admin, not for a program that acts for the person.
+        """
         return self.ask("withdraw_consent", SignedOut, locals())

@@ -1,7 +1,8 @@
 """Sessions of people with programs, and what people let programs do (spec 21.9.1).
 
-A person sees and ends its own sessions; an admin those of its tenant, the operator all.  These operations read and
-change rows.  They are there while the authorization server is off, too.
+A person sees and ends its own sessions; an admin those of its tenant, the operator all.  A program that acts for a
+person sees and ends only the session that it has itself, whatever its scopes, unless these are an admin's.  These
+operations read and change rows.  They are there while the authorization server is off, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from asyncgate import Caller, Engine, Operation, Work, forbid
 from asyncgate.parts.identity.admin import audit_change, operates, read_page
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, end_console_sessions, revoke
+from asyncgate.parts.model.console import CONSOLE_CLIENT
 from asyncgate.parts.model.errors import InvalidRequest, SessionNotFound, UserNotFound
 from asyncgate.parts.model.stored import export_key
 from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, User
@@ -98,15 +100,39 @@ def is_about_self(caller: Caller, row: Grant | User) -> bool:
     return caller.bound and row.tenant == caller.tenant_id and row.principal.same(caller.principal)
 
 
+def is_program(caller: Caller) -> bool:
+    """Whether a program asks that somebody let in; the console is no such program, but how a person asks herself.
+
+    Security: a session of the console counts as its credential does, for any program can begin one with its token.
+    """
+    return caller.token is not None and caller.token.client_id != CONSOLE_CLIENT
+
+
+def belongs_to_caller(caller: Caller, row: Grant | User) -> bool:
+    """Whether a row is the caller's to see and to end without an admin's rights."""
+    if is_program(caller):
+        assert caller.token is not None
+        return isinstance(row, Grant) and row.grant_id == caller.token.session_id and is_about_self(caller, row)
+    return is_about_self(caller, row)
+
+
 def may_see(engine: Engine, caller: Caller, row: Grant | User) -> bool:
     """Whether a caller may see a person or a session."""
     reach = row.tenant == caller.tenant_id or operates(engine, caller)
-    return is_about_self(caller, row) or (caller.sees_all and reach)
+    return belongs_to_caller(caller, row) or (caller.sees_all and reach)
+
+
+def require_person(caller: Caller, admitted: bool) -> None:
+    """Refuse a program without an admin's rights: what a person allows is not for one of her programs to manage."""
+    if is_program(caller) and not admitted:
+        raise forbid(caller, "a program cannot see or end what a person lets other programs do; it can end its own "
+                             "session with end_session.  The person does the rest in the console or with a key of her "
+                             "own, or an admin does")
 
 
 def require_right_to_end(caller: Caller, row: Grant | User) -> None:
     """Refuse an admin that may only read."""
-    if not is_about_self(caller, row) and not caller.unlimited:
+    if not belongs_to_caller(caller, row) and not caller.unlimited:
         raise forbid(caller, "only an admin with the scope admin:write ends the sessions of others")
 
 
@@ -133,7 +159,10 @@ async def find_grants(engine: Engine, wanted: Callable[[Grant], bool]) -> list[G
 
 
 async def list_sessions(engine: Engine, caller: Caller, ask: ListSessions) -> Sessions:
-    """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days."""
+    """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days.
+
+    A program sees its own session only.
+    """
     directory = Directory(engine)
     rows, *ends = await read_page(
         engine, caller, ask, ("sessions", ask.user_id), lambda after: directory.page(Grant, after), export_key,
@@ -143,7 +172,10 @@ async def list_sessions(engine: Engine, caller: Caller, ask: ListSessions) -> Se
 
 
 async def end_session(engine: Engine, caller: Caller, ask: EndSession) -> Ok:
-    """End a session; its tokens are refused within five seconds."""
+    """End a session; its tokens are refused within five seconds.
+
+    A program can end its own session only.
+    """
     grant = await Directory(engine).find(Grant, ask.session_id)
     if grant is None or not may_see(engine, caller, grant):
         raise SessionNotFound(f"no session {ask.session_id}; list_sessions shows the sessions there are")
@@ -153,7 +185,10 @@ async def end_session(engine: Engine, caller: Caller, ask: EndSession) -> Ok:
 
 
 async def sign_out_everywhere(engine: Engine, caller: Caller, ask: SignOutEverywhere) -> SignedOut:
-    """End all your sessions, in the console too, or as an admin those of a user."""
+    """End all your sessions, in the console too, or as an admin those of a user.
+
+    For the person or an admin, not for a program that acts for the person.
+    """
     people = await require_people(engine, caller, ask.user_id)
     grants = await find_grants(engine, lambda grant: is_of(grant, people))
 
@@ -170,6 +205,7 @@ async def sign_out_everywhere(engine: Engine, caller: Caller, ask: SignOutEveryw
 
 async def require_people(engine: Engine, caller: Caller, user_id: str | None) -> dict[str, User]:
     """Return the users whom a call is about: one that it names, or all who act as the caller."""
+    require_person(caller, caller.unlimited)
     if user_id is None and not caller.bound:
         raise InvalidRequest("this credential is nobody's own, so name the user: user_id")
     people = await find_people(engine, caller, user_id)
@@ -187,7 +223,11 @@ def is_of(grant: Grant, people: dict[str, User]) -> bool:
 
 
 async def list_consents(engine: Engine, caller: Caller, ask: ListConsents) -> Consents:
-    """List what you let programs do; an admin sees all of its tenant."""
+    """List what you let programs do; an admin sees all of its tenant.
+
+    For the person or an admin, not for a program that acts for the person.
+    """
+    require_person(caller, caller.sees_all)
     directory, people = Directory(engine), await find_people(engine, caller, ask.user_id)
     rows, *ends = await read_page(
         engine, caller, ask, ("consents", ask.user_id), lambda after: directory.page(Consent, after), export_key,
@@ -197,7 +237,10 @@ async def list_consents(engine: Engine, caller: Caller, ask: ListConsents) -> Co
 
 
 async def withdraw_consent(engine: Engine, caller: Caller, ask: WithdrawConsent) -> SignedOut:
-    """Stop letting a program act for you, and end your sessions with it."""
+    """Stop letting a program act for you, and end your sessions with it.
+
+    For the person or an admin, not for a program that acts for the person.
+    """
     people = await require_people(engine, caller, ask.user_id)
     grants = await find_grants(engine, lambda one: one.client_id == ask.client_id and is_of(one, people))
 

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from asyncgate.parts.model.console import CONSOLE_CLIENT
+from asyncgate.parts.model.settings import ConsoleSettings
 from asyncgate.parts.model.stored_oauth import Consent
-from tests.conftest import Served
+from tests.conftest import TOKEN, Served
 from tests.identity.oauth.granting import REDIRECT, Program, claims_of, program_of, refusal, tokens
+from tests.support.console_page import ConsolePage
+from tests.support.identity_tools import FACADES, House, Told
 
 pytestmark = pytest.mark.anyio
 
@@ -18,9 +22,9 @@ ROOM = "6f1c2b9e-0000-4000-8000-00000000000a"
 
 
 @pytest.fixture
-async def program(oauth_gate: Served) -> Program:
-    """A program that Ada allows in."""
-    return await program_of(oauth_gate)
+async def program(serve_oauth: Callable[..., Any]) -> Program:
+    """A program that Ada allows in, at a gate with the console."""
+    return await program_of(await serve_oauth(console=ConsoleSettings(enabled=True)))
 
 
 async def allow(program: Program) -> None:
@@ -50,14 +54,21 @@ async def room(served: Served, role: str = "admin", **more: Any) -> str:
     return str(issued["api_key"])
 
 
+async def in_console(program: Program) -> str:
+    """Let the person of a program sign in to the console with the account; return the access token."""
+    console = await program_of(program.served, CONSOLE_CLIENT, user={
+        "user_id": program.user.user_id, "principal_id": program.user.principal_id})
+    return str((await console.begin())["access_token"])
+
+
 async def test_a_person_sees_and_ends_its_own_sessions_and_no_others(program: Program) -> None:
     ada, bob = await program.begin(), await (await another(program, "bobs", "bob")).begin()
-    others = claims_of(bob["access_token"])["sid"]
+    others, here = claims_of(bob["access_token"])["sid"], await in_console(program)
 
-    listed = await ask(program, "GET", "/v1/sessions", ada["access_token"])
-    foreign = await ask(program, "POST", "/v1/sessions/end", ada["access_token"], {"session_id": others})
-    [mine] = listed["sessions"]
-    own = await ask(program, "POST", "/v1/sessions/end", ada["access_token"], {"session_id": mine["session_id"]})
+    listed = await ask(program, "GET", "/v1/sessions", here)
+    foreign = await ask(program, "POST", "/v1/sessions/end", here, {"session_id": others})
+    [mine] = [one for one in listed["sessions"] if one["session_id"] != claims_of(here)["sid"]]
+    own = await ask(program, "POST", "/v1/sessions/end", here, {"session_id": mine["session_id"]})
 
     assert (mine["client_name"], mine["principal_id"]) == ("An app", "ada")
     assert mine["scopes"] == ["tasks:read", "tasks:write"]
@@ -65,6 +76,62 @@ async def test_a_person_sees_and_ends_its_own_sessions_and_no_others(program: Pr
     assert not await program.works(ada["access_token"])
     assert refusal(await program.refresh(ada["refresh_token"])) == "invalid_grant"
     assert await program.works(bob["access_token"])
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_program_sees_and_ends_its_own_session_only(program: Program, facade: str) -> None:
+    second = await program_of(program.served, "second", user={"user_id": program.user.user_id})
+    house = House(program.served, TOKEN)
+    narrow = (await program.begin(scopes=frozenset({"tasks:read"})))["access_token"]
+    other, twin = [(await one.begin())["access_token"] for one in (second, program)]
+    own, *others = [claims_of(token)["sid"] for token in (narrow, other, twin)]
+
+    async def ask(name: str, **fields: Any) -> Told:
+        told: Told = await house.ask(name, fields, token=narrow, facade=facade)
+        return told
+
+    listed = [await ask("list_sessions", **more) for more in ({}, {"user_id": program.user.user_id})]
+    foreign = [await ask("end_session", session_id=session) for session in others]
+    refused = [await ask(name, **about, **more) for name, about in [
+        ("sign_out_everywhere", {}), ("list_consents", {}), ("withdraw_consent", {"client_id": "second"}),
+        ("withdraw_consent", {"client_id": "app"})] for more in ({}, {"user_id": program.user.user_id})]
+    left = [await program.works(token) for token in (narrow, other, twin)]
+    mine = await ask("end_session", session_id=own)
+
+    assert [[one["session_id"] for one in told.body["sessions"]] for told in listed] == [[own]] * 2
+    assert [told.code for told in foreign] == ["session_not_found"] * 2
+    assert [told.code for told in refused] == ["forbidden"] * 8
+    assert left == [True] * 3
+    assert mine.code == ""
+    assert [await program.works(token) for token in (narrow, other, twin)] == [False, True, True]
+
+
+async def test_a_session_of_the_console_that_a_program_has_begun_is_no_person(serve_oauth: Callable[..., Any]) -> None:
+    program = await program_of(await serve_oauth(console=ConsoleSettings(enabled=True)))
+    page = ConsolePage(program.served)
+    await page.sign_in((await program.begin(scopes=frozenset({"tasks:read"})))["access_token"])
+    other = (await program.begin())["access_token"]
+
+    answers = [await page.call("POST", "/v1/sign-out", {}), await page.call("GET", "/v1/consents")]
+
+    assert [answer.status for answer in answers] == [403, 403]
+    assert await program.works(other)
+
+
+async def test_a_program_with_the_scopes_of_an_admin_manages_sessions_as_an_admin(program: Program) -> None:
+    boss = await another(program, "boss", "boss", role="admin")
+    reader, root = [(await boss.begin(scopes=frozenset(scopes)))["access_token"] for scopes in (
+        {"admin:read"}, {"admin:read", "admin:write"})]
+    got = await program.begin()
+    about = {"user_id": program.user.user_id}
+
+    seen = [await ask(program, "GET", f"/v1/{name}?user_id={program.user.user_id}", reader)
+            for name in ("sessions", "consents")]
+    told = [await ask(program, "POST", "/v1/sign-out", token, about) for token in (reader, root)]
+
+    assert [len(seen[0]["sessions"]), seen[1]["consents"]] == [1, []]
+    assert told == ["forbidden", {"sessions_ended": 1}]
+    assert not await program.works(got["access_token"])
 
 
 async def test_an_admin_ends_the_sessions_of_its_own_tenant_only(program: Program) -> None:
@@ -94,10 +161,10 @@ async def test_signing_out_everywhere_ends_all_sessions_of_a_person_and_a_new_si
     loose = program.served.gate.oauth.keys.sign(claims)     # type: ignore[union-attr]
     assert await program.works(loose)
 
-    done = await ask(program, "POST", "/v1/sign-out", first["access_token"], {})
+    done = await ask(program, "POST", "/v1/sign-out", await in_console(program), {})
     again = await program.begin()
 
-    assert done == {"sessions_ended": 2}
+    assert done == {"sessions_ended": 3}
     assert not await program.works(loose)
     assert [await program.works(one["access_token"]) for one in (first, other, bob, again)] == [
         False, False, True, True]
@@ -123,9 +190,11 @@ async def test_a_withdrawn_consent_is_gone_and_ends_the_sessions_with_that_progr
     await allow(await another(program, "bobs", "bob"))
     first, other = await program.begin(), await second.begin()
 
-    listed = await ask(program, "GET", "/v1/consents", other["access_token"])
-    done = await ask(program, "POST", "/v1/consents/withdraw", other["access_token"], {"client_id": "app"})
-    left = await ask(program, "GET", "/v1/consents", other["access_token"])
+    here = await in_console(program)
+
+    listed = await ask(program, "GET", "/v1/consents", here)
+    done = await ask(program, "POST", "/v1/consents/withdraw", here, {"client_id": "app"})
+    left = await ask(program, "GET", "/v1/consents", here)
 
     assert sorted(one["client_id"] for one in listed["consents"]) == ["app", "second"]
     assert (done, [one["client_id"] for one in left["consents"]]) == ({"sessions_ended": 1}, ["second"])
