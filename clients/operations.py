@@ -900,7 +900,9 @@ class AsyncOperations:
         """Invite a person by e-mail address: who signs in with it, verified by an identity provider, may come in.
 
         The person acts as the human principal with that address.  A repeated call changes an invitation that nobody has
-        accepted yet.  Nothing is sent to the person.
+        accepted yet.  Nothing is sent to the person.  An address that a rule of the operator gives to another tenant,
+        by
+        itself or by its domain, cannot be invited.
         """
         return await self.ask("invite_user", UserRecord, locals())
 
@@ -1936,7 +1938,9 @@ class SyncOperations:
         """Invite a person by e-mail address: who signs in with it, verified by an identity provider, may come in.
 
         The person acts as the human principal with that address.  A repeated call changes an invitation that nobody has
-        accepted yet.  Nothing is sent to the person.
+        accepted yet.  Nothing is sent to the person.  An address that a rule of the operator gives to another tenant,
+        by
+        itself or by its domain, cannot be invited.
         """
         return self.ask("invite_user", UserRecord, locals())
 

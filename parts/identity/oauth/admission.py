@@ -1,7 +1,8 @@
 """Which people may come in, and as whom (spec 21.2.1).
 
 A person is known by issuer and subject, never by an e-mail address: addresses change hands.  A verified address only
-says which invitation or which rule fits, the first time.  After that the person's own row decides.
+says which invitation or which rule fits, the first time.  After that the person's own row decides.  Where the
+operator's rules give an address or its domain to a tenant, no other tenant's invitation counts.
 
 Each address has a row of its own, too: the invitation, or who came in with it first.  That one acts as
 `human:<address>`; whoever brings the same address from another provider is somebody else, until an admin says more.
@@ -16,7 +17,14 @@ from asyncgate import SCOPES, Caller, Work
 from asyncgate.parts.identity.admin import audit_change
 from asyncgate.parts.identity.keys_stored import encode_names
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
-from asyncgate.parts.identity.oauth.user_rows import id_of_email, id_of_person, scopes_of
+from asyncgate.parts.identity.oauth.user_rows import (
+    id_of_email,
+    id_of_person,
+    list_rules_for,
+    name_owners,
+    names_address,
+    scopes_of,
+)
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import AdmissionRule, Settings
 from asyncgate.parts.model.stored import Account
@@ -65,7 +73,7 @@ async def admit(server: AuthorizationServer, who: Person) -> User:
     One transaction.  An unknown person needs an invitation or a rule.
     """
     def decide(work: Work) -> User | SignInRefused:
-        found = decide_admission(work, server.oauth.admit, who, server.settings.default_tenant_id)
+        found = decide_admission(work, server.settings, who)
         if isinstance(found, User):
             note_sign_in(server, work, found, who.provider)
         return found
@@ -91,24 +99,39 @@ def note_sign_in(server: AuthorizationServer, work: Work, user: User, way: str) 
     audit_change(server.engine, work, "user_signed_in", "info", by, user_id=user.user_id, tenant=user.tenant, way=way)
 
 
-def decide_admission(work: Work, rules: tuple[AdmissionRule, ...], who: Person, home: str) -> User | SignInRefused:
+def decide_admission(work: Work, settings: Settings, who: Person) -> User | SignInRefused:
     """Decide who a person is here, or why nobody; pure but for the rows that it keeps."""
     known = work.find_record(User, id_of_person(who.issuer, who.subject))
     claim = work.find_record(User, id_of_email(who.email)) if who.email else None
+    if claim is not None and is_overruled(settings, claim, who):
+        claim = None        # nor can its tenant keep the person out by disabling it
     if disabled := next((row for row in (known, claim) if row and row.disabled_at is not None), None):
         return SignInRefused("An administrator has disabled your account.", f"user {disabled.user_id} is disabled")
     if known is not None:
         return replace(known, email=who.email or known.email, name=who.name or known.name, last_seen_at=work.now)
     if claim is not None and claim.accepted_as is None:
         user = accept_invitation(claim, who, work.now)
-    elif (rule := find_rule(rules, who)) is not None:
-        user = apply_rule(rule, who, claim, work.now, home)
+    elif (rule := find_rule(settings.security.oauth.admit, who)) is not None:
+        user = apply_rule(rule, who, claim, work.now, settings.default_tenant_id)
     else:
         return refuse_stranger(who)
     if who.email and (claim is None or claim.accepted_as is None):
         work.keep_record(replace(claim or user, user_id=id_of_email(who.email), issuer="", subject="",
                                  accepted_as=user.user_id))
     return user
+
+
+def is_overruled(settings: Settings, claim: User, who: Person) -> bool:
+    """Whether an invitation is of another tenant than the operator's rules give the person's address or its domain to.
+
+    Of these rules the first one that fits the person decides; if none does, none of their tenants is preferred.
+    """
+    if claim.accepted_as is not None:
+        return False
+    rules = tuple(list_rules_for(settings.security.oauth.admit, who.email))
+    if (rule := find_rule(rules, who)) is not None:
+        return claim.tenant != (rule.tenant or settings.default_tenant_id)
+    return bool(rules) and claim.tenant not in name_owners(settings, who.email)
 
 
 def refuse_stranger(who: Person) -> SignInRefused:
@@ -134,9 +157,8 @@ def find_rule(rules: tuple[AdmissionRule, ...], who: Person) -> AdmissionRule | 
 
 def fits_person(rule: AdmissionRule, who: Person) -> bool:
     """Whether a rule is about a person: all that it names must be so."""
-    domain = who.email.rpartition("@")[2]
-    return (rule.provider in ("", who.provider) and rule.email.lower() in ("", who.email)
-            and rule.email_domain.lower() in ("", domain) and (not rule.group or rule.group in who.groups))
+    return (rule.provider in ("", who.provider) and (not rule.group or rule.group in who.groups)
+            and (names_address(rule, who.email) or not (rule.email or rule.email_domain)))
 
 
 def apply_rule(rule: AdmissionRule, who: Person, claim: User | None, now: float, home: str) -> User:

@@ -1,13 +1,18 @@
-"""The rows of people: their scopes, and their ids, which are derived: two first sign-ins at once make one user."""
+"""The rows of people: their scopes, their ids, and which tenants may invite them.
+
+Ids are derived: two first sign-ins at once make one user.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from uuid import UUID, uuid5
 
 from asyncgate import SCOPES, Caller, forbid
 from asyncgate.parts.identity.keys_stored import decode_names, default_scopes
 from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model.settings import AdmissionRule, Settings
 from asyncgate.parts.model.stored_oauth import SignInLink, User
 
 USERS = UUID("5b0f2d0e-6d0c-4a53-9a5b-0d0c1f7be1a4")        # the namespace of all ids of users
@@ -36,6 +41,31 @@ def read_email(text: object) -> str:
     if not isinstance(text, str) or len(text) > MOST_EMAIL_LENGTH or not EMAIL.match(text):
         return ""
     return text.lower() if all(text.partition("@")[2].split(".")) else ""
+
+
+def name_owners(settings: Settings, email: str) -> frozenset[str]:
+    """Return the tenants to which the operator's rules give an address or its domain; empty: they give it to nobody.
+
+    Security: only these tenants may invite the address.  Else any tenant could invite the employees of a company first,
+    and would get them and their work.
+    """
+    return frozenset(rule.tenant or settings.default_tenant_id
+                     for rule in list_rules_for(settings.security.oauth.admit, email))
+
+
+def list_rules_for(rules: tuple[AdmissionRule, ...], email: str) -> Iterator[AdmissionRule]:
+    """Yield the rules that name an address or its domain, up to the one behind which no other can decide."""
+    for rule in rules:
+        if names_address(rule, email):
+            yield rule
+            if not rule.provider and not rule.group:
+                return
+
+
+def names_address(rule: AdmissionRule, email: str) -> bool:
+    """Whether a rule names an address or its domain, whatever else it wants."""
+    named, domain = rule.email.lower(), rule.email_domain.lower()
+    return bool(named or domain) and named in ("", email) and domain in ("", email.rpartition("@")[2])
 
 
 def scopes_of(row: User | SignInLink) -> frozenset[str]:

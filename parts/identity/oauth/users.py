@@ -15,7 +15,7 @@ from asyncgate.parts.identity.keys_stored import encode_names
 from asyncgate.parts.identity.oauth.directory import Directory, RecordKey, audit_in_tenant
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
 from asyncgate.parts.identity.oauth.sessions import end_grant, find_grants
-from asyncgate.parts.identity.oauth.user_rows import check_rights, id_of_email, read_email
+from asyncgate.parts.identity.oauth.user_rows import check_rights, id_of_email, name_owners, read_email
 from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, UserNotFound
 from asyncgate.parts.model.stored import export_key
 from asyncgate.parts.model.stored_oauth import Consent, Grant, User
@@ -42,7 +42,8 @@ async def invite_user(engine: Engine, caller: Caller, ask: InviteUser) -> UserRe
     """Invite a person by e-mail address: who signs in with it, verified by an identity provider, may come in.
 
     The person acts as the human principal with that address.  A repeated call changes an invitation that nobody has
-    accepted yet.  Nothing is sent to the person.
+    accepted yet.  Nothing is sent to the person.  An address that a rule of the operator gives to another tenant, by
+    itself or by its domain, cannot be invited.
     """
     tenant = await tenant_to_issue_for(engine, caller, ask.tenant)
     if not (email := read_email(ask.email)):
@@ -52,10 +53,14 @@ async def invite_user(engine: Engine, caller: Caller, ask: InviteUser) -> UserRe
                ask.access_days, str(caller.principal), now)
     check_rights(caller, row)
     said = {"user_id": user_id, "email": email, "tenant": tenant, "new_role": ask.role}
+    owners = name_owners(engine.settings, email)
+    if owners and tenant not in owners:
+        raise refuse_foreign_address(engine, caller, email, owners)
 
     def invite(work: Work) -> User:
         known = work.find_record(User, user_id)
-        if known is not None and known.tenant != tenant:        # the caller learns no more of another tenant
+        void = known is not None and known.accepted_as is None and owners and known.tenant not in owners
+        if known is not None and known.tenant != tenant and not void:
             raise InvalidTransition(f"{email} cannot be invited here; ask the operator")
         if known is not None and known.accepted_as is not None:
             raise InvalidTransition(f"{email} is the user {known.accepted_as}; change_user changes its rights")
@@ -65,6 +70,14 @@ async def invite_user(engine: Engine, caller: Caller, ask: InviteUser) -> UserRe
     done = await Directory(engine).change(invite, (User, (user_id,)))
     await audit_in_tenant(engine, caller, tenant, "user_invited", "info", **said)
     return as_user_record(done)
+
+
+def refuse_foreign_address(engine: Engine, caller: Caller, email: str, owners: frozenset[str]) -> InvalidTransition:
+    """Refuse to invite an address of another tenant; only the operator, who has made the rules, learns of which."""
+    if not operates(engine, caller):        # the same words as for an address that somebody has already
+        return InvalidTransition(f"{email} cannot be invited here; ask the operator")
+    return InvalidTransition(f"security.oauth.admit gives {email} to the tenant {' or '.join(sorted(owners))}, so no "
+                             "other can invite it; put a rule for this address before the others, or name that tenant")
 
 
 async def change_user(engine: Engine, caller: Caller, ask: ChangeUser) -> UserRecord:

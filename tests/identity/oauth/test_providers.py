@@ -13,6 +13,7 @@ import pytest
 from asyncgate.parts.identity.oauth.admission import Person, fits_person
 from asyncgate.parts.identity.oauth.providers import read_person
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
+from asyncgate.parts.identity.oauth.user_rows import id_of_email
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import (
@@ -28,7 +29,7 @@ from asyncgate.parts.model.stored_oauth import Grant, User
 from tests.conftest import Served
 from tests.identity.oauth.conftest import PUBLIC_URL
 from tests.support.browser import Browser, Page, Program
-from tests.support.identity_tools import OTHER
+from tests.support.identity_tools import HOME, OTHER
 from tests.support.provider_stand_in import StandIn, make_key, run_stand_in
 
 pytestmark = pytest.mark.anyio
@@ -392,6 +393,53 @@ async def test_an_invitation_admits_once_and_says_as_whom(set_scene: Callable[..
     assert (person["role"], person["access_days"], person["principal_id"]) == ("worker", 7, "ada@example.com")
     assert first.status == 200
     assert other.status == 403
+
+
+async def invite_before_the_rule(scene: Scene, tenant: str, **more: Any) -> None:
+    """Keep an invitation of Ada that a tenant has made before the operator's rules said whose she is."""
+    ada = "ada@example.com"
+    row = User(id_of_email(ada), "", "", ada, "", tenant, "human", ada, "worker", None, None, "human root",
+               scene.served.backend.now(), **more)
+    await scene.served.gate.oauth.directory.change(lambda work: work.keep_record(row))      # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("more", [{}, {"disabled_at": 1.0}])
+@pytest.mark.parametrize("rule", [AdmissionRule(email_domain="Example.com"), AdmissionRule(email="ada@example.com")])
+async def test_the_operators_rule_for_a_domain_or_an_address_overrules_another_tenants_invitation(
+        set_scene: Callable[..., Any], rule: AdmissionRule, more: dict[str, float]) -> None:
+    """Else a tenant could invite a company's people first, and get them and their work, or keep them out."""
+    scene = await set_scene(rule)
+    await scene.served.post("/v1/tenants", {"tenant": OTHER, "name": "Reading Room"})
+    await invite_before_the_rule(scene, OTHER, **more)
+
+    page = await scene.sign_in()
+    again = await scene.sign_in("github")
+
+    assert "in tenant default" in " ".join(page.text.split())
+    people = await scene.people()
+    assert {(one["tenant"], one["role"]) for one in people} == {(HOME, "agent")}
+    assert sorted(one["principal_id"] for one in people) == ["ada@example.com", "github:583231"]
+    assert again.status == 200
+
+
+async def test_an_invitation_of_the_tenant_that_a_rule_names_decides_the_rights(set_scene: Callable[..., Any]) -> None:
+    scene = await set_scene(AdmissionRule(email_domain="example.com", group="staff", tenant=OTHER),
+                            AdmissionRule(email_domain="example.com", tenant=OTHER))
+    await scene.served.post("/v1/tenants", {"tenant": OTHER, "name": "Reading Room"})
+    await scene.served.post("/v1/users", {"email": "ada@example.com", "role": "worker", "tenant": OTHER})
+
+    page = await scene.sign_in(asked={"scope": "tasks:lease"})
+
+    assert page.status == 200
+    assert [(one["tenant"], one["role"]) for one in await scene.people()] == [(OTHER, "worker")]
+
+
+async def test_a_rule_for_some_of_a_domain_keeps_other_tenants_from_the_others(set_scene: Callable[..., Any]) -> None:
+    scene = await set_scene(AdmissionRule(email_domain="example.com", group="nobody"))
+    await scene.served.post("/v1/tenants", {"tenant": OTHER, "name": "Reading Room"})
+    await invite_before_the_rule(scene, OTHER)
+
+    assert "no invitation and no rule fits" in await scene.refused(await scene.sign_in())
 
 
 async def test_the_same_address_from_another_provider_is_another_principal(scene: Scene) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from asyncgate.parts.identity.oauth.user_rows import id_of_email
 from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.settings import AdmissionRule
 from asyncgate.parts.model.stored_oauth import Consent, Grant, Revocation, User
-from tests.conftest import Answer, Served
+from tests.conftest import TOKEN, Answer, Served
 from tests.support.browser import Browser, Program, sign_in
-from tests.support.identity_tools import OTHER
+from tests.support.identity_tools import FACADES, HOME, OTHER, House, Told
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +65,47 @@ async def test_an_address_that_another_tenant_has_invited_is_refused_without_a_w
     no = await oauth_gate.call("POST", "/v1/users", {"email": "ada@example.com"}, token=admin)
 
     assert no.json()["message"] == "ada@example.com cannot be invited here; ask the operator"
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_an_address_that_a_rule_gives_to_another_tenant_is_refused_in_the_same_words(
+        serve_oauth: Callable[..., Any], facade: str) -> None:
+    """Whoever invites does not learn whether the person is known here, nor to whom the domain belongs."""
+    served = await serve_oauth({"admit": (AdmissionRule(email="eve@other.example", tenant=OTHER), AdmissionRule(
+        email_domain="Example.com", group="staff"), AdmissionRule(email_domain="example.com"), AdmissionRule(
+        email_domain="example.com", tenant=OTHER), AdmissionRule(email_domain="other.example"))})
+    admin, house = await make_admin(served), House(served, TOKEN)
+    await served.post("/v1/users", {"email": "known@example.com"})
+
+    async def invite(email: str, token: str | None = None, **more: Any) -> Told:
+        told: Told = await house.ask("invite_user", {"email": email, **more}, token=token, facade=facade)
+        return told
+
+    refused = [await invite(email, admin) for email in ("ada@EXAMPLE.com", "known@example.com", "bob@other.example")]
+    own = [await invite("eve@other.example", admin), await invite("ada@sub.example.com", admin),
+           await invite("ada@example.com"), await invite("bob@other.example")]
+    operator = await invite("grace@example.com", tenant=OTHER)
+
+    assert [(told.code, told.body["message"]) for told in refused] == [
+        ("invalid_state_transition", f"{email} cannot be invited here; ask the operator")
+        for email in ("ada@example.com", "known@example.com", "bob@other.example")]
+    assert [told.code for told in own] == [""] * 4
+    assert operator.body["message"] == (
+        f"security.oauth.admit gives grace@example.com to the tenant {HOME}, so no other can invite it; put a rule for "
+        "this address before the others, or name that tenant")
+
+
+async def test_the_tenant_of_a_rule_takes_over_an_invitation_of_another(serve_oauth: Callable[..., Any]) -> None:
+    served = await serve_oauth({"admit": (AdmissionRule(email_domain="example.com", tenant=OTHER),)})
+    admin = await make_admin(served)
+    ada = "ada@example.com"
+    row = User(id_of_email(ada), "", "", ada, "", served.tenant_id, "human", ada, "agent", None, None, "before",
+               served.backend.now())
+    await served.gate.oauth.directory.change(lambda work: work.keep_record(row))
+
+    invited = await served.post("/v1/users", {"email": "ada@example.com"}, token=admin)
+
+    assert (invited["tenant"], invited["user_id"]) == (OTHER, row.user_id)
 
 
 async def test_an_invitation_can_be_repeated_until_it_is_accepted(oauth_gate: Served) -> None:
