@@ -902,7 +902,7 @@ class AsyncOperations:
         The person acts as the human principal with that address.  A repeated call changes an invitation that nobody has
         accepted yet.  Nothing is sent to the person.  An address that a rule of the operator gives to another tenant,
         by
-        itself or by its domain, cannot be invited.
+        itself or by its domain, cannot be invited.  Refused above security.oauth.open_invitations.
         """
         return await self.ask("invite_user", UserRecord, locals())
 
@@ -1940,7 +1940,7 @@ class SyncOperations:
         The person acts as the human principal with that address.  A repeated call changes an invitation that nobody has
         accepted yet.  Nothing is sent to the person.  An address that a rule of the operator gives to another tenant,
         by
-        itself or by its domain, cannot be invited.
+        itself or by its domain, cannot be invited.  Refused above security.oauth.open_invitations.
         """
         return self.ask("invite_user", UserRecord, locals())
 

@@ -73,6 +73,7 @@ from asyncgate.parts.model.wire_admin import (
 )
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Extension)
 
 
 def load_record(kind: type[Struct], *key: str, beside: Iterable[tuple[type[Struct], tuple[str, ...]]] = (),
@@ -103,6 +104,13 @@ async def change_record(engine: Engine, caller: Caller, tenant_id: str, kind: ty
     load = load_record(kind, *key, beside=beside)
     done: T = await engine.write(decide, load, replace(caller, tenant_id=tenant_id), Ask())
     return done
+
+
+def extend_once(engine: Engine, kind: type[E]) -> E:
+    """Return the extension of a kind, which joins the engine at its first use."""
+    if (found := engine.find_extension(kind)) is None:
+        engine.extend(found := kind())
+    return found
 
 
 def operates(engine: Engine, caller: Caller) -> bool:
@@ -373,20 +381,13 @@ class NewKeys(Extension):
         self.hasher = Hasher(ThreadPoolExecutor(MOST_HASHING, "asyncgate-new-keys", lower_priority))
 
 
-def find_new_keys(engine: Engine) -> NewKeys:
-    """Return what hashes the secrets of new keys in this process, from its first use on."""
-    if (found := engine.find_extension(NewKeys)) is None:
-        engine.extend(found := NewKeys())
-    return found
-
-
 async def make_key(engine: Engine) -> tuple[str, str, str]:
     """Return the text of a new key, the hash of its secret, and its id; raises Overloaded if too many wait."""
     text = generate()
     parts = parse(text)
     assert parts is not None
     work = partial(hash_secret, parts[1], engine.settings.security.api_keys)
-    return text, await find_new_keys(engine).hasher.run(work), parts[0]
+    return text, await extend_once(engine, NewKeys).hasher.run(work), parts[0]
 
 
 async def make_keys(engine: Engine, number: int) -> list[tuple[str, str, str]]:

@@ -200,6 +200,8 @@ class OAuth(Group, frozen=True):
     enabled: Annotated[bool, says("Whether the gate issues access tokens to programs that people allow in")] = False
     providers: Annotated[tuple[IdentityProvider, ...], says("Identity providers through which people sign in")] = ()
     admit: Annotated[tuple[AdmissionRule, ...], says("Who may sign in without an invitation, and as whom")] = ()
+    open_invitations: Annotated[Quota, says(
+        "People a tenant may have invited who have not come yet; -1 is unlimited")] = 500
     login_links: Annotated[bool, says("Whether one-time links that an admin makes sign people in")] = True
     client_documents: Annotated[bool, says("Whether a program may be named by the URL of its metadata")] = True
     dynamic_registration: Annotated[bool, says("Whether programs may register themselves (RFC 7591)")] = False

@@ -7,7 +7,14 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from asyncgate.parts.model.errors import ClientNotFound, SessionNotFound, TenantNotFound, UserNotFound
+from asyncgate.parts.model.errors import (
+    ClientNotFound,
+    InvalidTransition,
+    QuotaExceeded,
+    SessionNotFound,
+    TenantNotFound,
+    UserNotFound,
+)
 from asyncgate.parts.model.examples import (
     CLIENT,
     CLIENT_ID,
@@ -150,7 +157,7 @@ class InviteUser(Ask, kw_only=True):
     example = ({"email": "ada@example.com", "role": "agent"}, {
         **{name: PERSON[name] for name in PERSON if name not in ("issuer", "subject", "last_seen_at")},
         "state": "invited"})
-    refusals = (TenantNotFound,)
+    refusals = (TenantNotFound, InvalidTransition, QuotaExceeded)
     tenant: Whose = None
     email: Annotated[Email, says("the e-mail address that an identity provider must have verified")]
     name: Annotated[Name | None, says("a name for people")] = None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncgate import Caller
-from asyncgate.parts.identity.admin import find_new_keys
+from asyncgate.parts.identity.admin import NewKeys, extend_once
 from asyncgate.parts.identity.incidents import KEYS_PER_CALL
 from asyncgate.parts.identity.keys import MOST_HASHING, MOST_WAITING, place_of
 from asyncgate.parts.identity.notices import write_notice
@@ -95,7 +95,7 @@ async def test_a_tenant_with_many_keys_is_rotated_in_several_calls(house: House)
 async def test_new_keys_beyond_those_that_may_wait_are_refused_and_keys_are_checked_meanwhile(house: House) -> None:
     """Threat A10: two are hashed at a time, sixteen wait."""
     other, go = await house.key("agent", "bob"), threading.Event()
-    hasher = find_new_keys(house.guard.engine).hasher
+    hasher = extend_once(house.guard.engine, NewKeys).hasher
     held = [hasher.executor.submit(go.wait) for _ in range(MOST_HASHING)]
     try:
         issuing = [asyncio.ensure_future(house.key("agent", f"a{n}")) for n in range(MOST_HASHING + MOST_WAITING)]

@@ -6,17 +6,28 @@ there while the authorization server is off, too.
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
+
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Operation, Work, forbid
-from asyncgate.parts.identity.admin import audit_change, operates, read_page, target_tenant, tenant_to_issue_for
+from asyncgate import Caller, Engine, Extension, Operation, Work, forbid
+from asyncgate.parts.identity.admin import (
+    audit_change,
+    extend_once,
+    operates,
+    read_page,
+    target_tenant,
+    tenant_to_issue_for,
+)
 from asyncgate.parts.identity.keys_stored import encode_names
 from asyncgate.parts.identity.oauth.directory import Directory, RecordKey, audit_in_tenant
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
 from asyncgate.parts.identity.oauth.sessions import end_grant, find_grants
 from asyncgate.parts.identity.oauth.user_rows import check_rights, id_of_email, name_owners, read_email
-from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, UserNotFound
+from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, QuotaExceeded, UserNotFound
+from asyncgate.parts.model.quotas import RETRY_LATER_SECONDS
 from asyncgate.parts.model.stored import export_key
 from asyncgate.parts.model.stored_oauth import Consent, Grant, User
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
@@ -43,7 +54,7 @@ async def invite_user(engine: Engine, caller: Caller, ask: InviteUser) -> UserRe
 
     The person acts as the human principal with that address.  A repeated call changes an invitation that nobody has
     accepted yet.  Nothing is sent to the person.  An address that a rule of the operator gives to another tenant, by
-    itself or by its domain, cannot be invited.
+    itself or by its domain, cannot be invited.  Refused above security.oauth.open_invitations.
     """
     tenant = await tenant_to_issue_for(engine, caller, ask.tenant)
     if not (email := read_email(ask.email)):
@@ -59,7 +70,7 @@ async def invite_user(engine: Engine, caller: Caller, ask: InviteUser) -> UserRe
 
     def invite(work: Work) -> User:
         known = work.find_record(User, user_id)
-        void = known is not None and known.accepted_as is None and owners and known.tenant not in owners
+        void = known is not None and is_open(known) and owners and known.tenant not in owners
         if known is not None and known.tenant != tenant and not void:
             raise InvalidTransition(f"{email} cannot be invited here; ask the operator")
         if known is not None and known.accepted_as is not None:
@@ -67,9 +78,42 @@ async def invite_user(engine: Engine, caller: Caller, ask: InviteUser) -> UserRe
         work.keep_record(row)
         audit_change(engine, work, "user_invited", "info", caller, **said)
         return row
-    done = await Directory(engine).change(invite, (User, (user_id,)))
+    async with extend_once(engine, Invitations).take_turn(tenant):
+        await require_room_for(engine, tenant, user_id)
+        done = await Directory(engine).change(invite, (User, (user_id,)))
     await audit_in_tenant(engine, caller, tenant, "user_invited", "info", **said)
     return as_user_record(done)
+
+
+class Invitations(Extension):
+    """Lets the invitations of a tenant in this process take turns, so that each one counts those before it.
+
+    Several processes may together keep as many more as there are processes, less one.
+    """
+
+    def __init__(self) -> None:
+        self.turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
+
+    def take_turn(self, tenant: str) -> asyncio.Lock:
+        """Return what to hold from the count on until the invitation is kept."""
+        return self.turns[tenant]
+
+
+async def require_room_for(engine: Engine, tenant: str, user_id: str) -> None:
+    """Refuse another open invitation of a tenant that has its maximum; one that is repeated needs no room."""
+    most = engine.settings.security.oauth.open_invitations
+    if most < 0:
+        return
+    open_ones = {row.user_id async for row in Directory(engine).read(User) if row.tenant == tenant and is_open(row)}
+    if user_id not in open_ones and len(open_ones) >= most:
+        raise QuotaExceeded(f"this tenant has invited {len(open_ones)} people who have not come yet, and the limit is "
+                            f"{most}: an invitation that is not needed goes with remove_user, list_users shows all",
+                            quota="open_invitations", limit=most, retry_after=RETRY_LATER_SECONDS)
+
+
+def is_open(row: User) -> bool:
+    """Whether a row is an invitation that nobody has accepted."""
+    return not row.subject and row.accepted_as is None
 
 
 def refuse_foreign_address(engine: Engine, caller: Caller, email: str, owners: frozenset[str]) -> InvalidTransition:
@@ -213,7 +257,7 @@ async def list_consents(engine: Engine, user_id: str) -> list[Consent]:
 
 def as_user_record(row: User) -> UserRecord:
     """Show a person."""
-    state: UserState = "disabled" if row.disabled_at is not None else "active" if row.subject else "invited"
+    state: UserState = "disabled" if row.disabled_at is not None else "invited" if is_open(row) else "active"
     return UserRecord(
         row.user_id, state, row.tenant, row.principal_kind, row.principal_id, row.role, row.admitted_by,
         to_utc(row.created_at), row.email, row.name, row.issuer, row.subject,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncgate.parts.identity.oauth.user_rows import id_of_email
 from asyncgate.parts.model.queries import Rows
@@ -106,6 +108,43 @@ async def test_the_tenant_of_a_rule_takes_over_an_invitation_of_another(serve_oa
     invited = await served.post("/v1/users", {"email": "ada@example.com"}, token=admin)
 
     assert (invited["tenant"], invited["user_id"]) == (OTHER, row.user_id)
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_tenant_has_so_many_open_invitations(serve_oauth: Callable[..., Any], facade: str) -> None:
+    served = await serve_oauth({"open_invitations": 2})
+    admin, house = await make_admin(served), House(served, TOKEN)
+
+    async def invite(name: str, token: str | None = admin, **more: Any) -> Told:
+        fields = {"email": f"{name}@example.com", **more}
+        told: Told = await house.ask("invite_user", fields, token=token, facade=facade)
+        return told
+
+    told = await asyncio.gather(*(invite(f"p{n}") for n in range(6)))
+    kept = [answer.body["user_id"] for answer in told if not answer.code]
+    [refused, *_] = [answer for answer in told if answer.code]
+    again = await invite(next(answer.body["email"] for answer in told if not answer.code).partition("@")[0])
+    others = await invite("eve", token=None)
+    by_operator = await invite("late", token=None, tenant=OTHER)
+    await served.post(f"/v1/users/{kept[0]}/remove", {}, token=admin)
+    room = await invite("late")
+
+    assert len(kept) == 2
+    assert (refused.code, refused.body["quota"], refused.body["limit"]) == ("quota_exceeded", "open_invitations", 2)
+    assert [answer.code for answer in (again, others, by_operator, room)] == ["", "", "quota_exceeded", ""]
+
+
+async def test_who_has_come_takes_the_place_of_no_invitation(serve_oauth: Callable[..., Any]) -> None:
+    served = await serve_oauth({"open_invitations": 1})
+    ada = await served.post("/v1/users", {"email": "ada@example.com"})
+    row = await served.backend.record(served.tenant_id, User, ada["user_id"])
+    came = [replace(row, user_id="ada", issuer="https://id.example.com", subject="1"), replace(row, accepted_as="ada")]
+
+    full = await served.call("POST", "/v1/users", {"email": "bob@example.com"})
+    await served.gate.oauth.directory.change(lambda work: [work.keep_record(one) for one in came])
+    bob = await served.call("POST", "/v1/users", {"email": "bob@example.com"})
+
+    assert (full.status, bob.status) == (429, 200)
 
 
 async def test_an_invitation_can_be_repeated_until_it_is_accepted(oauth_gate: Served) -> None:
