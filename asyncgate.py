@@ -1363,10 +1363,12 @@ class Engine:
         mine = ask.resume and (not caller.bound or worker.same(caller.principal))
         told = worker.instance_id or ""
         # In the order of their tasks: leases of one moment come in any order, and the history shall not depend on it.
-        if fresh := sorted(lease.task_id for _, lease in rows if mine and lease.resumed_by != told
-                           and lease.resumptions < MOST_RESUMED and alive(lease, now, grace)):
-            await self.write(Engine._resume_leases, its_tasks, caller, Resumed(tasks=fresh, worker=worker))
-        return Leases([show_lease(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
+        fresh = sorted(lease.task_id for lease, _ in rows if mine and lease.resumed_by != told
+                       and lease.resumptions < MOST_RESUMED and alive(lease, now, grace))
+        for at in range(0, len(fresh), TASKS_AT_ONCE):      # a batch loads its tasks with their payloads
+            some = Resumed(tasks=fresh[at:at + TASKS_AT_ONCE], worker=worker)
+            await self.write(Engine._resume_leases, its_tasks, caller, some)
+        return Leases([show_lease(lease, type, now) for lease, type in rows if alive(lease, now, grace)])
 
     def _resume_leases(self, work: Work, caller: Caller, ask: Resumed) -> None:
         for task_id in ask.tasks:

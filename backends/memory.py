@@ -156,11 +156,11 @@ class Tenant:
                  and (of.since is None or id >= of.since))
         return map(self.row, islice(found, of.limit))
 
-    def find_leases(self, of: LeaseFilter) -> Iterator[tuple[Task, Lease]]:
+    def find_leases(self, of: LeaseFilter) -> Iterator[tuple[Lease, str]]:
         """Yield the live leases of a worker."""
         held = (lease for lease in self.live() if lease.worker.same(of.worker)
                 and of.worker.instance_id in (None, lease.worker_instance))
-        return ((self.tasks[lease.task_id], lease) for lease in sorted(held, key=lambda lease: lease.acquired_at))
+        return ((lease, self.tasks[lease.task_id].type) for lease in sorted(held, key=lambda lease: lease.acquired_at))
 
     def find_workers(self, of: WorkerFilter) -> Iterator[Presence]:
         """Yield those who have claimed tasks."""

@@ -45,7 +45,6 @@ from asyncgate.parts.model.stored import (
     Queue,
     Receipt,
     Schedule,
-    Task,
 )
 from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import Kind
@@ -208,8 +207,8 @@ class Pages(ABC):
         """Return the types of tasks that begin so, without reading the tasks."""
 
     @abstractmethod
-    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Task, Lease]]:
-        """Return the live leases of a worker."""
+    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Lease, str]]:
+        """Return the live leases of a worker, and of their tasks only the types."""
 
     @abstractmethod
     async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:

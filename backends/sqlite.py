@@ -365,6 +365,10 @@ COUNT = """
 TALLY = """
     SELECT t.value, (SELECT count(*) FROM receipts WHERE tenant_id = ?1 AND task_id = t.value)
     FROM json_each(?2) AS t"""
+HELD_BY = f"""
+    SELECT t.type, {listed(Lease, 'l.')}
+    FROM leases AS l JOIN tasks AS t USING (tenant_id, task_id)
+    WHERE l.tenant_id = ?1 AND l.ending = 'live' AND l.worker_kind = ?2 AND l.worker_id = ?3 ORDER BY l.acquired_at"""
 LEASED_IN = """
     SELECT coalesce(sum(leased), 0) FROM queues WHERE tenant_id = ?1 AND (?2 IS NULL OR type = ?2)
     AND (?3 IS NULL OR lane = ?3)"""
@@ -963,12 +967,11 @@ class Sqlite(Pages):
         sql, given = select_ids(tenant_id, of, one, most)
         return [row[0] for row in await self._rows(sql, *given)]
 
-    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Task, Lease]]:
-        """Return the live leases of a worker."""
-        sql = NAMED + "AND l.ending = 'live' AND l.worker_kind = ?2 AND l.worker_id = ?3 ORDER BY l.acquired_at"
-        found = [named_row(row) for row in await self._rows(sql, tenant_id, of.worker.kind, of.worker.id)]
-        return [(task, lease) for task, lease, _ in found
-                if lease and of.worker.instance_id in (None, lease.worker_instance)]
+    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Lease, str]]:
+        """Return the live leases of a worker, and of their tasks only the types."""
+        rows = await self._rows(HELD_BY, tenant_id, of.worker.kind, of.worker.id)
+        found = [(Lease(*row[1:]), row[0]) for row in rows]
+        return [(lease, type) for lease, type in found if of.worker.instance_id in (None, lease.worker_instance)]
 
     async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
         """Return how many leases are live."""

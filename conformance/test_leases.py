@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from asyncgate import TASKS_AT_ONCE
 from asyncgate.conformance.harness import NEEDED, Gate, body, refused, under
-from asyncgate.parts.model.wire import Offer
+from asyncgate.parts.model.queries import LeaseFilter
+from asyncgate.parts.model.wire import Offer, Principal
 
 pytestmark = pytest.mark.anyio
 
@@ -362,6 +364,30 @@ async def test_leases_are_listed_by_instance_when_it_is_named(gate: Gate) -> Non
               for instance in ("one", "two", None)}
 
     assert listed == {"one": [offer.task_id], "two": [], None: [offer.task_id]}
+
+
+async def test_of_the_tasks_of_a_worker_only_the_types_are_read(gate: Gate) -> None:
+    """Payloads and results may be large, and list_leases shows none."""
+    await gate.create(type="b")
+    offer = (await gate.as_worker("w1").lease_next()).tasks[0]
+
+    [(lease, type)] = await gate.engine.backend.page(gate.tenant_id, LeaseFilter(Principal("worker", "w1")))
+
+    assert (lease.task_id, lease.lease_id, type) == (offer.task_id, offer.lease_id, "b")
+
+
+async def test_a_worker_resumes_all_its_leases_however_many(gate: Gate) -> None:
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * (2 * TASKS_AT_ONCE + 1))
+    offers = (await gate.as_worker("w1").lease_next(max_tasks=50)).tasks
+
+    leases = (await gate.as_worker("w1", "again").list_leases()).leases
+    kept = await gate.engine.backend.page(gate.tenant_id, LeaseFilter(Principal("worker", "w1")))
+
+    assert leases == []
+    assert [lease.resumed_by for lease, _ in kept] == [None] * len(offers)
+    assert len((await gate.as_worker("w1").list_leases()).leases) == len(offers) == 2 * TASKS_AT_ONCE + 1
+    kept = await gate.engine.backend.page(gate.tenant_id, LeaseFilter(Principal("worker", "w1")))
+    assert [lease.resumed_by for lease, _ in kept] == [""] * len(offers)
 
 
 async def test_two_leases_of_one_task_never_share_an_id(gate: Gate) -> None:

@@ -604,11 +604,11 @@ class Postgres(Pages):
         statement, given = sql.select_ids(of, one, most)
         return [row[0] for row in await self._read(tenant_id, statement, *given)]
 
-    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Task, Lease]]:
-        """Return the live leases of a worker."""
+    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Lease, str]]:
+        """Return the live leases of a worker, and of their tasks only the types."""
         rows = await self._read(tenant_id, sql.LEASES, of.worker.kind, of.worker.id)
-        return [(task, lease) for task, lease, _ in map(sql.named_row, rows)
-                if lease and of.worker.instance_id in (None, lease.worker_instance)]
+        found = [(Lease(*row[1:]), row[0]) for row in rows]
+        return [(lease, type) for lease, type in found if of.worker.instance_id in (None, lease.worker_instance)]
 
     async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
         """Return how many leases are live."""

@@ -613,13 +613,10 @@ WITH RECURSIVE found (type) AS (
 SELECT type FROM found WHERE type IS NOT NULL LIMIT $4"""
 ONE_TASK = f"SELECT {row_columns('(f.task).', '(f.state).', '(f.progress).')} FROM asyncgate.one_task($1, $2) AS f"
 LEASES = f"""
-SELECT {ROW} FROM (
-    SELECT {listed(STATE)} FROM asyncgate.states WHERE tenant_id = $1 AND worker_kind = $2 AND worker_id = $3
+SELECT t.type, s.* FROM (
+    SELECT task_id, {listed(HELD)} FROM asyncgate.states WHERE tenant_id = $1 AND worker_kind = $2 AND worker_id = $3
     AND status IN ('leased', 'running') ORDER BY acquired_at, task_id) AS s
-JOIN LATERAL (SELECT {listed(CONTRACT)} FROM asyncgate.tasks
-              WHERE tenant_id = $1 AND task_id = s.task_id LIMIT 1) AS t ON true
-LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
-                   WHERE tenant_id = $1 AND task_id = s.task_id LIMIT 1) AS p ON true"""
+JOIN LATERAL (SELECT type FROM asyncgate.tasks WHERE tenant_id = $1 AND task_id = s.task_id LIMIT 1) AS t ON true"""
 PROGRESS_OF = f"SELECT {listed(PROGRESS)} FROM asyncgate.progress WHERE tenant_id = $1 AND task_id = ANY ($2)"
 FURTHER = """ARRAY(SELECT e.parent_id::text FROM asyncgate.edges AS e
                    WHERE e.tenant_id = $1 AND e.child_id = r.receipt_id)"""

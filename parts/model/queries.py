@@ -57,8 +57,11 @@ class TaskFilter(Query[Row], frozen=True):
     summary_prefix: str | None = None       # SUMMARY_LETTERS at most
 
 
-class LeaseFilter(Query[tuple[Task, Lease]], frozen=True):
-    """All live leases of a worker (of one instance, if it names one), oldest first."""
+class LeaseFilter(Query[tuple[Lease, str]], frozen=True):
+    """All live leases of a worker (of one instance, if it names one), oldest first, each with the type of its task.
+
+    Nothing else of the tasks is read, above all no payload: a worker may hold many large tasks.
+    """
 
     worker: Principal
 

@@ -160,10 +160,10 @@ def read_cause(payload: str) -> str | None:
     return named if 0 < len(named) <= LONGEST_ID and named not in ("NA", "TBD") else None
 
 
-def show_lease(task: Task, lease: Lease, now: float) -> LeaseRecord:
-    """Show a lease to its holder."""
+def show_lease(lease: Lease, type: str, now: float) -> LeaseRecord:
+    """Show a lease of a task of this type to its holder."""
     return LeaseRecord(
-        task.task_id, lease.lease_id, lease.fence, task.type, lease.worker, to_utc(lease.acquired_at),
+        lease.task_id, lease.lease_id, lease.fence, type, lease.worker, to_utc(lease.acquired_at),
         to_utc(lease.expires_at), lease.renewals, (lease.expires_at - now) / 3)
 
 

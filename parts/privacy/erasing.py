@@ -201,7 +201,7 @@ class Eraser:
     async def end_work(self) -> None:
         """Give back leases, cancel tasks, end schedules, and close what is still owed to whom is erased."""
         if self.whom.principal is not None:
-            for _, lease in await self.engine.backend.page(self.tenant_id, LeaseFilter(self.whom.principal)):
+            for lease, _ in await self.engine.backend.page(self.tenant_id, LeaseFilter(self.whom.principal)):
                 await self.give_back(lease)
         for status in LIVE:
             async for tasks in self.tasks_in(status):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from asyncgate.backends.pages import TaskRange, list_ranges
-from asyncgate.backends.sqlite import SCHEMA, select_ids, select_tasks
+from asyncgate.backends.postgres.statements import LEASES
+from asyncgate.backends.sqlite import HELD_BY, SCHEMA, select_ids, select_tasks
 from asyncgate.parts.model.queries import TaskFilter
 from asyncgate.parts.model.wire import Principal
 
@@ -75,3 +77,7 @@ def test_some_tasks_are_found_by_their_ids(db: sqlite3.Connection) -> None:
     first, *_ = plan(db, *select_tasks(TENANT, filtered(*IDS, **EVERY), [TaskRange("age")], ["a", "b"]))
 
     assert "sqlite_autoindex_tasks_1 (tenant_id=? AND task_id=?)" in first
+
+
+def test_the_leases_of_a_worker_are_listed_without_the_payloads_of_their_tasks() -> None:
+    assert not {"payload", "outcome", "terms"} & set(re.findall(r"\w+", HELD_BY + LEASES))
