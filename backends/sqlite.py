@@ -235,8 +235,10 @@ LED_BY = {"held": "tasks_held", "status": "tasks_status", "owner": "tasks_owner"
 BY_ID = NAMED + "AND t.task_id IN (SELECT value FROM json_each(?2))"
 KEYED = "SELECT task_id FROM tasks WHERE tenant_id = ? AND owner_kind = ? AND owner_id = ? AND idempotency_key = ?"
 LEASED = "SELECT task_id FROM leases WHERE tenant_id = ? AND ending = 'live' AND lease_id = ?"
+# INDEXED BY where a table without rowids is read by something else than its key: the planner takes its key for as good,
+# because that needs no second look-up, and then reads every lease that the tenant ever had.
 CLAIMED = """
-    SELECT task_id FROM leases
+    SELECT task_id FROM leases INDEXED BY leases_holder
     WHERE tenant_id = ? AND ending = 'live' AND worker_kind = ? AND worker_id = ? AND claim_id = ?"""
 PROMOTE = """
     UPDATE tasks SET ready = 1
@@ -283,7 +285,7 @@ LATEST_WORKERS = f"""
 HOLDINGS = """
     SELECT json_extract(w.value, '$[0]'), json_extract(w.value, '$[1]'), (
         SELECT count(*) FROM (
-            SELECT 1 FROM leases WHERE tenant_id = ?1 AND ending = 'live'
+            SELECT 1 FROM leases INDEXED BY leases_holder WHERE tenant_id = ?1 AND ending = 'live'
             AND worker_kind = json_extract(w.value, '$[0]') AND worker_id = json_extract(w.value, '$[1]') LIMIT ?3))
     FROM json_each(?2) AS w"""
 COUNT_AHEAD = """
@@ -353,13 +355,14 @@ LAST_SIGN = """
                          UNION ALL SELECT * FROM (SELECT created_at FROM receipts ORDER BY rowid DESC LIMIT 1))"""
 SIGN = """
     INSERT OR REPLACE INTO meta SELECT 'sign_of_life', ?
-    WHERE EXISTS (SELECT 1 FROM tenants CROSS JOIN leases USING (tenant_id) WHERE ending = 'live')"""
+    WHERE EXISTS (
+        SELECT 1 FROM tenants CROSS JOIN leases INDEXED BY leases_live USING (tenant_id) WHERE ending = 'live')"""
 LAPSES = """
     SELECT expires_at, tenant_id, task_id FROM tenants CROSS JOIN leases USING (tenant_id)
     WHERE ending = 'live' AND expires_at >= ? ORDER BY expires_at LIMIT ?"""
 COUNT = """
     SELECT (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('queued', 'leased', 'running')),
-           (SELECT count(*) FROM leases WHERE tenant_id = ?1 AND ending = 'live'),
+           (SELECT count(*) FROM leases INDEXED BY leases_live WHERE tenant_id = ?1 AND ending = 'live'),
            (SELECT coalesce(sum(length(CAST(body AS BLOB))), 0) FROM receipts WHERE tenant_id = ?1),
            (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('succeeded', 'failed', 'canceled'))"""
 TALLY = """
@@ -367,15 +370,17 @@ TALLY = """
     FROM json_each(?2) AS t"""
 HELD_BY = f"""
     SELECT t.type, {listed(Lease, 'l.')}
-    FROM leases AS l JOIN tasks AS t USING (tenant_id, task_id)
+    FROM leases AS l INDEXED BY leases_holder JOIN tasks AS t USING (tenant_id, task_id)
     WHERE l.tenant_id = ?1 AND l.ending = 'live' AND l.worker_kind = ?2 AND l.worker_id = ?3 ORDER BY l.acquired_at"""
 LEASED_IN = """
     SELECT coalesce(sum(leased), 0) FROM queues WHERE tenant_id = ?1 AND (?2 IS NULL OR type = ?2)
     AND (?3 IS NULL OR lane = ?3)"""
 LEASED_TO = f"""
-    SELECT count(*) FROM leases WHERE tenant_id = ? AND ending = 'live' AND worker_id = ?
+    SELECT count(*) FROM leases INDEXED BY leases_holder WHERE tenant_id = ? AND ending = 'live' AND worker_id = ?
     AND worker_kind IN ({", ".join([f"'{kind}'" for kind in get_args(Kind)])})"""
-ARCHIVED = f"SELECT {listed(Archived)} FROM archived WHERE tenant_id = ? AND task_id = ? ORDER BY receipt_id"
+ARCHIVED = f"""
+    SELECT {listed(Archived)} FROM archived INDEXED BY archived_task
+    WHERE tenant_id = ? AND task_id = ? ORDER BY receipt_id"""
 FIND_KEY = f"""
     SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
     FROM api_keys AS k LEFT JOIN accounts AS a USING (tenant_id) WHERE k.key_id = ?"""

@@ -13,7 +13,19 @@ import pytest
 
 from asyncgate.backends.pages import TaskRange, list_ranges
 from asyncgate.backends.postgres.statements import LEASES
-from asyncgate.backends.sqlite import HELD_BY, SCHEMA, select_ids, select_tasks
+from asyncgate.backends.sqlite import (
+    ARCHIVED,
+    CLAIMED,
+    COUNT,
+    HELD_BY,
+    HOLDINGS,
+    LEASED,
+    LEASED_TO,
+    SCHEMA,
+    SIGN,
+    select_ids,
+    select_tasks,
+)
 from asyncgate.parts.model.queries import TaskFilter
 from asyncgate.parts.model.wire import Principal
 
@@ -77,6 +89,22 @@ def test_some_tasks_are_found_by_their_ids(db: sqlite3.Connection) -> None:
     first, *_ = plan(db, *select_tasks(TENANT, filtered(*IDS, **EVERY), [TaskRange("age")], ["a", "b"]))
 
     assert "sqlite_autoindex_tasks_1 (tenant_id=? AND task_id=?)" in first
+
+
+@pytest.mark.parametrize(("sql", "given", "index"), [
+    (CLAIMED, 4, "leases_holder (tenant_id=? AND worker_kind=? AND worker_id=? AND claim_id=?)"),
+    (HOLDINGS, 3, "leases_holder (tenant_id=? AND worker_kind=? AND worker_id=?)"),
+    (HELD_BY, 3, "leases_holder (tenant_id=? AND worker_kind=? AND worker_id=?)"),
+    (LEASED_TO, 2, "leases_holder (tenant_id=? AND worker_kind=? AND worker_id=?)"),
+    (LEASED, 2, "leases_id (tenant_id=? AND lease_id=?)"), (SIGN, 1, "leases_live (tenant_id=?)"),
+    (COUNT, 1, "leases_live (tenant_id=?)"), (ARCHIVED, 2, "archived_task (tenant_id=? AND task_id=?)")])
+def test_leases_are_found_by_an_index_however_many_have_ended(
+        db: sqlite3.Connection, sql: str, given: int, index: str) -> None:
+    """The planner, left alone, reads all leases of a tenant by their key: 0.1 s for each claim after 200,000 tasks."""
+    steps = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", ["[]"] * given)]
+
+    assert [step for step in steps if step.endswith(f" INDEX {index}")], steps
+    assert not [step for step in steps if "USING PRIMARY KEY (tenant_id=?)" in step], steps
 
 
 def test_the_leases_of_a_worker_are_listed_without_the_payloads_of_their_tasks() -> None:
