@@ -10,12 +10,31 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from asyncgate import matches
+from asyncgate import MOST_PAGE_BYTES, matches
 from asyncgate.parts.model.pausing import find_pauses
-from asyncgate.parts.model.stored import Pauses
+from asyncgate.parts.model.stored import Pauses, Progress, Task
+from asyncgate.parts.model.views import measure_task
 from asyncgate.parts.model.wire import LeaseNext
 
 MOST_PROFILES, MOST_CACHED = 1024, 100_000      # cached profiles of claims, and lanes in all of them
+
+
+class Portions:
+    """Says when the tasks that were read are enough for the claims of a batch: each ends after MOST_PAGE_BYTES.
+
+    A portion is more than that.  All but the last task of a claim are less, so of two portions for each claim, less
+    one, every claim finds a whole portion that the others have left, whichever lanes they may serve.
+    """
+
+    def __init__(self, claims: int) -> None:
+        self.left, self.size = 2 * claims - 1, 0
+
+    def add(self, task: Task, progress: Progress | None) -> bool:
+        """Count a task that was read; return whether the tasks are enough now."""
+        self.size += measure_task(task, None, progress)
+        if self.size > MOST_PAGE_BYTES:
+            self.left, self.size = self.left - 1, 0
+        return self.left <= 0
 
 
 class Lanes:

@@ -27,7 +27,7 @@ import stat
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from math import inf
@@ -40,7 +40,7 @@ from msgspec.structs import astuple
 
 from asyncgate import Needs, News, Work
 from asyncgate.backends import Backend, FileBackend, LastingBackend
-from asyncgate.backends.lanes import Lanes
+from asyncgate.backends.lanes import Lanes, Portions
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
 from asyncgate.backends.pages import (
     Pages,
@@ -183,6 +183,7 @@ GENERATION_SECONDS = 0.25   # as long a tool that copies the file may lag behind
 # them look again every 100 ms or sooner, our own tools look much more often.
 OPEN_SECONDS, LOOK_AGAIN_SECONDS = 0.002, 0.0005
 BUSY_SECONDS = 30           # how long the write lock of another program is waited for
+PIECE, MOST_WHOLE = 8, 16       # tasks of each of several lanes that a claim reads first, and how many it reads whole
 PROMOTED = 1000     # the most delayed tasks that one batch makes claimable when their time has come
 
 # The columns of a table are tenant_id and the fields of its Struct, without the fields that other tables store.
@@ -246,11 +247,17 @@ PROMOTE = """
         SELECT task_id FROM tasks
         WHERE tenant_id = ?1 AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at <= ?2
         ORDER BY next_eligible_at LIMIT ?3)"""
-HEADS = f"""
+QUEUED_TASK = f"""
     SELECT -t.priority, t.task_id, {listed(Task, 't.')}, {listed(Progress, 'p.')}
-    FROM tasks AS t LEFT JOIN progress AS p USING (tenant_id, task_id)
+    FROM tasks AS t LEFT JOIN progress AS p USING (tenant_id, task_id)"""
+IN_QUEUE = """
     WHERE t.tenant_id = ? AND t.lane = ? AND t.status = 'queued' AND t.ready = 1 ORDER BY t.priority DESC, t.task_id
     LIMIT ? OFFSET ?"""
+HEADS = QUEUED_TASK + IN_QUEUE
+PLACES = f"SELECT -t.priority, t.task_id FROM tasks AS t {IN_QUEUE}"
+# In the order of the ids, which the CROSS JOIN keeps: an ORDER BY would read all payloads before the first row.
+HEADS_BY_ID = QUEUED_TASK.replace("FROM tasks AS t", """FROM json_each(?2) AS i
+    CROSS JOIN tasks AS t ON t.tenant_id = ?1 AND t.task_id = i.value""")
 MOVE = f"""
     UPDATE OR ROLLBACK tasks SET {', '.join(f'{name} = ?' for name in MUTABLE)}, priority = ?, ready = ?
     WHERE tenant_id = ? AND task_id = ?"""
@@ -855,19 +862,37 @@ class Sqlite(Pages):
             lanes.pauses = Pauses(*row)
             work.load_record(lanes.pauses)
         for group in lanes.groups(claims, work.now):
-            for _, _, *row in self._heads(work.tenant_id, group, enough):
-                progress = row[TASK:]
-                work.add_claimable(Task(*row[:TASK]), Progress(*progress) if progress[0] is not None else None)
+            portions = Portions(len(claims))
+            with contextlib.closing(self._heads(work.tenant_id, group, enough)) as heads:
+                for _, _, *row in heads:
+                    task, progress = Task(*row[:TASK]), row[TASK:]
+                    told = Progress(*progress) if progress[0] is not None else None
+                    work.add_claimable(task, told)
+                    if enough > len(claims) and portions.add(task, told):
+                        break
 
-    def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> Iterator[tuple[Any, ...]]:
-        """Merge the queues of some lanes, reading only a little more of each than needed."""
-        queues = (self._queue(tenant_id, lane, min(enough, 8) if len(lanes) > 1 else enough) for lane in lanes)
-        return islice(heapq.merge(*queues), enough)
+    def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> Generator[tuple[Any, ...], None, None]:
+        """Yield the best tasks of some lanes.
 
-    def _queue(self, tenant_id: str, lane: int, size: int) -> Iterator[tuple[Any, ...]]:
+        One lane is read row by row, as far as somebody asks.  Of several, each has its best task read, and up to eight:
+        where these are many, their places alone are read first, so that no payload is read of a task that stays.
+        """
+        if len(lanes) == 1:
+            yield from self.db.execute(HEADS, (tenant_id, *lanes, enough, 0))
+            return
+        piece = min(enough, PIECE)
+        few = len(lanes) * piece <= MOST_WHOLE
+        queues = (self._queue(HEADS if few else PLACES, tenant_id, lane, piece) for lane in lanes)
+        best = islice(heapq.merge(*queues), enough)
+        if few:
+            yield from best
+        else:
+            yield from self.db.execute(HEADS_BY_ID, (tenant_id, json.dumps([task_id for _, task_id in best])))
+
+    def _queue(self, sql: str, tenant_id: str, lane: int, size: int) -> Iterator[tuple[Any, ...]]:
         """Yield the claimable tasks of one lane in order, in pieces that grow."""
         start = 0
-        while rows := self.db.execute(HEADS, (tenant_id, lane, size, start)).fetchall():
+        while rows := self.db.execute(sql, (tenant_id, lane, size, start)).fetchall():
             yield from rows
             start, size = start + len(rows), size * 2
 
