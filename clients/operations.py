@@ -1399,7 +1399,8 @@ class AsyncOperations:
     ) -> CreatedWebhook:
         """Replace the signing secret of an endpoint; until the overlap is over, each request is signed with both.
 
-        Only this answer shows the new secret.
+        Only this answer shows the new secret.  The three secrets before it sign, each until its own overlap is over;
+        overlap_seconds 0 withdraws all of them at once.
         """
         return await self.ask("rotate_webhook_secret", CreatedWebhook, locals())
 
@@ -2437,7 +2438,8 @@ class SyncOperations:
     ) -> CreatedWebhook:
         """Replace the signing secret of an endpoint; until the overlap is over, each request is signed with both.
 
-        Only this answer shows the new secret.
+        Only this answer shows the new secret.  The three secrets before it sign, each until its own overlap is over;
+        overlap_seconds 0 withdraws all of them at once.
         """
         return self.ask("rotate_webhook_secret", CreatedWebhook, locals())
 

@@ -15,7 +15,7 @@ class Webhook(Struct, frozen=True):
     description: str                    # for people
     types: str                          # JSON array of event types; empty: every receipt
     principals: str                     # JSON array: only receipts to these ids; empty: to anybody
-    secret_id: str                      # from it and the gate's secret the signing secret is derived
+    secret_id: str                      # from it the signing secret is derived; also keeps earlier ones that still sign
     previous_id: str | None             # the same for the signing secret before, which signs too
     previous_until: float | None        # until then
     position: str                       # the last receipt up to which each one is delivered, or has a delivery row

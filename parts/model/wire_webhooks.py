@@ -131,7 +131,7 @@ class WebhookRecord(Struct, omit_defaults=True):
     reason: str | None = None           # why it is not active, or why it fails
     failing_since: datetime | None = None
     succeeded_at: datetime | None = None            # the last success
-    previous_secret_until: datetime | None = None   # the secret before signs, too, until then
+    previous_secret_until: datetime | None = None   # until then an earlier secret signs, too
     all_tenants: bool = False           # whether it is told of the usage of all tenants
 
 

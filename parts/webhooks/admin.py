@@ -43,8 +43,12 @@ from asyncgate.parts.model.wire_webhooks import (
 )
 from asyncgate.parts.webhooks import Webhooks as Sender
 from asyncgate.parts.webhooks.events import (
+    MOST_EARLIER,
     USAGE,
     derive_secret,
+    find_end_of_overlap,
+    find_previous,
+    make_secret_id,
     read_names,
     render_test,
     secrets_of,
@@ -149,15 +153,18 @@ async def remove_webhook(engine: Engine, caller: Caller, ask: RemoveWebhook) -> 
 async def rotate_webhook_secret(engine: Engine, caller: Caller, ask: RotateWebhookSecret) -> CreatedWebhook:
     """Replace the signing secret of an endpoint; until the overlap is over, each request is signed with both.
 
-    Only this answer shows the new secret.
+    Only this answer shows the new secret.  The three secrets before it sign, each until its own overlap is over;
+    overlap_seconds 0 withdraws all of them at once.
     """
     tenant_id = await tenant_for_webhooks(engine, caller, ask.tenant)
 
     def rotate(work: Work) -> Webhook:
         old = require_webhook(work, ask.webhook_id)
-        new = replace(old, secret_id=secrets.token_hex(16), previous_id=old.secret_id if ask.overlap_seconds else None,
-                      previous_until=work.now + ask.overlap_seconds if ask.overlap_seconds else None,
-                      updated_at=work.now)
+        secret, overlaps = engine.backend.secret, ask.overlap_seconds > 0
+        earlier = find_previous(secret, tenant_id, old, work.now)[:MOST_EARLIER] if overlaps else []
+        new = replace(old, secret_id=make_secret_id(secret, old.webhook_id, earlier),
+                      previous_id=old.secret_id if overlaps else None,
+                      previous_until=work.now + ask.overlap_seconds if overlaps else None, updated_at=work.now)
         work.keep_record(new)
         audit_change(engine, work, "webhook_secret_rotated", "warning", caller, webhook_id=old.webhook_id,
                      overlap_seconds=ask.overlap_seconds)
@@ -411,7 +418,7 @@ def as_webhook_record(tenant_id: str, row: Webhook) -> WebhookRecord:
     return WebhookRecord(
         row.webhook_id, tenant_id, row.url, sorted(read_names(row.types)), sorted(read_names(row.principals)),
         row.state, to_utc(row.created_at), row.created_by, to_utc(row.updated_at), row.description, row.reason,
-        to_utc_or_none(row.failing_since), to_utc_or_none(row.succeeded_at), to_utc_or_none(row.previous_until),
+        to_utc_or_none(row.failing_since), to_utc_or_none(row.succeeded_at), to_utc_or_none(find_end_of_overlap(row)),
         row.reached is not None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import secrets
 from collections.abc import Iterable
 from datetime import datetime
 from functools import lru_cache
@@ -17,6 +18,7 @@ from asyncgate.parts.model.stored import Receipt, UsageEvent
 from asyncgate.parts.model.stored_webhooks import Webhook
 from asyncgate.parts.model.views import show_receipt, to_utc
 
+MOST_EARLIER = 2            # secrets that still sign besides the newest one and the one before it
 TEST = "webhook.test"       # the type of the event that test_webhook sends
 USAGE = "usage.recorded"    # the type of usage events (spec 21.6.4)
 
@@ -81,16 +83,54 @@ def show_secret(secret: bytes) -> str:
 
 
 def secrets_of(gate_secret: bytes, tenant_id: str, webhook: Webhook, now: float) -> list[bytes]:
-    """Return the secrets that sign now: after a rotation two, for a while."""
-    ids = [webhook.secret_id]
-    if webhook.previous_id is not None and (webhook.previous_until or 0.0) > now:
-        ids.append(webhook.previous_id)
-    return [derive_secret(gate_secret, tenant_id, webhook.webhook_id, id) for id in ids]
+    """Return the secrets that sign now: the newest one, and each one before it until its own overlap is over."""
+    newest = derive_secret(gate_secret, tenant_id, webhook.webhook_id, webhook.secret_id)
+    return [newest, *(secret for secret, _ in find_previous(gate_secret, tenant_id, webhook, now))]
 
 
-def sign(secrets: Iterable[bytes], event_id: str, now: float, body: bytes) -> dict[str, str]:
+def find_previous(gate_secret: bytes, tenant_id: str, webhook: Webhook, now: float) -> list[tuple[bytes, float]]:
+    """Return the secrets before the newest one that still sign, newest first, each with the end of its overlap."""
+    found: list[tuple[bytes, float]] = []
+    if webhook.previous_id is not None and webhook.previous_until is not None:
+        found.append((derive_secret(gate_secret, tenant_id, webhook.webhook_id, webhook.previous_id),
+                      webhook.previous_until))
+    own, *earlier = webhook.secret_id.split(";")
+    for place, (covered, until) in enumerate(one.split("@") for one in earlier):
+        found.append((cover(gate_secret, webhook.webhook_id, own, place, bytes.fromhex(covered)), float(until)))
+    return [(secret, until) for secret, until in found if until > now]
+
+
+def make_secret_id(gate_secret: bytes, webhook_id: str, earlier: list[tuple[bytes, float]]) -> str:
+    """Return a new random id of a signing secret, which also keeps earlier secrets that still sign, covered.
+
+    The newest secret is derived from this text as it stands, and the one before has a column.  A release that knows no
+    earlier secrets therefore signs with these two.
+    """
+    own = secrets.token_hex(16)
+    kept = [f"{cover(gate_secret, webhook_id, own, place, secret).hex()}@{until!r}"
+            for place, (secret, until) in enumerate(earlier)]
+    return ";".join([own, *kept])
+
+
+def cover(gate_secret: bytes, webhook_id: str, own: str, place: int, secret: bytes) -> bytes:
+    """Cover a signing secret, or uncover it.
+
+    Security: the mask is an HMAC under the gate's own secret of an id that is random and used once, so no two secrets
+    share a mask, and the row alone shows nothing.
+    """
+    mask = hmac.digest(gate_secret, f"webhook-earlier\0{webhook_id}\0{own}\0{place}".encode(), "sha256")
+    return bytes(a ^ b for a, b in zip(secret, mask, strict=True))
+
+
+def find_end_of_overlap(webhook: Webhook) -> float | None:
+    """Return until when a secret before the newest one signs; None if none does since the last rotation."""
+    ends = [float(one.split("@")[1]) for one in webhook.secret_id.split(";")[1:]]
+    return max([*ends, webhook.previous_until], default=None) if webhook.previous_until is not None else None
+
+
+def sign(keys: Iterable[bytes], event_id: str, now: float, body: bytes) -> dict[str, str]:
     """Return the headers of an attempt; their time is that of the attempt, so that an old one cannot be replayed."""
     signed = f"{event_id}.{int(now)}.".encode() + body
-    seals = [base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in secrets]
+    seals = [base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in keys]
     return {"webhook-id": event_id, "webhook-timestamp": str(int(now)),
             "webhook-signature": " ".join([f"v1,{seal}" for seal in seals])}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import uuid
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from msgspec.structs import astuple
+from standardwebhooks import Webhook as StandardWebhook
 from standardwebhooks import WebhookVerificationError
 
 from asyncgate.conformance.harness import Gate, View, refused
@@ -23,6 +25,7 @@ from asyncgate.parts.model.settings import WebhookSettings
 from asyncgate.parts.model.stored import UsageEvent
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.webhooks import Webhooks, sending
+from asyncgate.parts.webhooks.events import derive_secret, show_secret
 from asyncgate.parts.webhooks.pruning import DeliveryPruner
 from asyncgate.parts.webhooks.sources import read_behind
 from tests.support.receiver import CUT, HANG, OK, Came, Receiver
@@ -78,6 +81,59 @@ async def test_a_rotated_secret_signs_beside_the_new_one_for_as_long_as_was_said
             alone.verify(gone)
     assert len({first, second, third}) == 3
     assert not [row for row in rows for secret in (first, second, third) if secret.removeprefix("whsec_") in row]
+
+
+def signs(secrets: list[str], one: Came) -> list[int]:
+    """Return which of some secrets have signed a request, by their numbers; its clock may be ahead of the real one."""
+    at, said = datetime.fromtimestamp(int(one.headers["webhook-timestamp"]), UTC), one.headers["webhook-signature"]
+    return [number for number, secret in enumerate(secrets)
+            if StandardWebhook(secret).sign(one.id, at, one.body.decode()) in said.split()]
+
+
+async def test_each_secret_that_is_rotated_away_signs_until_its_own_overlap_is_over(told: Told) -> None:
+    async with told() as gate, Receiver() as receiver:
+        id, first = await add(gate, receiver)
+        secrets, until_when = [first], []
+
+        async def rotate(seconds: float) -> None:
+            made = await gate.as_admin().rotate_webhook_secret(webhook_id=id, overlap_seconds=seconds)
+            secrets.append(made.secret)
+            until_when.append(made.webhook.previous_secret_until.timestamp() - gate.backend.now()
+                              if made.webhook.previous_secret_until else None)
+
+        async def deliver() -> list[int]:
+            before = len(receiver.taken)
+            await gate.create()
+            await receiver.until(lambda: len(receiver.taken) > before)
+            return signs(secrets, receiver.taken[-1])
+
+        await rotate(86_400)
+        await rotate(3_600)
+        assert await deliver() == [0, 1, 2]
+        gate.skip(3_601)
+        assert await deliver() == [0, 2]            # the second one went, the first one has its day
+        await rotate(7_200)
+        assert await deliver() == [0, 2, 3]
+        gate.skip(7_201)
+        assert await deliver() == [0, 3]
+        gate.skip(86_400)
+        assert await deliver() == [3]
+        for _ in range(4):
+            await rotate(86_400)
+        assert await deliver() == [4, 5, 6, 7]      # three beside the newest one; the oldest one went
+        row = await gate.backend.record(gate.tenant_id, Webhook, id)
+        before = derive_secret(gate.backend.secret, gate.tenant_id, id, row.previous_id)
+        assert [secrets.index(show_secret(one)) for one in (
+            derive_secret(gate.backend.secret, gate.tenant_id, id, row.secret_id), before)] == [7, 6]   # as ever
+        await rotate(0)
+        assert await deliver() == [8]               # a leak withdraws all of them
+        rows = [str(astuple(row)) for row in await gate.backend.page(gate.tenant_id, Rows(Webhook))]
+
+    assert until_when == [pytest.approx(seconds, abs=60) if seconds else None for seconds in (
+        86_400, 86_400, 86_400 - 3_601, 86_400, 86_400, 86_400, 86_400, 0)]
+    raw = [base64.b64decode(secret.removeprefix("whsec_")) for secret in secrets]
+    assert not [one for one in raw for text in [*rows, str(astuple(row))]
+                if one.hex() in text or base64.b64encode(one).decode() in text]
 
 
 @pytest.mark.parametrize("change", ["another secret", "another URL", "another type", "paused", "removed"])
