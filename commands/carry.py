@@ -272,16 +272,12 @@ def verify_file(path: str, told: Any = lambda rows: None) -> FileVerdict:
 
 
 def require_sound(path: str, told: Any) -> FileVerdict:
-    """Check a file; raise an error if it is not sound, or has what no other gate can take."""
+    """Check a file; raise an error if it is not sound."""
     verdict = verify_file(path, told)
     if verdict.problems:
         more = f" (and {len(verdict.problems) - 1} more; `asyncgate receipts verify` names them)" * (
             len(verdict.problems) > 1)
         raise Damaged(f"{path} is damaged, nothing was imported: {verdict.problems[0]}{more}")
-    if verdict.erased:
-        raise Damaged(f"{path} has {verdict.erased} receipts without their content, which was erased, so nothing was "
-                      "imported: what they discharge would be owed again.  `asyncgate copy` moves a gate with the list "
-                      "of what was erased")
     return verdict
 
 

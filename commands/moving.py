@@ -107,9 +107,14 @@ def hold_new_file(path: str) -> Iterator[None]:
 
 
 def check_file(file: str) -> carry.FileVerdict:
-    """Verify a file; return its contents."""
+    """Verify a file; return its contents; refuse one with receipts that no ledger could check."""
+    from asyncgate.parts.receipts.files import Damaged
     with closing(Bar("checking", "receipts")) as bar:
-        return carry.require_sound(file, bar.add)
+        verdict = carry.require_sound(file, bar.add)
+    if verdict.erased:
+        raise Damaged(f"{file} has {verdict.erased} receipts whose content was erased, so nothing was sent: a "
+                      "ledger takes only what its hash proves")
+    return verdict
 
 
 def owner_of(verified: carry.FileVerdict | None) -> str | None:

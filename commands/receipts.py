@@ -241,8 +241,11 @@ def import_file(at: Connection, file: str, as_json: bool) -> None:
           closing(Bar("importing", "receipts", verdict.receipts)) as bar):
         tally = carry.import_file(gate, file, bar.add)
     print_answer(as_json,
-                 {"file": file, "imported": tally.imported, "present": tally.present, "refused": tally.refused},
+                 {"file": file, "imported": tally.imported, "present": tally.present, "refused": tally.refused,
+                  "erased": verdict.erased},
         *(escape_text(f"{one['receipt_id']}: {one['reason']}: {one['message']}") for one in tally.refused),
+        *([f"{verdict.erased} receipts of the file were erased, and stay so: they have no content"] if verdict.erased
+          else []),
         f"{file}: {tally.imported} imported, {tally.present} existed already, {len(tally.refused)} refused")
     sys.exit(EXIT_CONFLICT if tally.refused else 0)
 

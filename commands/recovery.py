@@ -268,5 +268,7 @@ def print_rebuild(made: dict[str, Any]) -> None:
         click.echo(escape_text(problem))
     click.echo(f"{made['tasks']} tasks rebuilt, {made['held']} of them on hold until their owners release or cancel "
                f"them, with fences raised by {FENCES_SKIPPED:,}")
-    click.echo(f"{made['receipts']} receipts, {made['obligations']} open obligations, {made['schedules']} schedules; "
+    erased = f" ({made['erased']} of them erased)" if made["erased"] else ""
+    click.echo(f"{made['receipts']} receipts{erased}, {made['obligations']} open obligations, "
+               f"{made['schedules']} schedules; "
                f"{made['told']} lost task.result_ready receipts written again")

@@ -11,8 +11,9 @@ from msgspec.structs import asdict, replace
 
 from asyncgate import receipt_hash
 from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.test_erasure import erase, live, problems_of
 from asyncgate.conformance.test_seals import checked
-from asyncgate.parts.model.erased import write_note
+from asyncgate.parts.model.erased import read_note, write_note
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.model.wire_receipts import Imported
 from asyncgate.parts.receipts.carry import as_wire
@@ -114,8 +115,6 @@ UNSOUND: dict[str, tuple[str, Callable[[Receipt], Receipt]]] = {
     "a parent twice": ("wrong_hash", lambda one: change(one, parents=(one.parents[0],) * 2)),
     "a parent that is not here": ("parent_missing", lambda one: change(one, parents=("none",))),
     "too many parents": ("parent_missing", lambda one: change(one, parents=tuple(f"{at}" for at in range(11)))),
-    "a body that was erased": ("erased", lambda one: replace(one, body=write_note(
-        one.receipt_id, receipt_digest(one).hex()))),
     "a body that is too large": ("too_large", lambda one: change(one, body=f'"{"x" * 70_000}"')),
     "an id from the future": ("too_young", lambda one: replace(one, receipt_id=f"ffffffff{one.receipt_id[8:]}")),
     "the same fact under another id": ("stated_already", lambda one: replace(
@@ -133,6 +132,72 @@ async def test_what_is_unsound_is_refused_and_the_others_are_not(source: Gate, w
 
     assert [one.reason for one in answer.refused] == [reason]
     assert await exported(other) == offered[:-1]
+
+
+async def test_what_was_erased_stays_erased_elsewhere_and_owes_nothing(gate: Gate) -> None:
+    await live(gate)
+    former = await exported(gate)
+    await erase(gate)
+    other, receipts = gate.stranger(), await exported(gate)
+    erased = {one.receipt_id for one in receipts if read_note(one.body)}
+
+    for part in (receipts[:7], receipts[7:], receipts, former):     # also what they were before: it does not come back
+        answer = await import_all(other, part)
+        assert answer.refused == []
+
+    there = await exported(other)
+    assert len(erased) > 5
+    assert {one.receipt_id for one in there if read_note(one.body)} == erased
+    assert [receipt_digest(one) for one in there] == [receipt_digest(one) for one in receipts]
+    assert [one.receipt_id for one in await other.owed()] == [one.receipt_id for one in await gate.owed()]
+    assert await problems_of(other) == []
+    ended = (await other.as_admin().list_erasures()).erasures
+    assert {one.pseudonym for one in ended} == {f"erased-{note.erasure_id}" for one in receipts
+                                                if (note := read_note(one.body))}
+    assert all(one.ended for one in ended)
+
+    third = other.stranger()        # and once more, from the gate that has imported them
+    await import_all(third, there)
+    assert [receipt_digest(one) for one in await exported(third)] == [receipt_digest(one) for one in receipts]
+    assert await problems_of(third) == []
+
+
+@pytest.mark.parametrize(("kind", "id"), [("worker", "cron"), ("agent", "ada")])
+async def test_a_schedule_whose_party_was_erased_is_owed_nowhere(gate: Gate, kind: str, id: str) -> None:
+    offer = await gate.leased("cron", type="schedule.create")
+    await gate.as_worker("cron").emit_receipt(**under(offer), receipt_type="schedule.created", schedule_id="nightly")
+    await gate.as_worker("cron").complete(**under(offer), artifacts=[{"schedule_id": "nightly"}])
+    await gate.as_admin().erase_principal(principal_kind=kind, principal_id=id, confirm=id)
+    other, receipts = gate.stranger(), await exported(gate)
+
+    answer = await import_all(other, receipts)
+
+    assert answer.refused == []
+    assert [one.receipt_id for one in await other.owed()] == [one.receipt_id for one in await gate.owed()]
+    assert await problems_of(other) == []
+
+
+async def test_a_receipt_that_is_here_keeps_its_content_when_it_is_offered_as_erased(source: Gate) -> None:
+    receipts = await exported(source)
+    emptied = [replace(one, salt="", body=write_note(one.receipt_id, receipt_digest(one).hex())) for one in receipts]
+
+    async with source.unchanged():
+        answer = await import_all(source, emptied)
+
+    assert (answer.imported, answer.present, answer.refused) == (0, len(receipts), [])
+
+
+async def test_an_erased_receipt_ends_no_task_that_is_owed_here(source: Gate) -> None:
+    completed = next(one for one in await exported(source) if one.receipt_type == "task.completed")
+    leased = await source.leased()
+    forged = replace(completed, receipt_id=f"{completed.receipt_id[:-6]}000000", receipt_key="forged", salt="",
+                     task_id=leased.task_id, parents=(leased.obligation_receipt_id,),
+                     body=write_note(completed.receipt_id, "0" * 64))
+
+    async with source.unchanged():
+        answer = await import_all(source, [forged])
+
+    assert [one.reason for one in answer.refused] == ["contradicts_task"]
 
 
 async def test_a_task_of_this_gate_is_ended_by_its_own_steps_alone(source: Gate) -> None:

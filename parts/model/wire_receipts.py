@@ -128,7 +128,7 @@ class NotImported(Struct):
     """A receipt that was not written, and why."""
 
     receipt_id: str
-    # differs, erased, wrong_hash, parent_missing, stated_already, too_young, too_large, contradicts_task
+    # differs, wrong_hash, parent_missing, stated_already, too_young, too_large, contradicts_task
     reason: str
     message: str
 

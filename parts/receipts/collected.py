@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from asyncgate import TERMINATES, receipt_hash
 from asyncgate.parts.model.content import decode_json, encode_json, to_canonical
+from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.queries import EntryFilter
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.files import SealedReading
@@ -47,7 +48,8 @@ class Unreadable(Exception):
 class Collected:
     """The receipts of one tenant, by id and by task."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_erased: bool = False) -> None:
+        self.takes_erased = takes_erased    # whether receipts without their content count as sound: seals cover them
         self.file = sqlite3.connect("", isolation_level=None)
         self.file.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA_SQL)
         self.problems: list[str] = []       # problems of the file that was read
@@ -61,11 +63,14 @@ class Collected:
         receipts = list(receipts)
         self.file.execute("BEGIN")
         self.file.executemany("INSERT OR IGNORE INTO receipts VALUES (?, ?, ?, ?, ?, ?, 0, ?)", [
-            (one.receipt_id, one.task_id, one.receipt_type, one.receipt_key, one.asyncgate_instance, is_sound(one),
-             encode_json(one)) for one in receipts])
+            (one.receipt_id, one.task_id, one.receipt_type, one.receipt_key, one.asyncgate_instance,
+             self._is_sound(one), encode_json(one)) for one in receipts])
         self.file.executemany("INSERT OR IGNORE INTO edges VALUES (?, ?, ?)", [
             (parent, one.receipt_type, one.receipt_id) for one in receipts for parent in one.parents])
         self.file.execute("COMMIT")
+
+    def _is_sound(self, receipt: Receipt) -> bool:
+        return is_sound(receipt) or (self.takes_erased and read_note(receipt.body) is not None)
 
     def count(self) -> int:
         """Return how many receipts there are."""
@@ -220,7 +225,7 @@ async def retry_read(ask: Callable[[], Any]) -> Any:
 
 def collect_from_file(path: str, count: CountCopied) -> tuple[str, Collected]:
     """Read an exported file; return its tenant, and its receipts with the problems of the file."""
-    file, collected = SealedReading(path), Collected()
+    file, collected = SealedReading(path), Collected(takes_erased=True)
     try:
         found = (line.receipt for line in file.lines() if line.receipt is not None)
         while page := list(islice(found, RECEIPTS_PER_COPY)):

@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from asyncgate import COMPLETED, FAILED, RECEIPT_TYPES, SCHEDULED, TERMINATES, UNSCHEDULED
+from asyncgate.parts.model.erased import PSEUDONYM, read_note
 from asyncgate.parts.model.stored import Receipt
 
 Way = Literal["emitted", "adopted", "imported", "rebuilt"]
@@ -39,7 +40,15 @@ def discharges(child: Receipt, parent: Receipt) -> bool:
     """Whether a receipt discharges an obligation: right type, named as parent, and about the same task or schedule."""
     if child.receipt_type not in TERMINATES.get(parent.receipt_type, ()) or parent.receipt_id not in child.parents:
         return False
-    return child.schedule_id == parent.schedule_id if parent.schedule_id else child.task_id == parent.task_id
+    if parent.schedule_id:
+        return child.schedule_id == parent.schedule_id or is_erased_schedule(child, parent)
+    return child.task_id == parent.task_id
+
+
+def is_erased_schedule(child: Receipt, parent: Receipt) -> bool:
+    """Whether an erasure has taken the schedule's id from one of two receipts; which schedule it was shows no more."""
+    return any(read_note(one.body) is not None and (one.schedule_id or "").startswith(PSEUDONYM)
+               for one in (child, parent))
 
 
 def broken_rule(way: Way, child: Receipt, parents: Iterable[Receipt],

@@ -30,10 +30,12 @@ from asyncgate import (
     receipt_key,
 )
 from asyncgate.parts.model.content import needs_of
+from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.stored import Receipt, Schedule
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.collected import Collected, computed_hash
+from asyncgate.parts.receipts.erased_elsewhere import list_as_erased
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.restated import (
     Story,
@@ -79,6 +81,7 @@ class RebuildTally(Struct):
     tasks: int = 0
     held: int = 0
     receipts: int = 0
+    erased: int = 0                     # receipts whose content another gate has erased
     obligations: int = 0
     schedules: int = 0
     told: int = 0                       # how many lost task.result_ready were written again
@@ -183,6 +186,7 @@ class Rebuild:
             schedules = [restore_schedule(one) for one in opened if one.receipt_type == SCHEDULED.type]
             await self._write(partial(self._put_receipts, receipts, opened, schedules))
             self.tally.receipts += len(receipts)
+            self.tally.erased += sum(read_note(one.body) is not None for one in receipts)
             self.tally.obligations += len(opened)
             self.tally.schedules += len(schedules)
             self.count(len(receipts))
@@ -196,6 +200,8 @@ class Rebuild:
         """Yield the tasks that can be rebuilt; note each other task as a problem."""
         for task_id in self.collected.tasks():
             story = story_of(self.collected.of_task(task_id))
+            if story.duty is not None and read_note(story.duty.body) is not None:
+                continue        # the task went with its owner
             if story.duty is None:
                 self.tally.problems.append(f"task {task_id} has receipts, but no task.assigned: it was not rebuilt")
                 continue
@@ -215,7 +221,7 @@ class Rebuild:
 
     def _put_receipts(self, receipts: list[Receipt], opened: list[Receipt], schedules: list[Schedule],
                       work: Work) -> None:
-        for receipt in receipts:
+        for receipt in receipts if self.skeletons else list_as_erased(work, receipts):
             bare = {"body": ""} if self.skeletons else {}
             work.written[receipt.receipt_id] = replace(receipt, delivered_at=None, **bare)
         work.opened.update((receipt.receipt_id, receipt.to) for receipt in opened)
@@ -276,6 +282,6 @@ def split_batches(rows: Iterator[T], size: int) -> Iterator[list[T]]:
 
 def total_of(tallies: list[RebuildTally]) -> dict[str, Any]:
     """Add up the tallies of several tenants."""
-    names = ("tasks", "held", "receipts", "obligations", "schedules", "told")
+    names = ("tasks", "held", "receipts", "erased", "obligations", "schedules", "told")
     return {**{name: sum(getattr(tally, name) for tally in tallies) for name in names},
             "problems": [problem for tally in tallies for problem in tally.problems]}

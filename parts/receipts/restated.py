@@ -15,6 +15,7 @@ from msgspec import Raw, Struct, field
 
 from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, PROGRESSED, RESULT_READY, lane_of
 from asyncgate.parts.model.content import decode_json, needs_of, to_canonical
+from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.stored import KeptTerms, Lease, Progress, Receipt, Task
 from asyncgate.parts.model.views import decode_terms
 
@@ -65,8 +66,8 @@ def story_of(receipts: Sequence[Receipt]) -> Story:
 
 
 def body_of(receipt: Receipt) -> dict[str, Any]:
-    """Return the body of a receipt, or an empty object if it has none."""
-    body = decode_json(receipt.body) if receipt.body else {}
+    """Return the body of a receipt, or an empty object if it has none, or had one before an erasure."""
+    body = decode_json(receipt.body) if receipt.body and read_note(receipt.body) is None else {}
     return body if isinstance(body, dict) else {}
 
 
@@ -135,7 +136,7 @@ def _end(story: Story, receipt: Receipt, body: dict[str, Any], name: str) -> Non
     if not story.ends:
         story.status, story.ended_at = status, receipt.created_at
         digest = f"{name.removesuffix('_payload')}_sha256"
-        if name and digest in body:
+        if name and (digest in body or read_note(receipt.body) is not None):
             story.unknown.append(name.removesuffix("_payload"))
         elif name:
             story.outcome = to_canonical(body.get(name)).decode()

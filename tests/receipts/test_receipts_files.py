@@ -252,7 +252,7 @@ def test_a_damaged_file_is_not_imported(file: Path, other: Http) -> None:
     assert other.call("list_receipts")["receipts"] == []
 
 
-def test_what_was_erased_verifies_and_is_not_imported(
+def test_what_was_erased_verifies_and_is_imported_as_erased(
         start: Callable[..., Live], other: Http, tmp_path: Path) -> None:
     with Http(start().url, TOKEN) as gate:
         gate.call("create_task", type="files", agent_id="ada", payload=None)
@@ -261,11 +261,18 @@ def test_what_was_erased_verifies_and_is_not_imported(
         gate.call("erase_principal", principal_kind="agent", principal_id="ada", confirm="ada")
         good(run("export", file := tmp_path / "out.jsonl", gate))
 
-    checked, came = good(run("verify", file)), run("import", file, other)
+    checked, came = good(run("verify", file)), good(run("import", file, other))
+    pushed = CliRunner().invoke(main, ["receipts", "push", "--file", str(file), "--set", "ledger.url=http://127.0.0.1:9"])
+    good(run("export", again := tmp_path / "again.jsonl", other))
 
     assert "3 receipts say that they were erased" in checked.output
-    assert (came.exit_code, "3 receipts without their content, which was erased" in came.output) == (1, True)
-    assert other.call("list_receipts")["receipts"] == []
+    assert "3 receipts of the file were erased, and stay so" in came.output
+    assert "3 receipts say that they were erased" in good(run("verify", again)).output
+    assert "ada" not in again.read_text()
+    assert [one.parents for one in receipts(again)] == [one.parents for one in receipts(file)]
+    assert (pushed.exit_code, "3 receipts whose content was erased, so nothing was sent" in pushed.output) == (1, True)
+    [ended] = other.call("list_erasures")["erasures"]
+    assert ended["changes"] == [{"table": "receipts", "changed": 3, "deleted": 0}]
 
 
 def test_what_is_there_otherwise_is_told_and_stays(file: Path, gate: Http, other: Http, tmp_path: Path) -> None:
