@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import islice
 from typing import IO, Any, NamedTuple
 
 import msgspec
@@ -211,7 +212,7 @@ class ImportTally(Struct):
 def import_file(gate: Http, path: str, told: Any) -> ImportTally:
     """Send a sound file to a gate in atomic batches; receipts that are there already stay unchanged."""
     tally = ImportTally()
-    for batch in batches(path):
+    for batch in encode_batches(path):
         reply = gate.call("import_receipts", receipts=batch)
         tally.imported, tally.present = tally.imported + reply["imported"], tally.present + reply["present"]
         tally.refused += reply["refused"]
@@ -219,20 +220,27 @@ def import_file(gate: Http, path: str, told: Any) -> ImportTally:
     return tally
 
 
-def batches(path: str) -> Iterator[list[Receipt]]:
-    """Yield the receipts of a file in batches that fit into one request."""
-    batch: list[Receipt] = []
+def encode_batches(path: str) -> Iterator[list[msgspec.Raw]]:
+    """Yield the receipts of a file as they are sent, in batches that fit into one request."""
+    batch: list[msgspec.Raw] = []
     size = 0
     for line in Reading(path).lines():
         if line.receipt is None:
             continue
-        weight = len(msgspec.json.encode(line.receipt))     # as it is sent, not in characters of its body
-        if batch and (len(batch) == IMPORT_BATCH or size + weight > BATCH_BYTES):
+        one = msgspec.json.encode(line.receipt)
+        if batch and (len(batch) == IMPORT_BATCH or size + len(one) > BATCH_BYTES):
             yield batch
             batch, size = [], 0
-        batch.append(line.receipt)
-        size += weight
+        batch.append(msgspec.Raw(one))
+        size += len(one)
     if batch:
+        yield batch
+
+
+def read_batches(path: str) -> Iterator[list[Receipt]]:
+    """Yield the receipts of a file, some at a time."""
+    found = (line.receipt for line in Reading(path).lines() if line.receipt is not None)
+    while batch := list(islice(found, IMPORT_BATCH)):
         yield batch
 
 

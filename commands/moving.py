@@ -136,7 +136,7 @@ async def send_receipts(settings: Settings, file: str | None, of_file: str | Non
             if not sink.reads:
                 raise StartupError("this ledger needs the tasks, too: push from the database instead of --file")
             (tenant_id,) = tenants if len(tenants) == 1 else (of_file or "",)      # a file names its tenant
-            await push.send(tenant_id, part.read_exported(push, tenant_id, carry.batches(file), behind))
+            await push.send(tenant_id, part.read_exported(push, tenant_id, carry.read_batches(file), behind))
             return
         backend = await recovery.open_beside(opened, cli.require_database(settings.database.url), settings)
         bar.of(None if after or tenants else await verdicts.count_rows(backend, [Receipt]))

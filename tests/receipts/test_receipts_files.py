@@ -18,6 +18,7 @@ from asyncgate.clients.http import Http
 from asyncgate.commands import carry
 from asyncgate.commands.main import main
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.files import (
     FREELY,
     MOST_LINE,
@@ -338,6 +339,13 @@ def test_what_an_import_sends_at_once_fits_into_one_request(file: Path, tmp_path
     path = tmp_path / "large.jsonl.gz"
     path.write_bytes(pack_receipts(Header("asyncgate-receipts", "t"), [one] * 120))
 
-    sizes = [len(msgspec.json.encode({"receipts": batch})) for batch in carry.batches(str(path))]
+    sizes = [len(msgspec.json.encode({"receipts": batch})) for batch in carry.encode_batches(str(path))]
 
     assert max(sizes) <= Settings().max_request_bytes
+
+
+def test_what_an_import_weighs_is_what_it_sends(file: Path) -> None:
+    [batch] = carry.encode_batches(str(file))
+
+    assert [type(one) for one in batch] == [msgspec.Raw] * len(receipts(file))      # encoded once, and sent so
+    assert msgspec.json.decode(msgspec.json.encode(batch), type=list[Receipt]) == receipts(file)
