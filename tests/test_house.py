@@ -280,6 +280,14 @@ def test_no_public_name_stands_in_three_files() -> None:
     assert SHARED_NAMES.keys() <= often.keys(), "an exception that nothing needs any more"
 
 
+def test_one_place_brings_the_address_of_a_client_into_the_audit_log() -> None:
+    """A batch is decided in another task: who forgot that would write lines without the client's address."""
+    binding = [path.relative_to(ROOT).as_posix() for path in (ROOT / "parts").rglob("*.py")
+               if "copy_context" in path.read_text(encoding="utf-8")]
+
+    assert binding == ["parts/identity/admin.py"]
+
+
 def test_no_two_test_files_have_one_name() -> None:
     """Documents may name a test by its file alone."""
     names = [path.name for path in modules("tests") if path.name.startswith("test_")]

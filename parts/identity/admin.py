@@ -74,15 +74,7 @@ from asyncgate.parts.model.wire_admin import (
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Extension)
-
-
-def load_record(kind: type[Struct], *key: str, beside: Iterable[tuple[type[Struct], tuple[str, ...]]] = (),
-                ) -> Callable[[Needs, Caller, Any], None]:
-    """Return a loader of one record, of others beside it, and of the end of the audit log."""
-    def load(needs: Needs, caller: Caller, ask: Any) -> None:
-        needs.records |= {(kind, key), *beside}
-        load_head(needs, caller, ask)
-    return load
+Load = Callable[[Needs, Caller, Any], None]
 
 
 def audit_change(engine: Engine, work: Work, event: str, severity: Severity, caller: Caller, **said: Any) -> None:
@@ -97,12 +89,22 @@ def audit_change(engine: Engine, work: Work, event: str, severity: Severity, cal
 async def change_record(engine: Engine, caller: Caller, tenant_id: str, kind: type[Struct], key: tuple[str, ...],
                         run: Callable[[Work], T], beside: Iterable[tuple[type[Struct], tuple[str, ...]]] = ()) -> T:
     """Let `run` change one record of a tenant, and others beside it, in the tenant's next batch."""
+    def load(needs: Needs, caller: Caller, ask: Any) -> None:
+        needs.records |= {(kind, key), *beside}
+    return await write_audited(engine, caller, tenant_id, load, run)
+
+
+async def write_audited(engine: Engine, caller: Caller, tenant_id: str, load: Load, run: Callable[[Work], T]) -> T:
+    """Let `run` change what `load` names, and the end of the audit log, in the tenant's next batch."""
     context = copy_context()    # the batch is decided in another task, and the audit log needs the client's address
+
+    def load_all(needs: Needs, caller: Caller, ask: Ask) -> None:
+        load(needs, caller, ask)
+        load_head(needs, caller, ask)
 
     def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> T:
         return context.run(run, work)
-    load = load_record(kind, *key, beside=beside)
-    done: T = await engine.write(decide, load, replace(caller, tenant_id=tenant_id), Ask())
+    done: T = await engine.write(decide, load_all, replace(caller, tenant_id=tenant_id), Ask())
     return done
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -15,8 +14,8 @@ from asyncgate.parts.identity.admin import (
     make_keys,
     require_own_rights,
     tenant_to_issue_for,
+    write_audited,
 )
-from asyncgate.parts.identity.audit import load_head
 from asyncgate.parts.identity.keys_stored import retire_key
 from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.identity.oauth.directory import Directory
@@ -26,7 +25,6 @@ from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Account, Key, export_key
 from asyncgate.parts.model.stored_oauth import Grant
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_admin import IssuedKey, RotateCredentials, RotatedCredentials
 
 SESSIONS_PER_TRANSACTION = 100
@@ -49,7 +47,7 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
     fresh = dict(zip(replaced, await make_keys(engine, len(replaced)), strict=True))
     # Order: a session that goes on could refresh a token after the time from which tokens are good.
     sessions = await end_sessions_of_tenant(engine, caller, tenant_id, before)
-    whom, context = await list_admins(engine, tenant_id), copy_context()
+    whom = await list_admins(engine, tenant_id)
 
     def rotate(work: Work) -> list[IssuedKey]:
         account = work.find_record(Account) or Account("", work.now)
@@ -64,11 +62,7 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
 
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
         needs.records |= {(Account, ()), *((Key, (key_id,)) for key_id in fresh)}
-        load_head(needs, caller, ask)
-
-    def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> list[IssuedKey]:
-        return context.run(rotate, work)
-    issued = await engine.write(decide, load, replace(caller, tenant_id=tenant_id), Ask())
+    issued = await write_audited(engine, caller, tenant_id, load, rotate)
     return RotatedCredentials(issued, to_utc(before), len(old) > KEYS_PER_CALL, sessions)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextvars import copy_context
 from typing import Any
 
 import msgspec
@@ -18,8 +17,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Operation, Work, instant
-from asyncgate.parts.identity.admin import audit_change
-from asyncgate.parts.identity.audit import load_head
+from asyncgate.parts.identity.admin import audit_change, write_audited
 from asyncgate.parts.model.errors import (
     BulkNotFound,
     DatabaseUnavailable,
@@ -305,18 +303,11 @@ def set_priority(work: Work, caller: Caller, task: Task, priority: int) -> None:
 async def write_bulk(engine: Engine, caller: Caller, order: Order, tasks: list[Task],
                      run: Callable[[Work], Bulk], receipts: Iterable[str] = ()) -> Bulk:
     """Let `run` change a bulk and these tasks, in the tenant's next batch, with the answers to these receipts."""
-    context = copy_context()    # the batch is decided in another task, and the audit log needs the client's address
-
-    def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> Bulk:
-        return context.run(run, work)
-
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         needs.tasks.update([task.task_id for task in tasks])
         needs.receipts.update(receipts)
         needs.records.add((Bulk, (order.bulk_id,)))
-        load_head(needs, caller, ask)
-    done: Bulk = await engine.write(decide, load, caller, Ask())
-    return done
+    return await write_audited(engine, caller, caller.tenant_id, load, run)
 
 
 # What is shown.

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import copy_context
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
-
 from asyncgate import Caller, Engine, Extension, Needs, News, Operation, Work, instant, lane_of
-from asyncgate.parts.identity.admin import audit_change, target_tenant
-from asyncgate.parts.identity.audit import load_head
+from asyncgate.parts.identity.admin import audit_change, target_tenant, write_audited
 from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.pausing import Pause, encode_pauses, find_pauses
 from asyncgate.parts.model.queries import LeaseCount
 from asyncgate.parts.model.stored import Pauses
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
-from asyncgate.parts.model.wire import Ask, LeaseNext, Principal
+from asyncgate.parts.model.wire import LeaseNext, Principal
 from asyncgate.parts.model.wire_operating import (
     DrainWork,
     ListPauses,
@@ -215,19 +211,13 @@ async def put_pause(engine: Engine, caller: Caller, ask: PauseWork, event: str) 
 
 async def change_pauses(engine: Engine, caller: Caller, tenant_id: str, run: Callable[[Work], T]) -> T:
     """Let `run` change the pauses of a tenant, while none of its batches is under way."""
-    context = copy_context()    # the batch is decided in another task, and the audit log needs the client's address
-
-    def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> T:
-        return context.run(run, work)
-    done: T = await engine.write(decide, load_pauses, replace(caller, tenant_id=tenant_id), Ask())
-    return done
+    return await write_audited(engine, caller, tenant_id, load_pauses, run)
 
 
 def load_pauses(needs: Needs, caller: Caller, ask: Any) -> None:
-    """Load what is paused and the end of the audit log; a claim under way would not see the change."""
+    """Load what is paused; a claim under way would not see the change."""
     needs.records.add((Pauses, ()))
     needs.alone = True
-    load_head(needs, caller, ask)
 
 
 async def count_left(engine: Engine, tenant_id: str, pause: Pause) -> int:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from asyncgate import RECEIPT_TYPES, Caller, Engine, Needs, Operation, Work, forbid
-from asyncgate.parts.identity.admin import audit_change, require_operator, target_tenant
-from asyncgate.parts.identity.audit import load_head
+from asyncgate.parts.identity.admin import audit_change, require_operator, target_tenant, write_audited
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, QuotaExceeded, WebhookNotFound
 from asyncgate.parts.model.ids import first_id
@@ -304,16 +302,11 @@ async def finish_removal(engine: Engine, tenant_id: str, webhook_id: str) -> Non
 
 async def change_rows(engine: Engine, caller: Caller, tenant_id: str, keys: RowKeys, run: Callable[[Work], T]) -> T:
     """Let `run` change some records of a tenant, in the tenant's next batch."""
-    context, wanted = copy_context(), set(keys)     # the audit log needs the client's address
+    wanted = set(keys)
 
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         needs.records |= wanted
-        load_head(needs, caller, ask)
-
-    def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> T:
-        return context.run(run, work)
-    done: T = await engine.write(decide, load, replace(caller, tenant_id=tenant_id), Ask())
-    return done
+    return await write_audited(engine, caller, tenant_id, load, run)
 
 
 async def tenant_for_webhooks(engine: Engine, caller: Caller, named: str | None) -> str:

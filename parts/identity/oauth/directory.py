@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Work
-from asyncgate.parts.identity.admin import audit_change
+from asyncgate.parts.identity.admin import audit_change, write_audited
 from asyncgate.parts.identity.audit import load_head
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import export_key
-from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_admin import Severity
 
 R = TypeVar("R", bound=Struct)
@@ -48,17 +45,10 @@ class Directory:
 
         `run` may be called again when the transaction has to be repeated, so it must have no effect outside of it.
         """
-        context = copy_context()    # the batch is decided in another task, and the audit log needs the client's address
-
         def load(needs: Needs, caller: Caller, ask: Any) -> None:
             needs.records.update(keys)
-            load_head(needs, caller, ask)
-
-        def decide(engine: Engine, work: Work, caller: Caller, ask: Any) -> T:
-            return context.run(run, work)
         own = self.engine.make_own_caller(self.tenant_id)
-        done: T = await self.engine.write(decide, load, own, Ask())
-        return done
+        return await write_audited(self.engine, own, self.tenant_id, load, run)
 
 
 async def audit_in_tenant(engine: Engine, caller: Caller, tenant: str | None, event: str, severity: Severity, /,
@@ -66,8 +56,6 @@ async def audit_in_tenant(engine: Engine, caller: Caller, tenant: str | None, ev
     """Write a change of a row that is for another tenant into that tenant's audit log, too."""
     if tenant is None or tenant == engine.settings.default_tenant_id:
         return      # its line was written in the transaction of the change
-    context = copy_context()
-
-    def decide(engine: Engine, work: Work, caller: Caller, ask: Any) -> None:
-        context.run(audit_change, engine, work, event, severity, caller, **said)
-    await engine.write(decide, load_head, replace(caller, tenant_id=tenant), Ask())
+    def note(work: Work) -> None:
+        audit_change(engine, work, event, severity, caller, **said)
+    await write_audited(engine, caller, tenant, load_head, note)
