@@ -194,6 +194,15 @@ def exit_for(wrong: Exception) -> click.exceptions.Exit:
     return exit_with(escape_text(str(wrong)), getattr(wrong, "exit_status", EXIT_WRONG))
 
 
+WRONG_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)   # another one may be right
+
+
+def exit_for_file(path: str, error: OSError) -> click.exceptions.Exit:
+    """Print why a file cannot be used; return the exception that ends the program: the file is wrong, or the disk."""
+    return exit_with(escape_text(f"{path}: {error.strerror or error}"),
+                     EXIT_WRONG if isinstance(error, WRONG_FILE) else EXIT_BROKEN)
+
+
 # Names of commands.
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from typing import IO, Any, NamedTuple
@@ -43,46 +42,6 @@ def open_private(path: str, flags: int) -> int:
 
 class ExportSpoiled(Exception):
     """A change during the export made the file incomplete."""
-
-
-class OtherRun(Exception):
-    """Another process writes the same file now."""
-
-
-@contextmanager
-def hold_target(target: str) -> Iterator[None]:
-    """Keep every other process from writing a file; the system releases the lock if this process dies."""
-    path = f"{target}.partial.lock"
-    lock = lock_target(target, path)
-    try:
-        yield
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(path)     # before the release: who has opened it meanwhile sees that its file is gone
-        os.close(lock)
-
-
-def lock_target(target: str, path: str) -> int:
-    """Open and lock the lock file of a target; raises OtherRun if another process holds it."""
-    while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_still_at(path, lock):
-                return lock
-        except BlockingIOError:
-            os.close(lock)
-            raise OtherRun(f"another process is exporting to {target} now; wait until it has ended, or name another "
-                           "file") from None
-        os.close(lock)
-
-
-def is_still_at(path: str, file: int) -> bool:
-    """Whether an open file still has its name; the run before removes the lock file that it held."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file))
-    except FileNotFoundError:
-        return False
 
 
 # From a gate to a file.

@@ -37,8 +37,10 @@ from asyncgate.commands.calling import (
     PAST,
     add_gate_options,
     as_json,
+    exit_for_file,
     exit_with,
 )
+from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text, show_block, show_table
 from asyncgate.commands.verdicts import print_answer
@@ -616,9 +618,11 @@ def database_exists(url: str) -> bool:
 def backup(configured: Configured, target: str, as_json: bool) -> None:
     """Copy the database of a gate to a new file, and verify the copy; the server may keep running."""
     url = require_database(configured.settings.database.url)
-    if os.path.lexists(target):
-        raise click.ClickException(f"{target} exists already; a backup needs a new file")
-    verdict = copy_file(url, target, f"{os.path.abspath(target)}.partial")
+    try:
+        with hold_new_file(target):
+            verdict = copy_file(url, target, f"{os.path.abspath(target)}.partial")
+    except OSError as error:
+        raise exit_for_file(f"cannot write {target}.partial", error) from None
     size = os.path.getsize(target)
     if as_json:
         sys.exit(verdicts.print_verdict(verdict, target, as_json, bytes=size))
@@ -627,10 +631,8 @@ def backup(configured: Configured, target: str, as_json: bool) -> None:
 
 def copy_file(url: str, target: str, partial: str) -> Any:
     """Copy to a file beside the target, verify it, then rename it, so that an existing target is complete."""
-    try:
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except OSError as error:
-        raise click.ClickException(f"cannot write {partial}: {error.strerror}") from None
+    remove_dead_copy(partial)
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         click.echo(f"copying {mask_credentials(url)}", err=True)
         asyncio.run(copy_backend(url, partial))
@@ -641,6 +643,21 @@ def copy_file(url: str, target: str, partial: str) -> Any:
         raise click.ClickException(f"the backup failed and was removed: {error.strerror or error}") from None
     finally:
         remove_files(partial, f"{partial}-wal", f"{partial}-shm")
+
+
+def remove_dead_copy(partial: str) -> None:
+    """Remove what a killed backup has left; its lock is free, so nobody writes it any more."""
+    if not os.path.lexists(partial):
+        return
+    if os.path.islink(partial) or not os.path.isfile(partial) or not is_empty_or_database(partial):
+        raise exit_with(f"{partial} is not what a backup leaves; move it away, or name another file", EXIT_CONFLICT)
+    remove_files(partial, f"{partial}-wal", f"{partial}-shm", f"{partial}-journal")
+
+
+def is_empty_or_database(path: str) -> bool:
+    """Whether a file has nothing in it, or a database of SQLite."""
+    with open(path, "rb") as file:
+        return file.read(16) in (b"", b"SQLite format 3\0")
 
 
 async def copy_backend(url: str, target: str) -> None:

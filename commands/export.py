@@ -35,7 +35,8 @@ from asyncgate.commands.calling import (
     exit_with,
 )
 from asyncgate.commands.carry import open_private
-from asyncgate.commands.moving import exit_on_bad_file, hold_new_file
+from asyncgate.commands.moving import exit_on_bad_file
+from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.commands.verdicts import print_answer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, closing, contextmanager
@@ -15,7 +14,15 @@ from msgspec.structs import asdict, replace
 
 from asyncgate import Engine
 from asyncgate.commands import calling, carry, cli, recovery, verdicts
-from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, EXIT_INTERRUPTED, EXIT_NO_GATE, as_json, exit_with
+from asyncgate.commands.calling import (
+    EXIT_BROKEN,
+    EXIT_CONFLICT,
+    EXIT_INTERRUPTED,
+    EXIT_NO_GATE,
+    as_json,
+    exit_for_file,
+    exit_with,
+)
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
@@ -89,21 +96,9 @@ def exit_on_bad_file(path: str) -> Iterator[None]:
     except (Damaged, ExportSpoiled) as wrong:
         raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except OSError as error:
-        raise exit_with(f"{path}: {error.strerror or error}", EXIT_BROKEN) from None
+        raise exit_for_file(path, error) from None
     except KeyboardInterrupt:
         raise exit_with("interrupted; run the same command to resume", EXIT_INTERRUPTED) from None
-
-
-@contextmanager
-def hold_new_file(path: str) -> Iterator[None]:
-    """Let only this process write a new file; exit if the file exists, or if another process is writing it."""
-    try:
-        with carry.hold_target(path):
-            if os.path.lexists(path):
-                raise exit_with(f"{path} exists already; an export needs a new file", EXIT_CONFLICT)
-            yield
-    except carry.OtherRun as busy:
-        raise exit_with(escape_text(str(busy)), EXIT_CONFLICT) from None
 
 
 def check_file(file: str) -> carry.FileVerdict:

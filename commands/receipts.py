@@ -24,7 +24,8 @@ from asyncgate.commands.calling import (
     as_json,
     connect_to_gate,
 )
-from asyncgate.commands.moving import bring_receipts_home, exit_on_bad_file, hold_new_file, push
+from asyncgate.commands.moving import bring_receipts_home, exit_on_bad_file, push
+from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import STYLES, Bar, escape_text
 from asyncgate.commands.verdicts import print_answer

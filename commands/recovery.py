@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from contextlib import AsyncExitStack, closing
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,15 @@ from msgspec.structs import replace
 from asyncgate import FENCES_SKIPPED
 from asyncgate.backends import open_backend
 from asyncgate.commands import calling, cli, verdicts
-from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, EXIT_INTERRUPTED, EXIT_NO_GATE, as_json, exit_with
+from asyncgate.commands.calling import (
+    EXIT_BROKEN,
+    EXIT_CONFLICT,
+    EXIT_INTERRUPTED,
+    EXIT_NO_GATE,
+    as_json,
+    exit_for_file,
+    exit_with,
+)
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError, StartupError
@@ -203,6 +212,8 @@ def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], 
     chosen = frozenset(instances) if instances else None
     from asyncgate.parts.receipts import collected
     try:
+        with open(file or os.devnull, "rb"):
+            pass        # before a database is made for nothing
         status = asyncio.run(run_rebuild(allow_slow_reads(configured.settings), file, tenants, chosen, all_instances,
                                          skip_damaged,
                                      as_json))
@@ -214,6 +225,8 @@ def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], 
         raise calling.exit_for(wrong) from None
     except (part.RebuildFailed, GateError) as wrong:
         raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
+    except OSError as error:
+        raise exit_for_file(file or "the database", error) from None
     except KeyboardInterrupt:
         raise exit_with("interrupted; remove the database and start again", EXIT_INTERRUPTED) from None
     sys.exit(status)

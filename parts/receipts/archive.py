@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import os
 from collections import defaultdict
@@ -280,7 +281,10 @@ def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        remove_dead_partials(path.parent)
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with contextlib.suppress(OSError):      # a disk without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)        # so nobody takes it for that of a dead process
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -292,6 +296,14 @@ def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
             partial.unlink(missing_ok=True)     # on a full disk each further run would leave another one
         raise ArchiveUnavailable(f"the archive cannot write a segment: {error.strerror or error}") from error
     return name
+
+
+def remove_dead_partials(folder: Path) -> None:
+    """Remove what killed processes have left unfinished: the system has released their locks."""
+    for partial in folder.glob("*.partial"):
+        with contextlib.suppress(OSError), open(os.open(partial, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            partial.unlink()
 
 
 def segment_digest(rows: list[Receipt]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,21 @@ async def test_sqlite_gives_the_space_back(backend: Any, folder: Path, tmp_path:
     assert size_of(tmp_path / "gate.db") < 1_000_000      # 150 payloads alone were three million
     assert await backend.check() == []
     await Gate(engine, TENANT).create()
+
+
+async def test_what_a_killed_run_left_unfinished_goes_and_what_another_one_writes_stays(
+        backend: Any, folder: Path) -> None:
+    (dead := folder / TENANT / "a.jsonl.1.partial").parent.mkdir(parents=True)
+    dead.write_bytes(b"the beginning of a file")
+    (written := folder / TENANT / "b.jsonl.2.partial").write_bytes(b"the same")
+    engine = await aged(backend, folder, 1)
+
+    with written.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        done = await Gate(engine, TENANT).as_admin().run_archive()
+
+    assert done.receipts == 4
+    assert (dead.exists(), written.exists()) == (False, True)
 
 
 def size_of(path: Path) -> int:

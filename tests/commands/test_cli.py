@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 
 from asyncgate.commands import remembered
 from asyncgate.commands.main import main
+from asyncgate.commands.new_file import hold_target
 from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.operations import OPERATIONS
 
@@ -533,7 +534,11 @@ def test_the_file_of_a_first_key_is_its_owners_alone(run: Run, tmp_path: Path) -
     ["serve", "--set", "bogus=1"], ["serve", "--set", "port=x"], ["serve", "--config", "nowhere.yaml"],
     ["serve", "--database", "nonsense:x"], ["config", "--set", "bogus=1"], ["verify", "--database", "nonsense"],
     ["copy", "nonsense:x", "memory:"], ["receipts", "push", "--database", "sqlite:///none.db"],
-    ["reconcile", "--database", "sqlite:///none.db"], ["rebuild", "--database", "nonsense:x"]])
+    ["reconcile", "--database", "sqlite:///none.db"], ["rebuild", "--database", "nonsense:x"],
+    ["receipts", "verify", "none"], ["receipts", "import", "none"], ["export", "verify", "none"],
+    ["receipts", "push", "--file", "none"], ["rebuild", "--file", "none", "--database", "sqlite:///x.db"],
+    ["receipts", "export", "no/folder"], ["export", "tenant", "no/folder"], ["restore", "none"],
+    ["backup", "--database", "sqlite:///none.db", "copy.db"]], ids=" ".join)
 def test_bad_configuration_is_2(run: Run, said: list[str]) -> None:
     result = run(*said)
 
@@ -640,11 +645,40 @@ def test_backup_overwrites_nothing_and_leaves_nothing_behind(run: Run, database:
     taken = run("backup", "--database", database, str(target))
     nowhere = run("backup", "--database", database, str(tmp_path / "no" / "folder.db"))
 
-    assert (taken.exit_code, nowhere.exit_code) == (1, 1)
+    assert (taken.exit_code, nowhere.exit_code) == (5, 2)
     assert "exists already" in taken.stderr
     assert "cannot write" in nowhere.stderr
     assert target.read_text() == "precious"
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("left", [b"", b"SQLite format 3\0, and then it was killed"], ids=["empty", "begun"])
+def test_what_a_killed_backup_left_is_replaced(run: Run, kind: str, database: str, tmp_path: Path, left: bytes) -> None:
+    created(run, kind)
+    target = tmp_path / "copy.db"
+    for end in ("", "-wal", "-shm", ".lock"):       # the lock file stays, and nobody holds it
+        Path(f"{target}.partial{end}").write_bytes(left)
+
+    result = run("backup", "--database", database, str(target))
+
+    assert result.exit_code == 0, result.output
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_backup_leaves_alone_what_another_one_is_writing_and_what_is_none(
+        run: Run, database: str, tmp_path: Path) -> None:
+    target, other = tmp_path / "copy.db", tmp_path / "receipts.jsonl"
+    Path(f"{target}.partial").write_bytes(b"SQLite format 3\0")
+    Path(f"{other}.partial").write_bytes(b"{}\n")       # an export can resume from it
+
+    with hold_target(str(target)):
+        busy = run("backup", "--database", database, str(target))
+    foreign = run("backup", "--database", database, str(other))
+
+    assert (busy.exit_code, foreign.exit_code) == (5, 5)
+    assert f"another process is writing {target} now; wait until it has ended" in busy.stderr
+    assert f"{other}.partial is not what a backup leaves; move it away" in foreign.stderr
+    assert sorted(tmp_path.iterdir()) == [Path(f"{target}.partial"), Path(f"{other}.partial")]
 
 
 def test_a_backend_that_makes_no_copies_says_so(run: Run, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from asyncgate.clients.http import Http
-from asyncgate.commands import carry, export
+from asyncgate.commands import export, new_file
 from asyncgate.commands.main import main
 from tests.conftest import TOKEN, Live
 
@@ -161,7 +161,7 @@ def test_only_one_process_writes_a_file_and_a_killed_one_holds_nobody_up(
             second = CliRunner().invoke(main, export(gate.url))
             first.kill()
             first.wait()
-    assert (second.exit_code, f"another process is exporting to {target} now" in second.output) == (5, True)
+    assert (second.exit_code, f"another process is writing {target} now" in second.output) == (5, True)
     assert [*tmp_path.iterdir()] == [lock]
 
     good(CliRunner().invoke(main, export(gate.url)))
@@ -172,11 +172,11 @@ def test_a_lock_file_that_goes_while_it_is_opened_is_no_lock(tmp_path: Path) -> 
     path = tmp_path / "lock"
     lock = os.open(path, os.O_CREAT | os.O_RDWR)
 
-    assert carry.is_still_at(str(path), lock)
+    assert new_file.is_still_at(str(path), lock)
     path.unlink()
-    assert not carry.is_still_at(str(path), lock)
+    assert not new_file.is_still_at(str(path), lock)
     path.touch()
-    assert not carry.is_still_at(str(path), lock)
+    assert not new_file.is_still_at(str(path), lock)
     os.close(lock)
 
 
