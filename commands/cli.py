@@ -42,6 +42,7 @@ from asyncgate.commands.calling import (
 )
 from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
+from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.terminal import Bar, escape_text, show_block, show_table
 from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
@@ -581,13 +582,14 @@ def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_js
     Exit status 1 if a check fails.
     """
     url = require_database(configured.settings.database.url)
-    verdict = asyncio.run(verdicts.verify_url(url, configured.settings.database))
-    if not (ledger or anchors):
-        sys.exit(verdicts.print_verdict(verdict, mask_credentials(url), as_json))
-    if not as_json:
-        verdicts.print_verdict(verdict, mask_credentials(url))
-    from asyncgate.commands import verify_ledger as part
-    found = asyncio.run(part.verify_seals(url, configured.settings, anchors))
+    with open_for_reading(url) as readable:
+        verdict = asyncio.run(verdicts.verify_url(readable, configured.settings.database))
+        if not (ledger or anchors):
+            sys.exit(verdicts.print_verdict(verdict, mask_credentials(url), as_json))
+        if not as_json:
+            verdicts.print_verdict(verdict, mask_credentials(url))
+        from asyncgate.commands import verify_ledger as part
+        found = asyncio.run(part.verify_seals(readable, configured.settings, anchors))
     if as_json:
         verdicts.print_verdict(verdict, mask_credentials(url), as_json, ledger=part.make_seal_report(found))
     else:
@@ -635,7 +637,8 @@ def copy_file(url: str, target: str, partial: str) -> Any:
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         click.echo(f"copying {mask_credentials(url)}", err=True)
-        asyncio.run(copy_backend(url, partial))
+        with open_for_reading(url) as readable:
+            asyncio.run(copy_backend(readable, partial))
         verdict = asyncio.run(verdicts.verify_url(f"sqlite:///{partial}"))
         os.link(partial, target)
         return verdict
@@ -721,7 +724,8 @@ async def run_copy(source: str, target: str, dry_run: bool, as_json: bool) -> in
     if identify_database(source) == identify_database(target):
         raise StartupError("source and target are the same database")
     async with AsyncExitStack() as opened:
-        old = await open_alone(opened, "source", require_database(source, "SOURCE must be an existing gate"))
+        there = require_database(source, "SOURCE must be an existing gate")
+        old = await open_alone(opened, "source", opened.enter_context(open_for_reading(there)))
         new = await open_alone(opened, "target", "memory:" if dry_run and not database_exists(target) else target)
         with closing(Bar("comparing", total=await verdicts.count_rows(old, [*part.COPIED_TABLES]))) as bar:
             found = await part.survey(old, new, bar.add)

@@ -24,6 +24,7 @@ from asyncgate.commands.calling import (
     exit_for_file,
     exit_with,
 )
+from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError, StartupError
@@ -133,7 +134,8 @@ async def add_state(backend: Backend, findings: Findings) -> None:
 
 async def open_beside(opened: AsyncExitStack, url: str, settings: Settings) -> Backend:
     """Open the database while a gate may be serving it."""
-    backend = await open_backend(url, settings=settings.database)
+    readable = opened.enter_context(open_for_reading(url))
+    backend = await open_backend(readable, settings=settings.database)
     opened.push_async_callback(backend.close)
     return backend
 

@@ -16,6 +16,7 @@ import click
 
 from asyncgate.commands import cli, verdicts
 from asyncgate.commands.calling import as_json
+from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.queries import ReceiptFilter
@@ -57,16 +58,21 @@ def fetch_source(source: str, timestamp: str | None, target: str) -> Iterator[st
     if "://" not in path and not os.path.isdir(path):
         if timestamp:
             raise StartupError("--timestamp is for a replica of Litestream; a backup holds one moment")
-        cli.require_database(f"sqlite:///{path}", "SOURCE must be a backup of a gate")
-        yield path
+        url = cli.require_database(f"sqlite:///{path}", "SOURCE must be a backup of a gate")
+        with open_for_reading(url, find_folder(target)) as readable:
+            yield readable.removeprefix("sqlite:///")
         return
     if source.startswith(DATABASES):
         raise StartupError("SOURCE is a file of `asyncgate backup` or a replica of Litestream; `asyncgate copy` copies "
                            "other databases")
-    folder = os.path.dirname(os.path.abspath(target.removeprefix("sqlite:///")))     # on the disk of the new database
-    beside = folder if target.startswith("sqlite:") and os.path.isdir(folder) else None
-    with tempfile.TemporaryDirectory(prefix=".asyncgate-restore-", dir=beside) as own:
+    with tempfile.TemporaryDirectory(prefix=".asyncgate-restore-", dir=find_folder(target)) as own:
         yield fetch_replica(source, timestamp, os.path.join(own, "gate.db"))
+
+
+def find_folder(target: str) -> str | None:
+    """Return the folder of the new database, whose disk has room for a copy; None if it is no file."""
+    folder = os.path.dirname(os.path.abspath(target.removeprefix("sqlite:///")))
+    return folder if target.startswith("sqlite:") and os.path.isdir(folder) else None
 
 
 def fetch_replica(source: str, timestamp: str | None, path: str) -> str:
