@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncgate import DISCHARGING, TERMINATES, fences_skipped, receipt_hash
 from asyncgate.conformance.history import ENDING_RECEIPTS
@@ -40,6 +41,7 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operating.queues import write_queue_id
 from asyncgate.parts.receipts.marks import list_adopted
+from asyncgate.parts.receipts.may import discharges
 
 MOST = 1000     # at most this many problems are reported
 
@@ -123,8 +125,9 @@ class Tenant:
         self.backend, self.tenant_id, self.verdict = backend, tenant_id, verdict
         self.tasks: dict[str, Facts] = {}
         self.receipts: set[str] = set()
-        self.open: dict[str, tuple[str, Principal]] = {}    # type and recipient of undischarged obligations
-        self.early: set[tuple[str, str]] = set()            # parents not read yet, and the type of their child
+        self.open: dict[str, Receipt] = {}                  # undischarged obligations, without their bodies
+        self.done: dict[str, str] = {}                      # types of the discharged ones
+        self.early: dict[str, list[Receipt]] = {}           # parents not read yet, and their children
         self.created = 0
         self.away: set[str] = set()                         # archived receipts
         self.settled: set[str] = set()                      # their tasks
@@ -250,12 +253,14 @@ class Tenant:
         elif receipt.body and hash_of(receipt) != receipt.hash and (
                 place_of_row(receipt) not in self.erased):      # the ledger has the body of a skeleton
             self._wrong(f"receipt {receipt.receipt_id} ({receipt.receipt_type}) does not match its hash")
-        self.early.update((parent, receipt.receipt_type) for parent in receipt.parents if parent not in self.receipts)
+        for parent in receipt.parents:
+            if parent not in self.receipts:
+                self.early.setdefault(parent, []).append(strip_body(receipt))
         if receipt.receipt_type in TERMINATES:
-            self._opens(receipt)
+            self._opens(strip_body(receipt))
         if receipt.receipt_type in DISCHARGING:
             for parent in receipt.parents:
-                self._discharges(parent, receipt.receipt_type)
+                self._discharges(parent, receipt)
         if facts := self.tasks.get(receipt.task_id):
             self._of_task(facts, receipt)
 
@@ -266,13 +271,22 @@ class Tenant:
 
     def _opens(self, receipt: Receipt) -> None:
         self.created += 1
-        if not any((receipt.receipt_id, type) in self.early for type in TERMINATES[receipt.receipt_type]):
-            self.open[receipt.receipt_id] = receipt.receipt_type, receipt.to
+        self.open[receipt.receipt_id] = receipt
+        for child in self.early.get(receipt.receipt_id, ()):
+            self._discharges(receipt.receipt_id, child)
 
-    def _discharges(self, parent: str, type: str) -> None:
+    def _discharges(self, parent: str, child: Receipt) -> None:
+        """Note that a receipt discharges an obligation: its own, and only once (PH.1.3)."""
         opened = self.open.get(parent)
-        if opened and type in TERMINATES[opened[0]]:
+        if opened and discharges(child, opened):
             del self.open[parent]
+            self.done[parent] = opened.receipt_type
+        elif opened and child.receipt_type in TERMINATES[opened.receipt_type]:
+            self._wrong(f"receipt {child.receipt_id} ({child.receipt_type}) of {name_subject(child)} names as its "
+                        f"parent {parent}, which is the obligation of {name_subject(opened)}")
+        elif child.receipt_type in TERMINATES.get(self.done.get(parent, ""), ()):
+            self._wrong(f"obligation {parent} is discharged already, and receipt {child.receipt_id} "
+                        f"({child.receipt_type}) of {name_subject(child)} discharges it again")
 
     def _of_task(self, facts: Facts, receipt: Receipt) -> None:
         type = receipt.receipt_type
@@ -291,12 +305,13 @@ class Tenant:
     # After all rows have been read.
 
     def _parents(self, stated: Mapping[str, str]) -> None:
-        missing = {parent for parent, _ in self.early} - self.receipts - self.away - stated.keys()
+        missing = self.early.keys() - self.receipts - self.away - stated.keys()
         for parent in sorted(missing):
             self._wrong(f"receipt {parent} does not exist, but another names it as its parent")
 
     def _obligations(self, index: dict[str, Principal]) -> None:
-        for receipt_id, (type, to) in self.open.items():
+        for receipt_id, opened in self.open.items():
+            type, to = opened.receipt_type, opened.to
             if receipt_id not in index:
                 self._wrong(f"obligation {receipt_id} ({type}) is open by the evidence, but the index does not have it")
             elif not index[receipt_id].same(to):
@@ -356,6 +371,16 @@ def numbers_of(row: Queue | None) -> list[int]:
 def describe(numbers: list[int]) -> str:
     """Say how many tasks of each kind there are."""
     return "{} queued, {} on hold and {} leased".format(*numbers)
+
+
+def strip_body(receipt: Receipt) -> Receipt:
+    """Return a receipt without its body, which may be large, unless it is only the note that it was erased."""
+    return receipt if read_note(receipt.body) is not None else replace(receipt, body="")
+
+
+def name_subject(receipt: Receipt) -> str:
+    """Say what a receipt is about."""
+    return f"schedule {receipt.schedule_id}" if receipt.schedule_id else f"task {receipt.task_id}"
 
 
 def hash_of(receipt: Receipt) -> str:

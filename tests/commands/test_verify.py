@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncgate import Engine
 from asyncgate.backends import Around, open_backend
 from asyncgate.conformance.harness import Gate, under
-from asyncgate.conformance.verify import Verdict, verify
+from asyncgate.conformance.verify import Verdict, hash_of, verify
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Receipt
 
 pytestmark = pytest.mark.anyio
 TENANT, OTHER = "00000000-0000-0000-0000-000000000000", "11111111-1111-4111-8111-111111111111"
@@ -155,6 +158,40 @@ async def test_each_damage_is_named_and_nothing_else(
 
     assert len(problems) == len(named), problems
     assert [words for words in named if not any(words in problem for problem in problems)] == [], problems
+
+
+async def test_a_discharge_that_was_moved_to_another_task_is_named_though_all_counts_are_equal(
+        path: Path, gate: Gate, story: dict[str, str]) -> None:
+    before, done, open_task = await verified(path), story["succeeded"], story["leased"]
+    receipts = {(one.task_id, one.receipt_type): one for one in await gate.backend.page(TENANT, Rows(Receipt))}
+    completed = receipts[done, "task.completed"]
+    duties = [receipts[task_id, "task.assigned"] for task_id in (done, open_task)]
+    moved = hash_of(replace(completed, parents=(duties[1].receipt_id,)))        # nothing but its place tells of it
+    damage(path, "UPDATE receipts SET parent_id = :to, hash = :hash WHERE receipt_id = :id", id=completed.receipt_id,
+           to=duties[1].receipt_id, hash=moved)
+    damage(path, "UPDATE obligations SET receipt_id = :to WHERE receipt_id = :duty", to=duties[0].receipt_id,
+           duty=duties[1].receipt_id)
+    for task_id, owed in ((done, 1), (open_task, 0)):
+        damage(path, f"UPDATE tasks SET owed = :owed WHERE {TASK}", task_id=task_id, owed=owed)
+
+    verdict = await verified(path)
+
+    assert (verdict.created, verdict.open) == (before.created, before.open)
+    assert (f"receipt {completed.receipt_id} (task.completed) of task {done} names as its parent "
+            f"{duties[1].receipt_id}, which is the obligation of task {open_task}") in verdict.problems
+
+
+async def test_an_obligation_that_is_discharged_twice_is_named(
+        path: Path, gate: Gate, story: dict[str, str]) -> None:
+    damage(path, f"""
+        INSERT INTO receipts SELECT tenant_id, 'ffffffff-ffff-7fff-bfff-ffffffffffff', 'twice', receipt_type,
+            created_at, from_kind, from_id, to_kind, to_id, task_id, lease_id, schedule_id, asyncgate_instance, hash,
+            body, salt, parent_id
+        FROM receipts WHERE {RECEIPT} = 'task.completed'""", task_id=story["succeeded"])
+
+    [problem] = (await verified(path)).problems
+
+    assert "is discharged already, and receipt ffffffff-ffff-7fff-bfff-ffffffffffff" in problem
 
 
 LINE = "tenant_id = :tenant AND number"
