@@ -155,6 +155,8 @@ async def check_segments(backend: Any, directory: str, found: Sealed, progress: 
         async for pointers in pages(backend, Archived, tenant_id):
             for one in pointers:
                 named[one.segment].append(one)
+        if (head := found.heads.get(tenant_id)) is not None:    # else the tenant is younger than this check
+            found.problems += find_unsealed(tenant_id, named, head.last_id)
         if named and not directory:
             count = sum(map(len, named.values()))
             found.problems.append(f"tenant {tenant_id}: {count} receipts are in the archive, which was not "
@@ -168,6 +170,13 @@ async def check_segments(backend: Any, directory: str, found: Sealed, progress: 
                                for problem in segment_problems(directory, segment, wanted, erased)]
             if progress is not None:
                 progress(found.receipts + found.archived)
+
+
+def find_unsealed(tenant_id: str, named: dict[str, list[Archived]], sealed: str) -> list[str]:
+    """Return whether receipts moved to the archive that no seal covers: only sealed ones do, so seals were removed."""
+    unsealed = [one.receipt_id for pointers in named.values() for one in pointers if one.receipt_id > sealed]
+    return [f"tenant {tenant_id}: {len(unsealed)} receipts up to {max(unsealed)} are in the archive, but no seal "
+            "covers them: seals were removed"] if unsealed else []
 
 
 def segment_problems(directory: str, segment: str, wanted: list[Archived], erased: Listed) -> list[str]:

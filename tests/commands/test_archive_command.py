@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate
+from asyncgate.conformance.verify_ledger import verify_ledger
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings, Settings
@@ -113,6 +116,22 @@ async def test_what_a_killed_run_left_unfinished_goes_and_what_another_one_write
 
     assert done.receipts == 4
     assert (dead.exists(), written.exists()) == (False, True)
+
+
+async def test_that_all_seals_were_removed_with_their_head_is_noticed_where_the_archive_has_receipts(
+        backend: Any, folder: Path, tmp_path: Path) -> None:
+    engine = await aged(backend, folder, 1)
+    await Gate(engine, TENANT).as_admin().run_archive()
+    assert (await verify_ledger(backend, directory=str(folder))).problems == []
+    with closing(sqlite3.connect(tmp_path / "gate.db")) as db:
+        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            db.execute(f"DROP TRIGGER {name}")
+        db.executescript("DELETE FROM seals; DELETE FROM seal_heads;")
+
+    [problem] = (await verify_ledger(backend, directory=str(folder))).problems
+
+    assert "4 receipts up to" in problem
+    assert "are in the archive, but no seal covers them: seals were removed" in problem
 
 
 def size_of(path: Path) -> int:
