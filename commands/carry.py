@@ -53,6 +53,9 @@ class PartialFile:
     def __init__(self, target: str, header: Header) -> None:
         self.target, self.path = target, f"{target}.partial"
         self.header, self.last = header, ""
+        if os.path.isdir(self.path):
+            raise ExportSpoiled(f"{self.path} is a folder, as an export of everything leaves it; move it away, or name "
+                                "another file")
         self.file: IO[bytes] = open(  # noqa: SIM115
             self.path, "r+b" if os.path.exists(self.path) else "w+b", opener=open_private)
         self.writer, there = Writer(self.file), 0

@@ -236,6 +236,8 @@ class PartialArchive:
         self.state = self._read_state(asked)
 
     def _read_state(self, asked: dict[str, Any]) -> ExportState:
+        if os.path.lexists(self.folder) and not self.folder.is_dir():
+            raise OtherExport(f"{self.folder} is of a backup or of an export of receipts")
         if not (path := self.folder / STATE_FILE).exists():
             return ExportState(asked)
         state = msgspec.json.decode(path.read_bytes(), type=ExportState)

@@ -189,6 +189,19 @@ def test_a_piece_of_another_export_is_no_beginning(gate: Http, tmp_path: Path) -
     assert (told.exit_code, "belongs to another export: remove" in told.output) == (5, True)
 
 
+def test_what_another_command_left_unfinished_is_named_with_its_cure(gate: Http, tmp_path: Path) -> None:
+    (tmp_path / "all.zip.partial").write_text("{}")
+    (tmp_path / "all.jsonl.partial").mkdir()
+
+    everything = run(gate, "tenant", str(tmp_path / "all.zip"))
+    receipts = CliRunner().invoke(main, ["receipts", "export", str(tmp_path / "all.jsonl"), "--url", gate.url,
+                                         "--token", TOKEN])
+
+    assert (everything.exit_code, f"remove {tmp_path / 'all.zip.partial'} and export" in everything.output) == (5, True)
+    assert (receipts.exit_code, "all.jsonl.partial is a folder" in receipts.output) == (1, True)
+    assert (tmp_path / "all.zip.partial").read_text() == "{}"
+
+
 def test_an_export_that_the_gate_does_not_know_any_more_is_told_to_begin_again(gate: Http, tmp_path: Path) -> None:
     with suppress(Killed):
         write(gate, target := tmp_path / "all.zip", dies_after=2)
