@@ -8,6 +8,7 @@ import gzip
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -19,9 +20,11 @@ from asyncgate.conformance.harness import Gate, refused, settings_for_tests
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
 from asyncgate.parts.app import Gate as Server
 from asyncgate.parts.ledger_app import LedgerGate
+from asyncgate.parts.model.queries import EntryFilter
 from asyncgate.parts.model.settings import CircuitBreaker, LedgerSettings, Settings
 from asyncgate.parts.model.wire import ReceiptRecord
 from asyncgate.parts.receipts.adoption import Adopter
+from asyncgate.parts.receipts.collected import as_stored
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reading import (
     BODIES_BYTES,
@@ -136,6 +139,24 @@ async def test_readers_of_one_inbox_at_the_same_time_cache_each_receipt_once(
     assert reading
     [shelf] = reading.shelves.values()
     assert shelf.size == ROW_BYTES + sum(map(receipt_weight, shelf.rows.values()))
+
+
+async def test_a_time_without_a_zone_is_utc_like_all_others_of_a_ledger(
+        make_gate: Callable[..., Gate], stub: StubLedger) -> None:
+    """Spec 19.1; Python's isoformat writes such times for naive moments."""
+    gate = await joined(make_gate, stub.url)
+    stated = {"receipt_id": "r1", "receipt_type": "plan.made", "created_at": "2026-11-22T07:00:00.5",
+              "from": {"kind": "agent", "id": "bob"}, "to": {"kind": "agent", "id": "ada"}, "body": {}}
+    stub.show = lambda path: (200, {}, json.dumps({"receipts": [] if "since_receipt_id" in path else [stated]}))
+    async with gate.ledger:
+        await gate.create()
+        inbox = (await gate.as_agent().bootstrap()).attention.inbox_receipts
+        found = await gate.ledger.sink.page(gate.tenant_id, EntryFilter(None, None, None, None, None, 10))
+
+    times = {one.receipt_type: one.created_at for one in inbox}
+    assert times["plan.made"] == datetime(2026, 11, 22, 7, 0, 0, 500_000, UTC)
+    assert set(times) == {"plan.made", "task.assigned"}
+    assert [as_stored(one).created_at for one in found.receipts] == [times["plan.made"].timestamp()]
 
 
 @pytest.mark.parametrize("poison", ["no json", "a long id"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from datetime import UTC
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol
@@ -67,6 +68,10 @@ class Filed(ReceiptRecord, kw_only=True):
     hash: str = ""
     receipt_key: str = ""       # only gates set it
     stated_by: Principal | None = None      # the author by the ledger's word, never by the receipt's own
+
+    def __post_init__(self) -> None:
+        if self.created_at.tzinfo is None:      # as Python's isoformat writes UTC; no such time sorts among others
+            self.created_at = self.created_at.replace(tzinfo=UTC)
 
     def shown(self) -> ReceiptRecord:
         """Return the fields that a gate shows of a receipt."""
