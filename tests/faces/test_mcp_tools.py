@@ -10,7 +10,7 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import pytest
 
-from asyncgate.parts.faces.mcp.tools import SETS, describe_tools, is_in, make_brief_schema
+from asyncgate.parts.faces.mcp.tools import SETS, describe_tools, is_in, make_brief_schema, make_input_schema
 from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
@@ -111,6 +111,14 @@ def test_a_brief_schema_takes_the_example_and_says_nothing_that_a_model_does_not
     assert ("default", None) not in said
     assert not re.search(r"\b(PH|H)\.\d|[Ss]pec \d|\(\d+\.\d+", json.dumps(schema))
     assert not {"tenant_id", "agent_instance_id", "worker_kind"} & {key for key, _ in said}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_no_schema_lets_a_required_argument_be_null_because_null_means_absent(name: str) -> None:
+    for schema in (make_input_schema(OPERATIONS[name]), make_brief_schema(OPERATIONS[name], named=False)):
+        for required in schema.get("required", ()):
+            one = {**schema["properties"][required], "$defs": schema.get("$defs", {})}
+            assert not jsonschema.Draft202012Validator(one).is_valid(None), required
 
 
 async def test_who_asks_is_no_argument_where_the_credential_says_it(served: Any) -> None:

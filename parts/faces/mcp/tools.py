@@ -37,6 +37,7 @@ BRIEF_NAMED: ToolForm = "named"
 # The arguments by which a model names itself; other spellings are accepted, but not shown.
 ASKER_ARGUMENTS = {"agent_id": "your id", "worker_id": "your worker id; keep it after a restart"}
 ASKING = (AsPrincipal, AsWorker, AsEither)
+SOME_JSON = [kind for kind in ANY_JSON["type"] if kind != "null"]
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
 INSTRUCTIONS = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task.
 After a restart, call list_open_obligations first: it lists what is still owed to you. As a worker: lease_next,
@@ -87,7 +88,7 @@ def make_input_schema(op: Any) -> JsonObject:
     """Return the schema of a tool's arguments, an object at its root."""
     schema = make_rooted_schema(op.reader.exact)
     required = sorted({*schema.get("required", ()), *op.takes.needed})
-    properties = {name: said if name in required else allow_null(said)
+    properties = {name: (refuse_null if name in required else allow_null)(said)
                   for name, said in schema.get("properties", {}).items()}
     return {**schema, "properties": properties, "required": required}
 
@@ -118,7 +119,7 @@ def shorten_schema(schema: Any, hidden: Set[str]) -> Any:
         out = find_spellings(schema["title"], hidden)
         kept["properties"] = {name: shorten_schema(part, hidden) for name, part in schema["properties"].items()
                               if name not in out}
-        for name in kept.get("required", ()):       # a required field may be null
+        for name in kept.get("required", ()):       # in a nested object a required field may be null
             if {"type": "null"} in schema["properties"][name].get("anyOf", ()):
                 kept["properties"][name] = allow_null(kept["properties"][name])
     return drop_null(kept)
@@ -186,6 +187,12 @@ def simplify_schema(schema: Any) -> Any:
     if isinstance(said := kept.get("description"), str):
         kept["description"] = remove_clause_numbers(said)
     return {**kept, **ANY_JSON} if kept.keys() <= {"default", "description"} and "default" in kept else kept
+
+
+def refuse_null(schema: JsonObject) -> JsonObject:
+    """Refuse null, which means absent, as a required argument."""
+    said = {name: part for name, part in schema.items() if (name, part) != ("default", None)}
+    return drop_null({**said, "type": SOME_JSON} if said.get("type") == ANY_JSON["type"] else said)
 
 
 def allow_null(schema: JsonObject) -> JsonObject:
