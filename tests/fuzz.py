@@ -136,14 +136,14 @@ def files() -> Target:
 
 def ledgers() -> Target:
     """What a ledger answers."""
-    from asyncgate.parts.receipts.sinks import Garbled
-    from asyncgate.parts.receipts.sinks.memorygate import decode_answers, decode_filed, decode_page, decode_with
+    from asyncgate.parts.receipts.sinks import Garbled, read_filed
+    from asyncgate.parts.receipts.sinks.memorygate import decode_answers, decode_page, decode_with, read_receipts
     from asyncgate.parts.receipts.sinks.receiptgate import call_error
     one = {"receipt_id": "r", "receipt_type": "t", "created_at": "2026-11-22T07:00:00Z", "parents": ["p"],
            "from": {"kind": "agent", "id": "a"}, "to": {"kind": "agent", "id": "b"}, "body": {"n": [1, {"x": None}]}}
 
     def answered(text: bytes) -> None:
-        for decode in (decode_page, decode_filed, decode_answers):
+        for decode in (lambda text: read_receipts(decode_page(text)), read_filed, decode_answers):
             may_raise(lambda text, decode=decode: decode_with(decode, text), Garbled)(text)  # type: ignore[misc]
         may_raise(lambda text: call_error(msgspec.json.decode(text)), msgspec.DecodeError, UnicodeDecodeError,
                   RecursionError)(text)

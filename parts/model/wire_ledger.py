@@ -18,10 +18,14 @@ class End(Struct):
 
     kind: Name
     id: Name
+    instance_id: str | None = None
 
 
 class Arriving(Struct):
-    """The fields that a ledger needs to file a receipt; the receipt is kept as it came (spec 20.7)."""
+    """The fields of a receipt that a ledger or its readers need; the receipt is kept as it came (spec 20.7).
+
+    A ledger refuses a receipt that a gate could not read: it would stand in the way of the others of its inbox.
+    """
 
     receipt_id: Id
     receipt_type: Name
@@ -31,8 +35,19 @@ class Arriving(Struct):
     task_id: Name | None = None
     asyncgate_instance: Annotated[str, Meta(max_length=200)] | None = None
     tenant_id: str | None = None
-    parents: list[Id] = []
+    lease_id: str | None = None
+    schedule_id: str | None = None
+    parents: list[Id] | None = None
     body: Raw = Raw(b"null")
+    hash: str | None = None
+    receipt_key: str | None = None
+    delivered_at: datetime | None = None
+
+
+class Linked(Struct):
+    """What a stored receipt answers."""
+
+    parents: list[Id] | None = None
 
 
 class StoreReceipts(Ask, kw_only=True):

@@ -201,6 +201,8 @@ async def collect_from_ledger(sink: Sink, tenant_id: str, count: CountCopied) ->
         while True:
             page = await retry_read(lambda after=after: sink.page(    # type: ignore[misc]
                 tenant_id, EntryFilter(None, None, None, None, after, RECEIPTS_PER_COPY)))
+            if page.unread:
+                raise Unreadable(f"{page.unread} receipts in the ledger cannot be read; the log names them")
             collected.add([as_stored(one) for one in page.receipts])
             count(len(page.receipts))
             if page.cursor in (None, after):

@@ -40,6 +40,7 @@ from asyncgate.parts.model.wire_ledger import (
     Filed,
     GetChain,
     GetFiled,
+    Linked,
     ListFiled,
     Stored,
     StoredAll,
@@ -58,6 +59,7 @@ TENANT_ID = re.compile(r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # added by the gate or ledger that stores, not by the author
 
 decode_arriving = msgspec.json.Decoder(Arriving).decode
+decode_linked = msgspec.json.Decoder(Linked).decode
 list_of = msgspec.json.Decoder(list[Raw]).decode
 
 
@@ -114,8 +116,8 @@ def parse_receipt(engine: Engine, caller: Caller, ask: StoreReceipts, content: b
     if len(bytes(said.body)) > limits.max_body_size_bytes:
         raise ReceiptTooLarge(
             f"the body has {len(bytes(said.body))} bytes; at most {limits.max_body_size_bytes} are allowed")
-    if len(said.parents) > limits.max_parents:
-        raise TooManyParents(f"{len(said.parents)} parents; a receipt may have at most {limits.max_parents} (PH.5)")
+    if (parents := len(said.parents or ())) > limits.max_parents:
+        raise TooManyParents(f"{parents} parents; a receipt may have at most {limits.max_parents} (PH.5)")
     sender = principal_of(said.sender)
     if caller.bound and not caller.unlimited and not sender.same(caller.principal):
         raise forbid(caller, f"this credential may store only receipts from {caller.principal}")
@@ -236,7 +238,7 @@ async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Ch
     tenant_id, first = await tenant_to_read(engine, caller, ask.tenant), await readable_entry(engine, caller, ask)
     chain, seen, missing = [first], {first.receipt_id}, list[str]()
     for entry in chain:         # the loop appends to the list
-        for parent in decode_arriving(entry.content.encode()).parents:
+        for parent in decode_linked(entry.content.encode()).parents or ():
             if parent in seen or len(seen) >= LONGEST_CHAIN:
                 continue
             seen.add(parent)

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
+from msgspec import UNSET
 
 from asyncgate.conformance.harness import Gate, body, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
@@ -89,6 +90,17 @@ async def test_what_others_stated_in_the_ledger_is_in_the_inbox(gate: Gate, ledg
         ("task.assigned", other), ("plan.changed", None)]
     assert task_id != other
     assert (await gate.as_agent().list_receipts(cursor=later.cursor)).receipts == []
+
+
+@pytest.mark.parametrize("member", ["parents", "hash", "receipt_key", "asyncgate_instance", "task_id", "lease_id",
+                                    "schedule_id", "delivered_at", "stated_by", "signature", "body"])
+async def test_an_optional_member_that_is_null_is_absent(gate: Gate, ledger: LedgerServer, member: str) -> None:
+    """Spec 13, 20.7: programs write null for what they do not have."""
+    ledger.call("POST", "/v1/receipts", {**stated(gate, "plan.made"), member: None})
+
+    page = await gate.as_agent().list_receipts()
+
+    assert (page.warnings, [one.receipt_type for one in page.receipts]) == (UNSET, ["plan.made"])
 
 
 async def test_pages_go_on_into_what_others_stated(gate: Gate, ledger: LedgerServer) -> None:

@@ -167,6 +167,9 @@ async def test_a_credential_states_its_own_receipts_and_reads_its_own_inbox(shel
 @pytest.mark.parametrize(("wrong", "code"), [
     ({"receipt_id": "a/b"}, "invalid_request"), ({"receipt_id": ""}, "invalid_request"),
     ({"from": {"kind": "agent"}}, "invalid_request"), ({"created_at": "yesterday"}, "invalid_request"),
+    ({"to": {"kind": "agent", "id": "ada", "instance_id": 5}}, "invalid_request"), ({"hash": 5}, "invalid_request"),
+    ({"lease_id": 5}, "invalid_request"), ({"schedule_id": []}, "invalid_request"), ({"parents": 5}, "invalid_request"),
+    ({"receipt_key": {}}, "invalid_request"), ({"delivered_at": "soon"}, "invalid_request"),
     ({"parents": [f"p{n}" for n in range(11)]}, "too_many_parents"),
     ({"body": {"text": "x" * 70_000}}, "receipt_too_large")])
 async def test_what_is_no_receipt_is_refused(shelf: Served, wrong: dict[str, Any], code: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, refused, settings_for_tests
@@ -24,7 +25,7 @@ from asyncgate.parts.model.queries import EntryFilter
 from asyncgate.parts.model.settings import CircuitBreaker, LedgerSettings, Settings
 from asyncgate.parts.model.wire import ReceiptRecord
 from asyncgate.parts.receipts.adoption import Adopter
-from asyncgate.parts.receipts.collected import as_stored
+from asyncgate.parts.receipts.collected import Unreadable, as_stored, collect_from_ledger
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reading import (
     BODIES_BYTES,
@@ -157,6 +158,42 @@ async def test_a_time_without_a_zone_is_utc_like_all_others_of_a_ledger(
     assert times["plan.made"] == datetime(2026, 11, 22, 7, 0, 0, 500_000, UTC)
     assert set(times) == {"plan.made", "task.assigned"}
     assert [as_stored(one).created_at for one in found.receipts] == [times["plan.made"].timestamp()]
+
+
+async def test_a_receipt_that_cannot_be_read_hides_no_other_one(
+        make_gate: Callable[..., Gate], stub: StubLedger, caplog: pytest.LogCaptureFixture) -> None:
+    gate = await joined(make_gate, stub.url)
+    fine = {"receipt_id": "r1", "receipt_type": "plan.made", "created_at": "2026-11-22T07:00:00Z", "tenant_id": None,
+            "from": {"kind": "agent", "id": "bob"}, "to": {"kind": "agent", "id": "ada"}, "body": {}, "parents": None}
+    stated = [{**fine, "receipt_id": "bad", "lease_id": 5}, fine, {**fine, "receipt_id": "r2", "stated_by": "me"}, 7]
+    stub.show = lambda path: (200, {}, json.dumps({"receipts": [] if "since_receipt_id" in path else stated}))
+    async with gate.ledger:
+        page = await gate.as_agent().list_receipts()
+        with pytest.raises(Unreadable):     # who compares or rebuilds must have all of them
+            await collect_from_ledger(gate.ledger.sink, gate.tenant_id, lambda rows: None)
+
+    assert (page.warnings, [one.receipt_id for one in page.receipts]) == (UNSET, ["r1", "r2"])
+    assert "receipt bad in the ledger cannot be read and is skipped" in caplog.text
+
+
+async def test_a_worker_s_receipt_that_cannot_be_read_holds_up_no_other_worker_s(
+        make_gate: Callable[..., Gate], stub: StubLedger) -> None:
+    gate = await joined(make_gate, stub.url)
+    offer = await gate.leased()
+    good = {"receipt_id": "r1", "receipt_type": "task.completed", "created_at": "2026-11-22T07:00:00Z",
+            "from": {"kind": "worker", "id": "w1"}, "to": {"kind": "asyncgate", "id": "asyncgate-1"},
+            "task_id": offer.task_id, "lease_id": offer.lease_id, "parents": [offer.obligation_receipt_id],
+            "body": {"artifacts": [{"uri": "a:1"}]}}
+    by = [{"kind": "worker", "id": "eve"}, {"kind": "worker", "id": "w1"}]
+
+    def show(path: str) -> Any:
+        fresh = "task.completed" in path and gate.tenant_id in path and "since_receipt_id" not in path
+        return 200, {}, json.dumps({"receipts": [{**good, "receipt_id": "bad", "hash": 5}, good] if fresh else [],
+                                    "stated_by": by if fresh else []})
+    stub.show = show
+    await Adopter(gate.engine, Reading(gate.engine, gate.ledger.sink, gate.ledger.sender.breaker)).poll()
+
+    assert (await gate.task(offer.task_id)).status == "succeeded"
 
 
 @pytest.mark.parametrize("poison", ["no json", "a long id"])

@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Raw, Struct, field
 
 from asyncgate.parts.model.errors import StartupError
@@ -83,6 +84,24 @@ class LedgerPage(Struct):
 
     receipts: list[Filed]
     cursor: str | None = None
+    unread: int = 0             # how many receipts on it could not be read
+
+
+def read_filed(content: bytes | Raw) -> Filed:
+    """Decode a ledger's receipt, where null means absent; raises msgspec's errors.
+
+    Whatever it says of its own author has no meaning, so that need not be readable.
+    """
+    try:
+        return decode_filed(content)
+    except msgspec.ValidationError:
+        said = {name: part for name, part in decode_members(content).items()
+                if name != "stated_by" and bytes(part).strip() != b"null"}
+        return decode_filed(msgspec.json.encode(said))
+
+
+decode_filed = msgspec.json.Decoder(Filed).decode
+decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class Sink(Protocol):

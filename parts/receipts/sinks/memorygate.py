@@ -7,6 +7,7 @@ A receipt is sent in the form in which the gate shows it, with its key.  The led
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.views import show_receipt, to_utc
 from asyncgate.parts.model.wire import Principal, Problem, ReceiptRecord
 from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, Calls, answer_error
-from asyncgate.parts.receipts.sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly
+from asyncgate.parts.receipts.sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly, read_filed
 from asyncgate.parts.receipts.sinks.standalone import NoCustody
 from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.settings import Settings
     from asyncgate.parts.model.stored import Lease, Receipt, Task
     from asyncgate.parts.receipts.sinks import Bulk, Sink
+
+log = logging.getLogger("asyncgate.ledger")
 
 NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # these codes are about the gate's credential, not the receipt
 MOST_AT_ONCE = 16            # receipts that are fetched concurrently
@@ -50,9 +53,15 @@ class Rendered(Struct):
 class Listed(Struct):
     """A page in a ledger's answer; some ledgers give no cursor."""
 
-    receipts: list[Filed]
+    receipts: list[msgspec.Raw]
     next_cursor: str | None = None
     stated_by: list[Principal | None] = []      # the author of each receipt, if the ledger knows it
+
+
+class Named(Struct):
+    """The id of a receipt, whatever else it has."""
+
+    receipt_id: str
 
 
 class Issued(Struct):
@@ -78,7 +87,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 decode_issued = msgspec.json.Decoder(Issued).decode
 decode_answers = msgspec.json.Decoder(AllAnswered).decode
 decode_page = msgspec.json.Decoder(Listed).decode
-decode_filed = msgspec.json.Decoder(Filed).decode
+decode_named = msgspec.json.Decoder(Named).decode
 decode_rendered = msgspec.json.Decoder(Rendered).decode
 
 
@@ -117,7 +126,7 @@ class MemoryGate(NoCustody):
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
         """Whether the ledger has a receipt, by its hash."""
-        ours = decode_filed(content)
+        ours = read_filed(content)
         found = await self._fetch(tenant_id, ours.receipt_id, patience=LOOK_SECONDS)
         return found is not None and found.hash == ours.hash
 
@@ -149,7 +158,7 @@ class MemoryGate(NoCustody):
                     "GET", f"/{path_segment(receipt_id)}", params=about, most_bytes=self.weight, **more)
             except Missing:
                 return None
-        found = decode_with(decode_filed, text)
+        found = decode_with(read_filed, text)
         if found.receipt_id != receipt_id:
             raise Garbled("the ledger answered with another receipt than the requested one")
         found.stated_by = None      # here it comes from the receipt itself, which proves nothing
@@ -159,14 +168,15 @@ class MemoryGate(NoCustody):
         """List receipts in the order of their arrival."""
         given = {"tenant": self.tenant(tenant_id), "limit": str(of.limit), **inbox_query(of.to), "task_id": of.task_id,
                  "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
-        found = attribute(decode_with(decode_page, await self._ask(
+        listed = decode_with(decode_page, await self._ask(
             "GET", "", params={name: value for name, value in given.items() if value is not None},
-            most_bytes=of.limit * self.weight)))
-        if found.receipts:
-            self.binds = len(found.stated_by) == len(found.receipts)
-        last = found.receipts[-1].receipt_id if found.receipts else None
-        ours = [self._ours(tenant_id, one) for one in found.receipts]
-        return LedgerPage([one for one in ours if one is not None], found.next_cursor or last)
+            most_bytes=of.limit * self.weight))
+        if listed.receipts:
+            self.binds = len(listed.stated_by) == len(listed.receipts)
+        found = read_receipts(listed)
+        ours = [self._ours(tenant_id, one) for one in found]
+        return LedgerPage([one for one in ours if one is not None], listed.next_cursor or find_last(listed),
+                          len(listed.receipts) - len(found))
 
     def _ours(self, tenant_id: str, one: Filed) -> Filed | None:
         """Return a receipt only if it belongs to the tenant, whatever the ledger answered."""
@@ -207,12 +217,34 @@ def decode_with(decode: Callable[[bytes], T], text: bytes) -> T:
         raise Garbled(f"the ledger's answer cannot be read: {wrong}"[:MOST_TOLD]) from None
 
 
-def attribute(page: Listed) -> Listed:
-    """Set each receipt's author from the ledger's attribution, never from the receipt itself."""
+def read_receipts(page: Listed) -> list[Filed]:
+    """Read the receipts of a page, each with its author by the ledger's attribution, never by its own word.
+
+    Security: one that cannot be read is skipped.  Whoever stated it would else hide what others stated after it.
+    """
     known = page.stated_by if len(page.stated_by) == len(page.receipts) else [None] * len(page.receipts)
-    for one, by in zip(page.receipts, known, strict=True):
-        one.stated_by = by
-    return page
+    found = []
+    for content, by in zip(page.receipts, known, strict=True):
+        try:
+            found.append(one := read_filed(content))
+            one.stated_by = by
+        except UNREADABLE as wrong:
+            named = (find_id(content) or "without an id")[:MOST_TOLD]
+            log.warning("receipt %s in the ledger cannot be read and is skipped: %s", named, wrong)
+    return found
+
+
+def find_id(content: msgspec.Raw) -> str | None:
+    """Return the id of a receipt that may be invalid otherwise."""
+    try:
+        return decode_named(content).receipt_id
+    except UNREADABLE:
+        return None
+
+
+def find_last(page: Listed) -> str | None:
+    """Return the id of a page's last receipt that has one."""
+    return next(filter(None, map(find_id, reversed(page.receipts))), None)
 
 
 def inbox_query(to: Principal | None) -> dict[str, str]:
