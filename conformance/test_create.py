@@ -220,4 +220,12 @@ async def test_explicit_nulls_mean_absent(gate: Gate) -> None:
 
 
 async def test_unknown_fields_change_nothing(gate: Gate) -> None:
-    assert (await gate.task(await gate.create(emit_assignment_receipt=True, colour="red"))).status == "queued"
+    assert (await gate.task(await gate.create(colour="red"))).status == "queued"
+
+
+async def test_nothing_turns_the_assignment_off(gate: Gate) -> None:
+    """Spec 18.6 names `emit_assignment_receipt`; the receipt is the obligation (PH.1), so there is no such choice."""
+    task_id = await gate.create(emit_assignment_receipt=False)
+
+    assert [one.receipt_type for one in await gate.receipts(task_id)] == ["task.assigned"]
+    assert [one.task_id for one in await gate.owed()] == [task_id]
