@@ -10,6 +10,7 @@ ReceiptGate has the worker's own.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,13 @@ from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.queries import TaskFilter
 from asyncgate.parts.model.stored import Lease, Task
 from asyncgate.parts.receipts.adoption import Adopter
-from asyncgate.parts.receipts.sinks import Filed
+from asyncgate.parts.receipts.sinks import Filed, Garbled
 
 if TYPE_CHECKING:
     from asyncgate import Engine
     from asyncgate.parts.receipts.reading import Reading
+
+log = logging.getLogger("asyncgate.ledger")
 
 TASKS_PER_POLL = 100         # leased tasks of one tenant and status that one poll queries
 MOST_REMEMBERED = 10_000     # receipts that are remembered as judged
@@ -55,8 +58,11 @@ class Noticer(Adopter):
         rows = await self.engine.backend.page(tenant_id, TaskFilter(None, status, None, before, TASKS_PER_POLL))
         self.places[tenant_id, status] = rows[-1][0].task_id if len(rows) == TASKS_PER_POLL else None
         for task, lease, _ in rows:
-            if lease is not None:
-                await self._adopt_ends(tenant_id, task, lease)
+            try:
+                if lease is not None:
+                    await self._adopt_ends(tenant_id, task, lease)
+            except Garbled as no:       # what the ledger says of one task must not hold up the others
+                log.warning("receipts in the ledger about task %s cannot be read now: %s", task.task_id, no)
 
     async def _adopt_ends(self, tenant_id: str, task: Task, lease: Lease) -> None:
         sink: Any = self.reading.sink

@@ -513,6 +513,28 @@ async def test_a_notary_lets_a_worker_end_its_task_itself(standing: tuple[StandI
     assert (await verify(gate.backend)).problems == []
 
 
+async def test_a_task_that_the_ledger_does_not_show_holds_up_no_other_one(
+        standing: tuple[StandIn, str], serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    ledger.keys["key of w1"] = "w1"
+    gate = await serving(ledger=patient(standing[1]))
+    ended, hidden = await gate.leased(), await gate.leased()       # newer tasks are looked at first
+    await settled(gate)
+    (accepted,) = [one for one in ledger.receipts.values() if one["task_id"] == ended["task_id"]]
+    show = ledger.list_task_receipts
+
+    def show_all_but_one(task_id: str, **more: Any) -> Any:
+        return {"receipts": 5} if task_id == hidden["task_id"] else show(task_id, **more)
+    monkeypatch.setattr(ledger, "list_task_receipts", show_all_but_one)
+
+    assert "result" in await ends_itself(standing[1], accepted, "key of w1")
+    await looked(gate)
+
+    statuses = [(await gate.get(f"/v1/tasks/{one['task_id']}"))["status"] for one in (ended, hidden)]
+    assert statuses == ["succeeded", "leased"]
+
+
 async def test_nothing_is_taken_from_a_ledger_that_does_not_bind_who_states_it(
         standing: tuple[StandIn, str], serving: Serving) -> None:
     ledger = standing[0]
