@@ -7,7 +7,6 @@ tasks, and it never deletes a receipt.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Operation, Work, __version__, forbid
-from asyncgate.parts.identity.admin import UUID_TEXT, operates, tenant_of
+from asyncgate.parts.identity.admin import DEFAULT_TENANT, UUID_TEXT, operates, tenant_of
 from asyncgate.parts.model.content import decode_json, sha256
 from asyncgate.parts.model.errors import (
     GateError,
@@ -55,7 +54,6 @@ STORED_DEPTH = MAX_DEPTH + 8        # the deepest body that a gate accepts, insi
 ENTRIES_PER_PAGE, LOOKS = 200, 5        # how many receipts of a task are searched for one principal: 5 pages of 200
 OF_GATES = {"admin", "system"}      # the roles of credentials that store receipts for others
 CAPABILITIES = ["receipt_storage", "receipt_chains", "receipt_seals", "stated_by", "key_issuing"]
-TENANT_ID = re.compile(r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # added by the gate or ledger that stores, not by the author
 
 decode_arriving = msgspec.json.Decoder(Arriving).decode
@@ -76,15 +74,16 @@ async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> S
     """
     if not 1 <= len(ask.receipts) <= MOST_AT_ONCE:
         raise InvalidRequest(f"{len(ask.receipts)} receipts; one call stores 1 to {MOST_AT_ONCE}")
-    tenants, entries = set[str](), list[Entry | GateError]()
+    named, entries = dict[str | None, str](), list[Entry | GateError]()
     for content in ask.receipts:
         try:
-            tenant_id, entry = parse_receipt(engine, caller, ask, bytes(content))
-            tenants.add(tenant_id)
+            name, entry = parse_receipt(engine, caller, bytes(content))
+            if name not in named:
+                named[name] = await find_tenant(engine, caller, name)
             entries.append(entry)
         except GateError as no:
             entries.append(no)
-    if len(tenants) > 1:
+    if len(tenants := set(named.values())) > 1:
         raise InvalidRequest("all receipts of one call must belong to one tenant; send one call for each tenant")
     into = replace(caller, tenant_id=tenants.pop() if tenants else caller.tenant_id)
     results: list[Stored | GateError] = await engine.write(
@@ -106,8 +105,8 @@ def stored_problem(ask: StoreReceipts, at: int, no: GateError) -> Stored:
     return Stored(said if isinstance(said, str) else None, error=Problem(no.code, str(no), str(no)))
 
 
-def parse_receipt(engine: Engine, caller: Caller, ask: StoreReceipts, content: bytes) -> tuple[str, Entry]:
-    """Parse and check a receipt; return the tenant that it belongs to, and the row to store."""
+def parse_receipt(engine: Engine, caller: Caller, content: bytes) -> tuple[str | None, Entry]:
+    """Parse and check a receipt; return the tenant that it names, and the row to store."""
     try:
         said, whole = decode_arriving(content), decode_json(content)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
@@ -122,31 +121,23 @@ def parse_receipt(engine: Engine, caller: Caller, ask: StoreReceipts, content: b
     if caller.bound and not caller.unlimited and not sender.same(caller.principal):
         raise forbid(caller, f"this credential may store only receipts from {caller.principal}")
     digest = sha256({name: value for name, value in whole.items() if name not in NOT_SAID})
-    return target_tenant(engine, caller, said.tenant_id), Entry(
+    return said.tenant_id, Entry(
         said.receipt_id, "", said.receipt_type, said.task_id or "", sender.kind, sender.id, said.to.kind, said.to.id,
         said.asyncgate_instance or "", digest, content.decode(),
         caller.principal.kind, caller.principal.id, caller.role)
 
 
-def target_tenant(engine: Engine, caller: Caller, named: str | None) -> str:
-    """Return the id of the tenant that a request names; only the operator may name a foreign tenant."""
-    own = {None, caller.tenant_id, "default" if caller.tenant_id == engine.settings.default_tenant_id else None}
-    if named in own or named is None:
+async def find_tenant(engine: Engine, caller: Caller, named: str | None) -> str:
+    """Return the id of the tenant that is named, by its id or its name; only the operator may name a foreign one."""
+    at_home = caller.tenant_id == engine.settings.default_tenant_id
+    if named in (None, caller.tenant_id, DEFAULT_TENANT if at_home else None):
         return caller.tenant_id
-    if not operates(engine, caller):
+    if operates(engine, caller):
+        return await tenant_of(engine, named)
+    account = None if UUID_TEXT.match(named) else await engine.backend.record(caller.tenant_id, Account)
+    if account is None or account.name != named:
         raise TenantMismatch("this credential belongs to another tenant than the request names")
-    if not TENANT_ID.match(named):
-        raise InvalidRequest(f"tenant {named[:100]!r} is not a UUID in lower case; list_tenants shows the tenants")
-    return named
-
-
-async def tenant_to_read(engine: Engine, caller: Caller, named: str | None) -> str:
-    """Return the id of the tenant to read; a request may give a tenant's id or name."""
-    own = await engine.backend.record(caller.tenant_id, Account) if named and not UUID_TEXT.match(named) else None
-    if own is not None and own.name == named:
-        return caller.tenant_id
-    tenant_id = target_tenant(engine, caller, named)
-    return await tenant_of(engine, tenant_id) if named and tenant_id == named else tenant_id
+    return caller.tenant_id
 
 
 def load_entries(needs: Needs, caller: Caller, ask: FiledReceipts) -> None:
@@ -177,7 +168,7 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     Pass the reply's cursor as since_receipt_id: every receipt is listed exactly once.  An admin may list everything.
     Others may list their own inbox, and with task_id all receipts of a task that they take part in.  Spec 20.13.
     """
-    tenant_id = await tenant_to_read(engine, caller, ask.tenant)
+    tenant_id = await find_tenant(engine, caller, ask.tenant)
     to = make_filter("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
         if not wanted_is(to, caller.principal):
@@ -225,7 +216,7 @@ async def get_receipt(engine: Engine, caller: Caller, ask: GetFiled) -> Raw:
 
 async def readable_entry(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
     """Return a stored receipt; raises an error if the caller may not read it."""
-    tenant_id = await tenant_to_read(engine, caller, ask.tenant)
+    tenant_id = await find_tenant(engine, caller, ask.tenant)
     if (entry := await engine.backend.record(tenant_id, Entry, ask.receipt_id)) is None:
         raise ReceiptNotFound(f"no receipt {ask.receipt_id} is stored here")
     if not caller.sees_all and not (entry.to.same(caller.principal) or entry.sender.same(caller.principal)):
@@ -235,7 +226,7 @@ async def readable_entry(engine: Engine, caller: Caller, ask: GetFiled) -> Entry
 
 async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Chain:
     """Return a receipt and all its ancestors: its parents, their parents, and so on (spec 20.13)."""
-    tenant_id, first = await tenant_to_read(engine, caller, ask.tenant), await readable_entry(engine, caller, ask)
+    tenant_id, first = await find_tenant(engine, caller, ask.tenant), await readable_entry(engine, caller, ask)
     chain, seen, missing = [first], {first.receipt_id}, list[str]()
     for entry in chain:         # the loop appends to the list
         for parent in decode_linked(entry.content.encode()).parents or ():

@@ -103,6 +103,21 @@ async def test_an_optional_member_that_is_null_is_absent(gate: Gate, ledger: Led
     assert (page.warnings, [one.receipt_type for one in page.receipts]) == (UNSET, ["plan.made"])
 
 
+async def test_a_gate_files_its_receipts_under_the_name_of_a_tenant(
+        make_gate: Callable[..., Gate], ledger: LedgerServer) -> None:
+    """Spec 20.14: `tenant_id: tenant-123`."""
+    ledger.call("POST", "/v1/tenants", {"name": "tenant-123"})
+    home = str(uuid.uuid4())
+    gate = Gate(make_gate(ledger=ledger.settings(tenant_id="tenant-123"), default_tenant_id=home).engine, home)
+
+    offer = await gate.leased()
+    await emptied(gate)
+
+    assert (await gate.backend.lag(home)).parked == 0
+    assert {one["receipt_type"] for one in ledger.receipts("tenant-123")} == {"task.assigned", "task.accepted"}
+    assert [bytes(one.body) != b"null" for one in await gate.receipts(offer.task_id)] == [True, True]
+
+
 async def test_pages_go_on_into_what_others_stated(gate: Gate, ledger: LedgerServer) -> None:
     for _ in range(3):
         await gate.create()

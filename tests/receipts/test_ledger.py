@@ -146,6 +146,27 @@ async def test_a_receipt_belongs_to_one_tenant_and_only_the_operator_may_name_an
     assert (await shelf.call("GET", "/v1/receipts/r-1")).status == 404
 
 
+async def test_a_tenant_is_named_by_its_id_or_its_name(shelf: Served) -> None:
+    """Spec 20.14 files receipts under `tenant-123`."""
+    unknown = await shelf.call("POST", "/v1/receipts", receipt("r-0", tenant_id="tenant-123"))
+    made = (await shelf.post("/v1/tenants", {"name": "tenant-123"}))["tenant"]
+    await shelf.post("/v1/tenants", {"name": "tenant-456"})
+    key = (await shelf.post("/v1/keys", {"name": "x", "principal_kind": "agent", "principal_id": "delegate",
+                                         "role": "agent", "tenant": "tenant-123"}))["api_key"]
+
+    await shelf.post("/v1/receipts", receipt("r-1", tenant_id="tenant-123"))
+    await shelf.post("/v1/receipts", receipt("r-2", tenant_id="tenant-123"), token=key)
+    foreign = await shelf.call("POST", "/v1/receipts", receipt("r-3", tenant_id="tenant-456"), token=key)
+    both = await shelf.post("/v1/receipts", many(*(receipt("r-4", tenant_id=name) for name in ("tenant-123", made))))
+
+    assert (unknown.status, unknown.json()["error"]) == (404, "tenant_not_found")
+    assert (foreign.status, foreign.json()["error"]) == (403, "tenant_mismatch")
+    assert {one["receipt_id"] for one in both["results"]} == {"r-4"}
+    assert await ids(shelf, "?tenant=tenant-123") == await ids(shelf, f"?tenant={made}") == ["r-1", "r-2", "r-4"]
+    assert (await shelf.get("/v1/receipts/r-1?tenant=tenant-123"))["tenant_id"] == "tenant-123"
+    assert await ids(shelf) == await ids(shelf, "?tenant=default") == []
+
+
 async def test_a_credential_states_its_own_receipts_and_reads_its_own_inbox(shelf: Served) -> None:
     async def key(kind: str, id: str, role: str) -> str:
         made = await shelf.post("/v1/keys", {"name": id, "principal_kind": kind, "principal_id": id, "role": role})

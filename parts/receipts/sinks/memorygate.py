@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.ledger")
 
-NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # these codes are about the gate's credential, not the receipt
+# These codes are about the gate's credential and settings, not about the receipt.
+NO_REFUSALS = {"forbidden", "tenant_mismatch", "tenant_not_found"}
 MOST_AT_ONCE = 16            # receipts that are fetched concurrently
 # Ids that are safe in a path.  Security: another id is never requested, because a server could read it as another path.
 PLAIN_ID = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:@~-]{0,199}\Z")
