@@ -46,6 +46,7 @@ from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.terminal import Bar, escape_text, show_block, show_table
 from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
+from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import GateError, NotNow, StartupError
 from asyncgate.parts.model.settings import Configured, SettingsError, list_values, load_settings, mask_credentials
@@ -304,8 +305,9 @@ def make_command(op: Operation) -> click.Command:
 
     params = [*(make_option(op, field) for field in fields.values()), *make_tenant_options(op), *CONNECTION,
               *([watching.WATCH] if watching.is_watchable(op) else [])]
-    return OperationCommand(op, callback=run, params=params, short_help=op.summary.rstrip("."),
-                            help=f"{op.summary}\n\n{op.text.strip()}\n\n{MORE_HELP.get(op.name, '')}".strip())
+    summary, text = remove_clause_numbers(op.summary), remove_clause_numbers(op.text.strip())
+    return OperationCommand(op, callback=run, params=params, short_help=summary.rstrip("."),
+                            help=f"{summary}\n\n{text}\n\n{MORE_HELP.get(op.name, '')}".strip())
 
 
 MORE_HELP = {"run_task": """This command prints the id at once, and shows the progress of the task for up to

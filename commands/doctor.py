@@ -41,7 +41,7 @@ def doctor(load: Callable[[], Configured], at: Connection, as_json: bool, produc
 
     Each finding has its cure: the next command or setting.  Nothing is changed, and the gate may run or not.  The gate
     that serves the SQLite file, or that --url or --profile names, is asked what only it can tell.  With --production it
-    walks the checklist before going live, too (spec 21.14).
+    walks the checklist before going live, too.
 
     Exit status: 0 nothing worse than a note, 1 warnings or errors, 2 the settings cannot be read.
     """

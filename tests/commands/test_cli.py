@@ -24,6 +24,7 @@ from asyncgate.commands import remembered
 from asyncgate.commands.main import main
 from asyncgate.commands.new_file import hold_target
 from asyncgate.commands.terminal import escape_text
+from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.operations import OPERATIONS
 
 KEY = "a-key-for-the-tests"
@@ -105,10 +106,28 @@ def test_every_operation_has_a_command_whose_help_tells_all_its_fields(name: str
     told = CliRunner().invoke(main, [name.replace("_", "-"), "--help"])
 
     assert told.exit_code == 0
-    assert " ".join(op.summary.split()) in " ".join(told.output.split())
+    assert " ".join(remove_clause_numbers(op.summary).split()) in " ".join(told.output.split())
     argument, options = op.takes.needed[:1], set(op.takes.__struct_fields__) - set(op.takes.needed[:1])
     assert [field for field in argument if field.upper() not in told.output] == []
     assert [field for field in options if "--" + field.replace("_", "-") not in told.output] == []
+
+
+def list_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command, those of groups included."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from list_commands(command, (*path, name))
+
+
+def test_no_help_has_a_clause_number_of_the_specification() -> None:
+    """Who asks for help does not have the specification."""
+    told = {words: CliRunner().invoke(main, [*words, "--help"]).output for words in [(), *list_commands(main)]}
+
+    assert len(told) > len(OPERATIONS)
+    assert {" ".join(words): found for words, text in told.items() if (
+        found := re.findall(r"\b(?:PH|H)\.\d\S*|[Ss]pec \d\S*|\(\d[\d.]*[,)]", text))} == {}
 
 
 @pytest.mark.parametrize(("name", "fields"), [
