@@ -654,9 +654,12 @@ def test_a_key_beside_the_gate_is_not_issued_while_it_serves(alone: tuple[Live, 
     assert "aga_" not in made.output
 
 
-def test_a_key_beside_the_gate_is_held_to_the_rules(tmp_path: Path) -> None:
-    made = run("keys", "issue", "--database", f"sqlite:///{tmp_path / 'gate.db'}", "--role", "system", "--name", "x",
+@pytest.mark.parametrize(("option", "said"), [
+    (("--role", "system"), "a key has the role agent, worker or admin; the role system is reserved for the gate"),
+    (("--principal-kind", "system"), "the kinds system and asyncgate are reserved")])
+def test_a_key_beside_the_gate_is_held_to_the_rules(tmp_path: Path, option: tuple[str, str], said: str) -> None:
+    made = run("keys", "issue", "--database", f"sqlite:///{tmp_path / 'gate.db'}", *option, "--name", "x",
                "--principal-id", "me")
 
     assert made.exit_code == 2
-    assert "the kinds system and asyncgate are reserved" in made.output
+    assert said in made.output
