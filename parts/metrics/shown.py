@@ -135,7 +135,8 @@ FAMILIES = (
            "Time from a call's arrival to its answer, with the time that it waited on purpose.", ("operation",),
            counted("durations")),
     Family("asyncgate_refusals_total", "counter",
-           "Calls that were refused or failed, by the code of their error; rate_limited and quota_exceeded are limits.",
+           "Calls that were refused or failed, by the code of their error; rate_limit_exceeded and quota_exceeded are "
+           "limits.",
            ("operation", "code"), counted("refusals")),
     Family("asyncgate_claims_total", "counter", "Claims that were answered with tasks, with none, or refused.",
            ("result",), counted("claims")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from asyncgate.commands.tables import walk_errors
 from asyncgate.parts.metrics.numbers import OTHER, Buckets, Names
 from asyncgate.parts.metrics.shown import FAMILIES
 from asyncgate.parts.model.settings import MetricsSettings
@@ -266,6 +268,15 @@ async def test_every_metric_is_named_and_described_as_prometheus_wants(serve: Se
         assert (family.kind == "counter") == family.name.endswith("_total")
         assert family.says.endswith(".")
     assert {"process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds"} <= told.families.keys()
+
+
+def test_the_codes_that_a_description_names_are_codes_of_errors() -> None:
+    [refusals] = [family for family in FAMILIES if family.name == "asyncgate_refusals_total"]
+
+    named = set(re.findall(r"\w+_\w+", refusals.says))
+
+    assert named
+    assert named <= {error.code for error in walk_errors()}
 
 
 async def test_whoever_asks_for_openmetrics_gets_it(serve: Serve) -> None:
