@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "design.md").read_text()
 # What the specification or its readers ask to find on that page.
 EXPECTED = ("idempotency key", "release_lease", "attach_artifacts", "archived", "workers emit", "receipt_ledger_lag",
-            "task.assigned")
+            "task.assigned", "refresh token", "metadata document", "`aud`", "delivery_proof", "headers of limits")
 
 CODE = [path for folder in ("backends", "clients", "commands", "conformance", "parts", "tests")
         for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".sql")] + [
