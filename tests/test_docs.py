@@ -20,7 +20,8 @@ from typing import Any
 import click
 import pytest
 
-from asyncgate import Extension
+import asyncgate
+from asyncgate import Contract, Extension
 from asyncgate.clients.http import Http
 from asyncgate.commands.main import main
 from asyncgate.commands.tables import make_tables, replace_tables
@@ -55,6 +56,22 @@ MARKS = {
 # MCP tools of the ledger, whose names look like settings.
 TOOLS = {"memorygate.store_receipt", "memorygate.list_receipts", "memorygate.get_receipt_chain"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+
+
+# How docs/receipts.md calls what a contract of receipts says.
+ENDS = {"asyncgate": "gate"}
+ANSWERED = {"duty": "the `task.assigned`", "accepted": "the `task.accepted`", "nothing": "–"}
+
+
+def test_the_page_of_receipts_says_who_states_each_type_to_whom_and_what_it_answers() -> None:
+    text = (ROOT / "docs" / "receipts.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| [^|]+ \| (\w+) → (\w+) \| ([^|]+) \|$", text, re.M)
+    contracts = [one for one in vars(asyncgate).values() if isinstance(one, Contract)]
+
+    assert sorted((type, sender, to) for type, sender, to, _ in rows) == sorted(
+        (one.type, ENDS.get(one.sender, one.sender), ENDS.get(one.to, one.to)) for one in contracts)
+    assert [one for one in contracts if one.answers != "given" and not any(
+        type == one.type and parent.startswith(ANSWERED[one.answers]) for type, _, _, parent in rows)] == []
 
 
 def each_block(*languages: str, mark: str | None = None) -> pytest.MarkDecorator:
