@@ -194,7 +194,7 @@ class AsyncGate(AsyncOperations):
 log = logging.getLogger("asyncgate.client")
 
 REPLY_DECODERS: dict[Any, Callable[[bytes], Any]] = {}
-CALLER_FIELDS = {"principal_id", "agent_id", "worker_id", "created_by"}
+CALLER_FIELDS = {"principal_id", "agent_id", "worker_id", "created_by", "tasker_principal"}
 
 
 def make_way(via: str, url: str | None, token: str | None, transport: httpx2.AsyncBaseTransport | None) -> Way:

@@ -155,6 +155,7 @@ class TaskTerms(TypedDict, total=False):
     result_delivery: str | None
     timeouts: Timeouts | Mapping[str, Any] | None
     created_by: CreatedBy | Mapping[str, Any] | None
+    tasker_principal: CreatedBy | Mapping[str, Any] | None
 
 
 class CreateTask(TaskTerms, total=False):
@@ -616,8 +617,9 @@ class AsyncOperations:
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
         expected_artifact_mime: str | None = None, result_delivery: str | None = None,
         timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        tasker_principal: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -1431,9 +1433,9 @@ class AsyncOperations:
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
         expected_artifact_mime: str | None = None, result_delivery: str | None = None,
         timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None,
+        tasker_principal: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 
@@ -1655,8 +1657,9 @@ class SyncOperations:
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
         expected_artifact_mime: str | None = None, result_delivery: str | None = None,
         timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        tasker_principal: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -2470,9 +2473,9 @@ class SyncOperations:
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
         expected_artifact_mime: str | None = None, result_delivery: str | None = None,
         timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None,
+        tasker_principal: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 

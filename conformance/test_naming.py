@@ -14,7 +14,8 @@ pytestmark = pytest.mark.anyio
 ABOUT = ["list_open_obligations", "bootstrap", "list_leases"]
 HALVES: list[dict[str, Any]] = [
     {"principal_kind": "agent"}, {"worker_kind": "worker"}, {"created_by": {}}, {"created_by": {"kind": "agent"}},
-    {"created_by": {"principal_kind": "human"}}, {"created_by": {"instance_id": "i"}}]
+    {"created_by": {"principal_kind": "human"}}, {"created_by": {"instance_id": "i"}}, {"tasker_principal": {}},
+    {"tasker_principal": {"principal_kind": "agent"}}]
 
 
 def shared(gate: Gate) -> Gate:
@@ -69,6 +70,20 @@ async def test_a_create_that_names_nobody_belongs_to_the_fallback_owner(gate: Ga
 
     owner = (await gate.task(made.task_id)).created_by
     assert (owner.kind, owner.id) == ("system", "asyncgate")      # 19.6
+
+
+async def test_a_create_may_call_its_creator_the_tasker(gate: Gate) -> None:
+    """18.6."""
+    bob = {"principal_kind": "human", "principal_id": "bob"}
+    made = await shared(gate).create_task(type="demo", payload=None, tasker_principal=bob)
+    [item] = (await shared(gate).create_tasks(principal_id="ada", tasks=[
+        {"type": "demo", "payload": None, "tasker_principal": bob}])).results
+
+    for task_id in (made.task_id, item.task_id):
+        owner = (await gate.task(task_id)).created_by
+        assert (owner.kind, owner.id) == ("human", "bob")
+    with refused("forbidden"):
+        await gate.as_agent().create_task(type="demo", payload=None, tasker_principal=bob)
 
 
 async def test_an_instance_completes_what_the_credential_says(gate: Gate) -> None:

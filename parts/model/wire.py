@@ -263,9 +263,11 @@ class CreateTask(AsPrincipal, kw_only=True):
                                                  "text is kept and has no effect")] = None
     timeouts: Timeouts | None = None
     created_by: CreatedBy | None = None
+    tasker_principal: Annotated[CreatedBy | None, says("the same as created_by (18.6)")] = None
 
     def __post_init__(self) -> None:
         self.result_delivery = delivery_of(self.result_delivery)
+        self.created_by, self.tasker_principal = self.created_by or self.tasker_principal, None
 
 
 class CreateTasks(AsPrincipal, kw_only=True):

@@ -130,7 +130,8 @@ def find_spellings(title: str, hidden: Set[str]) -> Set[str]:
     kind = find_kinds(Ask).get(title)
     if kind is None or not issubclass(kind, ASKING):
         return {"tenant_id"} if kind else frozenset()
-    return (ASKERS - ASKER_ARGUMENTS.keys()) | hidden | ({"created_by"} if issubclass(kind, CreateTask) else set())
+    creators = {"created_by", "tasker_principal"} if issubclass(kind, CreateTask) else set[str]()
+    return (ASKERS - ASKER_ARGUMENTS.keys()) | hidden | creators
 
 
 @cache
