@@ -95,7 +95,7 @@ class TwoCredentials(Unauthenticated): challenge = 'Bearer error="invalid_reques
 
 
 class Forbidden(GateError):
-    """The credential's role, scopes, capabilities or task types do not allow this."""
+    """The role, scopes or limits of the credential do not allow this, or a task or receipt is another principal's."""
     code, status = "forbidden", 403
     scopes: frozenset[str] = frozenset()        # of which one would do, if that is all that is missing
 
@@ -111,17 +111,17 @@ class NotFound(GateError):
 
 
 class TaskNotFound(GateError):
-    """No such task, or it belongs to somebody else."""
+    """No such task in the credential's tenant."""
     code, status = "task_not_found", 404
 
 
 class ReceiptNotFound(GateError):
-    """No such receipt, or it belongs to somebody else."""
+    """No such receipt in the credential's tenant."""
     code, status = "receipt_not_found", 404
 
 
 class QueueNotFound(GateError):
-    """No such queue now, or it belongs to somebody else."""
+    """No such queue now in the credential's tenant."""
     code, status = "queue_not_found", 404
 
 
