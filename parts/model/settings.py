@@ -504,8 +504,13 @@ COMMAND_SECONDS = 30.0
 SETTING_UNITS = {"_seconds": 1.0, "_days": 86_400.0, "_ms": 0.001}   # what the end of a name counts
 PLAIN_KINDS = {"boolean": "true or false", "string": "text", "array": "a list of objects"}
 VARIABLE = re.compile(r"\$\{([^}]*)\}")
-CREDENTIAL = re.compile(  # in a URL, with or without its scheme; in a query or key=value list; a pasted PEM file
+# In a URL, with or without its scheme; in a query or key=value list; a pasted PEM file.
+CREDENTIAL = re.compile(
     r"(https?://|(?:^|://)[^/?#:@]*:(?!//)).*(?=@)|((?:password|token|secret|key)=)[^&#\s]*|(-----BEGIN )[\s\S]*", re.I)
+# The same in prose, where a URL ends with its word: an e-mail address later in the line is no part of it.
+CREDENTIAL_IN_PROSE = re.compile(
+    r"""(https?://|(?:(?<![^\s"'(\[{=,])|://)[^/?#:@\s"]*:(?!//))[^\s"]*(?=@)"""
+    r"|((?:password|token|secret|key)=)[^&#\s]*|(-----BEGIN )[\s\S]*", re.I)
 
 
 def load_settings(
@@ -561,9 +566,14 @@ def mask_secrets(setting: Setting, value: Any) -> Any:
     return [mask_secrets(setting, item) for item in value] if isinstance(value, tuple) else value
 
 
-def mask_credentials(text: str) -> str:
-    """Mask the credentials in a text, such as a URL."""
-    return CREDENTIAL.sub(lambda match: f"{match[match.lastindex or 0]}***", text)
+def mask_credentials(value: str) -> str:
+    """Mask the credentials in a value, such as a URL."""
+    return CREDENTIAL.sub(lambda match: f"{match[match.lastindex or 0]}***", value)
+
+
+def mask_credentials_in_prose(text: str) -> str:
+    """Mask the credentials in the words of a text, such as a line of a log."""
+    return CREDENTIAL_IN_PROSE.sub(lambda match: f"{match[match.lastindex or 0]}***", text)
 
 
 @cache

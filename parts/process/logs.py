@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from asyncgate.parts.model.settings import Settings, mask_credentials
+from asyncgate.parts.model.settings import Settings, mask_credentials_in_prose
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.process.outages import Sparse
 
@@ -32,7 +32,7 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""
-        return mask_credentials(SECRETS.sub(HIDDEN, self.members.sub(rf"\1{HIDDEN}", text)))
+        return mask_credentials_in_prose(SECRETS.sub(HIDDEN, self.members.sub(rf"\1{HIDDEN}", text)))
 
     def tree(self, value: Any) -> Any:
         """Return a value for JSON without secrets."""

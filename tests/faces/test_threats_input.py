@@ -510,6 +510,33 @@ def test_what_only_speaks_of_a_sensitive_field_is_logged_as_it_is() -> None:
     assert Redaction(["password", "token", "api_key"]).text(said) == said
 
 
+@pytest.mark.parametrize("form", [JsonLines, Lines], ids=["json", "console"])
+@pytest.mark.parametrize("said", [
+    'info user_invited {"email":"ada@example.com","ip":"127.0.0.1"}',
+    "no answer from https://gate.example.com to ada@example.com",
+    'warning webhook_created {"endpoint":"http://127.0.0.1:9000/","by":"ada@example.com"}',
+    "10:15: human ada@example.com signed in"])
+def test_an_e_mail_address_hides_nothing_of_its_log_line(form: type[JsonLines | Lines], said: str) -> None:
+    formatter = form("%(asctime)s %(levelname)s %(message)s")
+    record = logging.LogRecord("asyncgate", logging.WARNING, "", 0, "%s", (said,), None)
+
+    line = formatter.format(record)
+
+    assert "***" not in line
+    assert "warning" in line.lower()
+
+
+@pytest.mark.parametrize(("said", "logged"), [
+    ("cannot open 'ann:hun:t'er@2@db/gate' of ada@example.com", "cannot open 'ann:***@db/gate' of ada@example.com"),
+    ("no database at postgresql://ann:it's@db/gate, asked by ada@example.com",
+     "no database at postgresql://ann:***@db/gate, asked by ada@example.com"),
+    ('{"endpoint":"https://ann:hunter2@db/","by":"ada@example.com"}',
+     '{"endpoint":"https://***@db/","by":"ada@example.com"}'),
+    ("ann:hunter2@db/gate", "ann:***@db/gate")])
+def test_a_password_in_a_url_is_in_no_log_line(said: str, logged: str) -> None:
+    assert Redaction().text(said) == logged
+
+
 def test_credentials_are_in_no_log_line_whatever_the_fields_are() -> None:
     said = Redaction().text(f"aga_0123456789abcdef agr_{uuid4()}.s3cr-et.ma_rk eyJhbGciOiJ9.eyJzdWIiOiJ9.c2ln postgres://a:pw@db/gate")
 
