@@ -123,8 +123,9 @@ def write_sections(group: click.Group, ctx: click.Context, formatter: click.Help
 
 def shorten_help(command: click.Command, most: int) -> str:
     """Return the help of a command in one short line."""
-    text = re.split(r"[:;(.]", command.get_short_help_str(200))[0].strip()
-    return text if len(text) <= most else text.rpartition(", ")[0] or text
+    text = re.split(r"[:;]|\.(?: |$)", re.sub(r" \([^)]*\)", "", command.get_short_help_str(200)))[0].strip()
+    begun, _, rest = text.rpartition(", ")
+    return begun if len(text) > most and begun and not rest.startswith(("and ", "or ")) else text
 
 
 # From the field of a request to an option.
@@ -514,7 +515,8 @@ def migrate(configured: Configured, print_sql: bool, after: int, as_json: bool) 
     """
     database = configured.settings.database
     if print_sql:
-        return click.echo(backends.migration_sql(database.url, after), nl=False)
+        script = backends.migration_sql(database.url, after)
+        return click.echo(script, nl=False) if script else click.echo(f"there is no migration after {after}", err=True)
     done = asyncio.run(backends.migrate(database.url, database))
     lines = (f"applied {name}" if name.endswith(".sql") else f"recreated {name}" for name in done)
     print_answer(as_json, {"applied": done}, *lines, "the schema is up to date")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.receipts.sinks import Sink
 
 READING_MS = 30_000     # no caller waits for these reads
+NO_LEDGER = "`asyncgate verify` checks what is stored"
 
 
 def allow_slow_reads(settings: Settings) -> Settings:
@@ -46,11 +47,11 @@ def allow_slow_reads(settings: Settings) -> Settings:
     return replace(settings, ledger=replace(ours, timeout_ms=max(ours.timeout_ms, READING_MS)))
 
 
-def open_ledger(settings: Settings, *, whole: bool = True) -> Sink:
-    """Open the ledger; `whole` demands that it can return whole receipts."""
+def open_ledger(settings: Settings, *, whole: bool = True, instead: str = NO_LEDGER) -> Sink:
+    """Open the ledger; `whole` demands that it can return whole receipts, `instead` helps where there is none."""
     from asyncgate.parts.receipts import sinks
     if settings.receipt_mode == "standalone":
-        raise StartupError("receipt_mode is standalone: there is no ledger; `asyncgate verify` checks what is stored")
+        raise StartupError(f"receipt_mode is standalone: there is no ledger; {instead}")
     sink = sinks.open_sink(settings)
     if whole and not sink.reads:
         raise StartupError(
@@ -269,7 +270,7 @@ async def read_sources(opened: AsyncExitStack, settings: Settings, file: str | N
             tenant_id, collected = collect_from_file(file, bar.add)
             opened.callback(collected.close)
             return {tenant_id: collected}
-        sink = open_ledger(settings)
+        sink = open_ledger(settings, instead="--file names a file of `asyncgate receipts export`")
         opened.push_async_callback(sink.close)
         for tenant_id in tenants or (settings.default_tenant_id,):
             sources[tenant_id] = await collect_from_ledger(sink, tenant_id, bar.add)

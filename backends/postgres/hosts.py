@@ -7,6 +7,7 @@ last is tried first.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -98,6 +99,8 @@ def describe_problem(error: Exception) -> str:
         return "no answer in time"
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return "it is read-only, or otherwise not what target_session_attrs requires"
+    if isinstance(error, socket.gaierror):      # its number is no errno
+        return f"no such host ({error.strerror})"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error) or type(error).__name__

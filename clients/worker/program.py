@@ -83,9 +83,9 @@ def http_get(allow: Sequence[str], plain: bool, timeout_seconds: float) -> Calla
 
     try:
         client = outgoing.make_client(allow=allow, plain=plain, redirects=outgoing.MOST_REDIRECTS,
-                                      timeout_seconds=timeout_seconds)
+                                      timeout_seconds=timeout_seconds, setting="--allow")
     except StartupError as wrong:
-        raise ValueError(str(wrong).replace("security.outgoing.allow", "--allow")) from None
+        raise ValueError(str(wrong)) from None
 
     async def get(payload: Get) -> dict[str, Any]:
         import httpx2

@@ -21,6 +21,7 @@ from asyncgate.parts.model.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
+from asyncgate.parts.model.members import read_member
 from asyncgate.parts.model.screening import LARGE, check_members, let_others_run
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask, Kind, Name
@@ -95,7 +96,7 @@ def fill_principal(ask: Ask, query: dict[str, str]) -> None:
     """Take the principal from the query if the body names none; some clients put it there."""
     for name in ("principal_kind", "principal_id", "principal_instance_id"):
         if name in query and getattr(ask, name, "") is None:
-            setattr(ask, name, msgspec.convert(query[name], Kind if name == "principal_kind" else Name))
+            setattr(ask, name, read_member(name, query[name], Kind if name == "principal_kind" else Name))
 
 
 def read_claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:

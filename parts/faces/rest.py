@@ -21,7 +21,13 @@ from asyncgate.parts.faces.http import (
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, InvalidRequest, MethodNotAllowed, log_fault
-from asyncgate.parts.model.members import add_warnings, describe_problem, make_warning_header, read_warnings
+from asyncgate.parts.model.members import (
+    add_warnings,
+    describe_problem,
+    make_warning_header,
+    read_member,
+    read_warnings,
+)
 from asyncgate.parts.model.screening import is_light, let_others_run, screen_body
 from asyncgate.parts.model.trace import Trace, find_trace
 from asyncgate.parts.model.wire import Ask
@@ -125,7 +131,7 @@ class Endpoint:
                     fill_principal(ask, query)
                     unknown += op.reader.beside(query, rule)
             for name, value in scope["path_params"].items():
-                setattr(ask, name, msgspec.convert(value, op.reader.fields[name]))
+                setattr(ask, name, read_member(name, value, op.reader.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             raise InvalidRequest(f"{op.name}: {describe_problem(wrong)}") from None
         for named in read_claimed_tenants(query, scope["headers"]):

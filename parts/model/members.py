@@ -8,6 +8,7 @@ is read again, slowly, to name them.  An invalid item of a batch is refused alon
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from difflib import get_close_matches
 from functools import cache, cached_property, reduce
@@ -113,7 +114,7 @@ class Reader(Generic[K]):
     def query(self, query: dict[str, str], setting: Rule = "warn") -> tuple[K, tuple[str, ...]]:
         """Make a request from a query."""
         for name in self._times & query.keys():     # a conversion from text would take a bare number for seconds
-            check_time(name, query[name])
+            read_member(name, query[name], datetime)
         try:
             return msgspec.convert(query, self.exact, strict=False), NONE
         except msgspec.ValidationError:
@@ -176,11 +177,24 @@ def describe_problem(wrong: Exception) -> str:
 
 def read_items(name: str, items: Raw) -> list[Raw]:
     """Read the items of a batch; a refusal names the member that holds them, for a body is no list."""
-    try:
+    with naming(name):
         read: list[Raw] = _items(items)
+    return read
+
+
+def read_member(name: str, text: str, hint: Any) -> Any:
+    """Read a member that does not stand in the body; a refusal names it."""
+    with naming(name):
+        return msgspec.convert(text, hint)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Name a member in refusals of its value, as msgspec does where it reads a whole request."""
+    try:
+        yield
     except msgspec.ValidationError as wrong:
         raise msgspec.ValidationError(f"{wrong} - at `$.{name}`") from None
-    return read
 
 
 def read_task_id(item: Raw) -> str | None:
@@ -253,14 +267,6 @@ def holds_strings(hint: Any) -> bool:
 def holds_time(hint: Any) -> bool:
     """Whether a type has times."""
     return hint is datetime or any(holds_time(part) for part in get_args(hint))
-
-
-def check_time(name: str, text: str) -> None:
-    """Refuse a text that is not a time of RFC 3339."""
-    try:
-        msgspec.convert(text, datetime)
-    except msgspec.ValidationError as wrong:
-        raise msgspec.ValidationError(f"{wrong} - at `$.{name}`") from None
 
 
 def iterate_objects(value: Raw) -> Iterator[tuple[str, dict[str, Raw]]]:

@@ -52,15 +52,16 @@ class Oversized(httpx2.ReadError):
 
 def make_client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: bool = False, redirects: int = 0,
            timeout_seconds: float = 10.0, most_bytes: int = MOST_ANSWER_BYTES, resolve: Resolve | None = None,
-           tls: ssl.SSLContext | None = None) -> httpx2.AsyncClient:
+           tls: ssl.SSLContext | None = None, setting: str = "security.outgoing.allow") -> httpx2.AsyncClient:
     """Make an HTTP client that can only reach hosts that the gate may call.
 
     `allow` lists private hosts and networks that may be called, `deny` public ones that may not.  Plain HTTP is open to
     hosts in `allow`, and to others if `plain` is true.  Each redirect is checked like the first URL; the client
-    follows at most three.  `timeout_seconds` covers everything, from the first look-up to the last byte.
+    follows at most three.  `timeout_seconds` covers everything, from the first look-up to the last byte.  Refusals
+    name `setting` as the place of `allow`.
     """
     guard = GuardedTransport(allow, plain, timeout_seconds, most_bytes, resolve or resolve_host,
-                             tls or httpx2.create_ssl_context(), deny=deny)
+                             tls or httpx2.create_ssl_context(), deny=deny, setting=setting)
     return httpx2.AsyncClient(transport=guard, trust_env=False, timeout=timeout_seconds,
                               follow_redirects=redirects > 0, max_redirects=min(redirects, MOST_REDIRECTS))
 
@@ -116,7 +117,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         addresses = await self._addresses(host, url.port or PORTS[url.scheme])
         chosen = host.rstrip(".") in self.hosts or all(any(one in net for net in self.networks) for one in addresses)
         if url.scheme == "http" and not (self.plain or chosen):
-            raise Barred(f"{host} must be called over https, or be listed in the setting {self.setting}")
+            raise Barred(f"{host} must be called over https, or be listed in {self.setting}")
         if host.rstrip(".") in self.no_hosts or any(one in net for net in self.no_networks for one in addresses):
             raise Barred(f"{host} is blocked by the setting security.outgoing.deny")
         for address in addresses:

@@ -413,6 +413,13 @@ async def test_a_database_that_refuses_connections_at_the_start_is_one_line(url:
     assert f"cannot reach the database: 127.0.0.1:{proxy.port}: Connection refused" in line
 
 
+async def test_a_host_that_nobody_knows_is_one_line_in_words() -> None:
+    line = await asyncio.to_thread(refused_start, "postgresql://asyncgate_app@nowhere.invalid/gate")
+
+    assert "cannot reach the database: nowhere.invalid:5432: no such host (" in line
+    assert "Unknown error" not in line
+
+
 async def test_a_database_that_says_nothing_at_the_start_is_one_line(url: str, proxy: Proxy) -> None:
     proxy.swallow()
 

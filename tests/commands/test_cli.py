@@ -157,6 +157,33 @@ def test_the_help_shows_the_commands_in_sections() -> None:
     assert {name.replace("_", "-") for name in OPERATIONS} | {"dev", "demo", "verify", "backup"} <= listed
 
 
+@pytest.mark.parametrize("says", [
+    "Pause a type, a lane, a worker, or the whole tenant",
+    "Pause, and wait up to wait_seconds until no lease of it is left",
+    "Post an event of the type webhook.test to an endpoint now, once, and tell what became of it",
+    "Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now"])
+def test_a_line_of_the_help_breaks_off_no_list(says: str) -> None:
+    shown = " ".join(CliRunner().invoke(main, ["--help"], terminal_width=80).output.split())
+
+    assert f" {says} " in shown
+
+
+def test_migrations_after_the_newest_are_none_and_the_command_says_so() -> None:
+    asked = ["migrate", "--print-sql", "--after", "999", "--database", "postgresql://nobody@nowhere.invalid/gate"]
+
+    told = CliRunner().invoke(main, asked)
+
+    assert (told.exit_code, told.stdout) == (0, "")
+    assert "no migration after 999" in told.stderr
+
+
+def test_without_a_ledger_a_rebuild_says_that_a_file_will_do(tmp_path: Path) -> None:
+    told = CliRunner().invoke(main, ["rebuild", "--database", f"sqlite:///{tmp_path}/new.db"])
+
+    assert told.exit_code == 2
+    assert "there is no ledger; --file names a file of `asyncgate receipts export`" in told.output
+
+
 def test_a_task_goes_from_creation_to_its_result(run: Run, kind: str) -> None:
     task_id = created(run, kind, "--payload", '{"n": 1}', "--priority", "7", "--result-delivery", "inline")
     offered = leased(run, kind)

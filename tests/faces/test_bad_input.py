@@ -620,6 +620,16 @@ async def test_who_asks_is_checked_in_the_query_of_a_post_too(served: Any, name:
                 "invalid_request")
 
 
+@pytest.mark.parametrize(("way", "place"), [
+    (f"/v1/tasks/{'a' * 201}/cancel", "$.task_id"), ("/v1/tasks?principal_kind=root", "$.principal_kind"),
+    (f"/v1/tasks?principal_id={'a' * 201}", "$.principal_id")])
+async def test_a_value_that_a_path_or_a_query_may_not_have_is_named(served: Any, way: str, place: str) -> None:
+    answer = await served.call("POST", way, {} if "cancel" in way else {"type": "demo", "payload": None})
+
+    assert answer.status == 400
+    assert answer.json()["message"].endswith(f" - at `{place}`"), answer.json()
+
+
 # Who may not be named.
 
 
