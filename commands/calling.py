@@ -21,6 +21,7 @@ from asyncgate.commands import profiles, remembered
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.model import durations
+from asyncgate.parts.model.words import say_length
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -165,7 +166,7 @@ def exit_on_refusal() -> Iterator[None]:
     try:
         yield
     except Refusal as no:
-        again = f" (try again in {no.retry_after:g} s)" if no.retry_after is not None else ""
+        again = f" (try again in {say_length(no.retry_after)})" if no.retry_after is not None else ""
         login = "; `asyncgate login` stores a credential" * (no.status == 401)
         raise exit_with(f"{no.code} ({no.status}): {escape_text(no.message)}{again}{login}", find_status(no)) from None
     except Unreachable as away:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -71,3 +72,26 @@ def test_a_loop_of_the_documentation_does_one_task_after_another(working: Any, g
 
             assert (done["status"], done["result"]["result"]) == ("succeeded", result)
             assert done["obligation_open"] is False
+
+
+def test_a_shell_that_is_told_to_stop_drops_no_task(gate: Any, tmp_path: Path) -> None:
+    """A shell learns of SIGTERM when its claim has ended, and that claim may have brought a task."""
+    if missing := [tool for tool in NEEDS["shell"] if not shutil.which(tool)]:
+        pytest.skip(f"{', '.join(missing)} is not installed: the loop in shell does not run")
+    [shown] = blocks("sh", mark="worker:shell")
+    url, credential = gate
+    (tmp_path / "words.sh").write_text(shown.text.replace("words-1", "words-2").replace("words.count", "words.stop"))
+    os.mkfifo(claims := tmp_path / "claims")
+    (tmp_path / "curl").write_text(f'#!/bin/sh\necho "$@" >"{claims}"\nexec {shutil.which("curl")} "$@"\n')
+    (tmp_path / "curl").chmod(0o755)
+    surroundings = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "ASYNCGATE_URL": url,
+                    "ASYNCGATE_API_KEY": credential("words-2"), "TMPDIR": str(tmp_path)}
+
+    with (Http(url, TOKEN) as agent, subprocess.Popen(["sh", str(tmp_path / "words.sh")], env=surroundings) as loop):
+        assert "/v1/leases/claim" in claims.read_text()     # the shell waits for its first claim
+        claims.unlink()
+        loop.send_signal(signal.SIGTERM)
+        last = agent.call("create_task", type="words.stop", payload="a b", agent_id="ada")["task_id"]
+        loop.wait()
+
+        assert agent.call("get_task", task_id=last)["status"] == "succeeded"

@@ -7,6 +7,7 @@ last is tried first.
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -128,9 +129,15 @@ def startup_error(error: Exception, url: str, what: str = "the database") -> Sta
 
 
 def flags(url: str) -> str:
-    """Return the options -h and -p with which Postgres' programs reach the server of a URL."""
+    """Return the options -h, -p and -U with which Postgres' programs reach the server of a URL.
+
+    The gate's own role may create nothing, so it is not named.
+    """
     def named() -> Iterator[str]:
         host, _, port = address(one_by_one(url)[0]).rpartition(":")
+        user = unquote(urlsplit(url).username or "")
         if host:
             yield f"-h {host.strip('[]')} -p {port} "
+        if user not in ("", "asyncgate_app"):
+            yield f"-U {shlex.quote(user)} "
     return "".join(named())

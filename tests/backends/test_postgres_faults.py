@@ -430,8 +430,11 @@ async def test_a_database_that_says_nothing_at_the_start_is_one_line(url: str, p
 
 async def test_a_database_that_is_not_there_is_one_line_with_the_command_that_makes_it(cluster: Cluster) -> None:
     line = await asyncio.to_thread(refused_start, cluster.url("nowhere"))
+    told = await asyncio.to_thread(refused_start, cluster.url("nowhere", "postgres"))
 
-    assert f"no database 'nowhere' at 127.0.0.1:{cluster.port}: create it with `createdb -h 127.0.0.1 -p" in line
+    command = f"createdb -h 127.0.0.1 -p {cluster.port}"
+    assert f"no database 'nowhere' at 127.0.0.1:{cluster.port}: create it with `{command} nowhere`" in line
+    assert f"create it with `{command} -U postgres nowhere`" in told
 
 
 async def test_a_role_that_is_not_there_is_one_line(cluster: Cluster, direct: str) -> None:

@@ -20,7 +20,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from asyncgate.clients.http import Refusal
 from asyncgate.commands import remembered
+from asyncgate.commands.calling import exit_on_refusal
 from asyncgate.commands.main import main
 from asyncgate.commands.new_file import hold_target
 from asyncgate.commands.terminal import escape_text
@@ -182,6 +184,15 @@ def test_without_a_ledger_a_rebuild_says_that_a_file_will_do(tmp_path: Path) -> 
 
     assert told.exit_code == 2
     assert "there is no ledger; --file names a file of `asyncgate receipts export`" in told.output
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(456255.0, "5 d 6 h"), (90.0, "1 min 30 s"), (0.05, "50 ms")])
+def test_a_refusal_says_when_to_try_again_as_people_do(
+        capsys: pytest.CaptureFixture[str], seconds: float, said: str) -> None:
+    with pytest.raises(click.exceptions.Exit), exit_on_refusal():
+        raise Refusal(429, {"error": "quota_exceeded", "message": "no more"}, seconds)
+
+    assert capsys.readouterr().err == f"Error: quota_exceeded (429): no more (try again in {said})\n"
 
 
 def test_a_task_goes_from_creation_to_its_result(run: Run, kind: str) -> None:
