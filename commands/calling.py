@@ -7,6 +7,7 @@ for a task: 8 it failed, 9 it was canceled, 10 it has not ended.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -207,8 +208,16 @@ def exit_for_file(path: str, error: OSError) -> click.exceptions.Exit:
 # Names of commands.
 
 
+WHOLE = 200     # letters of a sentence of help
+
+
 class CommandGroup(click.Group):
-    """A group that suggests similar names for an unknown command."""
+    """A group that suggests similar names for an unknown command, and lists its commands without breaking off."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands: there are few, so each has its whole sentence."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, shorten_help(self.commands[name], WHOLE)) for name in self.list_commands(ctx)])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -218,6 +227,13 @@ class CommandGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as unknown:
             raise click.UsageError(unknown.message + suggest_names(args[0], self.list_commands(ctx)), ctx) from None
+
+
+def shorten_help(command: click.Command, most: int) -> str:
+    """Return the help of a command in one short line."""
+    text = re.split(r"[:;]|\.(?: |$)", re.sub(r" \([^)]*\)", "", command.get_short_help_str(WHOLE)))[0].strip()
+    begun, _, rest = text.rpartition(", ")
+    return begun if len(text) > most and begun and not rest.startswith(("and ", "or ")) else text
 
 
 def suggest_names(said: str, names: list[str]) -> str:

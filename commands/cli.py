@@ -115,17 +115,10 @@ def write_sections(group: click.Group, ctx: click.Context, formatter: click.Help
         found = [(name, command) for name in names if (command := group.get_command(ctx, name))]
         if found:
             with formatter.section(title):
-                formatter.write_dl([(f"{name:{wide}}", shorten_help(one, formatter.width - wide - 6)) for name,
+                formatter.write_dl([(f"{name:{wide}}", calling.shorten_help(one, formatter.width - wide - 6)) for name,
                                     one in found])
     formatter.write_paragraph()
     formatter.write_text(calling.EXIT_STATUS)
-
-
-def shorten_help(command: click.Command, most: int) -> str:
-    """Return the help of a command in one short line."""
-    text = re.split(r"[:;]|\.(?: |$)", re.sub(r" \([^)]*\)", "", command.get_short_help_str(200)))[0].strip()
-    begun, _, rest = text.rpartition(", ")
-    return begun if len(text) > most and begun and not rest.startswith(("and ", "or ")) else text
 
 
 # From the field of a request to an option.

@@ -170,6 +170,14 @@ def test_a_line_of_the_help_breaks_off_no_list(says: str) -> None:
     assert f" {says} " in shown
 
 
+@pytest.mark.parametrize("name", ["receipts", "keys", "archive", "export", "bulk"])
+def test_a_line_of_the_help_of_a_group_breaks_off_no_sentence(name: str) -> None:
+    _, _, listed = CliRunner().invoke(main, [name, "--help"], terminal_width=80).output.partition("Commands:")
+
+    assert listed
+    assert "..." not in listed
+
+
 def test_migrations_after_the_newest_are_none_and_the_command_says_so() -> None:
     asked = ["migrate", "--print-sql", "--after", "999", "--database", "postgresql://nobody@nowhere.invalid/gate"]
 
