@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from asyncgate.clients.client import Handle as Handle
     from asyncgate.clients.client import TaskCanceled as TaskCanceled
     from asyncgate.clients.client import TaskFailed as TaskFailed
+    from asyncgate.clients.http import NotAGate as NotAGate
     from asyncgate.clients.http import Refusal as Refusal
     from asyncgate.clients.http import Unreachable as Unreachable
     from asyncgate.clients.sync import SyncGate as SyncGate
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 # The module of each name.  Names are imported on first use: the gate's own programs import this package and use none.
 MODULE_OF_NAME = {"AsyncGate": "client", "Handle": "client", "TaskCanceled": "client", "TaskFailed": "client",
-           "Refusal": "http", "Unreachable": "http", "SyncGate": "sync", "SyncHandle": "sync",
+           "Refusal": "http", "Unreachable": "http", "NotAGate": "http", "SyncGate": "sync", "SyncHandle": "sync",
            **dict.fromkeys(("Done", "Fail", "Job", "Lost", "Retry", "Worker"), "worker")}
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
+
 
 class CallSpec(NamedTuple):
-    """One operation over REST: verb, path, and what a client may fill in and repeat."""
+    """One operation over REST: verb, path, what a client may fill in and repeat, and the type of its reply."""
 
     name: str
     verb: str
@@ -14,3 +16,4 @@ class CallSpec(NamedTuple):
     repeatable: bool                            # a second call is a no-op
     caller: Literal["principal", "worker", ""]  # whom the request may name as its caller
     keys: tuple[str, ...]                       # fields by which the gate deduplicates
+    reply: type[Struct]

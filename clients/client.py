@@ -5,7 +5,8 @@
         text = await handle.result()
 
 Every operation is also a typed method: see operations.py, generated from the gate's own table.  The client retries a
-failed call if a second call is safe, until its patience runs out; then it raises `Refusal` or `Unreachable`.
+failed call if a second call is safe, until its patience runs out; then it raises `Refusal` or `Unreachable`.  If what
+answers is no gate, it raises `NotAGate`, a kind of `Unreachable`, at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import copy
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 
@@ -27,9 +28,11 @@ from asyncgate.clients.http import (
     FIRST_PAUSE,
     QUIET_SECONDS,
     AsyncHttp,
+    NotAGate,
     Refusal,
     Unreachable,
     WrongAddress,
+    find_decoder,
     pause_after,
 )
 from asyncgate.clients.operations import CALLS, AsyncOperations, Names, TaskRecord, TaskTerms
@@ -144,7 +147,8 @@ class AsyncGate(AsyncOperations):
         needed = {"payload"} if said.get("payload_pointer") is None else set()      # None is a valid payload
         fields = {name: value for name, value in said.items()
                   if name != "self" and (value is not None or name in needed)}
-        return decode_reply(await self.send(operation, fields), reply)
+        made: R = find_decoder(reply).decode(await self.send(operation, fields))
+        return made
 
     async def call(self, operation: str, /, **fields: Any) -> Any:
         """Call an operation by its name and return its reply as plain JSON values."""
@@ -193,7 +197,6 @@ class AsyncGate(AsyncOperations):
 
 log = logging.getLogger("asyncgate.client")
 
-REPLY_DECODERS: dict[Any, Callable[[bytes], Any]] = {}
 CALLER_FIELDS = {"principal_id", "agent_id", "worker_id", "created_by", "tasker_principal"}
 
 
@@ -205,14 +208,6 @@ def make_way(via: str, url: str | None, token: str | None, transport: httpx2.Asy
         from asyncgate.clients.via_mcp import McpWay
         return McpWay(url, token, transport)
     raise ValueError(f"via must be 'rest' or 'mcp', not {via!r}")
-
-
-def decode_reply(text: bytes, reply: type[R]) -> R:
-    """Decode the JSON of a reply."""
-    if reply not in REPLY_DECODERS:
-        REPLY_DECODERS[reply] = msgspec.json.Decoder(reply).decode
-    made: R = REPLY_DECODERS[reply](text)
-    return made
 
 
 # Trying again.
@@ -271,7 +266,7 @@ class Attempts:
         return pause
 
     def _may_repeat(self, error: Refusal | Unreachable) -> bool:
-        if isinstance(error, WrongAddress):
+        if isinstance(error, WrongAddress | NotAGate):
             return False
         if isinstance(error, Unreachable):
             return self.harmless or not error.sent
@@ -336,17 +331,18 @@ class Handle:
             raise TimeoutError(f"task {self.task_id} has not ended within {timeout:g} s") from None
 
     async def _ended(self) -> TaskRecord:
-        pauses = 0
+        pauses, answered = 0, False
         while True:
             asked, least = time.monotonic(), 0.0
             try:
                 task = await self.gate.get_task(self.task_id, wait_seconds=LONG_POLL_SECONDS)
                 if task.status in ENDED_STATUSES:
                     return task
-            except WrongAddress:
-                raise
-            except Unreachable:
-                pass
+                answered = True
+            except Unreachable as away:
+                # Where a gate has answered, a captive portal or a proxy that answers for it goes away again.
+                if isinstance(away, WrongAddress) or (isinstance(away, NotAGate) and not answered):
+                    raise
             except Refusal as no:
                 if no.status not in AWAY_STATUSES:
                     raise

@@ -13,6 +13,7 @@ import os
 import random
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 FIRST_PAUSE, SHORT_PAUSE, LONGEST_PAUSE, SHORT_PAUSES = 0.05, 0.5, 5.0, 60
 NO_HOST = ("Name or service not known", "nodename nor servname", "No address associated")
 AWAY_STATUSES = (408, 429, 502, 503, 504)    # after which a call that only reads may succeed; 502, 504: of a proxy
+NO_SUCH_PAGE = (404, 405)    # a gate says with an `error` what it does not know; others send a page
 URL_ENDINGS = ("/v1", "/mcp", "/mcp/u", "/docs")
 QUIET_SECONDS = 1.0         # how long a gate may be unreachable before a client or a worker logs a warning
 ANSWER_SECONDS = 30.0     # how long to wait for an answer, in addition to the request's own `wait_seconds`
@@ -62,6 +64,13 @@ class Unreachable(Exception):
 
 class WrongAddress(Unreachable):
     """The address is wrong: another try cannot succeed."""
+
+
+class NotAGate(Unreachable):
+    """Something else answered: another product, a captive portal, or a gate of an incompatible version."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"what answers at {url} is not an AsyncGate, or is another version: {why}")
 
 
 class Exchange:
@@ -100,19 +109,26 @@ class Exchange:
         headers["content-type"] = "application/json"
         return {**request, "content": msgspec.json.encode(said), "headers": headers}
 
-    def reply(self, response: httpx2.Response) -> bytes:
-        """Return the JSON of a successful answer; raise Refusal for any other."""
-        try:
-            body = msgspec.json.decode(response.content)
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            body = {"message": f"{self.url} does not answer like a gate "
-                               f"(status {response.status_code}, no JSON object)"}
-        elif response.is_success:
-            return response.content
-        asked = body.get("retry_after", response.headers.get("retry-after"))
-        raise Refusal(response.status_code, body, read_retry_after(asked))
+    def reply(self, operation: str, response: httpx2.Response) -> bytes:
+        """Return the JSON of a successful answer; raise NotAGate for one of another server, Refusal for any other."""
+        if response.is_success:
+            return self.check_reply(operation, response.content)
+        raise self.refusal(response)
+
+    def check_reply(self, operation: str, content: bytes) -> bytes:
+        """Return the JSON of a reply if it has the shape of this operation's replies; raises NotAGate."""
+        if why := find_flaw(content, CALLS[operation].reply):
+            raise NotAGate(self.url, f"its answer to {operation} {why}")
+        return content
+
+    def refusal(self, response: httpx2.Response) -> Refusal | NotAGate:
+        """Return the error for an unsuccessful answer."""
+        body, status = read_object(response.content), response.status_code
+        if "error" not in body and (status < 400 or status in NO_SUCH_PAGE):
+            to = f" and leads to {where}" if (where := response.headers.get("location", "")) else ""
+            return NotAGate(self.url, f"its answer has the status {status}{to}")
+        body = body or {"message": f"{self.url} does not answer like a gate (status {status}, no JSON object)"}
+        return Refusal(status, body, read_retry_after(body.get("retry_after", response.headers.get("retry-after"))))
 
     def unreachable(self, error: httpx2.RequestError) -> Unreachable:
         """Explain in one line why no answer came."""
@@ -130,6 +146,32 @@ class Exchange:
         return Unreachable(f"the connection to {self.url} broke before the answer came: "
                            f"{str(error) or type(error).__name__}"
                            f"{tls * (self.url.startswith('http:') and 'without sending' in str(error))}")
+
+
+def find_flaw(content: bytes, reply: type[msgspec.Struct]) -> str:
+    """Return why some bytes are not a reply of this type; an empty text if they are one."""
+    try:
+        find_decoder(reply).decode(content)
+    except msgspec.ValidationError as wrong:
+        return f"is JSON of another shape: {wrong}"
+    except (ValueError, RecursionError):
+        return "is HTML" if content.lstrip()[:1] == b"<" else "is not JSON"
+    return ""
+
+
+@cache
+def find_decoder(reply: Any) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of a type; making one takes longer than using it."""
+    return msgspec.json.Decoder(reply)
+
+
+def read_object(content: bytes) -> dict[str, Any]:
+    """Read a JSON object; return an empty one for anything else."""
+    try:
+        found = msgspec.json.decode(content)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def quote_id(name: str, id: str) -> str:
@@ -257,7 +299,7 @@ class Http(Exchange):
         import httpx2
 
         try:
-            return self.reply(self.client.request(**self.request(operation, fields)))
+            return self.reply(operation, self.client.request(**self.request(operation, fields)))
         except httpx2.RequestError as error:
             raise self.unreachable(error) from None
 
@@ -273,8 +315,9 @@ class Http(Exchange):
                                     timeout=self.patience_seconds) as response:
                 if response.headers.get("content-type", "") != "text/event-stream":
                     response.read()
-                    self.reply(response)
-                    raise ValueError(f"{self.url} does not answer with a stream of events")
+                    if response.is_success:
+                        raise NotAGate(self.url, "it does not answer with a stream of events")
+                    raise self.refusal(response)
                 yield read_events(response.iter_bytes())
         except httpx2.RequestError as error:
             raise self.unreachable(error) from None
@@ -308,6 +351,6 @@ class AsyncHttp(Exchange):
         import httpx2
 
         try:
-            return self.reply(await self.client.request(**self.request(operation, fields)))
+            return self.reply(operation, await self.client.request(**self.request(operation, fields)))
         except httpx2.RequestError as error:
             raise self.unreachable(error) from None

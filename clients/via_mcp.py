@@ -16,13 +16,23 @@ import msgspec
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from asyncgate.clients.http import ANSWER_SECONDS, Exchange, Refusal, Unreachable, WrongAddress, read_retry_after
+from asyncgate.clients.http import (
+    ANSWER_SECONDS,
+    Exchange,
+    NotAGate,
+    Refusal,
+    Unreachable,
+    WrongAddress,
+    read_object,
+    read_retry_after,
+)
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.jsonrpc import INTERNAL_ERROR, spell_tool_name
 
 REVISION = "2026-07-28"         # this revision has no handshake, so the client survives a restart of the gate
 LONGEST_WAIT = 60.0             # seconds: the most that a gate's settings allow for one call
-UNREACHABLE, STATUS = "asyncgate/unreachable", "asyncgate/status"       # keys that this module adds to an answer
+# Keys that this module adds to an answer.
+UNREACHABLE, STATUS, FOREIGN = "asyncgate/unreachable", "asyncgate/status", "asyncgate/foreign"
 
 
 class McpWay(Exchange):
@@ -53,10 +63,10 @@ class McpWay(Exchange):
         try:
             told = await self.client.call_tool(spell_tool_name(operation)[0], arguments)
         except MCPError as error:
-            raise translate_error(error) from error
+            raise translate_error(error, self.url) from error
         text = "".join(getattr(part, "text", "") for part in told.content)
         if not told.is_error:
-            return text.encode()
+            return self.check_reply(operation, text.encode())
         body = read_object(text.encode()) or {"message": text}
         raise make_refusal(find_status(str(body.get("error"))), body)
 
@@ -79,8 +89,10 @@ class Answering(httpx2.AsyncClient):
             none = self.way.unreachable(error)
             is_wrong = isinstance(none, WrongAddress)
             return make_error_answer(request, str(none), {UNREACHABLE: True, "sent": none.sent, "wrong": is_wrong})
-        if answer.status_code < 400 or "jsonrpc" in body:
+        if "jsonrpc" in body or answer.status_code == 202:      # 202: a notification has no reply
             return answer
+        if answer.is_success or isinstance(self.way.refusal(answer), NotAGate):
+            return make_error_answer(request, f"its answer (status {answer.status_code}) is not MCP", {FOREIGN: True})
         told = {**body, STATUS: answer.status_code}
         if after := answer.headers.get("retry-after"):
             told.setdefault("retry_after", after)
@@ -93,18 +105,11 @@ def make_error_answer(request: httpx2.Request, message: str, told: dict[str, Any
     return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
 
 
-def read_object(body: bytes) -> dict[str, Any]:
-    """Read a JSON object; return an empty one for anything else."""
-    try:
-        found = msgspec.json.decode(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def translate_error(error: MCPError) -> Exception:
+def translate_error(error: MCPError, url: str) -> Exception:
     """Translate the error of an MCP call into this client's Refusal or Unreachable."""
     told = error.data if isinstance(error.data, dict) else {}
+    if FOREIGN in told:
+        return NotAGate(url, error.message)
     if UNREACHABLE in told:
         return (WrongAddress if told["wrong"] else Unreachable)(error.message, sent=told["sent"])
     if "error" not in told and STATUS not in told:      # the SDK's own error: a timeout, or its session ended

@@ -171,11 +171,11 @@ def exit_on_refusal() -> Iterator[None]:
         login = "; `asyncgate login` stores a credential" * (no.status == 401)
         raise exit_with(f"{no.code} ({no.status}): {escape_text(no.message)}{again}{login}", find_status(no)) from None
     except Unreachable as away:
-        raise exit_with(str(away), EXIT_NO_GATE) from None
+        raise exit_with(escape_text(str(away)), EXIT_NO_GATE) from None
     except UnicodeEncodeError:
         raise exit_with(f"an argument of this command {NO_UTF8}", EXIT_WRONG) from None
     except ValueError as wrong:
-        raise exit_with(str(wrong), EXIT_WRONG) from None
+        raise exit_with(escape_text(str(wrong)), EXIT_WRONG) from None
 
 
 def find_status(no: Refusal) -> int:

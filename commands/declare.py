@@ -251,9 +251,9 @@ def is_own(module: Any, name: str) -> bool:
 
 
 def render_calls(ops: Sequence[Operation]) -> str:
-    """Return the source of the REST call of each operation, and whether a retry is safe."""
+    """Return the source of the REST call of each operation, whether a retry is safe, and the type of its reply."""
     lines = [f'    "{op.name}": CallSpec("{op.name}", "{op.rest[0][0]}", "{op.rest[0][1]}", {is_repeatable(op)}, '
-             f'"{find_caller(op)}", {list_key_fields(op)}),'.replace("'", '"') for op in ops]
+             f'"{find_caller(op)}", {list_key_fields(op)}, {op.gives.__name__}),'.replace("'", '"') for op in ops]
     wrapped = [line if len(line) <= WIDE else line.replace(": CallSpec(", ": CallSpec(\n        ") for line in lines]
     return "\n".join(["CALLS = {", *wrapped, "}"])
 

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from asyncgate.clients.http import ANSWER_SECONDS, Exchange
+from asyncgate.clients.http import ANSWER_SECONDS, Exchange, NotAGate, read_object
 from asyncgate.clients.in_process import InProcess
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.content import JsonObject
@@ -111,13 +111,10 @@ class Bridge:
 
     def answer(self, answer: httpx2.Response, method: str, id: str | int) -> None:
         """Write the answer to one request."""
-        try:
-            told = msgspec.json.decode(answer.content)
-        except ValueError:
-            told = None
-        if not isinstance(told, dict):
-            no = f"{self.exchange.url} does not answer like a gate ({answer.status_code})"
-            return self.refuse(id, INTERNAL_ERROR, no)
+        told = read_object(answer.content)
+        if "jsonrpc" not in told and "error" not in told:
+            foreign = NotAGate(self.exchange.url, "its answer is not MCP")
+            return self.refuse(id, INTERNAL_ERROR, str(foreign if answer.is_success else self.exchange.refusal(answer)))
         if "jsonrpc" not in told:
             return self.refuse(id, CODES.get(answer.status_code, INTERNAL_ERROR), str(told.get("message")), told)
         if method == "initialize" and isinstance(result := told.get("result"), dict):

@@ -12,7 +12,17 @@ import msgspec
 
 from asyncgate import RECEIPT_TYPES
 from asyncgate.clients.events import StreamEvent
-from asyncgate.clients.http import AWAY_STATUSES, Http, Refusal, Unreachable, WrongAddress, pause_after
+from asyncgate.clients.http import (
+    AWAY_STATUSES,
+    Http,
+    NotAGate,
+    Refusal,
+    Unreachable,
+    WrongAddress,
+    find_flaw,
+    pause_after,
+)
+from asyncgate.clients.operations import ReceiptRecord
 from asyncgate.commands import remembered
 from asyncgate.commands.calling import (
     EXIT_INTERRUPTED,
@@ -62,6 +72,7 @@ class Tail:
     def __init__(self, gate: Http, query: dict[str, Any], as_json: bool) -> None:
         self.gate, self.query, self.as_json = gate, query, as_json
         self.last, self.away, self.known = "", 0, set[str]()
+        self.connected = False      # whether a receipt has ever come
 
     def follow(self) -> None:
         """Show receipts for ever; after an interruption go on behind the last one shown."""
@@ -80,12 +91,14 @@ class Tail:
     def _read(self) -> None:
         with self.gate.open_stream(PATH, self.query, self.last) as events:
             for event in events:
-                self.away = 0
+                if why := find_flaw(event.data.encode(), ReceiptRecord):
+                    raise NotAGate(self.gate.url, f"an event of its stream {why}")
+                self.away, self.connected = 0, True
                 self._show(event)
 
     def _excuse(self, error: Exception) -> float:
         """Tell once that the gate does not answer; return how long to wait before the next try."""
-        if isinstance(error, WrongAddress):
+        if isinstance(error, WrongAddress) or (isinstance(error, NotAGate) and not self.connected):
             raise error
         if not self.away:
             click.echo(f"{escape_text(str(error))}; trying again", err=True)

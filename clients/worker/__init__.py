@@ -36,6 +36,7 @@ from asyncgate.clients.http import (
     FIRST_PAUSE,
     QUIET_SECONDS,
     AsyncHttp,
+    NotAGate,
     Refusal,
     Unreachable,
     WrongAddress,
@@ -53,6 +54,7 @@ T = TypeVar("T")
 CLAIM_WAIT_SECONDS = 25.0         # how long a claim waits for a task
 SHORT_WAIT_SECONDS = 1.0          # how long it waits while an undelivered result is kept
 DELIVERY_TRIES = 50                  # attempts to deliver a result: about twenty seconds in all
+AWAY_LOG_SECONDS = 600.0    # between two lines that say that the gate is still away
 CANCEL_SECONDS = 10.0       # time for an async function to end after it is canceled
 NOTICE_SECONDS = 1.0        # time for a plain function, which cannot be canceled
 DEFAULT_STATE: Any = object()
@@ -131,7 +133,8 @@ class Worker:
             raise ValueError("this worker has no function; register one with @worker.task(\"TYPE\")")
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
         self.kept = asyncio.Event()     # set when a result could not be delivered
-        self.instance, self.claim_id, self.away_since = "", uuid.uuid4().hex, 0.0
+        self.instance, self.claim_id = "", uuid.uuid4().hex
+        self.tell_at = 0.0      # when to log that the gate is away; 0 while it answers
         self.claimed = False    # whether the gate has ever answered a claim
         self.warned: list[str] = []
         self.running, self.tracing = True, find_tracing()
@@ -253,7 +256,7 @@ class Worker:
             asked = time.monotonic()
             try:
                 await call()
-                self.away_since = 0.0
+                self.tell_at = 0.0
                 return
             except (Unreachable, Refusal) as error:
                 if is_hopeless(error) and not self.claimed:
@@ -264,15 +267,15 @@ class Worker:
                 await asyncio.sleep(max(pause_after(failures, 0.5), getattr(error, "retry_after", None) or 0.0))
 
     def _tell(self, error: Exception) -> None:
-        """Log an error; for an unreachable gate only once, and only if it stays away longer than a restart."""
+        """Log an error; for an unreachable gate only if it stays away longer than a restart, and then seldom."""
         now = time.monotonic()
         if not isinstance(error, Unreachable):
             log.warning("%s: %s", self.worker_id or "worker", error)
-        elif not self.away_since:
-            self.away_since = now
-        elif now - self.away_since > QUIET_SECONDS:
+        elif not self.tell_at:
+            self.tell_at = now + QUIET_SECONDS
+        elif now > self.tell_at:
             log.warning("%s: %s; retrying", self.worker_id or "worker", error)
-            self.away_since = float("inf")
+            self.tell_at = now + AWAY_LOG_SECONDS
 
     # Working on them.
 
@@ -449,7 +452,7 @@ def is_hopeless(error: Exception) -> bool:
     """Whether an error shows that no further call can succeed."""
     if isinstance(error, Refusal):
         return error.status < 500 and error.status != 429
-    return isinstance(error, WrongAddress)
+    return isinstance(error, WrongAddress | NotAGate)
 
 
 def make_failure(letter: Letter, no: Refusal) -> Letter:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncgate.clients import AsyncGate, Refusal, SyncGate, Unreachable
+from asyncgate.clients import AsyncGate, NotAGate, Refusal, SyncGate, Unreachable
 from asyncgate.clients import operations as made
 from asyncgate.clients.client import Attempts
 from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, SHORT_PAUSES, longest_after, read_retry_after
@@ -95,7 +95,7 @@ def test_a_call_that_was_not_carried_out_is_repeated(name: str) -> None:
 def test_a_no_is_a_no(name: str) -> None:
     for error in (refused(400, "invalid_request"), refused(401, "unauthenticated"), refused(404, "task_not_found"),
                   refused(409, "lease_invalid_or_expired"), refused(429, "quota_exceeded"),
-                  refused(500, "internal_error"), refused(200, "unexpected_answer")):
+                  refused(500, "internal_error"), NotAGate("http://elsewhere", "it is HTML")):
         assert not again(name, error)
 
 

@@ -18,6 +18,7 @@ import pytest
 from asyncgate.clients.http import Exchange
 from asyncgate.commands import mcp_stdio
 from asyncgate.commands.mcp_stdio import Bridge, encode_header
+from tests.support.portal import FOREIGN, open_portal
 
 pytestmark = pytest.mark.anyio
 
@@ -204,6 +205,16 @@ async def test_an_answer_that_cannot_be_unpacked_is_an_error_too() -> None:
     (told,) = await bridged([CALL], answer)
 
     assert (told["id"], told["error"]["code"]) == (3, -32603)
+
+
+@pytest.mark.parametrize("what", ["a page", "the JSON of another product", "JSON without an end", "no such path"])
+def test_what_is_no_gate_is_an_error_that_says_so(what: str) -> None:
+    with open_portal() as portal:
+        portal.answer = FOREIGN[what]
+        [told] = said_to([{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}], "--url", portal.url)
+
+    assert told["id"] == 1
+    assert f"what answers at {portal.url} is not an AsyncGate, or is another version:" in told["error"]["message"]
 
 
 def test_what_is_no_message_is_refused_and_notifications_are_not_answered() -> None:

@@ -92,6 +92,18 @@ async def test_many_receipts_share_a_call_and_the_refused_ones_are_parked(
         ("task.assigned", "task.accepted", "task.completed", "task.result_ready")}
 
 
+async def test_a_portal_that_answers_for_the_ledger_has_no_receipt(integrated: Integrated, stub: StubLedger) -> None:
+    foreign = ["<html>Welcome</html>", '"ok"', '{"receipt_id":"another"}']
+    answers = itertools.chain(((200, {}, text) for text in foreign), itertools.repeat((200, {}, "{}")))
+    stub.answer = lambda receipt: next(answers)
+    async with integrated(stub.url) as gate:
+        await gate.finished()
+        await emptied(gate)
+
+    assert len(stub.sent) == len(set(stub.sent)) + len(foreign)
+    assert types(stub.taken) == ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+
+
 async def test_receipts_of_a_task_arrive_in_their_order(integrated: Integrated, stub: StubLedger) -> None:
     cut = itertools.cycle([CUT, (200, {}, "{}"), (503, {}, "busy"), (200, {}, "{}"), (429, {}, "slowly")])
     stub.answer = lambda receipt: next(cut)

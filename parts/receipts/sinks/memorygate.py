@@ -71,6 +71,12 @@ class Issued(Struct):
     api_key: str
 
 
+class Confirmed(Struct):
+    """The answer to one receipt; some ledgers do not name it (20.12)."""
+
+    receipt_id: str | None = None
+
+
 class Answered(Struct):
     """The answer for one receipt of many."""
 
@@ -87,6 +93,7 @@ T = TypeVar("T")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 decode_issued = msgspec.json.Decoder(Issued).decode
 decode_answers = msgspec.json.Decoder(AllAnswered).decode
+decode_confirmed = msgspec.json.Decoder(Confirmed).decode
 decode_page = msgspec.json.Decoder(Listed).decode
 decode_named = msgspec.json.Decoder(Named).decode
 decode_rendered = msgspec.json.Decoder(Rendered).decode
@@ -122,8 +129,8 @@ class MemoryGate(NoCustody):
         return bytes(decode_rendered(content).body)
 
     async def send(self, tenant_id: str, content: bytes) -> None:
-        """Store one receipt."""
-        await self._ask("POST", "", content=content)
+        """Store one receipt; raises Garbled if what answered is no ledger, because that has stored nothing."""
+        require_confirmation(await self._ask("POST", "", content=content), content)
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
         """Whether the ledger has a receipt, by its hash."""
@@ -216,6 +223,13 @@ def decode_with(decode: Callable[[bytes], T], text: bytes) -> T:
         return decode(text)
     except UNREADABLE as wrong:
         raise Garbled(f"the ledger's answer cannot be read: {wrong}"[:MOST_TOLD]) from None
+
+
+def require_confirmation(answer: bytes, content: bytes) -> None:
+    """Check that a ledger has answered, not a portal before it: with nothing, or with an object of this receipt."""
+    said = decode_with(decode_confirmed, answer) if answer else Confirmed()
+    if said.receipt_id not in (None, read_filed(content).receipt_id):
+        raise Garbled("the ledger confirms another receipt than it was sent")
 
 
 def read_receipts(page: Listed) -> list[Filed]:
