@@ -147,7 +147,8 @@ class AsyncGate(AsyncOperations):
         needed = {"payload"} if said.get("payload_pointer") is None else set()      # None is a valid payload
         fields = {name: value for name, value in said.items()
                   if name != "self" and (value is not None or name in needed)}
-        made: R = find_decoder(reply).decode(await self.send(operation, fields))
+        kind: Any = reply
+        made: R = find_decoder(kind).decode(await self.send(operation, fields))
         return made
 
     async def call(self, operation: str, /, **fields: Any) -> Any:

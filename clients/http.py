@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import msgspec
 
 from asyncgate.clients.events import StreamEvent, read_events
+from asyncgate.clients.finite import encode_finite
 from asyncgate.clients.operations import CALLS
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.process.spans import Tracing, find_tracing
@@ -107,7 +108,7 @@ class Exchange:
             params = {name: format_query_value(value) for name, value in said.items()}
             return {**request, "params": params, "headers": headers}
         headers["content-type"] = "application/json"
-        return {**request, "content": msgspec.json.encode(said), "headers": headers}
+        return {**request, "content": encode_finite(said), "headers": headers}
 
     def reply(self, operation: str, response: httpx2.Response) -> bytes:
         """Return the JSON of a successful answer; raise NotAGate for one of another server, Refusal for any other."""
@@ -275,7 +276,7 @@ def read_retry_after(said: Any) -> float | None:
 
 def format_query_value(value: Any) -> str:
     """Format a value for a URL query: text as it is, everything else as JSON."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return value if isinstance(value, str) else encode_finite(value).decode()
 
 
 class Http(Exchange):

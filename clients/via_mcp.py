@@ -16,6 +16,7 @@ import msgspec
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
+from asyncgate.clients.finite import encode_finite
 from asyncgate.clients.http import (
     ANSWER_SECONDS,
     Exchange,
@@ -59,7 +60,7 @@ class McpWay(Exchange):
     async def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
         """Call the tool of an operation and return its reply as JSON; raises Refusal or Unreachable."""
         said = {k: v for k, v in fields.items() if v is not None or k == "payload"}
-        arguments = msgspec.json.decode(msgspec.json.encode(said))
+        arguments = msgspec.json.decode(encode_finite(said))
         try:
             told = await self.client.call_tool(spell_tool_name(operation)[0], arguments)
         except MCPError as error:

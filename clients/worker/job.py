@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import msgspec
 
+from asyncgate.clients.finite import encode_finite
 from asyncgate.clients.worker.heart import Heart, Pulse
 from asyncgate.parts.process.spans import TaskRun
 
@@ -80,7 +82,7 @@ class Job:
 
     def report(self, progress: Any) -> None:
         """Report progress.  It returns at once; newer progress replaces older that is not sent yet.  Raises Lost."""
-        progress = to_json_value(progress)
+        progress = to_json_value(progress, "progress")
         self._said = progress if isinstance(progress, dict) else {"progress": progress}
         self._send()
 
@@ -89,7 +91,7 @@ class Job:
 
         It returns at once; `flush` waits until the gate has stored the checkpoint.
         """
-        self.checkpoint = to_json_value(checkpoint)
+        self.checkpoint = to_json_value(checkpoint, "checkpoint")
         self._send()
 
     def _send(self) -> None:
@@ -173,15 +175,15 @@ class TaskFunction:
                 said |= {} if error.detail is None else {"detail": to_json_value(error.detail)}
             return {"error": said, "retryable": False}
         if isinstance(error, Retry):
-            after = error.after if isinstance(error.after, int | float) and error.after >= 0 else None
+            after = error.after if isinstance(error.after, int | float) and 0 <= error.after < math.inf else None
             return {"error": said, "retryable": True, "retry_after_seconds": after}
         return {"error": said, "retryable": isinstance(error, self.retry)}
 
 
-def to_json_value(value: Any) -> Any:
+def to_json_value(value: Any, name: str = "") -> Any:
     """Convert a value into plain JSON values; raises TypeError or ValueError if JSON cannot express it."""
     found = msgspec.to_builtins(value, str_keys=True)
-    msgspec.json.encode(found)
+    encode_finite(found, name)
     return found
 
 

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from asyncgate.clients.finite import find_infinite
 from asyncgate.clients.http import read_retry_after
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
 from asyncgate.clients.worker.children import Children, hide_credential
@@ -229,7 +231,7 @@ class Run:
         self.tail = (self.tail + part)[-TAIL_BYTES:]
 
     def _progress(self, line: bytes) -> None:
-        said = read_json_or_text(line)
+        said = read_json_or_text(line, "progress")
         if isinstance(said, dict) and "artifacts" in said:
             self.artifacts = said.pop("artifacts")
         if isinstance(said, dict) and "checkpoint" in said:
@@ -240,7 +242,8 @@ class Run:
     def outcome(self, name: str, status: int) -> Done:
         """Return the result, or raise Retry or Fail, by the exit status."""
         if status == 0:
-            return Done(read_json_or_text(bytes(self.out)) if self.out.strip() else None, artifacts=self.artifacts)
+            result = read_json_or_text(bytes(self.out), "result") if self.out.strip() else None
+            return Done(result, artifacts=self.artifacts)
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         tail = self.tail.decode(errors="replace").replace("\0", "\ufffd").strip()
         message = f"{name} {how}" + (f": {tail}" if tail else "")
@@ -264,12 +267,24 @@ class LineSplitter:
             self.heard(line)
 
 
-def read_json_or_text(text: bytes) -> Any:
-    """Decode JSON; return anything else as text."""
+def read_json_or_text(text: bytes, name: str) -> Any:
+    """Decode JSON; return anything else as text.  Raises Fail for what would be JSON if a number were finite."""
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):
+        if found := find_infinite_written(text, name):
+            raise Fail(f"{found}: JSON has no such number", code="invalid_result") from None
         return text.decode(errors="replace").replace("\0", "\ufffd").rstrip("\n")
+
+
+def find_infinite_written(text: bytes, name: str) -> str:
+    """Return where a list or an object has a NaN or an infinity, as Python and others write it."""
+    if text.strip()[:1] not in (b"{", b"["):        # a word alone is a text
+        return ""
+    try:
+        return find_infinite(json.loads(text), name)
+    except (ValueError, RecursionError):
+        return ""
 
 
 def read_pipe(file: BinaryIO, heard: Callable[[bytes], None]) -> None:

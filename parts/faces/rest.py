@@ -113,11 +113,12 @@ class Endpoint:
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
         """Read a request: a GET from its query, others from the body; path parameters override both."""
-        rule = self.gate.settings.unknown_members
+        rule, body = self.gate.settings.unknown_members, b""
         try:
             query = read_query(scope["query_string"])
             reads = scope["method"] in ("GET", "HEAD")
-            body = b"" if reads and op.kind != "W" else await read_body(scope, receive, self.gate.settings)
+            if not reads or op.kind == "W":
+                body = await read_body(scope, receive, self.gate.settings)
             if reads and not body:      # 18.5: a bootstrap is a GET that writes and may have a body
                 ask, unknown = op.reader.query(query, rule)
             else:
@@ -133,7 +134,7 @@ class Endpoint:
             for name, value in scope["path_params"].items():
                 setattr(ask, name, read_member(name, value, op.reader.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
-            raise InvalidRequest(f"{op.name}: {describe_problem(wrong)}") from None
+            raise InvalidRequest(f"{op.name}: {describe_problem(wrong, body)}") from None
         for named in read_claimed_tenants(query, scope["headers"]):
             self.gate.engine.check_tenant(caller, named)
         if unknown:

@@ -7,6 +7,7 @@ is read again, slowly, to name them.  An invalid item of a batch is refused alon
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -33,6 +34,8 @@ BATCHES = ("tasks", "schedules")        # members that hold a list of requests
 NO_NAME = f"Expected `str` matching regex {UNTAGGED!r}"       # msgspec's wording
 VALID = Raw(b'[{"type":"any","schedule_id":"any"}]')    # placeholder for the items of a batch while the rest is read
 QUERY = {"principal_kind", "principal_id", "principal_instance_id", "tenant_id"}    # allowed in a query beside a body
+BAD_BYTE = re.compile(r"invalid character \(byte (\d+)\)")     # msgspec's wording
+NO_NUMBER = re.compile(rb"NaN|Infinity")    # which Python's own encoder writes
 NONE: tuple[str, ...] = ()
 
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -170,9 +173,18 @@ class Reader(Generic[K]):
             raise InvalidRequest("; ".join([describe_problem(wrong), *strays])) if strays else wrong from None
 
 
-def describe_problem(wrong: Exception) -> str:
+def describe_problem(wrong: Exception, body: bytes = b"") -> str:
     """Say why a request is invalid, without the regular expression for names."""
+    if found := find_no_number(wrong, body):
+        return found
     return str(wrong).replace(NO_NAME, "Expected a name without invisible characters and without a leading blank")
+
+
+def find_no_number(wrong: Exception, body: bytes) -> str:
+    """Say which NaN or infinity makes a body invalid JSON; return an empty text if it is invalid for another reason."""
+    place = BAD_BYTE.search(str(wrong))
+    found = NO_NUMBER.match(body, int(place[1])) if place else None
+    return f"{found[0].decode()} at byte {found.start()}: JSON has no such number" if found else ""
 
 
 def read_items(name: str, items: Raw) -> list[Raw]:

@@ -424,6 +424,24 @@ async def test_an_outcome_is_waited_for_over_restarts_of_the_gate(
             assert await again.status() in ENDED_STATUSES
 
 
+@vias
+async def test_a_number_that_json_does_not_have_is_refused_before_the_call(wire: Wire, via: Any) -> None:
+    nan, inf = float("nan"), float("inf")
+    async with both(wire.url, via) as (gate, worker):
+        with pytest.raises(ValueError, match=r"^payload\.loss\[1\] is nan: JSON has no such number$"):
+            await gate.submit("demo", {"loss": [None, nan]})
+        with pytest.raises(ValueError, match=r"^tasks\[1\]\.payload is inf: "):
+            await gate.create_tasks([{"type": "t", "payload": None}, {"type": "t", "payload": inf}])
+        with pytest.raises(ValueError, match=r"^payload\.task_template\.payload\.x is -inf: "):
+            await gate.submit("schedule.create", {"task_template": {"payload": {"x": -inf}}})
+        with pytest.raises(ValueError, match=r"^progress is nan: "):
+            await worker.report_progress("t1", "l1", progress=nan)
+        with pytest.raises(ValueError, match=r"^artifacts\[0\]\.size is nan: "):
+            await gate.attach_artifacts("t1", artifacts=[{"size": nan}])
+
+    assert wire.seen == []
+
+
 # For those who do not await.
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from asyncgate.clients import AsyncGate, NotAGate, SyncGate, Unreachable
@@ -48,8 +47,8 @@ async def test_a_client_says_at_once_that_no_gate_answers(portal: Portal, what: 
 
 @pytest.mark.parametrize("operation", sorted(CALLS.keys() - SHORT_REPLIES))
 def test_the_reply_of_another_product_is_no_reply_of_any_operation(operation: str) -> None:
-    for said in ({}, {"ok": True}, {"status": "ok", "message": "hello"}, {"data": [], "tasks": {}}):
-        assert find_flaw(msgspec.json.encode(said), CALLS[operation].reply)
+    for said in (b"{}", b'{"ok":true}', b'{"status":"ok","message":"hello"}', b'{"data":[],"tasks":{}}'):
+        assert find_flaw(said, CALLS[operation].reply)
 
 
 async def test_a_wait_for_a_result_ends_at_once_if_no_gate_has_ever_answered(portal: Portal) -> None:

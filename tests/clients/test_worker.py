@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -320,6 +321,50 @@ async def test_a_result_that_cannot_be_told_fails_the_task(gate: AsyncHttp, resu
 
     assert (task["status"], task["attempt"]) == ("failed", 0)
     assert task["result"]["error"]["code"] in ("invalid_result", "payload_too_large")
+
+
+@pytest.mark.parametrize(("result", "path"), [
+    ({"loss": [0.5, math.nan], "note": None}, "result.loss[1] is nan"), (-math.inf, "result is -inf"),
+    (Done(1, artifacts=[{"score": math.inf}]), "artifacts[0].score is inf"),
+    (Done(1, delivery_proof={"at": {"x": math.nan}}), "delivery_proof.at.x is nan")])
+async def test_a_number_that_json_does_not_have_fails_the_task_and_is_named(
+        gate: AsyncHttp, result: Any, path: str) -> None:
+    worker = made(gate)
+    worker.task("t")(lambda page: result)
+
+    async with at_work(worker):
+        task = await run(gate, max_attempts=3)
+
+    assert (task["status"], task["result"]["error"]["code"]) == ("failed", "invalid_result")
+    assert task["result"]["error"]["message"].endswith(f": {path}: JSON has no such number")
+
+
+@pytest.mark.parametrize("how", ["report", "save"])
+async def test_progress_with_a_number_that_json_does_not_have_fails_the_task(gate: AsyncHttp, how: str) -> None:
+    worker = made(gate)
+
+    @worker.task("t")
+    async def train(page: Any, job: Job) -> None:
+        getattr(job, how)({"loss": math.nan})
+
+    async with at_work(worker):
+        task = await run(gate, max_attempts=1)
+
+    path = {"report": "progress", "save": "checkpoint"}[how]
+    assert task["result"]["error"] == {"code": "ValueError", "message": f"{path}.loss is nan: JSON has no such number"}
+
+
+async def test_a_pause_without_an_end_is_left_to_the_gate(gate: AsyncHttp) -> None:
+    worker = made(gate)
+
+    @worker.task("t")
+    def read(page: Any) -> None:
+        raise Retry("later", after=math.inf)
+
+    async with at_work(worker):
+        task = await run(gate, max_attempts=1)
+
+    assert (task["status"], task["result"]["error"]["code"]) == ("failed", "retry")
 
 
 @pytest.mark.parametrize("function", [lambda: None, lambda a, b, c: None])

@@ -77,6 +77,24 @@ def poll(look: Callable[[], Any]) -> Any:
     return seen
 
 
+@pytest.mark.parametrize(("text", "message"), [
+    ('printf \'{"loss": [0.5, NaN]}\'', "result.loss[1] is nan: JSON has no such number"),
+    ('printf \'{"loss": -Infinity}\\n\' >&3', "progress.loss is -inf: JSON has no such number")])
+def test_a_program_that_writes_a_number_that_json_does_not_have_fails_its_task(
+        gate: Http, begin: Begin, tmp_path: Path, text: str, message: str) -> None:
+    begin(*script(tmp_path, text))
+
+    task = run(gate, "t", max_attempts=1)
+
+    assert (task["status"], task["result"]["error"]) == ("failed", {"code": "invalid_result", "message": message})
+
+
+def test_words_that_are_no_json_are_a_text(gate: Http, begin: Begin, tmp_path: Path) -> None:
+    begin(*script(tmp_path, "echo NaN"))
+
+    assert run(gate, "t")["result"]["result"] == "NaN"
+
+
 def script(folder: Path, text: str) -> tuple[str, ...]:
     """Write a shell script and return the arguments that make a worker of it."""
     path = folder / "task.sh"

@@ -301,6 +301,21 @@ async def test_what_is_not_json_or_not_an_object_is_refused(served: Any, body: b
         refused(await served.call("POST", "/v1/tasks", body), 400, "invalid_request")
 
 
+@pytest.mark.parametrize("value", [b"NaN", b'{"loss":[0.5,NaN]}', b"[-Infinity]"])
+async def test_a_number_that_json_does_not_have_is_named(served: Any, value: bytes) -> None:
+    word = b"Infinity" if b"Infinity" in value else b"NaN"
+    tool = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"asyncgate.create_task","arguments":%b}}'
+    for path, body in (("/v1/tasks", b'{"type":"demo","payload":%b}'),
+                       ("/v1/tasks/batch", b'{"tasks":[{"payload":%b}]}'),
+                       ("/v1/tasks/t1/complete", b'{"artifacts":%b}'), ("/v1/tasks/t1/progress", b'{"progress":%b}'),
+                       ("/mcp", tool.replace(b"%b", b'{"type":"demo","payload":%b}'))):
+        text = body % value
+        answer = await served.call("POST", path, text)
+
+        assert f"{word.decode()} at byte {text.index(word)}: JSON has no such number" in answer.content.decode(), answer
+        assert path == "/mcp" or answer.status == 400
+
+
 @pytest.mark.parametrize(("op", "verb", "path"), POSTS, ids=POST_IDS)
 async def test_every_operation_refuses_broken_json(served: Any, op: Operation, verb: str, path: str) -> None:
     known = await stocked(served)

@@ -21,7 +21,7 @@ from asyncgate.parts.model.stored import Lag, Receipt
 from asyncgate.parts.model.wire import Health
 from asyncgate.parts.receipts.outbox import Breaker, Ledger
 from tests.support.ledger_tools import emptied
-from tests.support.stub_ledger import CUT, StubLedger
+from tests.support.stub_ledger import CUT, Answer, StubLedger
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 20.0
@@ -93,8 +93,9 @@ async def test_many_receipts_share_a_call_and_the_refused_ones_are_parked(
 
 
 async def test_a_portal_that_answers_for_the_ledger_has_no_receipt(integrated: Integrated, stub: StubLedger) -> None:
-    foreign = ["<html>Welcome</html>", '"ok"', '{"receipt_id":"another"}']
-    answers = itertools.chain(((200, {}, text) for text in foreign), itertools.repeat((200, {}, "{}")))
+    foreign: list[Answer] = [(200, {}, text) for text in ("<html>Welcome</html>", '"ok"', '{"receipt_id":"another"}')]
+    good: Answer = (200, {}, "{}")
+    answers = itertools.chain(foreign, itertools.repeat(good))
     stub.answer = lambda receipt: next(answers)
     async with integrated(stub.url) as gate:
         await gate.finished()

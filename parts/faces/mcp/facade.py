@@ -72,7 +72,14 @@ from asyncgate.parts.model.jsonrpc import (
     UNKNOWN_METHOD,
     spell_tool_name,
 )
-from asyncgate.parts.model.members import Rule, add_warnings, describe_problem, make_warning_header, read_warnings
+from asyncgate.parts.model.members import (
+    Rule,
+    add_warnings,
+    describe_problem,
+    find_no_number,
+    make_warning_header,
+    read_warnings,
+)
 from asyncgate.parts.model.naming import names_nobody
 from asyncgate.parts.model.screening import find_refusal, let_others_run
 from asyncgate.parts.model.trace import Trace, find_trace, read_trace
@@ -291,7 +298,9 @@ class Facade:
             message = None if isinstance(wrong, PayloadTooLarge) else await parse_message(body)
         except RecursionError:
             raise PayloadTooDeep("the JSON of the message is nested too deeply") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError) as broken:
+            if found := find_no_number(broken, body):       # the SDK would take such a message
+                raise InvalidRequest(found) from None
             message = None
         await let_others_run(len(body))
         if wrong is not None and (message is None or self._called(message) is None):
