@@ -50,6 +50,39 @@ def test_a_lost_gate_is_shown_and_healed(
     assert console.watch.errors == []
 
 
+SELECT = "element => getSelection().selectAllChildren(element)"
+DESELECT = "getSelection().removeAllRanges()"
+
+
+def test_a_page_that_waits_for_a_selection_says_so_and_goes_on_when_it_ends(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    console.visit("queues")
+    status = console.page.locator("header").get_by_role("status")
+    console.page.get_by_text("live", exact=True).wait_for()
+
+    console.page.locator("#main h1").evaluate(SELECT)
+    status.get_by_text("paused while you select", exact=True).wait_for()
+    gate_to_change.call("create_task", type="while.selected", payload=None, agent_id="ada")
+    with console.page.expect_response("**/v1/queues**"):
+        console.page.evaluate(DESELECT)
+
+    status.get_by_text("live", exact=True).wait_for()
+    console.page.locator("#main").get_by_text("while.selected").first.wait_for()
+    assert console.faults() == []
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_has_room_for_what_the_page_says_of_a_selection(
+        chromium: Chromium, console: Console, width: int) -> None:
+    console.page.set_viewport_size({"width": width, "height": 700})
+    console.visit("queues")
+
+    console.page.locator("#main h1").evaluate(SELECT)
+    console.page.get_by_text("paused while you select", exact=True).wait_for()
+
+    assert console.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_the_first_view_is_light(chromium: Chromium, open_console: OpenConsole, gate_to_read: Filled) -> None:
     console = open_console(gate_to_read)
 

@@ -27,7 +27,7 @@ const LIVE_WORDS = {live: "live", lost: "reconnecting", off: "every 15 s"};
 
 const shell = document.getElementById("shell");
 const keys = new Keys();
-const state = {page: null, live: "off", gone: false, menu: false};
+const state = {page: null, live: "off", gone: false, menu: false, selecting: false};
 const live = new Live(hearEvents, (is) => {
   const healed = is === "live" && state.live === "lost";
   state.live = is;
@@ -160,8 +160,29 @@ function open() {
 }
 
 function isBusyReading() {
+  return document.hidden || isSelecting();
+}
+
+function isSelecting() {
   const selection = getSelection();
-  return document.hidden || (selection && !selection.isCollapsed && selection.toString().trim() !== "");
+  return selection !== null && !selection.isCollapsed && selection.toString().trim() !== "";
+}
+
+/** Say that the page waits while text is selected, since drawing again would end the selection; then go on. */
+function noteSelection() {
+  if (state.selecting === isSelecting()) return;
+  state.selecting = !state.selecting;
+  drawShell();
+  catchUp();
+}
+
+function catchUp() {
+  const page = state.page;
+  if (!page || isBusyReading()) return;
+  if (state.missed || performance.now() - page.looked >= POLL_MS) {
+    state.missed = false;
+    page.refresh();
+  } else page.redraw();       // ages grow
 }
 
 function hearEvents(events) {
@@ -176,14 +197,8 @@ function hearEvents(events) {
 }
 
 function lookNowAndThen() {
-  setInterval(() => {
-    const page = state.page;
-    if (!page || isBusyReading()) return;
-    if (state.missed || performance.now() - page.looked >= POLL_MS) {
-      state.missed = false;
-      page.refresh();
-    } else page.redraw();       // ages grow
-  }, 1000);
+  setInterval(catchUp, 1000);
+  document.addEventListener("selectionchange", noteSelection);
   document.addEventListener("visibilitychange", () => document.hidden || state.page?.refresh());
   addEventListener("scroll", () => state.page?.scrolls.forEach((run) => run()), {passive: true});
   addEventListener("resize", () => state.page?.scrolls.forEach((run) => run()));
@@ -211,9 +226,14 @@ function showTop() {
     h("a", {class: "brand", href: link([])}, "AsyncGate"),
     h("span", {class: "tenant", title: `tenant ${tenant}`}, tenant.slice(-8)),
     h("span", {class: "spring"}),
-    state.gone ? h("span", {class: "live lost", role: "status"}, "gate not reachable")
-      : h("span", {class: `live ${state.live}`, role: "status"}, LIVE_WORDS[state.live]),
+    showLiveState(),
     h("button", {class: "you", onclick: showYou}, whoAmI()));
+}
+
+function showLiveState() {
+  const [kind, words] = state.gone ? ["lost", "gate not reachable"]
+    : state.selecting ? ["paused", "paused while you select"] : [state.live, LIVE_WORDS[state.live]];
+  return h("span", {class: `live ${kind}`, role: "status"}, words);
 }
 
 function showViews(place) {
