@@ -83,10 +83,10 @@ def test_the_page_of_a_task_cancels_runs_again_and_attaches(
     again = console.page.url.rpartition("/")[2]
     console.page.get_by_text(again[-8:]).first.wait_for()
     press(console, "Cancel")
-    answer(console, "Cancel the task", Why=REASON)
+    answer(console, "Cancel it", Why=REASON)
     console.visit(f"task/{lost}")
     press(console, "Attach")
-    answer(console, "Attach", Address_of_the_result="https://example.com/report.pdf", Media_type="application/pdf")
+    answer(console, "Attach", Where_the_result_is="https://example.com/report.pdf", Media_type="application/pdf")
 
     task = gate_to_change.call("get_task", task_id=again)
     assert (task["status"], task["type"]) == ("canceled", "page.summarize")

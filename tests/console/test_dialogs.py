@@ -96,7 +96,7 @@ def test_a_dialog_on_a_dialog_has_its_own_name(chromium: Chromium, console: Cons
     console.visit(f"task/{gate_to_read.find(type='ocr.scan', status='queued')}")
     console.page.get_by_role("button", name="Cancel …").first.click()
 
-    console.page.get_by_role("button", name="Cancel the task").click()
+    console.page.get_by_role("button", name="Cancel it").click()
 
     console.page.get_by_role("dialog", name="In whose name?").wait_for()
 

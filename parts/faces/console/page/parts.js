@@ -48,6 +48,11 @@ export function say(text) {
   return h("bdi", null, text);
 }
 
+/** Say below a list that it is not whole. */
+export function sayThereAreMore(rows, what) {
+  return h("p", {class: "quiet"}, `These are the first ${rows.length} ${what}; there are more.`);
+}
+
 /** Show a number with a word under it. */
 export function tile(value, label, {href, tone, onclick} = {}) {
   const content = [h("strong", null, value), h("span", null, label)];

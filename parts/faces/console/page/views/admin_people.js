@@ -3,7 +3,7 @@
 import {callAll} from "../api.js";
 import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
-import {badge, say, who} from "../parts.js";
+import {badge, say, sayThereAreMore, who} from "../parts.js";
 import {copyMenu} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {when} from "../time.js";
@@ -37,11 +37,7 @@ export function show({rows: users, more}, page) {
       exportMenu("people", columns, users, {more}), copyMenu("list_users", {limit: 200})),
     table(page, {name: "people", columns: page.may("change_user") ? [...columns, actions] : columns, rows: users,
       key: (one) => one.user_id, empty: "Nobody has signed in, and nobody is invited. Keys need no person."}),
-    more && sayFirst(users)];
-}
-
-function sayFirst(rows) {
-  return h("p", {class: "quiet"}, `These are the first ${rows.length}; there are more.`);
+    more && sayThereAreMore(users, "people")];
 }
 
 function invite(page) {
@@ -96,7 +92,7 @@ export function showSessions({rows, more}, page) {
       exportMenu("sessions", columns, sessions, {more}), copyMenu("list_sessions", {limit: 200})),
     table(page, {name: "sessions", columns: page.may("end_session") ? [...columns, actions] : columns, rows: sessions,
       key: (one) => one.session_id, empty: "No program has a session."}),
-    more && sayFirst(rows)];
+    more && sayThereAreMore(rows, "sessions")];
 }
 
 async function end(page, one) {

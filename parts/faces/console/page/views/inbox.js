@@ -2,7 +2,7 @@
 
 import {callAll, session} from "../api.js";
 import {keepTypes, stopType, typeChips} from "../bulk.js";
-import {askForm, note, openDialog} from "../dialogs.js";
+import {note, openDialog} from "../dialogs.js";
 import {h} from "../dom.js";
 import {isType, readAge, readFilter, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
@@ -10,6 +10,7 @@ import {endOf, filterChips, say, searchField, section, taskBadge, taskLink, tile
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
 import {exportMenu, table} from "../table.js";
+import {askToAttach, askToCancel} from "../task_questions.js";
 import {sayLength, secondsSince, when} from "../time.js";
 import {look} from "./inbox_look.js";
 
@@ -437,11 +438,12 @@ function taskDeeds(page, id, name) {
   const {status, held} = about(page, id);
   const button = (title, operation, run, danger) => page.may(operation) && h("button",
     {key: title, class: danger ? "danger small" : "small", "aria-label": `${title}: ${name}`, onclick: run}, title);
+  const run = (operation, ask) => act(page, operation, ask);
   const release = () => act(page, "release_hold", {task_id: id}).then(() => note("Released"), fail);
   return [
     held && button("Release", "release_hold", release),
-    status === "succeeded" && button("Say where it is", "attach_artifacts", () => attach(page, id, name)),
-    LIVE.includes(status) && button("Cancel", "cancel_task", () => cancel(page, id, name), true)];
+    status === "succeeded" && button("Say where it is", "attach_artifacts", () => askToAttach({id, name}, run)),
+    LIVE.includes(status) && button("Cancel", "cancel_task", () => askToCancel({id, name}, run), true)];
 }
 
 function acknowledge(page, row) {
@@ -454,22 +456,4 @@ function acknowledge(page, row) {
 
 function fail(problem) {
   note(problem.message, "bad");
-}
-
-function cancel(page, id, name) {
-  return askForm(`Cancel: ${name}`, {
-    says: `Task ${endOf(id)}. ` + "It ends as canceled, which cannot be undone, and is no longer owed. "
-      + "What its worker still does is refused.",
-    button: "Cancel it", danger: true, fields: [{name: "reason", label: "Why", hint: "Its owner is told"}],
-    run: ({reason}) => act(page, "cancel_task", {task_id: id, reason: reason.trim() || undefined})});
-}
-
-function attach(page, id, name) {
-  const read = (text) => text.split("\n").map((one) => one.trim()).filter(Boolean).map((uri) => ({uri}));
-  return askForm(`Where is it: ${name}`, {
-    says: `Task ${endOf(id)}. ` + "It succeeded without saying where its result is. Saying so discharges what is owed.",
-    fields: [{name: "pointers", label: "Where the result is", rows: 3, required: true,
-      hint: "One address a line, such as s3://bucket/report.pdf"}],
-    button: "Attach",
-    run: ({pointers}) => act(page, "attach_artifacts", {task_id: id, artifacts: read(pointers)})});
 }

@@ -4,7 +4,7 @@ import {callAll, session} from "../api.js";
 import {h} from "../dom.js";
 import {isType, readFilter, writeWord} from "../filter.js";
 import {addSample, groupLanes, splitWorkers, stopsQueue, toneOf} from "../fit.js";
-import {badge, chart, say, searchField, section, sparkline, tile} from "../parts.js";
+import {badge, chart, say, sayThereAreMore, searchField, section, sparkline, tile} from "../parts.js";
 import {askPause, pauseButtons, showPauses} from "../pausing.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
@@ -138,7 +138,7 @@ function showQueues({rows, more, pauses}, page) {
       key: (queue) => queue.queue_id,
       open: ({queue_id: id, type, lanes}) => lanes ? link(["queues"], {q: writeWord("type", type)}) : linkQueue(id),
       empty: page.params.q ? "No queue fits this filter." : NO_QUEUES}),
-    more && h("p", {class: "quiet"}, `These are the first ${rows.length} queues; there are more.`),
+    more && sayThereAreMore(rows, "queues"),
     queues.length > 0 && h("p", {class: "quiet"},
       `The small charts show what has waited since ${began()}, from 0 to the most.`)];
 }

@@ -3,7 +3,7 @@
 import {callAll} from "../api.js";
 import {h} from "../dom.js";
 import {readFilter, readWho, withWord, writeWord} from "../filter.js";
-import {badge, endOf, facts, say, searchField, section, tile, who} from "../parts.js";
+import {badge, endOf, facts, say, sayThereAreMore, searchField, section, tile, who} from "../parts.js";
 import {countMissed, findRuns, findTicks, orderSchedules, sayEvery, stateOfSchedule} from "../plan.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
@@ -104,7 +104,7 @@ function showAll({rows, more}, page) {
       columns: shown, rows: schedules, key: (one) => one.schedule_id,
       open: (one) => link(["schedules", one.schedule_id]), mark: (one) => !one.enabled && "dim",
       empty: page.params.q ? "No schedule fits this filter." : NO_SCHEDULES}),
-    more && h("p", {class: "quiet"}, `These are the first ${rows.length} schedules; there are more.`)];
+    more && sayThereAreMore(rows, "schedules")];
 }
 
 function fits(schedule, {owner, scheduler, name, is}, page) {

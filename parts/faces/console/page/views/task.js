@@ -8,6 +8,7 @@ import {jsonTree, readJson, writeJson} from "../exact.js";
 import {badge, endOf, facts, say, section, shortId, taskLink, who} from "../parts.js";
 import {go, link} from "../route.js";
 import {copy, copyMenu, download, menu} from "../share.js";
+import {askToAttach, askToCancel} from "../task_questions.js";
 import {sayLength, when} from "../time.js";
 import {sayHold} from "../words.js";
 import {acknowledge, canAcknowledge, showChain, speaksFor} from "./task_chain.js";
@@ -217,21 +218,16 @@ function release({task_id}, page) {
     (problem) => note(problem.message, "bad"));
 }
 
-function cancel({task_id, leased_to: worker}, page) {
-  return askForm("Cancel the task", {
-    says: `A canceled task never runs again, and nothing is owed any more.${
-      worker ? " Its worker learns of it with its next call." : ""}`,
-    fields: [{name: "reason", label: "Why", hint: "Its receipt says so"}], button: "Cancel the task", danger: true,
-    run: ({reason}) => page.act("cancel_task", {task_id, reason})});
+function cancel(task, page) {
+  return askToCancel(nameOf(task), (...ask) => page.act(...ask));
 }
 
-function attach({task_id}, page) {
-  return askForm("Attach artifacts", {
-    says: "Say where the result is. That discharges what is owed to the owner.",
-    fields: [{name: "url", label: "Address of the result", required: true, hint: "such as https://… or s3://…"},
-      {name: "mime", label: "Media type", hint: "such as text/markdown; may be empty"}], button: "Attach",
-    run: ({url, mime}) => page.act("attach_artifacts",
-      {task_id, artifacts: [{url: url.trim(), ...(mime.trim() && {mime: mime.trim()})}]})});
+function attach(task, page) {
+  return askToAttach(nameOf(task), (...ask) => page.act(...ask));
+}
+
+function nameOf({task_id: id, task_summary: summary, type}) {
+  return {id, name: summary || type};
 }
 
 /** Run it again; with another payload it is a new task with the same terms. */

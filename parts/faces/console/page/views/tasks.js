@@ -10,6 +10,7 @@ import {endOf, filterChips, say, searchField, shortId, taskBadge, taskLink, tile
 import {link} from "../route.js";
 import {copyMenu, menu} from "../share.js";
 import {exportMenu, table} from "../table.js";
+import {CANCEL_REASON, CANCEL_SAYS} from "../task_questions.js";
 import {when} from "../time.js";
 
 const PAGE = 200;
@@ -231,7 +232,7 @@ function showRows(page, pages, q, ends) {
 
 const DEEDS = {
   cancel_task: {title: "Cancel", fits: (task) => LIVE.includes(task.status), danger: true,
-    says: "It ends as canceled, which cannot be undone. What its worker still does is refused."},
+    says: CANCEL_SAYS},
   release_hold: {title: "Release", fits: (task) => task.held, says: "It is offered to workers again."},
   rerun_task: {title: "Run again", fits: (task) => ENDED.includes(task.status), says: "It is run again as a new task."},
 };
@@ -271,7 +272,7 @@ function doTo(page, name, tasks) {
   return askForm(`${title}: ${what}`, {
     says: alone ? `Task ${endOf(id)}. ${says}` : says.replace(/^It ends/, "Each ends").replace(/^It is/, "Each is"),
     button: name === "cancel_task" ? `Cancel ${alone ? "it" : "them"}` : title, danger,    // Cancel alone means Back
-    fields: name === "cancel_task" ? [{name: "reason", label: "Why", hint: "Its owner is told"}] : [],
+    fields: name === "cancel_task" ? [CANCEL_REASON] : [],
     run: async ({reason}) => {
       const refused = [];
       for (const {task_id} of tasks) {

@@ -4,7 +4,7 @@ import {callAll} from "../api.js";
 import {h} from "../dom.js";
 import {readFilter, withWord} from "../filter.js";
 import {findLack, stateOf, toneOf} from "../fit.js";
-import {badge, endOf, facts, say, searchField, section, taskBadge, tile} from "../parts.js";
+import {badge, endOf, facts, say, sayThereAreMore, searchField, section, taskBadge, tile} from "../parts.js";
 import {pauseButtons, showPauses} from "../pausing.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
@@ -148,7 +148,7 @@ function showWorkers({rows, more, pauses, attempts}, page) {
       key: nameOf, open: ({worker}) => link(["workers", worker.kind, worker.id]),
       mark: ({state}) => state === "silent" && "dim",
       empty: page.params.q ? "No worker fits this filter." : NO_WORKERS}),
-    more && h("p", {class: "quiet"}, `These are the first ${rows.length} workers; there are more.`),
+    more && sayThereAreMore(rows, "workers"),
     h("p", {class: "quiet"},
       "Silent: has not asked for tasks for two minutes, and holds none. Lost: leases that ran out."),
     attempts && showAttempts(attempts, page)];
