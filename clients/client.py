@@ -132,7 +132,7 @@ class AsyncGate(AsyncOperations):
         has to store the result in the gate.
         """
         said: dict[str, Any] = {"result_delivery": "inline", **terms}
-        wanted = {"capabilities": sorted(needs)} if needs else None
+        wanted = {"capabilities": sort_names(needs)} if needs else None
         made = await self.create_task(type, payload=payload, requirements=wanted, idempotency_key=key, **said)
         return self.handle(made.task_id)
 
@@ -199,6 +199,13 @@ class AsyncGate(AsyncOperations):
 log = logging.getLogger("asyncgate.client")
 
 CALLER_FIELDS = {"principal_id", "agent_id", "worker_id", "created_by", "tasker_principal"}
+
+
+def sort_names(needs: Any) -> list[str]:
+    """Return the names of capabilities in order; raises TypeError for a text, whose letters would be the names."""
+    if isinstance(needs, str):
+        raise TypeError(f"needs is a collection of names, such as {{{needs!r}}}, not a text")
+    return sorted(needs)
 
 
 def make_way(via: str, url: str | None, token: str | None, transport: httpx2.AsyncBaseTransport | None) -> Way:

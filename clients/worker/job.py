@@ -100,10 +100,13 @@ class Job:
         self._heart.tell(self.pulse, {**self._said, **mark})
 
     def flush(self, timeout_seconds: float = 30.0) -> bool:
-        """Wait until the gate has all reports; return whether it has.  It blocks: in async code, use a thread."""
+        """Wait until the gate has answered all reports; return whether it has the newest, which it may have refused.
+
+        It blocks: in async code, use a thread.
+        """
         heard = self.pulse.silent.wait(timeout_seconds)
         self.check()
-        return heard
+        return heard and self.pulse.refused is None
 
     @property
     def trace(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from email.utils import formatdate
 from typing import Any, get_type_hints
@@ -15,7 +16,14 @@ from hypothesis import strategies as st
 from asyncgate.clients import AsyncGate, NotAGate, Refusal, SyncGate, Unreachable
 from asyncgate.clients import operations as made
 from asyncgate.clients.client import Attempts
-from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, SHORT_PAUSES, longest_after, read_retry_after
+from asyncgate.clients.http import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    SHORT_PAUSES,
+    AsyncHttp,
+    longest_after,
+    read_retry_after,
+)
 from asyncgate.clients.operations import CALLS, AsyncOperations, SyncOperations
 from asyncgate.commands.declare import FILE, holds_json, render_file
 from asyncgate.parts.operations import OPERATIONS
@@ -181,6 +189,12 @@ def test_there_is_no_third_way() -> None:
 def test_a_url_that_leads_nowhere_is_refused_before_it_is_called(url: str) -> None:
     with pytest.raises(ValueError, match=r"^a gate.s URL is like http://127\.0\.0\.1:8080, not "):
         AsyncGate(url)
+
+
+@pytest.mark.parametrize("id", ["", ".", ".."])
+def test_an_id_that_leads_to_another_path_is_refused(id: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"task_id is {id!r}, which is no id")):
+        AsyncHttp("http://gate").request("get_task", {"task_id": id})
 
 
 @pytest.mark.parametrize("token", ["secret\n", " secret", "sec\x00ret", "s\xe9cret"])

@@ -442,6 +442,15 @@ async def test_a_number_that_json_does_not_have_is_refused_before_the_call(wire:
     assert wire.seen == []
 
 
+@vias
+async def test_a_text_is_no_collection_of_capabilities(wire: Wire, via: Any) -> None:
+    async with both(wire.url, via) as (gate, _):
+        with pytest.raises(TypeError, match=r"^needs is a collection of names, such as \{'ocr'\}, not a text$"):
+            await gate.submit("ocr.page", {"page": 3}, needs="ocr")  # type: ignore[arg-type]
+
+    assert wire.seen == []
+
+
 # For those who do not await.
 
 

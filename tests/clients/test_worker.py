@@ -606,7 +606,7 @@ async def test_progress_that_the_gate_does_not_take_harms_nothing(
     async with at_work(worker):
         task = await run(gate)
 
-    assert task["result"]["result"] is True
+    assert task["result"]["result"] is False
     assert any("the gate refused its progress" in one.getMessage() for one in caplog.records)
 
 
