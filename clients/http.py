@@ -118,7 +118,7 @@ class Exchange:
 
     def check_reply(self, operation: str, content: bytes) -> bytes:
         """Return the JSON of a reply if it has the shape of this operation's replies; raises NotAGate."""
-        if why := find_flaw(content, CALLS[operation].reply):
+        if why := find_reply_flaw(content, CALLS[operation].reply):
             raise NotAGate(self.url, f"its answer to {operation} {why}")
         return content
 
@@ -149,7 +149,7 @@ class Exchange:
                            f"{tls * (self.url.startswith('http:') and 'without sending' in str(error))}")
 
 
-def find_flaw(content: bytes, reply: type[msgspec.Struct]) -> str:
+def find_reply_flaw(content: bytes, reply: type[msgspec.Struct]) -> str:
     """Return why some bytes are not a reply of this type; an empty text if they are one."""
     try:
         find_decoder(reply).decode(content)

@@ -33,7 +33,7 @@ from asyncgate.parts.model.jsonrpc import INTERNAL_ERROR, spell_tool_name
 REVISION = "2026-07-28"         # this revision has no handshake, so the client survives a restart of the gate
 LONGEST_WAIT = 60.0             # seconds: the most that a gate's settings allow for one call
 # Keys that this module adds to an answer.
-UNREACHABLE, STATUS, FOREIGN = "asyncgate/unreachable", "asyncgate/status", "asyncgate/foreign"
+UNREACHABLE, STATUS, NOT_MCP = "asyncgate/unreachable", "asyncgate/status", "asyncgate/foreign"
 
 
 class McpWay(Exchange):
@@ -93,7 +93,7 @@ class Answering(httpx2.AsyncClient):
         if "jsonrpc" in body or answer.status_code == 202:      # 202: a notification has no reply
             return answer
         if answer.is_success or isinstance(self.way.refusal(answer), NotAGate):
-            return make_error_answer(request, f"its answer (status {answer.status_code}) is not MCP", {FOREIGN: True})
+            return make_error_answer(request, f"its answer (status {answer.status_code}) is not MCP", {NOT_MCP: True})
         told = {**body, STATUS: answer.status_code}
         if after := answer.headers.get("retry-after"):
             told.setdefault("retry_after", after)
@@ -109,7 +109,7 @@ def make_error_answer(request: httpx2.Request, message: str, told: dict[str, Any
 def translate_error(error: MCPError, url: str) -> Exception:
     """Translate the error of an MCP call into this client's Refusal or Unreachable."""
     told = error.data if isinstance(error.data, dict) else {}
-    if FOREIGN in told:
+    if NOT_MCP in told:
         return NotAGate(url, error.message)
     if UNREACHABLE in told:
         return (WrongAddress if told["wrong"] else Unreachable)(error.message, sent=told["sent"])

@@ -19,7 +19,7 @@ from asyncgate.clients.http import (
     Refusal,
     Unreachable,
     WrongAddress,
-    find_flaw,
+    find_reply_flaw,
     pause_after,
 )
 from asyncgate.clients.operations import ReceiptRecord
@@ -91,7 +91,7 @@ class Tail:
     def _read(self) -> None:
         with self.gate.open_stream(PATH, self.query, self.last) as events:
             for event in events:
-                if why := find_flaw(event.data.encode(), ReceiptRecord):
+                if why := find_reply_flaw(event.data.encode(), ReceiptRecord):
                     raise NotAGate(self.gate.url, f"an event of its stream {why}")
                 self.away, self.connected = 0, True
                 self._show(event)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from asyncgate.clients import AsyncGate, NotAGate, SyncGate, Unreachable
-from asyncgate.clients.http import AsyncHttp, find_flaw
+from asyncgate.clients.http import AsyncHttp, find_reply_flaw
 from asyncgate.clients.operations import CALLS
 from asyncgate.clients.worker import Worker
 from asyncgate.parts.operations import OPERATIONS
@@ -48,7 +48,7 @@ async def test_a_client_says_at_once_that_no_gate_answers(portal: Portal, what: 
 @pytest.mark.parametrize("operation", sorted(CALLS.keys() - SHORT_REPLIES))
 def test_the_reply_of_another_product_is_no_reply_of_any_operation(operation: str) -> None:
     for said in (b"{}", b'{"ok":true}', b'{"status":"ok","message":"hello"}', b'{"data":[],"tasks":{}}'):
-        assert find_flaw(said, CALLS[operation].reply)
+        assert find_reply_flaw(said, CALLS[operation].reply)
 
 
 async def test_a_wait_for_a_result_ends_at_once_if_no_gate_has_ever_answered(portal: Portal) -> None:
