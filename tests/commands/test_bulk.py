@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from asyncgate.clients.http import Http
+from asyncgate.conformance.postgres_server import free_port
 from tests.commands.test_watching import environment, read_rest, read_until
 from tests.conftest import PATIENCE_SECONDS, TOKEN, Live
 
@@ -254,14 +256,17 @@ def test_after_ctrl_c_it_names_the_command_that_goes_on(start: Start, tmp_path: 
 
 
 def test_a_gate_that_is_killed_and_comes_back_is_asked_again(start: Start, tmp_path: Path) -> None:
-    gate = start(database=f"sqlite:///{tmp_path}/gate.db")
+    gate = start(port=free_port(), database=f"sqlite:///{tmp_path}/gate.db")
     create(gate, "demo", 450)
     terminal = Terminal(gate, tmp_path, "cancel")
     terminal.wait_for("[y/N]: ")
     gate.kill()
-    terminal.answer("y")
-    terminal.wait_for("0 of 450")
+    with socket.create_server(("127.0.0.1", gate.port)) as nobody:
+        terminal.answer("y")
+        nobody.accept()[0].close()      # its first call got no answer
+        terminal.process.send_signal(signal.SIGSTOP)    # it asks ten times, and a gate may take longer to come back
     back = start(port=gate.port, database=f"sqlite:///{tmp_path}/gate.db")
+    terminal.process.send_signal(signal.SIGCONT)
 
     status, said = terminal.end()
 
@@ -271,7 +276,7 @@ def test_a_gate_that_is_killed_and_comes_back_is_asked_again(start: Start, tmp_p
 
 
 def test_a_gate_that_stays_away_ends_it_and_it_goes_on_later(start: Start, tmp_path: Path) -> None:
-    gate = start(database=f"sqlite:///{tmp_path}/gate.db")
+    gate = start(port=free_port(), database=f"sqlite:///{tmp_path}/gate.db")
     create(gate, "demo", 3)
     confirmation = call(gate, "preview_bulk", action="cancel")["confirmation"]
     gate.kill()

@@ -654,10 +654,11 @@ def test_a_conflict_is_5(run: Run, kind: str) -> None:
 
 
 def test_no_gate_is_7_and_the_line_says_how_to_start_one(run: Run) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:      # it has the port for the whole test, and does not listen
+        taken.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
 
-    result = run("list-tasks", "--url", nobody)
+        result = run("list-tasks", "--url", nobody)
 
     assert result.exit_code == 7
     assert result.stderr == f"Error: no gate answers at {nobody}; start one with `asyncgate dev`\n"

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 
 from asyncgate.clients.http import Http
+from asyncgate.conformance.postgres_server import free_port
 
 ROOT = Path(__file__).parents[2]
 DEV = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())", "dev"]
@@ -173,8 +173,7 @@ def test_a_dev_that_cannot_start_says_why_in_one_line(tmp_path: Path, more: dict
 
 
 def test_an_echo_worker_waits_for_a_gate_that_is_away(start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [*DEV[:-1], "worker", "echo", "--forget", "--url", f"http://127.0.0.1:{port}", "--lifeline"]
     with subprocess.Popen(command, env=clean(), stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
         assert worker.stderr

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from asyncgate.conformance.postgres_server import free_port
 from tests.conftest import PATIENCE_SECONDS, TOKEN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="--processes needs Linux")]
@@ -272,11 +273,11 @@ async def test_a_manager_hears_when_all_serve_and_when_they_stop(several: Start)
 def find_free_ports(number: int) -> int:
     """Return the first of so many ports in a row that nobody has."""
     while True:
-        with contextlib.ExitStack() as taken, contextlib.suppress(OSError, OverflowError):
-            first = taken.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+        with contextlib.ExitStack() as taken, contextlib.suppress(OSError):
+            first = free_port()
             for more in range(1, number):
                 taken.enter_context(socket.create_server(("127.0.0.1", first + more)))
-            return int(first)
+            return first
 
 
 async def test_each_process_shows_its_own_metrics_at_a_port_of_its_own(several: Start) -> None:

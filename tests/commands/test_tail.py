@@ -18,6 +18,7 @@ import pytest
 from asyncgate.clients.events import parse_event, read_events
 from asyncgate.clients.http import Http
 from asyncgate.commands import remembered
+from asyncgate.conformance.postgres_server import free_port
 from tests.commands.test_watching import environment, read_until
 from tests.conftest import PATIENCE_SECONDS, TOKEN, Live
 
@@ -26,7 +27,7 @@ TAIL = [sys.executable, "-m", "asyncgate", "tail"]
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Live]:
-    running = Live(database=f"sqlite:///{tmp_path}/gate.db")
+    running = Live(port=free_port(), database=f"sqlite:///{tmp_path}/gate.db")
     yield running
     if running.process.poll() is None:
         running.kill()

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import signal
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.load import TENANT, Client, GateServer, serving
 from asyncgate.conformance.plugin import database_of, urls
+from asyncgate.conformance.postgres_server import free_port
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 60.0
@@ -50,10 +50,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def books(tmp_path: Path) -> LedgerServer:
     """A ledger that keeps its port and its file over all its lives; it does not run yet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return LedgerServer(f"sqlite:///{tmp_path / 'ledger.db'}", port, TOKEN)
+    return LedgerServer(f"sqlite:///{tmp_path / 'ledger.db'}", free_port(), TOKEN)
 
 
 def integrated(database: str, books: LedgerServer, **more: Any) -> Any:
