@@ -194,7 +194,7 @@ async def test_a_claim_called_for_a_task_that_another_took_waits_on(gate: Gate) 
 async def test_no_wake_up_is_lost_under_load(gate: Gate) -> None:
     async def work(worker: str) -> int:
         done = 0
-        while offers := (await wait(gate, worker, wait_seconds=2)).tasks:
+        while offers := (await wait(gate, worker)).tasks:
             if offers[0].type == "stop":
                 return done
             await gate.as_worker(worker).complete(**under(offers[0], artifacts=[{"uri": "x"}]))

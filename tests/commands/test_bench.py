@@ -138,7 +138,7 @@ def test_the_numbers_of_a_timed_run_are_those_of_the_database(fresh: Gate) -> No
     assert all(0 < row["p50_ms"] <= row["p99_ms"] <= row["p999_ms"] for row in rows)
     assert all(0 < row["requests_per_second"] <= row["requests"] / 0.2 for row in rows)
     batch = next(row for row in rows if row["operation"] == "complete 100")
-    assert batch["tasks_per_second"] == pytest.approx(100 * batch["requests_per_second"], rel=0.05)
+    assert batch["tasks_per_second"] == pytest.approx(100 * batch["requests_per_second"], abs=5.1)   # of 0.05 requests
 
 
 def test_rounds_are_added_up_and_a_warm_up_is_not_counted(fresh: Gate) -> None:

@@ -24,7 +24,7 @@ from tests.support.ledger_tools import emptied
 from tests.support.stub_ledger import CUT, Answer, StubLedger
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 20.0
+PATIENCE = 60.0
 ALL = ReceiptFilter(None, None, None, None, 1000)
 Integrated = Callable[..., Any]
 

@@ -66,7 +66,7 @@ async def test_what_the_ledger_does_not_take_does_not_happen(gate: Gate, stub: S
             await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
 
     stub.answer = lambda receipt: FINE
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while gate.ledger.circuit == "open":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])

@@ -68,7 +68,7 @@ class StubLedger:
 
     async def until(self, enough: Callable[[], bool]) -> None:
         """Wait until what came is enough."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not enough():
                 self.came.clear()
                 await self.came.wait()
