@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from asyncgate import Engine, Receipt, Task
+from asyncgate.parts.identity.metering import floor_to
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.identity.usage import read_use
 from asyncgate.parts.model.stored import ACTIVE, Meter, UsageHead
@@ -35,7 +36,7 @@ async def wrong_usage(engine: Engine, tenant_id: str) -> list[str]:
     wrong += [f"{one} and {other} do not follow each other" for one, other in pairwise(events)
               if one.ends > other.begins or one.period >= other.period]
     return wrong + [f"{event} crosses midnight" for event in events
-                    if (event.ends - 1) // 86_400 != event.begins // 86_400]
+                    if event.ends > floor_to(event.begins, 86_400) + 86_400]
 
 
 async def wrong_levels(engine: Engine, tenant_id: str) -> list[str]:

@@ -114,6 +114,8 @@ def hours(seconds: float) -> float:
 def spread(event: UsageEvent, period: str) -> Iterator[tuple[int, Amounts]]:
     """Yield what an event adds to each period; a long one is even, so each period has its share of the time."""
     amounts, length, at = amounts_of(event), event.ends - event.begins, event.begins
+    if length == 0:     # it began in this second: its tasks and calls count, and no time has passed
+        yield begin_of_period(period, at), amounts
     while at < event.ends:
         until = min(end_of_period(period, at), event.ends)
         share = until - at
