@@ -70,7 +70,7 @@ async def test_a_server_that_is_killed_at_any_moment_loses_and_repeats_nothing(
 
 
 async def test_a_worker_may_finish_what_it_did_while_no_gate_served(database: str) -> None:
-    patient = {"restart_grace_seconds": 60}     # a busy machine is late with the completion, too
+    patient: dict[str, Any] = {"restart_grace_seconds": 60}     # a busy machine is late with the completion, too
     async with serving(database, **HASTY, **patient, **own_tenant()) as server, aclosing(Load(server, 0)) as load:
         worker = load.client("w1")
         await load.client("a1").ask("create_task", type="demo", payload=None)
