@@ -268,6 +268,7 @@ async def test_what_another_process_has_done_is_known_when_it_has_stored_it(gate
 
 async def test_old_minutes_are_dropped(gate: Gate) -> None:
     upkeep = Upkeep(gate.engine)
+    await to_a_new_minute(gate)
     for seconds in (0, 1800, 1800, 1800, 1800):
         gate.skip(seconds)
         await gate.finished()
