@@ -22,7 +22,7 @@ from asyncgate.conformance.postgres_server import Cluster, Standby, connected, f
 from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow
 from asyncgate.parts.model.settings import DatabaseSettings
-from tests.backends.test_postgres_faults import HASTY, codes, first_success, opened, until, wrong_with
+from tests.backends.test_postgres_faults import HASTY, SOON, codes, first_success, opened, until, wrong_with
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.anyio
@@ -124,7 +124,7 @@ async def renewed(gate: Gate, offer: Any) -> Any:
 
 async def test_a_commit_that_no_standby_has_confirmed_is_not_acknowledged(primary: Cluster, standby: Standby) -> None:
     """A client's time limit ends the wait for the standby on the server: what was committed is there only."""
-    async with opened(primary.url("gate"), timeout_seconds=1) as gate:
+    async with opened(primary.url("gate"), timeout_seconds=SOON) as gate:
         await gate.create()
         await asyncio.to_thread(standby.stop)
 
@@ -203,14 +203,14 @@ def both(first: Cluster | Proxy, second: Cluster | Proxy) -> str:
 async def test_a_host_that_hangs_before_the_good_one_stops_nobody(primary: Cluster, proxy: Proxy) -> None:
     """A stopped server takes connections, and says nothing: each host has a time limit of its own."""
     proxy.swallow()
-    async with opened(both(proxy, primary), timeout_seconds=1) as gate:
+    async with opened(both(proxy, primary), timeout_seconds=SOON) as gate:
         task_id = await gate.create()
 
         assert (await gate.task(task_id)).status == "queued"
 
 
 async def test_the_host_that_worked_last_is_tried_first(primary: Cluster, proxy: Proxy) -> None:
-    hosts = Hosts(both(proxy, primary), 1)
+    hosts = Hosts(both(proxy, primary), SOON)
     proxy.swallow()
     for _ in range(2):
         (await hosts.connect()).terminate()
@@ -224,7 +224,7 @@ async def test_the_host_that_worked_last_is_tried_first(primary: Cluster, proxy:
 async def test_a_primary_that_hangs_gives_way_to_the_standby_that_took_over(
         primary: Cluster, standby: Standby, proxy: Proxy) -> None:
     """Writers, readers and the connection that holds the lock: all go on elsewhere."""
-    async with opened(both(proxy, standby), timeout_seconds=1) as gate:
+    async with opened(both(proxy, standby), timeout_seconds=SOON) as gate:
         lasting = gate.backend
         assert isinstance(lasting, LastingBackend)
         await lasting.join("gate-1", 10.0, gate.engine.hear_news)
