@@ -555,10 +555,10 @@ async def test_the_same_command_goes_on_after_a_kill_and_after_ctrl_c(
     while not await backend.page(HOME, Rows(Task)):
         assert process.returncode is None, await process.communicate()
         assert time.monotonic() < deadline
+
+    process.send_signal(by)     # before anything that takes time: the copy may end meanwhile
+
     await backend.close()
-
-    process.send_signal(by)
-
     out, err = await process.communicate()
     assert (process.returncode, out) == (-by if by == signal.SIGKILL else 130, b"")
     assert by == signal.SIGKILL or err.endswith(b"Error: interrupted; run the same command to resume\n")
