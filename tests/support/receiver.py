@@ -61,7 +61,7 @@ class Receiver:
         self.answer, self.host, self.port = answer, host, port
         self.came: list[Came] = []          # every request
         self.taken: list[Came] = []         # those that were answered with a success
-        self.sent_bytes = 0                 # of floods
+        self.sent_bytes = 0                 # of the longest flood
         self.moved = asyncio.Event()
         self.ended = asyncio.Event()
         self.under_way: set[asyncio.Task[Any]] = set()
@@ -109,16 +109,16 @@ class Receiver:
             await self.ended.wait()
         if reply == TRICKLE:            # a header that never ends
             writer.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
-            while not self.ended.is_set():
+            while not (self.ended.is_set() or writer.transport.is_closing()):
                 writer.write(b"x")
                 await writer.drain()
                 await asyncio.sleep(0.01)
         if reply == FLOOD:
             writer.write(b"HTTP/1.1 500 X\r\ncontent-type: text/plain\r\n\r\n")
-            while self.sent_bytes < FLOOD_BYTES:
+            for sent_bytes in range(65536, FLOOD_BYTES + 1, 65536):
                 writer.write(b"x" * 65536)
                 await writer.drain()
-                self.sent_bytes += 65536
+                self.sent_bytes = max(self.sent_bytes, sent_bytes)
         if isinstance(reply, tuple):
             lines = "".join(f"{name}: {value}\r\n" for name, value in reply[1].items())
             writer.write(f"HTTP/1.1 {reply[0]} X\r\n{lines}content-length: 0\r\n\r\n".encode())

@@ -107,7 +107,7 @@ async def test_what_is_gone_is_the_url_that_was_called_and_not_the_one_that_foll
         await gone.until(lambda: len(gone.came) == 1)
         await gate.as_admin().change_webhook(webhook_id=id, endpoint=good.url)
         gone.may.set()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             [row] = await settled(gate, id, 1)
         state = await state_of(gate, id)
 
@@ -117,19 +117,22 @@ async def test_what_is_gone_is_the_url_that_was_called_and_not_the_one_that_foll
 @pytest.mark.parametrize("way", ["another URL", "replay"])
 async def test_what_an_admin_does_while_an_attempt_hangs_is_not_undone_by_it(told: Told, way: str) -> None:
     well = asyncio.Event()
-    async with told(retry_seconds=3600.0, max_retry_seconds=3600.0, timeout_seconds=1.0) as gate, Receiver() as good, (
-            Receiver(lambda came: OK if well.is_set() else HANG)) as receiver:
+    async with told(retry_seconds=3600.0, max_retry_seconds=3600.0) as gate, Receiver() as good, (
+            receiver := Slow(lambda came: OK if well.is_set() else (503, {}))):
         id, _ = await add(gate, receiver, types=["task.assigned"])
+        receiver.may.set()
         await gate.create()
         await settled(gate, id, 1, "waiting")
+        receiver.may.clear()
         await gate.create()
-        await receiver.until(lambda: len(receiver.came) == 2)
+        await receiver.until(lambda: len(receiver.came) == 2)       # the second attempt hangs, and will fail
         well.set()
         if way == "replay":
             await gate.as_admin().replay_deliveries(webhook_id=id)
         else:
             await gate.as_admin().change_webhook(webhook_id=id, endpoint=good.url)
-        async with asyncio.timeout(10.0):       # not after an hour
+        receiver.may.set()
+        async with asyncio.timeout(PATIENCE_SECONDS):       # not after an hour
             rows = await settled(gate, id, 2)
         state = await state_of(gate, id)
 
@@ -170,6 +173,20 @@ async def test_an_endpoint_is_told_only_of_the_types_and_the_inboxes_that_it_ask
     assert [(one.type, one.task_id) for one in receiver.taken] == [("task.result_ready", task_id)]
 
 
+@contextlib.asynccontextmanager
+async def twins() -> AsyncIterator[tuple[Receiver, Receiver]]:
+    """Have receivers on one port of two addresses: others may have the port that is free on the first."""
+    async with contextlib.AsyncExitStack() as opened:
+        while True:
+            public = await opened.enter_async_context(Receiver(host="127.0.0.2"))
+            try:
+                private = await opened.enter_async_context(Receiver(port=public.port))
+            except OSError:
+                continue
+            break
+        yield public, private
+
+
 async def test_a_host_that_moves_to_a_private_address_is_not_called_there(make_gate: Callable[..., Gate]) -> None:
     addresses = ["127.0.0.2"]
 
@@ -179,7 +196,7 @@ async def test_a_host_that_moves_to_a_private_address_is_not_called_there(make_g
     gate = make_gate(webhooks=settings)
     sender = Webhooks(gate.engine)
     sender.post = Post(gate.engine.settings, resolve)
-    async with sender, Receiver(host="127.0.0.2") as public, Receiver(port=public.port) as private:
+    async with sender, twins() as (public, private):
         id, _ = await add(gate, f"http://hooks.example.com:{public.port}/")
         await gate.create()
         await public.until(lambda: len(public.taken) == 1)
@@ -202,23 +219,24 @@ async def test_a_tenant_whose_name_servers_hang_holds_the_look_ups_of_no_other(
 
     def look_up(host: str, port: int) -> list[str]:
         if host.startswith("slow"):
-            answer.wait(PATIENCE_SECONDS)
+            answer.wait(2 * PATIENCE_SECONDS)
         return ["10.0.0.1"]
     monkeypatch.setattr(post, "look_up", look_up)
-    gate = make_gate(webhooks=WebhookSettings(max_per_tenant=200, timeout_seconds=0.5))
-    other = gate.stranger()
-    async with Webhooks(gate.engine):
-        mine = [(await add(gate, f"https://slow{at}.example.com/"))[0] for at in range(post.LOOKUP_THREADS + 20)]
-        theirs, _ = await add(other, "https://hooks.example.com/")
+    hasty = make_gate(webhooks=WebhookSettings(max_per_tenant=200, timeout_seconds=0.5))
+    patient = make_gate(webhooks=WebhookSettings(timeout_seconds=PATIENCE_SECONDS))
+    async with Webhooks(hasty.engine) as sender, Webhooks(patient.engine) as unhurried:
+        unhurried.post = Post(patient.engine.settings, sender.open_post().lookups.resolve)      # the same threads
+        mine = [(await add(hasty, f"https://slow{at}.example.com/"))[0] for at in range(post.LOOKUP_THREADS + 20)]
+        theirs, _ = await add(patient, "https://hooks.example.com/")
         try:
-            hung = await asyncio.gather(*(gate.as_admin().test_webhook(webhook_id=id) for id in mine))
-            tested = await other.as_admin().test_webhook(webhook_id=theirs)
+            hung = await asyncio.gather(*(hasty.as_admin().test_webhook(webhook_id=id) for id in mine))
+            tested = await patient.as_admin().test_webhook(webhook_id=theirs)
         finally:
             answer.set()
 
         assert {one.reason for one in hung} == {"no answer within 0.5 s"}
         assert "neither public nor listed" in tested.reason     # so the host was looked up
-        again = await gate.as_admin().test_webhook(webhook_id=mine[-1])
+        again = await Gate(patient.engine, hasty.tenant_id).as_admin().test_webhook(webhook_id=mine[-1])
         assert "neither public nor listed" in again.reason
 
 
