@@ -78,6 +78,7 @@ class Webhooks(Extension):
         self.bell: Bell | None = None
         self.looking: asyncio.Task[None] | None = None
         self.looks: set[asyncio.Task[None]] = set()
+        self.turns = asyncio.Lock()
         self.post: Post | None = None
         self.places: Places | None = None
 
@@ -141,22 +142,25 @@ class Webhooks(Extension):
         from asyncgate.parts.webhooks.gathering import Gatherer  # the HTTP client is large, and few gates need it
         from asyncgate.parts.webhooks.sending import Courier, Places
 
-        # Security: where another tenant was the operator's before, its endpoints are told of other tenants no more.
-        operator = self.engine.settings.default_tenant_id
-        found = {row.webhook_id: row for row in await self.engine.backend.page(tenant_id, Rows(Webhook))
-                 if row.reached is None or tenant_id == operator}
-        post, self.places = self.open_post(), self.places or Places()
-        theirs = self.couriers[tenant_id]
-        for webhook_id, row in found.items():
-            if webhook_id not in theirs:
-                kind = Courier if row.reached is None else Gatherer
-                theirs[webhook_id] = kind(self.engine, post, self.places, tenant_id, row)
-            theirs[webhook_id].call()
-        for webhook_id in theirs.keys() - found.keys():
-            await theirs.pop(webhook_id).close(0.0)
-        if not theirs:
-            del self.couriers[tenant_id]
-        self._hang_bell()
+        # Order: one look after the other.  One that reads before an endpoint is added, and goes on when another one has
+        # given it a courier, would take that away.
+        async with self.turns:
+            # Security: where another tenant was the operator's before, its endpoints are told of other tenants no more.
+            operator = self.engine.settings.default_tenant_id
+            found = {row.webhook_id: row for row in await self.engine.backend.page(tenant_id, Rows(Webhook))
+                     if row.reached is None or tenant_id == operator}
+            post, self.places = self.open_post(), self.places or Places()
+            theirs = self.couriers[tenant_id]
+            for webhook_id, row in found.items():
+                if webhook_id not in theirs:
+                    kind = Courier if row.reached is None else Gatherer
+                    theirs[webhook_id] = kind(self.engine, post, self.places, tenant_id, row)
+                theirs[webhook_id].call()
+            for webhook_id in theirs.keys() - found.keys():
+                await theirs.pop(webhook_id).close(0.0)
+            if not theirs:
+                del self.couriers[tenant_id]
+            self._hang_bell()
 
     def _hang_bell(self) -> None:
         """Have a bell while there are couriers."""

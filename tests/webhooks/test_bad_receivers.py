@@ -21,7 +21,9 @@ from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.metrics.counting import Metrics
 from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.findings import Finding
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import WebhookSettings
+from asyncgate.parts.model.stored_webhooks import Webhook
 from asyncgate.parts.webhooks import Webhooks, post
 from asyncgate.parts.webhooks.post import Post
 from tests.conftest import PATIENCE_SECONDS
@@ -310,6 +312,42 @@ class Held(Around):
             self.reached.set()
             await self.let_go.wait()
         await self.backend.transact(tenant_id, needs, decide)
+
+
+class Late(Around):
+    """A backend whose next answer about endpoints, once that is asked, comes when it may."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__(backend)
+        self.holds = False
+        self.reached, self.let_go = asyncio.Event(), asyncio.Event()
+
+    async def page(self, tenant_id: str, query: Any) -> list[Any]:
+        """Read a page; the one that is held is handed over later."""
+        rows: list[Any] = await self.backend.page(tenant_id, query)
+        if self.holds and query == Rows(Webhook):
+            self.holds = False
+            self.reached.set()
+            await self.let_go.wait()
+        return rows
+
+
+async def test_a_look_that_has_read_before_an_endpoint_was_added_leaves_that_its_courier(
+        make_gate: Callable[..., Gate]) -> None:
+    plain = make_gate(webhooks=WebhookSettings(allow=("127.0.0.1",)))
+    gate = Gate(engine_over(late := Late(plain.backend), plain.engine.settings), plain.tenant_id)
+    async with Webhooks(gate.engine) as sender, Receiver() as receiver:
+        first, _ = await add(gate, receiver, types=["task.completed"])
+        await asyncio.gather(*sender.looks)
+        late.holds = True
+        await gate.as_admin().change_webhook(webhook_id=first, description="looked at again")
+        await late.reached.wait()
+        second, _ = await add(gate, receiver, types=["task.assigned"])
+        await asyncio.wait(sender.looks, timeout=0.3, return_when=asyncio.FIRST_COMPLETED)
+        late.let_go.set()
+        await asyncio.gather(*sender.looks)
+
+        assert sender.couriers[gate.tenant_id].keys() == {first, second}
 
 
 class Recovering(Receiver):
