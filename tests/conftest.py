@@ -51,7 +51,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOKEN = "a-token-for-tests"
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0        # only a test that fails waits that long
 # But for the audit log: that something was refused is written down there.
 STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key)
 

@@ -16,7 +16,8 @@ from asyncgate.clients.ai_worker import Executor, ReportTooLarge
 from asyncgate.clients.ai_worker.model import JobFailed
 from asyncgate.clients.ai_worker.profile import convert_profile
 from asyncgate.clients.worker.job import Done, Lost
-from tests.support.ai_tools import KEY, PATIENCE_SECONDS, TOKEN, ModelProgram, Program, notes, profile_with, stdio
+from tests.support.ai_tools import KEY, TOKEN, ModelProgram, Program, notes, profile_with, stdio
+from tests.support.programs import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.programs import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 30.0
 HEADER_TIMEOUT_SECONDS = 0.5
 
 APP = """

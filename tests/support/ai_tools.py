@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.programs import PATIENCE_SECONDS
+
 HERE = Path(__file__).parent
 KEY = "sk-stand-in-1234567890"
 TOKEN = "a-token-of-the-tools"
-PATIENCE_SECONDS = 30.0
 Json = dict[str, Any]
 
 
