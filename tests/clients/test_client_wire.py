@@ -25,11 +25,11 @@ from asyncgate.clients.client import ENDED_STATUSES
 from asyncgate.clients.sync import LoopThread, PendingCall
 from asyncgate.clients.testing import Gate, SyncTestGate
 from asyncgate.parts.model.wire import Principal, Timeouts
+from tests.support.programs import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-for-tests"
-PATIENCE_SECONDS = 30.0
 HERE = "127.0.0.1"
 LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
 CALLED = re.compile(rb"mcp-name: *asyncgate\.(\w+)", re.I)
@@ -359,8 +359,9 @@ async def test_nobody_waits_for_an_outcome_at_a_wrong_address(via: Any) -> None:
 
 
 async def test_who_waits_for_an_outcome_comes_back_no_sooner_than_a_gate_asks(wire: Wire) -> None:
-    async with both(wire.url, "rest", patience_seconds=0.1) as (gate, _):
+    async with both(wire.url, "rest") as (gate, _):
         handle = await gate.submit("demo")
+        gate.patience_seconds = 0.1
         away = {"status": 503, "retry_after": 3600, "body": {"error": "overloaded", "message": "come back later"}}
         wire.next.append(away)
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +15,10 @@ from typing import Any
 import pytest
 
 from asyncgate.clients.http import Http, Unreachable
-from tests.support.ai_tools import KEY, PATIENCE_SECONDS, ModelProgram, notes, profile_with, stdio, until
+from asyncgate.conformance.postgres_server import free_port
+from tests.support.ai_tools import KEY, ModelProgram, notes, profile_with, stdio, until
 from tests.support.pages import blocks
+from tests.support.programs import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-for-tests"
@@ -44,9 +45,7 @@ class House:
 
     def __init__(self, folder: Path, model: ModelProgram, *settings: str) -> None:
         self.folder, self.model, self.settings = folder, model, settings
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: list[subprocess.Popen[Any]] = []
         self.open()

@@ -183,11 +183,11 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
 def test_f1_over_tls_neither_handshake_nor_headers_may_take_for_ever(
     start: Any, certified: str, trusting: ssl.SSLContext
 ) -> None:
-    live = start(f"security.tls.certificate_path={certified}", "header_timeout_seconds=0.5")
+    live = start(f"security.tls.certificate_path={certified}", "header_timeout_seconds=2")
 
-    with Line(live) as silent, Line(live, trusting) as slow, Line(live, trusting) as good:
+    with Line(live) as silent, Line(live, trusting) as slow:
         slow.socket.sendall(b"GET /health HTTP/1.1\r\nHost: lo")
-        assert good.say("GET", "/health").answer()[0] == 200
+        until(lambda: is_served(live, trusting))    # who is good may be late, too, on a busy machine
         assert silent.is_cut()
         assert slow.is_cut()
 
@@ -195,13 +195,13 @@ def test_f1_over_tls_neither_handshake_nor_headers_may_take_for_ever(
 # F2: connections.
 
 
-def is_served(live: Any) -> bool:
+def is_served(live: Any, context: ssl.SSLContext | None = None) -> bool:
     """Whether a new connection gets an answer, and is not cut."""
-    with Line(live) as line:
-        try:
+    try:
+        with Line(live, context) as line:
             return line.say("GET", "/health").reader.readline() == b"HTTP/1.1 200 OK\r\n"
-        except ConnectionError:
-            return False
+    except (ConnectionError, ssl.SSLError):
+        return False
 
 
 def test_f2_an_address_has_so_many_connections_and_no_more(start: Any) -> None:

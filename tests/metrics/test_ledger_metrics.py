@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncgate.conformance.ledgers import LedgerServer
+from asyncgate.conformance.postgres_server import free_port
 from asyncgate.parts.model.queries import OutboxFilter
 from tests.conftest import Serve, Served
 from tests.metrics.test_metrics import ON, Scrape, scrape, work_through
@@ -30,9 +30,7 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture
 def books(tmp_path: Path) -> LedgerServer:
     """A ledger that does not run yet, and whose port and file stay the same."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     away = LedgerServer(f"sqlite:///{tmp_path}/ledger.db", port, secrets.token_hex(16))
     away.url = f"http://127.0.0.1:{port}"
     return away

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -17,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from asyncgate.commands.tables import walk_errors
+from asyncgate.conformance.postgres_server import free_port
 from asyncgate.parts.metrics.numbers import OTHER, Buckets, Names
 from asyncgate.parts.metrics.shown import FAMILIES
 from asyncgate.parts.model.settings import MetricsSettings
@@ -174,6 +174,7 @@ async def test_what_alerts_wait_for_is_shown_before_it_happens(serve: Serve) -> 
 
 async def test_queues_are_told_as_of_the_last_look_at_them(serve: Serve) -> None:
     served = await serve(metrics=ON)
+    await served.gate.meter.__aexit__()     # it looks by itself, too
     await served.leased(type="other")
     for seconds in (0, 0, 300):
         await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada", "delay_seconds": seconds})
@@ -314,13 +315,6 @@ def fetch(url: str, token: str = TOKEN) -> tuple[int, str]:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as no:
         return no.code, no.read().decode()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from asyncgate.conformance.postgres_server import free_port
 from tests.conftest import TOKEN, Live
 from tests.metrics.test_alerts import BOARDS, expressions, named, rules
-from tests.metrics.test_metrics import free_port
 from tests.support.ai_tools import until
 
 SETTINGS = ("metrics.enabled=true", "max_expiries=1")
@@ -41,9 +41,9 @@ def call(live: Live, verb: str, path: str, body: Any = None) -> Any:
         return json.load(answer)
 
 
-def work_on(live: Live) -> None:
-    """Create, claim and complete one task, and leave another one waiting."""
-    for type in ("done", "waiting"):
+def work_on(live: Live, *more: str) -> None:
+    """Create, claim and complete one task, and leave others waiting."""
+    for type in ("done", *more):
         call(live, "POST", "/v1/tasks", {"type": type, "payload": None, "agent_id": "ada"})
     (offer,) = call(live, "POST", "/v1/leases/claim", {"worker_id": "w1", "accept_types": ["done"]})["tasks"]
     call(live, "POST", f"/v1/tasks/{offer['task_id']}/complete", {
@@ -75,7 +75,7 @@ def test_a_real_prometheus_has_what_alerts_and_dashboards_ask_for(
         prometheus: str, start: Callable[..., Live], tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path}/gate.db"
     first = start(*SETTINGS, database=database)
-    work_on(first)
+    work_on(first, "waiting")
     first.process.terminate()
     first.process.communicate()
     live, port = start(*SETTINGS, database=database), free_port()    # queues are looked at when it starts
