@@ -1255,7 +1255,8 @@ async def waiting_batch(backend: Any, admin: str, tenant_id: str, task_id: str) 
                          tenant_id, task_id)
         batch = asyncio.ensure_future(backend.transact(tenant_id, Needs(tasks={task_id}), lambda work: None))
         async with asyncio.timeout(PATIENCE):
-            while not await db.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            while not await db.fetchval("SELECT count(*) FROM pg_locks "   # who waits for this one
+                                        "WHERE NOT granted AND transactionid = pg_current_xact_id()::xid"):
                 await db.execute("SELECT pg_sleep(0.01)")
         yield batch
 

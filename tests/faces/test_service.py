@@ -155,8 +155,10 @@ async def test_a_process_without_its_lock_is_not_ready_until_it_has_it_again(fre
 
 
 async def waits_for_a_lock(url: str) -> bool:
-    async with connected(url) as db:
-        return bool(await db.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+    async with connected(url) as db:        # the server is shared with other tests, and each has a database of its own
+        return bool(await db.fetchval(
+            "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
+            "WHERE locktype = 'advisory' AND NOT granted AND datname = current_database()"))
 
 
 async def is_ready(served: Served) -> bool:
