@@ -28,7 +28,7 @@ from asyncgate.commands.terminal import Bar, escape_text, show_table
 from asyncgate.commands.verdicts import print_answer
 
 TASKS_PER_CALL = 200
-MOST_TRIES = 10                 # in a row without an answer
+TRIES, TRIES_SECONDS = 10, 12.0      # without an answer, after both of which it ends; a gate restarts in less
 COLUMNS = ("task_id", "type", "status", "created_by", "priority", "held", "created_at")
 QUESTIONS = {"cancel": "cancel them?", "release": "release them from hold?", "prioritize": "give them this priority?",
              "rerun": "run them again, but for those that were run again before?"}
@@ -151,13 +151,14 @@ def show_progress(bar: Bar, record: dict[str, Any]) -> None:
 
 def call_until_ended(call: Callable[[], Any], show: Callable[[dict[str, Any]], None]) -> Any:
     """Call until the bulk has ended, also over a short outage."""
-    away = 0
+    away, last = 0, time.monotonic()
     while True:
         try:
-            record, away = call(), 0
+            record, away, last = call(), 0, time.monotonic()
         except (Unreachable, Refusal) as error:
             passing = isinstance(error, Unreachable) or error.status in AWAY_STATUSES
-            if not passing or (away := away + 1) > MOST_TRIES:
+            away += 1
+            if not passing or (away > TRIES and time.monotonic() - last > TRIES_SECONDS):
                 raise
             time.sleep(max(pause_after(away, 0.5), getattr(error, "retry_after", None) or 0.0))
             continue
