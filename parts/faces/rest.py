@@ -134,7 +134,7 @@ class Endpoint:
             for name, value in scope["path_params"].items():
                 setattr(ask, name, read_member(name, value, op.reader.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
-            raise InvalidRequest(f"{op.name}: {describe_problem(wrong, body)}") from None
+            raise InvalidRequest(f"{op.name}: {describe_problem(wrong, op.takes, body)}") from None
         for named in read_claimed_tenants(query, scope["headers"]):
             self.gate.engine.check_tenant(caller, named)
         if unknown:

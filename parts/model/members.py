@@ -36,6 +36,7 @@ VALID = Raw(b'[{"type":"any","schedule_id":"any"}]')    # placeholder for the it
 QUERY = {"principal_kind", "principal_id", "principal_instance_id", "tenant_id"}    # allowed in a query beside a body
 BAD_BYTE = re.compile(r"invalid character \(byte (\d+)\)")     # msgspec's wording
 NO_NUMBER = re.compile(rb"NaN|Infinity")    # which Python's own encoder writes
+NO_CHOICE = re.compile(r"Invalid enum value .* - at `\$\.([^`]+)`$", re.DOTALL)     # msgspec's wording
 NONE: tuple[str, ...] = ()
 
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -160,7 +161,7 @@ class Reader(Generic[K]):
             check_members(bytes(item))
             read, strays = self.body(item, rule, max(most, 0))
         except (msgspec.DecodeError, GateError) as no:
-            return Unreadable(InvalidRequest(f"{place}: {describe_problem(no)}"), read_task_id(item)), []
+            return Unreadable(InvalidRequest(f"{place}: {describe_problem(no, self.takes)}"), read_task_id(item)), []
         return read, [f"{place}: {text}" for text in strays]
 
     def _settle(self, read: Callable[[], Any], strays: tuple[str, ...], rule: Rule) -> tuple[Any, tuple[str, ...]]:
@@ -170,14 +171,34 @@ class Reader(Generic[K]):
         try:
             return read(), strays if rule == "warn" else NONE
         except msgspec.ValidationError as wrong:
-            raise InvalidRequest("; ".join([describe_problem(wrong), *strays])) if strays else wrong from None
+            if not strays:
+                raise
+            raise InvalidRequest("; ".join([describe_problem(wrong, self.takes), *strays])) from None
 
 
-def describe_problem(wrong: Exception, body: bytes = b"") -> str:
-    """Say why a request is invalid, without the regular expression for names."""
+def describe_problem(wrong: Exception, kind: type[Struct], body: bytes = b"") -> str:
+    """Say why a request of a type is invalid, and which words it may have; without the regular expression for names."""
     if found := find_no_number(wrong, body):
         return found
+    if (place := NO_CHOICE.match(str(wrong))) and (choices := list_choices(kind, place[1])):
+        return f"{wrong}: one of {', '.join(choices)}"
     return str(wrong).replace(NO_NAME, "Expected a name without invisible characters and without a leading blank")
+
+
+def list_choices(kind: type[Struct], path: str) -> list[str]:
+    """Return the words that the member at a path may be; an empty list if it may be another text, too."""
+    holder: type[Struct] | None = kind
+    *above, name = [part.split("[")[0] for part in path.split(".")]
+    for one in above:
+        holder = find_struct(get_type_hints(holder).get(one)) if holder else None
+    return list_words(get_type_hints(holder).get(name)) if holder else []
+
+
+def list_words(hint: Any) -> list[str]:
+    """Return the words in a type."""
+    if get_origin(hint) is Literal:
+        return [str(word) for word in get_args(hint)]
+    return [word for part in get_args(hint) for word in list_words(part)]
 
 
 def find_no_number(wrong: Exception, body: bytes) -> str:

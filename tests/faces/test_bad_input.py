@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from asyncgate import Operation
-from asyncgate.parts.model.wire import SummaryPrefix
+from asyncgate.parts.model.wire import Kind, SummaryPrefix
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.logs import JsonLines, Lines
 
@@ -642,7 +642,26 @@ async def test_a_value_that_a_path_or_a_query_may_not_have_is_named(served: Any,
     answer = await served.call("POST", way, {} if "cancel" in way else {"type": "demo", "payload": None})
 
     assert answer.status == 400
-    assert answer.json()["message"].endswith(f" - at `{place}`"), answer.json()
+    assert f" - at `{place}`" in answer.json()["message"], answer.json()
+
+
+@pytest.mark.parametrize(("name", "way", "given", "place", "words"), [
+    ("list_tasks", "GET /v1/tasks?status=done", {"status": "done"}, "status",
+     "queued, leased, running, succeeded, failed, canceled"),
+    ("preview_bulk", "POST /v1/bulks/preview", {"action": "delete"}, "action", "cancel, release, prioritize, rerun"),
+    ("create_task", "POST /v1/tasks", {"type": "demo", "payload": None, "created_by": {"kind": "root", "id": "ada"}},
+     "created_by.kind", ", ".join(get_args(Kind)))])
+async def test_whoever_says_a_word_that_does_not_exist_is_told_which_do(
+        served: Any, name: str, way: str, given: Any, place: str, words: str) -> None:
+    method, path = way.split(" ")
+    over_rest = (await served.call(method, path, given if method == "POST" else None)).json()
+    call = {"name": f"asyncgate.{name}", "arguments": given}
+    answer = await served.call("POST", "/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call})
+    over_mcp = answer.json()["error"]["data"]
+
+    assert over_rest["error"] == over_mcp["error"] == "invalid_request"
+    for told in over_rest, over_mcp:
+        assert told["message"].endswith(f" - at `$.{place}`: one of {words}")
 
 
 # Who may not be named.

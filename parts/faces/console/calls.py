@@ -24,7 +24,7 @@ from asyncgate.parts.model.views import to_utc
 if TYPE_CHECKING:
     from asyncgate.parts.faces.serving import Serving
 
-A = TypeVar("A")
+A = TypeVar("A", bound=Struct)
 MOST_BYTES = 16 * 2**10
 Reply = tuple[Any, Headers]
 
@@ -69,7 +69,7 @@ class Call(Generic[A]):
         try:
             return msgspec.json.decode(body or b"{}", type=self.form)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
-            raise InvalidRequest(describe_problem(wrong)) from None
+            raise InvalidRequest(describe_problem(wrong, self.form)) from None
 
 
 def make_calls(gate: Serving) -> dict[str, Any]:

@@ -363,7 +363,7 @@ class Facade:
         except GateError as no:
             return ToolCall(op, refusal=no)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
-            return ToolCall(op, refusal=InvalidRequest(f"{op.name}: {describe_problem(wrong)}"))
+            return ToolCall(op, refusal=InvalidRequest(f"{op.name}: {describe_problem(wrong, op.takes)}"))
         return ToolCall(op, ask, unknown=unknown, trace=self._find_trace(scope, op, message))
 
     def _find_trace(self, scope: Scope, op: Operation, message: JsonRpcMessage) -> Trace | None:
