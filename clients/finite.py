@@ -12,9 +12,17 @@ import msgspec
 def encode_finite(value: Any, name: str = "") -> bytes:
     """Encode a value as JSON; raises ValueError with the path of a NaN or an infinity, below `name`."""
     text = msgspec.json.encode(value)
-    if b"null" in text and (found := find_infinite(msgspec.to_builtins(value, str_keys=True), name)):
-        raise ValueError(f"{found}: JSON has no such number")
+    if b"null" in text:
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=leave_out)
+        if found := find_infinite(plain, name):
+            raise ValueError(f"{found}: JSON has no such number")
     return text
+
+
+def leave_out(value: Any) -> None:
+    """Leave out what is JSON already, which has no such number; raises TypeError for any other value."""
+    if not isinstance(value, msgspec.Raw):
+        raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def find_infinite(value: Any, name: str = "") -> str:

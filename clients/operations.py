@@ -987,7 +987,7 @@ class AsyncOperations:
     ) -> Consents:
         """List what you let programs do; an admin sees all of its tenant.
 
-        For the person or an admin, not for a program that acts for the person.
+        Not for a program that acts for a person.
         """
         return await self.ask("list_consents", Consents, locals())
 
@@ -1493,7 +1493,7 @@ class AsyncOperations:
     ) -> SignedOut:
         """End all your sessions, in the console too, or as an admin those of a user.
 
-        For the person or an admin, not for a program that acts for the person.
+        Not for a program that acts for a person.
         """
         return await self.ask("sign_out_everywhere", SignedOut, locals())
 
@@ -1536,7 +1536,7 @@ class AsyncOperations:
     ) -> SignedOut:
         """Stop letting a program act for you, and end your sessions with it.
 
-        For the person or an admin, not for a program that acts for the person.
+        Not for a program that acts for a person.
         """
         return await self.ask("withdraw_consent", SignedOut, locals())
 
@@ -2027,7 +2027,7 @@ class SyncOperations:
     ) -> Consents:
         """List what you let programs do; an admin sees all of its tenant.
 
-        For the person or an admin, not for a program that acts for the person.
+        Not for a program that acts for a person.
         """
         return self.ask("list_consents", Consents, locals())
 
@@ -2533,7 +2533,7 @@ class SyncOperations:
     ) -> SignedOut:
         """End all your sessions, in the console too, or as an admin those of a user.
 
-        For the person or an admin, not for a program that acts for the person.
+        Not for a program that acts for a person.
         """
         return self.ask("sign_out_everywhere", SignedOut, locals())
 
@@ -2576,6 +2576,6 @@ class SyncOperations:
     ) -> SignedOut:
         """Stop letting a program act for you, and end your sessions with it.
 
-        For the person or an admin, not for a program that acts for the person.
+        Not for a program that acts for a person.
         """
         return self.ask("withdraw_consent", SignedOut, locals())

@@ -55,7 +55,7 @@ def working(request: pytest.FixtureRequest, gate: Any, tmp_path: Path) -> Iterat
     os.killpg(loop.pid, 15)
     said = loop.communicate()[1]
     assert "Traceback" not in said
-    assert "another worker" not in said
+    assert "returned error" not in said     # of curl; one that is killed before it has read its answer says nothing
 
 
 def test_a_loop_of_the_documentation_does_one_task_after_another(working: Any, gate: Any) -> None:

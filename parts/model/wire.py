@@ -263,7 +263,7 @@ class CreateTask(AsPrincipal, kw_only=True):
                                                  "text is kept and has no effect")] = None
     timeouts: Timeouts | None = None
     created_by: CreatedBy | None = None
-    tasker_principal: Annotated[CreatedBy | None, says("the same as created_by (18.6)")] = None
+    tasker_principal: Annotated[CreatedBy | None, says("the same as created_by")] = None
 
     def __post_init__(self) -> None:
         self.result_delivery = delivery_of(self.result_delivery)

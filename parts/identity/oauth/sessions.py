@@ -187,7 +187,7 @@ async def end_session(engine: Engine, caller: Caller, ask: EndSession) -> Ok:
 async def sign_out_everywhere(engine: Engine, caller: Caller, ask: SignOutEverywhere) -> SignedOut:
     """End all your sessions, in the console too, or as an admin those of a user.
 
-    For the person or an admin, not for a program that acts for the person.
+    Not for a program that acts for a person.
     """
     people = await require_people(engine, caller, ask.user_id)
     grants = await find_grants(engine, lambda grant: is_of(grant, people))
@@ -225,7 +225,7 @@ def is_of(grant: Grant, people: dict[str, User]) -> bool:
 async def list_consents(engine: Engine, caller: Caller, ask: ListConsents) -> Consents:
     """List what you let programs do; an admin sees all of its tenant.
 
-    For the person or an admin, not for a program that acts for the person.
+    Not for a program that acts for a person.
     """
     require_person(caller, caller.sees_all)
     directory, people = Directory(engine), await find_people(engine, caller, ask.user_id)
@@ -239,7 +239,7 @@ async def list_consents(engine: Engine, caller: Caller, ask: ListConsents) -> Co
 async def withdraw_consent(engine: Engine, caller: Caller, ask: WithdrawConsent) -> SignedOut:
     """Stop letting a program act for you, and end your sessions with it.
 
-    For the person or an admin, not for a program that acts for the person.
+    Not for a program that acts for a person.
     """
     people = await require_people(engine, caller, ask.user_id)
     grants = await find_grants(engine, lambda one: one.client_id == ask.client_id and is_of(one, people))
