@@ -142,7 +142,7 @@ def test_a_view_that_the_gate_did_not_send_comes_when_it_is_asked_for_again(
     console = open_console(gate_to_read)
     console.visit("inbox")
     away = True
-    console.page.route("**/views/workers.js", lambda route: route.abort() if away else route.continue_())
+    console.page.route("**/views/workers.js*", lambda route: route.abort() if away else route.continue_())
 
     console.page.get_by_role("link", name="Workers").click()
     console.page.get_by_role("alert").get_by_text("the gate did not send this view").wait_for()

@@ -124,9 +124,14 @@ class Page {
   }
 }
 
-// A gate that is away cannot send a view that was not looked at before: the next look asks for it again.
+// A gate that is away cannot send a view that was not looked at before: the next look asks for it again, at another
+// address, for a browser may remember that the first one failed.
+const failures = new Map();
+
 function readModule({name}) {
-  return import(`./views/${name}.js`).catch(() => {
+  const again = failures.get(name) ?? 0;
+  return import(`./views/${name}.js${again ? `?again=${again}` : ""}`).catch(() => {
+    failures.set(name, again + 1);
     throw new Refused(0, {message: "the gate did not send this view; if that stays so, load the page again"});
   });
 }
