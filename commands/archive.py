@@ -9,6 +9,7 @@ from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import show_table
 from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.model.wire import Receipts
+from asyncgate.parts.model.words import say_count
 
 
 @click.group(cls=CommandGroup)
@@ -34,9 +35,10 @@ def run_archive(at: Connection, vacuum: bool, as_json: bool) -> None:
             receipts, segments = receipts + done["receipts"], segments + done["segments"]
             pruned, more = pruned + done["tasks_pruned"], done["more"]
             if more and not as_json:
-                click.echo(f"{receipts:,} receipts so far", err=True)
+                click.echo(f"{say_count(receipts, 'receipt')} so far", err=True)
     print_answer(as_json, {"receipts": receipts, "segments": segments, "tasks_pruned": pruned},
-        f"{receipts} receipts moved to {segments} segments, {pruned} tasks pruned")
+        f"{say_count(receipts, 'receipt')} moved to {say_count(segments, 'segment')}, "
+        f"{say_count(pruned, 'task')} pruned")
 
 
 @archive.command("list")
@@ -65,4 +67,5 @@ def restore(at: Connection, task_id: str, as_json: bool) -> None:
     """Restore the receipts of TASK, byte for byte, until the archive runs again.  For admins."""
     with connect_to_gate(at) as gate:
         back = gate.call("restore_archive", task_id=task_id)
-    print_answer(as_json, back, f"{back['receipts']} receipts of {len(back['task_ids'])} tasks are restored")
+    print_answer(as_json, back, f"restored: {say_count(back['receipts'], 'receipt')} of "
+                                f"{say_count(len(back['task_ids']), 'task')}")

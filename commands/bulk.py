@@ -26,6 +26,7 @@ from asyncgate.commands.calling import (
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text, show_table
 from asyncgate.commands.verdicts import print_answer
+from asyncgate.parts.model.words import say_count
 
 TASKS_PER_CALL = 200
 TRIES, TRIES_SECONDS = 10, 12.0      # without an answer, after both of which it ends; a gate restarts in less
@@ -109,7 +110,7 @@ def preview_and_run(at: Connection, asked: dict[str, Any], yes: bool, as_json: b
 
 def word_question(found: dict[str, Any]) -> str:
     """Return the question whether to do it."""
-    number = f"{'at least ' * found['at_least']}{found['matches']:,} task{'s' * (found['matches'] != 1)}"
+    number = f"{'at least ' * found['at_least']}{say_count(found['matches'], 'task')}"
     return f"{number}: {QUESTIONS[found['action']]}"
 
 

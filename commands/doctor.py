@@ -24,6 +24,7 @@ from asyncgate.parts.examination.installation import Installation
 from asyncgate.parts.examination.production import check_production
 from asyncgate.parts.model.findings import Examination, Finding, alarm, all_well, note, warn, worst_of
 from asyncgate.parts.model.settings import Configured, SettingsError
+from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.options import add_settings_loader
 
 GATE_CHECK = "gate"
@@ -169,7 +170,7 @@ def print_examination(found: list[Finding], as_json: bool) -> None:
     wide = max(len(one.check) for one in found)
     for one in found:
         print_finding(one, wide)
-    counts = [f"{number} {name}{'s' * (number > 1)}" for name in ("error", "warning", "note")
+    counts = [say_count(number, name) for name in ("error", "warning", "note")
               if (number := sum(one.severity == name for one in found))]
     click.echo(", ".join(counts) or "all well")
 

@@ -41,6 +41,7 @@ from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.folders import fsync_folder
 
 FORMAT, README, MANIFEST, STATE_FILE = "asyncgate-export", "README.txt", "manifest.json", "state.json"
@@ -183,7 +184,8 @@ def describe(manifest: Manifest) -> str:
     """Say in one line what an archive is about."""
     about = f"principal {manifest.principal} of tenant" if manifest.principal else "tenant"
     rows, kinds = sum(one.rows for one in manifest.kinds), len(manifest.kinds)
-    return escape_text(f"{about} {manifest.tenant}: {rows} rows of {kinds} kinds, begun at {manifest.begun_at}")
+    return escape_text(f"{about} {manifest.tenant}: {say_count(rows, 'row')} of {say_count(kinds, 'kind')}, "
+                       f"begun at {manifest.begun_at}")
 
 
 # From a gate to an archive.

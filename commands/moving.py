@@ -27,6 +27,7 @@ from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
 from asyncgate.parts.model.stored import Receipt
+from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.options import add_settings_options
 
 if TYPE_CHECKING:
@@ -234,10 +235,10 @@ def count_receipts(brought: Iterable[CopyCounts], waiting: int, foreign: int) ->
 
 def print_receipts(*, filled: int, own: int, bare: int, waiting: int, foreign: int) -> None:
     """Print the counts of receipts."""
-    click.echo(f"{filled} receipts came from the ledger or the outbox, {own} were whole in the gate")
+    click.echo(f"{say_count(filled, 'receipt')} from the ledger or the outbox, {own:,} already whole in the gate")
     if bare:
         click.echo(f"{bare} are hashes only: the ledger lost or changed them")
     if waiting:
         click.echo(f"{waiting} of them are not in the ledger yet; they are sent if the gate returns to integrated mode")
     if foreign:
-        click.echo(f"{foreign} receipts of other authors stay in the ledger")
+        click.echo(f"{say_count(foreign, 'receipt')} of other authors left in the ledger")

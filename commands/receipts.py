@@ -29,6 +29,7 @@ from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import STYLES, Bar, escape_text
 from asyncgate.commands.verdicts import print_answer
+from asyncgate.parts.model.words import say_count
 
 RECEIPTS_PER_CALL = 200      # receipts per call
 
@@ -221,7 +222,7 @@ def export_file(at: Connection, file: str, as_json: bool) -> None:
         done = carry.export_receipts(gate, file, bar.add, bar.of)
     written, sum = done.writer, done.writer.sum.hexdigest()
     print_answer(as_json, {"file": file, "receipts": written.receipts, "seals": written.seals, "sha256": sum},
-        f"{file}: {written.receipts} receipts under {written.seals} seals, SHA-256 {sum}")
+        f"{file}: {say_count(written.receipts, 'receipt')} under {say_count(written.seals, 'seal')}, SHA-256 {sum}")
 
 
 @receipts.command("import")
@@ -271,10 +272,11 @@ def verify_file(file: str, as_json: bool) -> None:
                   "seals": verdict.seals, "unsealed": verdict.unsealed, "erased": verdict.erased,
                   "tenant_id": header.tenant_id if header else None, "last_seal": seal},
         *map(escape_text, verdict.problems), *of_tenant,
-        f"{verdict.receipts} receipts, {verdict.seals} seals; {verdict.unsealed} receipts since the last seal",
+        f"{say_count(verdict.receipts, 'receipt')}, {say_count(verdict.seals, 'seal')}; "
+        f"{say_count(verdict.unsealed, 'receipt')} since the last seal",
         *([f"{verdict.erased} receipts say that they were erased: `asyncgate verify` checks that in the database"]
           if verdict.erased else []),
-        f"{file}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{file}: sound")
+        f"{file}: {say_count(wrong, 'problem')}" if wrong else f"{file}: sound")
     sys.exit(EXIT_BROKEN if wrong else 0)
 
 

@@ -29,6 +29,7 @@ from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
+from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.options import add_settings_options
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def print_text(findings: Findings, done: dict[str, int], left: int, url: str) ->
     click.echo(f"{findings.receipts} receipts and {findings.tasks} tasks here, {findings.foreign} receipts of others "
                "in the ledger")
     wrong = findings.wrong
-    click.echo(f"{url}: {wrong} difference{'s' * (wrong > 1)}" if wrong else f"{url}: the ledger agrees")
+    click.echo(f"{url}: {say_count(wrong, 'difference')}" if wrong else f"{url}: the ledger agrees")
 
 
 def print_json(findings: Findings, done: dict[str, int], left: int, url: str) -> None:
@@ -282,9 +283,9 @@ def print_rebuild(made: dict[str, Any]) -> None:
     """Print the counts of a rebuild."""
     for problem in made["problems"]:
         click.echo(escape_text(problem))
-    click.echo(f"{made['tasks']} tasks rebuilt, {made['held']} of them on hold until their owners release or cancel "
-               f"them, with fences raised by {FENCES_SKIPPED:,}")
-    erased = f" ({made['erased']} of them erased)" if made["erased"] else ""
-    click.echo(f"{made['receipts']} receipts{erased}, {made['obligations']} open obligations, "
-               f"{made['schedules']} schedules; "
-               f"{made['told']} lost task.result_ready receipts written again")
+    click.echo(f"{say_count(made['tasks'], 'task')} rebuilt, {made['held']:,} of them on hold until their owners "
+               f"release or cancel them, with fences raised by {FENCES_SKIPPED:,}")
+    erased = f" ({made['erased']:,} of them erased)" if made["erased"] else ""
+    click.echo(f"{say_count(made['receipts'], 'receipt')}{erased}, "
+               f"{say_count(made['obligations'], 'open obligation')}, {say_count(made['schedules'], 'schedule')}; "
+               f"{say_count(made['told'], 'lost task.result_ready receipt')} written again")

@@ -13,6 +13,7 @@ from asyncgate.backends import open_backend
 from asyncgate.commands.calling import EXIT_BROKEN
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.model.database import FileBackend
+from asyncgate.parts.model.words import say_count
 
 
 async def verify_url(url: str, database: Any = None) -> Any:
@@ -61,17 +62,17 @@ def print_verdict_text(verdict: Any, what: str) -> None:
     for problem in verdict.problems:
         click.echo(escape_text(str(problem)))
     click.echo(format_counts(verdict))
-    click.echo(f"audit logs: {verdict.audited} lines")
+    click.echo(f"audit logs: {say_count(verdict.audited, 'line')}")
     if verdict.archived:
-        click.echo(f"archive: {verdict.archived} receipts")
+        click.echo(f"archive: {say_count(verdict.archived, 'receipt')}")
     wrong = len(verdict.problems)
-    click.echo(f"{what}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{what}: sound")
+    click.echo(f"{what}: {say_count(wrong, 'problem')}" if wrong else f"{what}: sound")
 
 
 def format_counts(verdict: Any) -> str:
     """Return the counts of a verdict in one line."""
-    return (f"{verdict.tasks} tasks, {verdict.receipts} receipts; obligations: {verdict.created} created = "
-            f"{verdict.discharged} discharged + {verdict.open} open")
+    return (f"{say_count(verdict.tasks, 'task')}, {say_count(verdict.receipts, 'receipt')}; obligations: "
+            f"{verdict.created:,} created = {verdict.discharged:,} discharged + {verdict.open:,} open")
 
 
 def print_answer(as_json: bool, said: Mapping[str, Any], *lines: str) -> None:

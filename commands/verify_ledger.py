@@ -12,6 +12,7 @@ from asyncgate.commands import verdicts
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Receipt
+from asyncgate.parts.model.words import say_count
 
 
 async def verify_seals(url: str, settings: Settings, anchors: tuple[str, ...]) -> Any:
@@ -45,8 +46,9 @@ def print_seal_report(found: Any, what: str) -> None:
         click.echo(f"tenant {tenant_id}: nothing is sealed from receipt {receipt_id} on, for its body is not here: a "
                    "ledger has it, or somebody took it away")
     wrong = len(found.problems)
-    click.echo(f"ledger: {found.receipts} receipts, {found.seals} seals; {found.unsealed} receipts since the last seal")
+    click.echo(f"ledger: {say_count(found.receipts, 'receipt')}, {say_count(found.seals, 'seal')}; "
+               f"{say_count(found.unsealed, 'receipt')} since the last seal")
     if found.segments:
-        click.echo(f"archive: {found.archived} receipts in {found.segments} segments")
-    click.echo(f"{what}: {wrong} problem{'s' * (wrong > 1)} of the ledger" if wrong else
+        click.echo(f"archive: {say_count(found.archived, 'receipt')} in {say_count(found.segments, 'segment')}")
+    click.echo(f"{what}: {say_count(wrong, 'problem')} of the ledger" if wrong else
                f"{what}: the ledger matches its seals")

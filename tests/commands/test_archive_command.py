@@ -163,9 +163,9 @@ async def test_the_commands_run_list_and_restore(tmp_path: Path, folder: Path, s
     checked = await asyncio.to_thread(
         run, "verify", "--ledger", "--database", database, "--set", f"archive.directory={folder}")
 
-    assert moved.output == "4 receipts moved to 1 segments, 1 tasks pruned\n"
+    assert moved.output == "4 receipts moved to 1 segment, 1 task pruned\n"
     assert [line.split()[1] for line in listed.output.splitlines()[1:]] == [
         "task.assigned", "task.accepted", "task.completed", "task.result_ready"]
-    assert tree.output == "4 receipts of 1 tasks are restored\n"
+    assert tree.output == "restored: 4 receipts of 1 task\n"
     assert again.exit_code == 4
     assert checked.exit_code == 0, checked.output

@@ -211,9 +211,9 @@ async def test_there_and_back_every_chain_is_whole(moving: Moving, fresh: Kinds,
         await sound(gate)
 
     brought = good(await moving.home(source, target))
-    filled = f"{len(between) - len(before)} receipts came from the ledger or the outbox"
-    assert f"{filled}, {len(before)} were whole in the gate\n" in brought.output
-    assert "1 receipts of other authors stay in the ledger" in brought.output
+    filled = f"{len(between) - len(before)} receipts from the ledger or the outbox"
+    assert f"{filled}, {len(before)} already whole in the gate\n" in brought.output
+    assert "1 receipt of other authors left in the ledger" in brought.output
 
     async with moving.standalone(target) as gate:
         back = await everything(gate)

@@ -165,7 +165,7 @@ async def test_the_command_names_what_is_wrong_and_prints_the_last_seal(path: Pa
 
     assert (sound.exit_code, wrong.exit_code) == (0, 1), sound.output + wrong.output
     assert f"tenant {TENANT}: the last seal is 2:" in sound.output
-    assert "ledger: 9 receipts, 2 seals; 1 receipts since the last seal" in sound.output
+    assert "ledger: 9 receipts, 2 seals; 1 receipt since the last seal" in sound.output
     assert f"receipt {ids[0]} is not what was sealed (seal 1)" in wrong.output
 
 
