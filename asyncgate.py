@@ -423,6 +423,7 @@ class Work:
         self.repeats: dict[tuple[str, str, str], tuple[str, ...]] = {}  # tasks by worker and claim_id
         self.progress: dict[str, Progress] = {}
         self.ready: defaultdict[int, deque[str]] = defaultdict(deque)   # claimable by lane, best first
+        self.reordered: set[int] = set()        # lanes of tasks that got another priority in this batch
         self.receipts: dict[str, Receipt] = {}
         self.recorded: dict[tuple[str, str], str] = {}                  # receipt by task and key
         self.tallies: dict[str, int] = {}                               # receipts by task, as far as asked for
@@ -496,6 +497,8 @@ class Work:
     def find_claimable(self, ask: LeaseNext) -> Iterator[Task]:
         """Yield the tasks that `ask` should get, the best first; each is leased before the next is asked for."""
         pauses = find_pauses(self.find_record(Pauses), self.now)     # a batch may also make one
+        for lane in self.reordered & self.ready.keys():
+            self.ready[lane] = deque(sorted(self.ready[lane], key=lambda id: (-self.tasks[id].priority, id)))
         queues = [queue for lane, queue in self.ready.items() if matches(*self.known[lane], ask)
                   and not any(pause.stops_lane(*self.known[lane]) for pause in pauses)]
         while heads := [head for queue in queues if (head := self._find_head(queue)) is not None]:
@@ -528,6 +531,8 @@ class Work:
 
     def change_task(self, task: Task, **changes: Any) -> Task:
         """Change a task without moving it."""
+        if "priority" in changes:
+            self.reordered.add(task.lane)
         task = replace(task, updated_at=self.now, **changes)
         if task.status == "queued" and task.lane not in self.known:     # what waits again needs its lane again
             self._ensure_lane(task, needs_of(to_raw(task.requirements)))

@@ -372,7 +372,8 @@ class History:
             known = [self.end.tasks[offer["task_id"]] for offer in said(call)["tasks"]
                      if offer["task_id"] in self.end.tasks.keys() - changed]
             if known != sorted(known, key=lambda task: (-task.priority, task.task_id)):
-                yield f"a claim of {call.by} got its tasks out of order"
+                found = ", ".join([f"{task.task_id} of priority {task.priority}" for task in known])
+                yield f"a claim of {call.by} got its tasks out of order: {found}"
 
     def reruns(self) -> Iterator[str]:
         """A task that runs another one again is linked to its end, and the history of that one says so, once."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 from msgspec.inspect import StructType, type_info
+from msgspec.structs import replace
 
 from asyncgate import EMISSION, STEPS, TERMINATES, Step, Work, backoff, jitter, prolong_lease
 from asyncgate.backends.lanes import Lanes
@@ -50,6 +51,18 @@ def test_a_step_that_is_not_in_the_law_is_refused_and_changes_nothing(status: st
             work.move_task(work.require_task("t"), step)
         assert work.require_task("t").status == status
         assert not work.moved
+
+
+def test_a_claim_gets_the_best_tasks_also_if_one_got_another_priority_in_the_same_batch() -> None:
+    work = Work("tenant", 1.0, Ids(), {0: ("demo", frozenset()), 1: ("other", frozenset())})
+    for id, lane, priority in ("x", 0, 5), ("a", 0, 4), ("b", 1, 3):
+        work.add_claimable(replace(task("queued"), task_id=id, lane=lane, priority=priority))
+    lease = next(step for step in STEPS if step.name == "claim")
+
+    work.change_task(work.require_task("x"), priority=0)
+    got = [work.move_task(one, lease).task_id for one in work.find_claimable(LeaseNext(worker_id="w1"))]
+
+    assert got == ["a", "b", "x"]
 
 
 def test_no_step_leads_out_of_a_terminal_status() -> None:
