@@ -288,9 +288,14 @@ def matches(type: str, needed: frozenset[str], ask: LeaseNext) -> bool:
     return (not ask.accept_types or type in ask.accept_types) and needed <= (ask.capabilities or frozenset())
 
 
+def place(task: Task) -> tuple[int, str]:
+    """Return the position of a task in its queue: highest priority first, then oldest."""
+    return -task.priority, task.task_id
+
+
 def rank(ask: LeaseNext, task: Task) -> tuple[bool, int, str]:
-    """The order in which a claim gets tasks: preferred types, then highest priority, then oldest."""
-    return task.type not in (ask.preferred_kinds or ()), -task.priority, task.task_id
+    """The order in which a claim gets tasks: preferred types, then by their place."""
+    return task.type not in (ask.preferred_kinds or ()), *place(task)
 
 
 def fences_skipped(event: Event) -> int:
@@ -498,7 +503,7 @@ class Work:
         """Yield the tasks that `ask` should get, the best first; each is leased before the next is asked for."""
         pauses = find_pauses(self.find_record(Pauses), self.now)     # a batch may also make one
         for lane in self.reordered & self.ready.keys():
-            self.ready[lane] = deque(sorted(self.ready[lane], key=lambda id: (-self.tasks[id].priority, id)))
+            self.ready[lane] = deque(sorted(self.ready[lane], key=lambda id: place(self.tasks[id])))
         queues = [queue for lane, queue in self.ready.items() if matches(*self.known[lane], ask)
                   and not any(pause.stops_lane(*self.known[lane]) for pause in pauses)]
         while heads := [head for queue in queues if (head := self._find_head(queue)) is not None]:

@@ -119,6 +119,12 @@ def limit_age(of: TaskFilter, bind: Callable[[str], str], task_id: str) -> list[
     return [f"{task_id} {sign} {bind(value)}" for sign, value in (("<", of.before), (">=", of.since)) if value]
 
 
+def read_leases(rows: Iterable[tuple[Any, ...]], of: LeaseFilter) -> list[tuple[Lease, str]]:
+    """Read rows of a task's type and its lease; keep those of the instance, if the worker names one."""
+    found = [(Lease(*row[1:]), row[0]) for row in rows]
+    return [(lease, type) for lease, type in found if of.worker.instance_id in (None, lease.worker_instance)]
+
+
 class Pages(ABC):
     """The base class of the SQL backends that dispatches `page`."""
 

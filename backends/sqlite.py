@@ -48,6 +48,7 @@ from asyncgate.backends.pages import (
     join_queues,
     limit_range,
     narrow_tasks,
+    read_leases,
 )
 from asyncgate.backends.redo import (
     FIND_NEWEST,
@@ -1000,8 +1001,7 @@ class Sqlite(Pages):
     async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Lease, str]]:
         """Return the live leases of a worker, and of their tasks only the types."""
         rows = await self._rows(HELD_BY, tenant_id, of.worker.kind, of.worker.id)
-        found = [(Lease(*row[1:]), row[0]) for row in rows]
-        return [(lease, type) for lease, type in found if of.worker.instance_id in (None, lease.worker_instance)]
+        return read_leases(rows, of)
 
     async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
         """Return how many leases are live."""

@@ -36,10 +36,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import asyncpg
 from msgspec import Struct
 
-from asyncgate import Needs, News, Work
+from asyncgate import Needs, News, Work, place
 from asyncgate.backends import ArchivingBackend, Backend, SharedBackend, TransactingBackend
 from asyncgate.backends.lanes import Lanes
-from asyncgate.backends.pages import Pages, TaskRange, join_queues
+from asyncgate.backends.pages import Pages, TaskRange, join_queues, read_leases
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.examination import examine_database as examine_database
 from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, Hosts, as_user, startup_error
@@ -186,11 +186,6 @@ class Queues:
         """Empty the cache: read all queues from their heads again."""
         self.forgotten += 1
         self.begins.clear()
-
-
-def place(task: Task) -> tuple[int, str]:
-    """Return the position of a task in its queue."""
-    return -task.priority, task.task_id
 
 
 class Uncertain(Exception):
@@ -607,8 +602,7 @@ class Postgres(Pages):
     async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Lease, str]]:
         """Return the live leases of a worker, and of their tasks only the types."""
         rows = await self._read(tenant_id, sql.LEASES, of.worker.kind, of.worker.id)
-        found = [(Lease(*row[1:]), row[0]) for row in rows]
-        return [(lease, type) for lease, type in found if of.worker.instance_id in (None, lease.worker_instance)]
+        return read_leases(rows, of)
 
     async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
         """Return how many leases are live."""
