@@ -10,6 +10,7 @@ from pathlib import Path
 from asyncgate.parts.examination.installation import Installation
 from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
 from asyncgate.parts.model.settings import Settings, list_settings, mask_credentials
+from asyncgate.parts.model.words import say_count
 
 DATABASE = "the database"
 
@@ -29,7 +30,7 @@ def check_rights(at: Installation) -> Iterator[Finding]:
         found += judge_folder(file.parent, "the folder of the database")
     yield from found
     if not found and looked:
-        yield all_well(f"{looked} private file{'s' * (looked > 1)}, which only their owner may read")
+        yield all_well(f"{say_count(looked, 'private file')}, which only their owner may read")
 
 
 def list_private_files(at: Installation) -> Iterator[tuple[Path, str]]:

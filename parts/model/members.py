@@ -196,9 +196,7 @@ def list_choices(kind: type[Struct], path: str) -> list[str]:
 
 def list_words(hint: Any) -> list[str]:
     """Return the words in a type."""
-    if get_origin(hint) is Literal:
-        return [str(word) for word in get_args(hint)]
-    return [word for part in get_args(hint) for word in list_words(part)]
+    return [str(word) for part in walk_type(hint) if get_origin(part) is Literal for word in get_args(part)]
 
 
 def find_no_number(wrong: Exception, body: bytes) -> str:
@@ -287,19 +285,24 @@ def structs_of(kind: type[Struct]) -> dict[str, type[Struct]]:
 
 def find_struct(hint: Any) -> type[Struct] | None:
     """Return the first Struct in a type, if there is one."""
-    if isinstance(hint, type) and issubclass(hint, Struct):
-        return hint
-    return next((found for part in get_args(hint) if (found := find_struct(part)) is not None), None)
+    return next((part for part in walk_type(hint) if isinstance(part, type) and issubclass(part, Struct)), None)
 
 
 def holds_strings(hint: Any) -> bool:
     """Whether a type has lists or sets of strings."""
-    return hint in (list[str], frozenset[str]) or any(holds_strings(part) for part in get_args(hint))
+    return any(part in (list[str], frozenset[str]) for part in walk_type(hint))
 
 
 def holds_time(hint: Any) -> bool:
     """Whether a type has times."""
-    return hint is datetime or any(holds_time(part) for part in get_args(hint))
+    return any(part is datetime for part in walk_type(hint))
+
+
+def walk_type(hint: Any) -> Iterator[Any]:
+    """Yield a type and the types in it, each before those in itself."""
+    yield hint
+    for part in get_args(hint):
+        yield from walk_type(part)
 
 
 def iterate_objects(value: Raw) -> Iterator[tuple[str, dict[str, Raw]]]:

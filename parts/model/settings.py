@@ -568,12 +568,17 @@ def mask_secrets(setting: Setting, value: Any) -> Any:
 
 def mask_credentials(value: str) -> str:
     """Mask the credentials in a value, such as a URL."""
-    return CREDENTIAL.sub(lambda match: f"{match[match.lastindex or 0]}***", value)
+    return CREDENTIAL.sub(hide_match, value)
 
 
 def mask_credentials_in_prose(text: str) -> str:
     """Mask the credentials in the words of a text, such as a line of a log."""
-    return CREDENTIAL_IN_PROSE.sub(lambda match: f"{match[match.lastindex or 0]}***", text)
+    return CREDENTIAL_IN_PROSE.sub(hide_match, text)
+
+
+def hide_match(match: re.Match[str]) -> str:
+    """Return what stands before a credential, and asterisks in its place."""
+    return f"{match[match.lastindex or 0]}***"
 
 
 @cache
