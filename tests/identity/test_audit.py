@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import sqlite3
@@ -752,8 +751,10 @@ async def shortened(house: House, *numbers: int) -> set[int]:
     def decide(work: Work) -> None:
         for number in numbers:
             work.drop_record(Audit, f"{number:012d}")
-    with contextlib.suppress(Exception):
+    try:
         await house.served.backend.transact(THIRD, Needs(), decide)
+    except Exception as refusal:  # of any database
+        print(f"refused: {refusal!r}")
     return {line.number for line in await house.served.backend.page(THIRD, Rows(Audit))}
 
 
@@ -800,7 +801,10 @@ async def test_the_database_lets_no_line_go_that_is_young_or_not_the_oldest(
 
     found = await shortened(walled, *numbers)
 
-    assert found == left if left is not None else 2 in found
+    if left is None:
+        assert 2 in found
+    else:
+        assert found == left
 
 
 @pytest.mark.parametrize("statement", ["UPDATE asyncgate.audit SET body = '{}'", "DELETE FROM asyncgate.audit",
