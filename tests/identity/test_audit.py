@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate import Needs, Work
-from asyncgate.backends import open_backend
+from asyncgate.backends import Backend, open_backend
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.app import Gate
 from asyncgate.parts.identity.audit import (
@@ -737,25 +737,25 @@ async def test_sqlite_refuses_to_change_or_delete_a_line(house: House, url: str,
     other.close()
 
 
-async def aged(house: House, *days: float) -> None:
+async def aged(backend: Backend, *days: float) -> None:
     """Write lines that are so many days old."""
     def decide(work: Work) -> None:
         for number, age in enumerate(days):
             add_line(work, f"event {number}", "info", b"{}", work.now - age * 86_400)
     needs = Needs(records={(AuditHead, ())})
-    await house.served.backend.transact(THIRD, needs, decide)
+    await backend.transact(THIRD, needs, decide)
 
 
-async def shortened(house: House, *numbers: int) -> set[int]:
+async def shortened(backend: Backend, *numbers: int) -> set[int]:
     """Try to let lines go as the gate itself does, and return the numbers of those that are left."""
     def decide(work: Work) -> None:
         for number in numbers:
             work.drop_record(Audit, f"{number:012d}")
     try:
-        await house.served.backend.transact(THIRD, Needs(), decide)
+        await backend.transact(THIRD, Needs(), decide)
     except Exception as refusal:  # of any database
         print(f"refused: {refusal!r}")
-    return {line.number for line in await house.served.backend.page(THIRD, Rows(Audit))}
+    return {line.number for line in await backend.page(THIRD, Rows(Audit))}
 
 
 @pytest.fixture
@@ -785,17 +785,17 @@ def walled_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def walled(walled_url: str) -> AsyncIterator[House]:
-    """A gate over a database that has walls."""
-    gate = Gate(Settings(api_key="a-token-for-tests", security=security()), await open_backend(walled_url))
-    async with gate.app.router.lifespan_context(gate.app):
-        yield House(Served(gate))
+async def walled(walled_url: str) -> AsyncIterator[Backend]:
+    """A database that has walls, without a gate: its upkeep would delete old lines, too."""
+    backend = await open_backend(walled_url)
+    yield backend
+    await backend.close()
 
 
 @pytest.mark.parametrize(("days", "numbers", "left"), [
     ((89, 200), (1,), {1, 2}), ((200, 200), (2,), {1, 2}), ((200, 200, 1), (1, 2), {3}), ((200, 1), (1, 2), None)])
 async def test_the_database_lets_no_line_go_that_is_young_or_not_the_oldest(
-        walled: House, days: tuple[float, ...], numbers: tuple[int, ...], left: set[int] | None) -> None:
+        walled: Backend, days: tuple[float, ...], numbers: tuple[int, ...], left: set[int] | None) -> None:
     """Whoever has the gate's own access cannot shorten the log (threat B11), but for what is 90 days old (21.7.4)."""
     await aged(walled, *days)
 
