@@ -22,6 +22,7 @@ import httpx2
 
 from asyncgate.parts.model.connection import Address
 from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.process.authorities import load_authorities
 
 Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
 
@@ -61,7 +62,7 @@ def make_client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: b
     name `setting` as the place of `allow`.
     """
     guard = GuardedTransport(allow, plain, timeout_seconds, most_bytes, resolve or resolve_host,
-                             tls or httpx2.create_ssl_context(), deny=deny, setting=setting)
+                             tls or load_authorities(), deny=deny, setting=setting)
     return httpx2.AsyncClient(transport=guard, trust_env=False, timeout=timeout_seconds,
                               follow_redirects=redirects > 0, max_redirects=min(redirects, MOST_REDIRECTS))
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.screening import MAX_DEPTH, screen_body
+from asyncgate.parts.process.authorities import load_authorities
 from asyncgate.parts.receipts.sinks import Garbled, Missing, Outage, Refusal, Unanswered
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Calls:
         import httpx2
         if self.http is None:
             limits = httpx2.Limits(max_connections=self.connections)
-            self.http = httpx2.AsyncClient(trust_env=False, headers=self.headers, limits=limits)
+            self.http = httpx2.AsyncClient(verify=load_authorities(), trust_env=False, headers=self.headers,
+                                           limits=limits)
         try:
             async with asyncio.timeout(seconds), self.http.stream(verb, url, timeout=seconds, **more) as answer:
                 content = await read_content(answer, most_bytes)

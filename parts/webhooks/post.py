@@ -20,6 +20,7 @@ from msgspec import Struct
 from asyncgate import __version__
 from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.process.authorities import load_authorities
 from asyncgate.parts.process.outgoing import (
     Barred,
     GuardedTransport,
@@ -55,7 +56,7 @@ class Post:
         self.lookups = Lookups()
         guard = GuardedTransport(
             settings.webhooks.allow, False, self.timeout_seconds, 0, resolve or self.lookups.resolve,
-            tls or httpx2.create_ssl_context(), deny=settings.security.outgoing.deny, setting=SETTING)
+            tls or load_authorities(), deny=settings.security.outgoing.deny, setting=SETTING)
         self.http = httpx2.AsyncClient(transport=guard, trust_env=False, timeout=self.timeout_seconds,
                                        follow_redirects=False)
 

@@ -16,6 +16,8 @@ import pytest
 import trustme
 
 from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.process.authorities import load_authorities
 from asyncgate.parts.process.outgoing import (
     Barred,
     GuardedTransport,
@@ -28,6 +30,8 @@ from asyncgate.parts.process.outgoing import (
     split_exceptions,
     unmap_ipv4,
 )
+from asyncgate.parts.receipts.calls import Calls
+from asyncgate.parts.webhooks.post import Post
 
 pytestmark = pytest.mark.anyio
 
@@ -553,3 +557,22 @@ async def test_a_call_has_the_host_header_of_its_url(server: Server) -> None:
         with pytest.raises(Barred, match="Host"):
             await http.get(f"http://127.0.0.1:{server.port}/", headers={"Host": "internal.example"})
     assert server.asked == []
+
+
+async def test_all_outgoing_calls_read_the_certificate_authorities_once(
+        server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, made = ssl.create_default_context, []
+
+    def count(*given: Any, **named: Any) -> ssl.SSLContext:
+        made.append(make(*given, **named))
+        return made[-1]
+    monkeypatch.setattr(ssl, "create_default_context", count)
+    load_authorities.cache_clear()
+
+    calls = Calls("", 1)
+    async with make_client(), make_client(allow=["127.0.0.1"]):
+        await Post(Settings()).close()
+        await calls.ask("GET", f"http://127.0.0.1:{server.port}/", seconds=60.0)
+    await calls.close()
+
+    assert len(made) == 1
