@@ -58,6 +58,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import itertools
 import json
 import pkgutil
 import re
@@ -269,15 +270,18 @@ def polling(line: Line, *request: Any) -> Line:
 def refusal(live: Any, worker: str, *waiting: Line) -> tuple[int, dict[str, str], Any]:
     """Ask for a place until there is none, because these lines have them; return that answer.
 
-    To ask takes a place for a moment, so a line may be refused that comes just then; it asks again.
+    To ask takes a place for a moment, so a line may be refused that comes just then; it asks again.  The next question
+    waits for it, longer each time: the gate may always answer the one before the other.
     """
     answers: list[tuple[int, dict[str, str], Any]] = []
+    pauses = (2**count * 0.01 for count in itertools.count())
 
     def is_full() -> bool:
         for line in waiting:
             if select.select([line.socket], [], [], 0)[0]:
                 assert b"rate_limit_exceeded" in json.dumps(line.answer()).encode()
                 line.say(*line.request)
+                time.sleep(next(pauses))
         answers.append(probe.say("POST", "/v1/leases/claim", claim(worker, 0.01)).answer())
         return answers[-1][0] != 200
 
