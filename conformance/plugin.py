@@ -10,9 +10,12 @@ import asyncio
 import contextlib
 import os
 import re
+import sqlite3
 import sys
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -189,11 +192,32 @@ def choose_loop(metafunc: pytest.Metafunc) -> None:
         metafunc.definition.add_marker(pytest.mark.parametrize("anyio_backend", [only]))
 
 
+@cache
+def make_empty_file() -> bytes:
+    """Return the content of a migrated SQLite database: to copy it takes a third of the time of migrating one."""
+    async def migrate(path: Path) -> None:
+        await (await open_backend(f"sqlite:///{path}")).close()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "gate.db")
+        asyncio.run(migrate(path))
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            # Each copy gets what tells one database from another when it is opened.
+            db.execute("DELETE FROM meta WHERE name IN ('cursor_key', 'instance_id', 'redo')")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return path.read_bytes()
+
+
 def database_of(url: str, config: pytest.Config, folder: Path) -> str:
     """Return the URL of a test's database for a value of --backend."""
-    if url != POSTGRES:
-        return ("sqlite:///{tmp}/gate.db" if url == "sqlite:" else url).replace("{tmp}", str(folder))
-    return config.stash[SHARED].emptied()
+    if url == POSTGRES:
+        return config.stash[SHARED].emptied()
+    if url != "sqlite:":
+        return url.replace("{tmp}", str(folder))
+    path = folder / "gate.db"
+    if not path.exists():
+        path.touch(0o600)
+        path.write_bytes(make_empty_file())
+    return f"sqlite:///{path}"
 
 
 @pytest.fixture
