@@ -48,7 +48,7 @@ from asyncgate.parts.upkeep import Upkeep
 if TYPE_CHECKING:
     from asyncgate.parts.receipts.outbox import Ledger
 
-PATIENCE = 60       # seconds after which a missing event counts as a failure; a busy machine needs ten for some
+PATIENCE = 120      # seconds after which a missing event counts as a failure; a busy machine may need as many for some
 STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key, Audit, AuditHead)
 
 

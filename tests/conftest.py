@@ -42,6 +42,7 @@ from asyncgate.parts.model.stored import (
     Task,
     export_key,
 )
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.programs import read_address
 
 # Hundreds of programs are started: each would compile the whole package anew.
@@ -51,7 +52,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOKEN = "a-token-for-tests"
-PATIENCE_SECONDS = 120.0        # only a test that fails waits that long
 # But for the audit log: that something was refused is written down there.
 STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key)
 
@@ -341,7 +341,7 @@ class Node:
         path = "node" if command == "node" else str(self.folder / "node_modules/.bin" / command)
         more = {"stdin": subprocess.DEVNULL, **more} if "input" not in more else more
         return subprocess.run([path, *arguments], cwd=self.folder, env=self.environment, capture_output=True, text=True,
-                              timeout=120, **more)
+                              timeout=PATIENCE_SECONDS, **more)
 
     @classmethod
     def install(cls, cache: Path, packages: tuple[str, ...] = PACKAGES, *, run: bool = True) -> Path:

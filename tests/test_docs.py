@@ -39,6 +39,7 @@ from tests.support.pages import (
     links_of,
     prose_of,
 )
+from tests.support.patience import PATIENCE_SECONDS
 
 # What a mark above a block promises, and where it is kept: here, or in the test that is named.
 MARKS = {
@@ -277,7 +278,7 @@ def printed_by(block: Block) -> str:
 @each_block("python", mark="client:run")
 def test_an_example_of_the_client_prints_what_its_page_says(echoing: dict[str, str], block: Block) -> None:
     ran = subprocess.run([sys.executable, "-W", "error", "-c", block.text], env=echoing, capture_output=True, text=True,
-                         timeout=60)
+                         timeout=PATIENCE_SECONDS)
 
     assert (ran.stdout, ran.stderr) == (printed_by(block), "")
 
@@ -287,7 +288,8 @@ def test_an_example_of_mcp_creates_a_task(echoing: dict[str, str], block: Block)
     program = block.text.replace("http://127.0.0.1:8080", echoing["ASYNCGATE_URL"])
     program = program.replace("YOUR-TOKEN", echoing["ASYNCGATE_API_KEY"])
 
-    ran = subprocess.run([sys.executable, "-c", program], env=echoing, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", program], env=echoing, capture_output=True, text=True,
+                         timeout=PATIENCE_SECONDS)
 
     assert ran.returncode == 0, ran.stderr
     assert "task_id" in ran.stdout
@@ -298,7 +300,7 @@ def test_an_example_of_the_testing_kit_passes(block: Block, tmp_path: Path) -> N
     (tmp_path / "test_example.py").write_text(block.text)
 
     ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path],
-                         cwd=tmp_path, capture_output=True, text=True, timeout=120)
+                         cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
     assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
 

@@ -18,7 +18,8 @@ import pytest
 
 from asyncgate.parts.model.settings import Settings, list_settings
 from asyncgate.parts.process.notify import Notifier
-from tests.conftest import PATIENCE_SECONDS, Live
+from tests.conftest import Live
+from tests.support.patience import PATIENCE_SECONDS
 
 UNIT = Path(__file__).parents[1] / "deploy" / "asyncgate.service"
 

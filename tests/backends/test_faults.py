@@ -22,9 +22,9 @@ from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, L
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.settings import Settings
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 60.0
 SMALL_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**21, 2**21))"
 KILLED_BEFORE_ITS_COMMIT = """
 import asyncio, os, signal, sys
@@ -90,7 +90,7 @@ async def filled(client: Client, most: int = 5000) -> list[str]:
 def refused_start(url: str) -> str:
     """Try to serve; return the one line that says why not."""
     said = subprocess.run([sys.executable, "-c", SERVE, "serve", "--port", "0", "--database", url], check=False,
-                          text=True, capture_output=True, timeout=PATIENCE,
+                          text=True, capture_output=True, timeout=PATIENCE_SECONDS,
                           env={**os.environ, "ASYNCGATE_API_KEY": KEY})
     lines = [line for line in said.stderr.splitlines() if " INFO " not in line]
     assert said.returncode not in (0, None)
@@ -264,7 +264,7 @@ async def test_a_tool_verifies_the_file_of_a_loaded_server(url: str) -> None:
     async with serving(url, lease_sweep_interval_seconds=0.2) as server, aclosing(Load(server, 7)) as load:
         async with load.running():
             verdicts = []
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while len(load.calls) < 1500:
                     tool = await open_backend(url)
                     verdicts.append(await verify(tool))
@@ -279,7 +279,7 @@ async def test_a_tool_verifies_the_file_of_a_loaded_server(url: str) -> None:
 async def test_a_writer_killed_between_its_writes_and_its_commit_leaves_nothing_of_them(path: Path, url: str) -> None:
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED_BEFORE_ITS_COMMIT, str(path), TENANT,
                                                  stdout=asyncio.subprocess.PIPE)
-    said, _ = await asyncio.wait_for(child.communicate(), PATIENCE)
+    said, _ = await asyncio.wait_for(child.communicate(), PATIENCE_SECONDS)
 
     assert child.returncode == -signal.SIGKILL
     assert await stored_tasks(url) == {said.decode().strip()}

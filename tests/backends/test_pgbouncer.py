@@ -31,10 +31,10 @@ from asyncgate.conformance.postgres_server import APP, Cluster, connected, find_
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 60.0
 POLL_SECONDS = 0.02
 SESSIONS = 3        # that all clients share
 CONFIG = """
@@ -97,7 +97,7 @@ def bouncer(cluster: Cluster) -> Iterator[int]:
 
 def listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     """Wait until somebody answers at a port."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
@@ -255,7 +255,7 @@ async def test_locks_and_news_take_the_direct_way(
 
         waiter = Gate(other.engine, gate.tenant_id)
         claim = asyncio.create_task(waiter.claim(wait_seconds=30))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 if other.engine.waiting.places.get(gate.tenant_id):
                     break
@@ -277,7 +277,8 @@ async def test_serving_without_a_direct_way_is_refused_in_one_line(url: str) -> 
     said = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-c", SERVE, "serve", "--port", "0", "--database", url, "--set", "database.pgbouncer=true"],
-        check=False, text=True, capture_output=True, timeout=PATIENCE, env={**os.environ, "ASYNCGATE_API_KEY": KEY})
+        check=False, text=True, capture_output=True, timeout=PATIENCE_SECONDS,
+        env={**os.environ, "ASYNCGATE_API_KEY": KEY})
 
     lines = [line for line in said.stderr.splitlines() if " INFO " not in line]
     assert said.returncode > 0

@@ -33,10 +33,10 @@ from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.errors import DatabaseUnavailable, Refused
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.upkeep import Upkeep
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 60.0
 POLL_SECONDS = 0.02
 ARTIFACTS = [{"uri": "file:///out"}]
 HASTY: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_seconds": 0.1}
@@ -152,7 +152,7 @@ def outside(cluster: Cluster, database: str) -> Outside:
 
 async def until(holds: Callable[[], Coroutine[Any, Any, Any]]) -> None:
     """Wait until something holds."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             if await holds():
                 return
@@ -162,7 +162,7 @@ async def until(holds: Callable[[], Coroutine[Any, Any, Any]]) -> None:
 async def acknowledged(client: Client, operation: str = "create_task", **ask: Any) -> dict[str, Any]:
     """Ask until there is a good answer; until then there are only 503s that say when to come again."""
     ask = ask or {"type": "demo", "payload": None}
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (call := await client.ask(operation, **ask)).reply is None:
             assert call.error == "database_unavailable"
             assert "retry-after:" in client.head
@@ -192,7 +192,7 @@ def refused_start(url: str, **settings: Any) -> str:
     """Try to serve; return the one line that says why not."""
     flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     said = subprocess.run([sys.executable, "-c", SERVE, "serve", "--port", "0", "--database", url, *flags], text=True,
-                          check=False, capture_output=True, timeout=PATIENCE,
+                          check=False, capture_output=True, timeout=PATIENCE_SECONDS,
                           env={**os.environ, "ASYNCGATE_API_KEY": KEY})
     lines = [line for line in said.stderr.splitlines() if " INFO " not in line]
     assert said.returncode > 0
@@ -563,7 +563,7 @@ async def abandoned(call: asyncio.Task[Any], draw: random.Random) -> None:
 
 async def settings_of(backend: Any, size: int) -> list[tuple[str, str | None]]:
     """Take all connections of a backend at once; return the tenant and the transaction of each."""
-    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(PATIENCE):
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(PATIENCE_SECONDS):
         taken = [await stack.enter_async_context(backend.pool.acquire()) for _ in range(size)]
         rows = [await db.fetchrow("SELECT current_setting('app.tenant_id', true), "
                                   "pg_current_xact_id_if_assigned()::text") for db in taken]
@@ -603,7 +603,7 @@ async def test_a_deadlock_with_somebody_else_is_never_heard_of(
             calls = asyncio.gather(*(gate.as_agent().cancel_task(task_id=id) for id in (low, high)))
             await until(outside.is_blocked)
             await other.fetch(lock, low)        # now each has what the other wants
-        answers = await asyncio.wait_for(calls, PATIENCE)
+        answers = await asyncio.wait_for(calls, PATIENCE_SECONDS)
 
     assert [answer.status for answer in answers] == ["canceled"] * 2
     assert "deadlock detected" in cluster.log.read_text()
@@ -619,7 +619,7 @@ async def test_a_serialization_failure_is_never_heard_of(
             await other.execute("UPDATE asyncgate.states SET updated_at = updated_at WHERE task_id = $1", task_id)
             call = asyncio.create_task(gate.as_agent().cancel_task(task_id=task_id))
             await until(outside.is_blocked)
-        answer = await asyncio.wait_for(call, PATIENCE)
+        answer = await asyncio.wait_for(call, PATIENCE_SECONDS)
 
         assert answer.status == "canceled"
         assert "could not serialize access" in cluster.log.read_text()
@@ -674,7 +674,7 @@ async def test_a_lost_instance_connection_comes_back_with_its_lock_and_its_news(
         await until(waiting_at(gate))
         task_id = await other.create()
 
-        offer = await asyncio.wait_for(claim, PATIENCE)
+        offer = await asyncio.wait_for(claim, PATIENCE_SECONDS)
         assert offer is not None
         assert offer.task_id == task_id
 

@@ -41,11 +41,11 @@ from asyncgate.parts.model.stored import (
 )
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.upkeep import Upkeep
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
 TENANT, SMALL = "00000000-0000-0000-0000-00000000000a", "00000000-0000-0000-0000-00000000000b"
-PATIENCE = 30.0
 EXPORTED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Presence, Account, Key, Audit, AuditHead)
 Plan = dict[str, Any]
 Sent = dict[str, tuple[Any, ...]]       # statement → what it was given
@@ -597,7 +597,7 @@ async def list_some(backend: Any) -> None:
 async def updates(backend: Any, admin: str, least: int) -> tuple[int, int]:
     """Return how many rows of states were updated so far, at least so many, and how many of those HOT."""
     await backend.pool.expire_connections()     # a session tells what it has done when it ends, if not before
-    async with connected(admin) as db, asyncio.timeout(PATIENCE):
+    async with connected(admin) as db, asyncio.timeout(PATIENCE_SECONDS):
         while True:
             await backend.alive()
             done, hot = await db.fetchrow("SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables "

@@ -27,6 +27,7 @@ from asyncgate.conformance.postgres_server import (
     connected,
     find_programs,
 )
+from tests.support.patience import PATIENCE_SECONDS
 
 WITHOUT_PROGRAMS = """
 import importlib.util, sys
@@ -54,7 +55,6 @@ def test_it_is_empty_and_the_gate_gets_in(backend_url, again):
         await connection.close()
     asyncio.run(look())
 """
-PATIENCE = 30.0
 
 
 async def _ask(url: str, *statements: str) -> Any:
@@ -122,7 +122,7 @@ def test_it_ends_with_the_process_that_started_it_even_when_that_is_killed() -> 
     told = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True)
     process, folder = told.stdout.split()
 
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while is_there(int(process)) or Path(folder).exists():
         assert time.monotonic() < deadline, "it still runs"
         time.sleep(0.05)

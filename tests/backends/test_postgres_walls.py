@@ -86,11 +86,11 @@ from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.upkeep import Upkeep
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
 SCHEMA = Path(asyncgate.__file__).parent / "backends" / "schema" / "postgres"
-PATIENCE = 30.0
 FILE = [{"type": "file", "uri": "file:///out"}]
 
 # In these no row belongs to a tenant, and these indexes serve upkeep, which asks for all tenants at once, and whoever
@@ -1254,7 +1254,7 @@ async def waiting_batch(backend: Any, admin: str, tenant_id: str, task_id: str) 
         await db.execute("SELECT FROM asyncgate.states WHERE tenant_id = $1 AND task_id = $2 FOR UPDATE",
                          tenant_id, task_id)
         batch = asyncio.ensure_future(backend.transact(tenant_id, Needs(tasks={task_id}), lambda work: None))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not await db.fetchval("SELECT count(*) FROM pg_locks "   # who waits for this one
                                         "WHERE NOT granted AND transactionid = pg_current_xact_id()::xid"):
                 await db.execute("SELECT pg_sleep(0.01)")
@@ -1303,7 +1303,7 @@ async def sessions(backend: Any, tables: list[str]) -> list[tuple[str, int]]:
     """Return which tenant each connection of the pool has, and how many rows it sees."""
     count = " + ".join(f"(SELECT count(*) FROM asyncgate.{table})" for table in tables)
     async with contextlib.AsyncExitStack() as taken:
-        pool = [await taken.enter_async_context(backend.pool.acquire(timeout=PATIENCE)) for _ in range(POOL)]
+        pool = [await taken.enter_async_context(backend.pool.acquire(timeout=PATIENCE_SECONDS)) for _ in range(POOL)]
         return [tuple(await db.fetchrow(f"SELECT coalesce(current_setting('app.tenant_id', true), ''), {count}"))
                 for db in pool]
 
@@ -1364,7 +1364,8 @@ def test_a_server_does_not_start_for(strong: Callable[[str], str], who: str) -> 
     role, why = STRONG[who]
 
     ran = subprocess.run([sys.executable, "-m", "asyncgate", "serve", "--port", "0", "--database", strong(role)],
-                         env={**os.environ, "ASYNCGATE_API_KEY": "x"}, capture_output=True, text=True, timeout=PATIENCE)
+                         env={**os.environ, "ASYNCGATE_API_KEY": "x"}, capture_output=True, text=True,
+                         timeout=PATIENCE_SECONDS)
 
     assert ran.returncode != 0
     assert ran.stdout == ""

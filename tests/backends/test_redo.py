@@ -25,9 +25,9 @@ from asyncgate.conformance.load import TENANT
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.settings import Settings
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 60.0
 KILLED_IN_A_GENERATION = """
 import asyncio, os, signal, sys
 from asyncgate import Engine, Settings
@@ -176,7 +176,7 @@ async def recovered_beside_another_log(path: Path, tmp_path: Path) -> list[str]:
 async def test_a_kill_between_two_commits_loses_nothing_that_was_acknowledged(path: Path) -> None:
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED_IN_A_GENERATION, str(path), TENANT,
                                                  stdout=asyncio.subprocess.PIPE)
-    said, _ = await asyncio.wait_for(child.communicate(), PATIENCE)
+    said, _ = await asyncio.wait_for(child.communicate(), PATIENCE_SECONDS)
     assert child.returncode == -signal.SIGKILL
 
     backend = await open_backend(f"sqlite:///{path}")       # a tool, such as asyncgate verify
@@ -248,7 +248,7 @@ async def test_a_transaction_that_changed_nothing_ends_by_itself(
 
     await backend._on_writer("SELECT 1", (), inside=True)
 
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while backend.db.in_transaction:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -382,7 +382,7 @@ async def test_a_large_batch_and_a_full_log_are_committed(gate: Gate, path: Path
 async def test_a_generation_ends_by_itself(path: Path) -> None:
     backend: Any = await open_backend(f"sqlite:///{path}", serving=True)
     await Gate(Engine(backend), TENANT).create()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while backend.redo.pending:  # noqa: ASYNC110  # a thread ends it
             await asyncio.sleep(0.01)
 

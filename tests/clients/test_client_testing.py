@@ -17,12 +17,12 @@ import pytest
 
 from asyncgate.clients import AsyncGate, Refusal, SyncGate
 from asyncgate.clients.testing import AsyncTestGate, Gate, SyncTestGate
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 pytest_plugins = ["asyncgate.clients.pytest_fixtures"]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 30.0
 
 
 async def until(look: Callable[[], bool]) -> None:

@@ -25,7 +25,7 @@ from asyncgate.clients.client import ENDED_STATUSES
 from asyncgate.clients.sync import LoopThread, PendingCall
 from asyncgate.clients.testing import Gate, SyncTestGate
 from asyncgate.parts.model.wire import Principal, Timeouts
-from tests.support.programs import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 

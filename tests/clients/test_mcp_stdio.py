@@ -19,7 +19,7 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from asyncgate.clients.http import Exchange
 from asyncgate.commands import mcp_stdio
 from asyncgate.commands.mcp_stdio import Bridge, encode_header
-from tests.conftest import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.portal import FOREIGN, open_portal
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ def said_to(lines: list[Any], *options: str, **more: str) -> list[Any]:
     """Write lines to the program, close its input, and return what it wrote."""
     text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
     ran = subprocess.run([sys.executable, *RUN, *options], input=text, env=surroundings(**more), capture_output=True,
-                         text=True, timeout=60)
+                         text=True, timeout=PATIENCE_SECONDS)
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
@@ -131,7 +131,7 @@ def test_a_wrong_credential_is_an_error_that_says_so(live: Any) -> None:
 
 def test_a_good_call_leaves_nothing_in_the_log_of_the_host() -> None:
     ran = subprocess.run([sys.executable, *RUN, "--database", "memory://"], input=json.dumps(CALL) + "\n",
-                         env=surroundings(), capture_output=True, text=True, timeout=60)
+                         env=surroundings(), capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
     assert json.loads(ran.stdout)["id"] == 3
     assert "INFO" not in ran.stderr
@@ -150,7 +150,7 @@ def test_a_call_that_the_host_cancels_leaves_nothing_in_its_log() -> None:
         program.stdin.write(call + ping)
         program.stdin.flush()
         answered = json.loads(program.stdout.readline())        # and the call is under way
-        more, log = program.communicate(cancel, timeout=60)
+        more, log = program.communicate(cancel, timeout=PATIENCE_SECONDS)
 
     assert (answered["id"], more, program.returncode) == (2, "", 0)
     assert "ERROR" not in log

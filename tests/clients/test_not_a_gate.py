@@ -17,7 +17,8 @@ from asyncgate.clients.operations import CALLS
 from asyncgate.clients.worker import Worker
 from asyncgate.parts.operations import OPERATIONS
 from tests.clients.test_worker import at_work, ended, gate, until_so
-from tests.conftest import PATIENCE_SECONDS, TOKEN
+from tests.conftest import TOKEN
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.portal import FOREIGN, PAGE, Portal, open_portal
 
 __all__ = ["gate"]

@@ -22,7 +22,7 @@ from asyncgate.clients.scheduler.store import Store
 from asyncgate.commands.main import main
 from tests.conftest import TOKEN, Live
 from tests.support.pages import blocks
-from tests.support.programs import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SECONDLY = {"name": "beat", "mode": "interval", "interval_seconds": 1, "misfire_policy": "catch_up_all",

@@ -24,8 +24,9 @@ from asyncgate.clients.scheduler.calendar import CHOICES, Every, Timing
 from asyncgate.conformance.plugin import ROUNDS
 from tests.clients.test_scheduler_calendar import Plain
 from tests.conftest import TOKEN, Live
+from tests.support.patience import PATIENCE_SECONDS
 
-DAY, DAYS, PATIENCE_SECONDS = 86_400, 16, 60.0
+DAY, DAYS = 86_400, 16
 KILLS_PER_ROUND = 4         # --rounds 50 is 200 kills
 STEPS = 600                 # of the longest life that is cut short
 TRIES = 4                   # lives in a row that are cut short; the next one is not

@@ -22,7 +22,8 @@ from opentelemetry.trace import SpanKind
 from asyncgate.clients import AsyncGate, SyncGate
 from asyncgate.clients.worker import Fail, Job, Retry, Worker
 from asyncgate.parts.process.spans import OPT_IN_VARIABLE, PROVIDER_VARIABLE, find_tracing
-from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
+from tests.conftest import TOKEN, Live, Served
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 

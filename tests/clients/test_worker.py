@@ -25,7 +25,7 @@ from asyncgate.clients.http import AsyncHttp, Http, Refusal, Unreachable
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
 from asyncgate.clients.worker.heart import Heart, Pulse
 from asyncgate.clients.worker.state import Letter, Place, StateError, take_place
-from tests.support.programs import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 

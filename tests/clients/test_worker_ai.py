@@ -17,7 +17,7 @@ from asyncgate.clients.ai_worker.model import JobFailed
 from asyncgate.clients.ai_worker.profile import convert_profile
 from asyncgate.clients.worker.job import Done, Lost
 from tests.support.ai_tools import KEY, TOKEN, ModelProgram, Program, notes, profile_with, stdio
-from tests.support.programs import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]

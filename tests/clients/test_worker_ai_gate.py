@@ -18,7 +18,7 @@ from asyncgate.clients.http import Http, Unreachable
 from asyncgate.conformance.postgres_server import free_port
 from tests.support.ai_tools import KEY, ModelProgram, notes, profile_with, stdio, until
 from tests.support.pages import blocks
-from tests.support.programs import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-for-tests"
@@ -324,7 +324,7 @@ def test_a_profile_that_is_wrong_stops_the_start_and_names_the_field(tmp_path: P
     path.write_text(json.dumps(profile_with("http://127.0.0.1:1/v1", limits={"steps": 0})))
 
     ran = subprocess.run([*COMMAND, "worker", "--ai", str(path)], env={**os.environ, "PYTHONPATH": str(ROOT)},
-                         capture_output=True, text=True, timeout=60)
+                         capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
     assert ran.returncode == 2
     assert "limits.steps: Expected `int` >= 1" in ran.stderr

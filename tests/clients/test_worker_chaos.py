@@ -20,11 +20,11 @@ import pytest
 
 from asyncgate.clients.http import Http, Refusal, Unreachable
 from asyncgate.conformance.postgres_server import free_port
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 MAIN = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())"]
 TOKEN = "a-token-for-tests"
-PATIENCE_SECONDS = 120.0
 TASKS_PER_ROUND, KILLS_PER_ROUND, WORKERS, RESTARTS = 100, 3, 5, 2
 HASTY = ("lease_sweep_interval_seconds=0.2", "expiry_jitter_seconds=0.2", "max_expiries=0")
 # A lock says better than any clock whether two do one task at once: the system takes it from who is killed.

@@ -22,7 +22,7 @@ import pytest
 
 from asyncgate.clients.http import Http
 from asyncgate.clients.worker.program import Run
-from tests.support.programs import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 WORKER = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())", "worker"]

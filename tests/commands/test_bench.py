@@ -24,10 +24,10 @@ from asyncgate import main
 from asyncgate.commands.bench.bad import make_bad_key
 from asyncgate.commands.bench.servers import read_number
 from asyncgate.parts.identity.keys_stored import ID_END, generate, parse
+from tests.support.patience import PATIENCE_SECONDS
 
 WRITTEN = "/proc/self/io", "\nwrite_bytes:"
 SERVE = "from asyncgate import main; main()"
-PATIENCE_SECONDS = 30.0
 
 
 class Gate:
@@ -45,7 +45,8 @@ class Gate:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Ask the database itself."""
-        with contextlib.closing(sqlite3.connect(self.file, isolation_level=None, timeout=60)) as connection:
+        connection = sqlite3.connect(self.file, isolation_level=None, timeout=PATIENCE_SECONDS)
+        with contextlib.closing(connection):
             connection.execute("BEGIN IMMEDIATE")       # waits for what the gate has only in its redo log
             return connection.execute(query).fetchall()
 
@@ -84,7 +85,7 @@ SHORT = ("--seconds", "0.2", "--rounds", "1", "--warm-up", "0")
 
 def bench(url: str, *arguments: str, token: str = "secret") -> subprocess.CompletedProcess[str]:
     asked = [sys.executable, "-c", SERVE, "bench", "--url", url, "--token", token, *arguments]
-    return subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    return subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
 
 def rows_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
@@ -318,8 +319,8 @@ def test_a_flood_of_bad_keys_is_measured_by_the_health_of_a_server_and_its_memor
     asked = [sys.executable, "-c", SERVE, "bench", "--bad-keys", "5", "--clients", "1", *SHORT]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
 
-    done = subprocess.run([*asked, "--json"], capture_output=True, text=True, timeout=60, env=environment)
-    told = subprocess.run(asked, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run([*asked, "--json"], capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
+    told = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
 
     found = json.loads(done.stdout)
     assert [(row["mode"], row["rival"]) for row in found["rows"]] == [("health", 0), ("health", 5)]
@@ -334,7 +335,7 @@ def test_the_worst_bodies_are_measured_by_the_health_of_a_server(tmp_path: Path)
     asked = [sys.executable, "-c", SERVE, "bench", "--bad-bodies", "1", "--clients", "1", *SHORT]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
 
-    done = subprocess.run([*asked, "--json"], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run([*asked, "--json"], capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
 
     found = json.loads(done.stdout)
     assert (found["kind"], [(row["mode"], row["rival"]) for row in found["rows"]]) == (
@@ -346,7 +347,7 @@ def test_a_hostile_tenant_is_measured_by_the_creations_of_another(tmp_path: Path
     asked = [sys.executable, "-c", SERVE, "bench", "--hostile", "--clients", "1", *SHORT]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
 
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
 
     assert done.returncode == 0, done.stderr
     assert "create beside 4 (at its rate limit, another gate)" in done.stdout
@@ -359,7 +360,7 @@ def test_a_slow_disk_shows_how_many_clients_share_a_commit(tmp_path: Path) -> No
     asked = [sys.executable, "-c", SERVE, "bench", "--slow-disk", "20", "--clients", "1,8", *SHORT]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
 
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
 
     assert done.returncode == 0, done.stderr
     assert min(float(line.split()[-3]) for line in done.stdout.splitlines() if " all " in line) >= 20
@@ -400,7 +401,7 @@ def are_writes_counted(folder: Path) -> bool:
 def test_by_itself_it_prints_the_table_for_each_database(tmp_path: Path) -> None:
     with by_itself(tmp_path, "--database", "memory://", "--mode", "cycle", "--mode", "long-poll", "--mode", "batch",
                    "--clients", "1,2", *SHORT) as process:
-        told, wrong = process.communicate(timeout=60)
+        told, wrong = process.communicate(timeout=PATIENCE_SECONDS)
 
     assert process.returncode == 0, wrong
     lines = told.splitlines()
@@ -417,7 +418,7 @@ def test_by_itself_it_prints_the_table_for_each_database(tmp_path: Path) -> None
 
 def test_by_itself_it_tells_what_waiting_claims_cost_the_server(tmp_path: Path) -> None:
     with by_itself(tmp_path, "--idle", "50", "--mode", "claim-empty", "--clients", "1", "--json", *SHORT) as process:
-        whole = json.loads(process.communicate(timeout=60)[0])
+        whole = json.loads(process.communicate(timeout=PATIENCE_SECONDS)[0])
 
     assert set(whole) == {"method", "idle", "rows"}
     [rest] = whole["idle"]
@@ -429,7 +430,7 @@ def test_by_itself_it_tells_what_waiting_claims_cost_the_server(tmp_path: Path) 
 
 def test_a_database_that_cannot_be_served_is_one_clear_line(tmp_path: Path) -> None:
     with by_itself(tmp_path, "--database", "postgresql://u:hidden@127.0.0.1:9/none", *SHORT) as process:
-        told, wrong = process.communicate(timeout=60)
+        told, wrong = process.communicate(timeout=PATIENCE_SECONDS)
 
     assert (process.returncode, told) == (1, "")
     assert re.fullmatch(r"Error: the server on postgresql://u:\*+@127\.0\.0\.1:9/none did not start: .+\n", wrong)
@@ -450,7 +451,7 @@ def test_a_signal_leaves_neither_servers_nor_files(tmp_path: Path, sign: signal.
         log = wait_for(lambda: next(tmp_path.glob("*/server-0.log"), None))
         port = wait_for(lambda: re.search(r"serves http://\S+:(\d+)\n", log.read_text()))[1]
         process.send_signal(sign)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_SECONDS)
 
     assert process.returncode not in (0, None)
     assert list(tmp_path.iterdir()) == []
@@ -491,7 +492,7 @@ def test_a_gate_that_ends_in_the_middle_is_one_clear_line(tmp_path: Path) -> Non
         wait_for(lambda: gate.tasks() if gate.file.exists() else None)
         gate.process.kill()
         gate.process.communicate()
-        wrong = process.communicate(timeout=60)[1]
+        wrong = process.communicate(timeout=PATIENCE_SECONDS)[1]
 
     assert (process.returncode, wrong) == (1, "Error: the gate closed the connection\n")
 

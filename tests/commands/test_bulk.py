@@ -20,7 +20,8 @@ import pytest
 from asyncgate.clients.http import Http
 from asyncgate.conformance.postgres_server import free_port
 from tests.commands.test_watching import environment, read_rest, read_until
-from tests.conftest import PATIENCE_SECONDS, TOKEN, Live
+from tests.conftest import TOKEN, Live
+from tests.support.patience import PATIENCE_SECONDS
 
 BULK = [sys.executable, "-m", "asyncgate", "bulk"]
 AT_ONCE = "import asyncgate.parts.operating.bulk as part; part.GOOD_SECONDS = 0; from asyncgate import main; main()"

@@ -28,9 +28,9 @@ from asyncgate.commands.new_file import hold_target
 from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.patience import PATIENCE_SECONDS
 
 KEY = "a-key-for-the-tests"
-PATIENCE_SECONDS = 30.0
 GATE = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())"]
 ROOT = Path(__file__).parents[2]
 

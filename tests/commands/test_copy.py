@@ -54,9 +54,9 @@ from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.upkeep import Upkeep
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
-PATIENCE_SECONDS = 60.0
 WAYS = [("sqlite", "sqlite"), ("sqlite", "postgres"), ("postgres", "sqlite")]
 HOME, AWAY, VISITED = (f"{number:08}-0000-0000-0000-000000000000" for number in range(3))
 ODD = "\U0001f600 \ue000 e\u0301 \"\\"          # as a name

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from asyncgate.commands.demo import format_tree
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())", "demo"]
-PATIENCE_SECONDS = 120.0
 
 processes = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes in /proc")
 

@@ -20,10 +20,10 @@ import pytest
 
 from asyncgate.clients.http import Http
 from asyncgate.conformance.postgres_server import free_port
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 DEV = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())", "dev"]
-PATIENCE_SECONDS = 60.0
 Process = subprocess.Popen[str]
 Start = Callable[..., tuple[Process, str]]
 
@@ -189,7 +189,7 @@ def test_an_echo_worker_waits_for_a_gate_that_is_away(start: Start) -> None:
 
 def test_on_postgres_it_says_what_to_run_instead() -> None:
     done = subprocess.run([*DEV, "--database", "postgresql://nobody@127.0.0.1:1/gate"], capture_output=True, text=True,
-                          timeout=60)
+                          timeout=PATIENCE_SECONDS)
 
     assert done.returncode == 2
     assert "set ASYNCGATE_API_KEY and run `asyncgate serve`" in done.stderr

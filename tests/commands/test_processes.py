@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.postgres_server import free_port
-from tests.conftest import PATIENCE_SECONDS, TOKEN
+from tests.conftest import TOKEN
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="--processes needs Linux")]
 Fresh = Callable[[str], Awaitable[str]]

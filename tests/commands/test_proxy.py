@@ -14,7 +14,8 @@ import httpx2
 import pytest
 
 from asyncgate.clients.http import Http
-from tests.conftest import PATIENCE_SECONDS, TOKEN, Live
+from tests.conftest import TOKEN, Live
+from tests.support.patience import PATIENCE_SECONDS
 
 GATE = [sys.executable, "-m", "asyncgate"]
 
@@ -40,7 +41,7 @@ class Passing(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if self.server.away:
             return self.answer(self.server.status, "text/html", b"<h1>Bad Gateway</h1>")
-        said = httpx2.request(self.command, self.server.gate.url + self.path, content=body, timeout=60,
+        said = httpx2.request(self.command, self.server.gate.url + self.path, content=body, timeout=PATIENCE_SECONDS,
                               headers={name: self.headers[name] for name in ("authorization", "content-type")
                                        if name in self.headers})
         self.answer(said.status_code, said.headers["content-type"], said.content)

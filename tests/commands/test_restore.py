@@ -25,7 +25,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from asyncgate import main
-from tests.conftest import PATIENCE_SECONDS, TOKEN
+from tests.conftest import TOKEN
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 LITESTREAM = Path(sys.executable).with_name("litestream")

@@ -20,7 +20,8 @@ from asyncgate.clients.http import Http
 from asyncgate.commands import remembered
 from asyncgate.conformance.postgres_server import free_port
 from tests.commands.test_watching import environment, read_until
-from tests.conftest import PATIENCE_SECONDS, TOKEN, Live
+from tests.conftest import TOKEN, Live
+from tests.support.patience import PATIENCE_SECONDS
 
 TAIL = [sys.executable, "-m", "asyncgate", "tail"]
 

@@ -32,7 +32,8 @@ from asyncgate.commands.top import (
 )
 from asyncgate.parts.operations import OPERATIONS
 from tests.commands.test_watching import environment, read_until
-from tests.conftest import PATIENCE_SECONDS, TOKEN, Live
+from tests.conftest import TOKEN, Live
+from tests.support.patience import PATIENCE_SECONDS
 
 TOP = [sys.executable, "-m", "asyncgate", "top"]
 QUEUES = [{"queue_id": "q", "type": type, "capabilities": able, "claimable": claimable, "delayed": 0, "held": 0,

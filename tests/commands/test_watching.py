@@ -16,7 +16,8 @@ import pytest
 
 from asyncgate.clients.http import Http
 from asyncgate.conformance.postgres_server import free_port
-from tests.conftest import PATIENCE_SECONDS, TOKEN, Live
+from tests.conftest import TOKEN, Live
+from tests.support.patience import PATIENCE_SECONDS
 
 LIST = [sys.executable, "-m", "asyncgate", "list-tasks", "--watch", "0.1s"]
 

@@ -13,6 +13,7 @@ from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySet
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 from tests.conftest import TOKEN, Live, Served
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +36,7 @@ async def test_no_work_is_204_without_a_body(served: Served) -> None:
 
 
 def test_no_work_is_204_on_the_wire_too_and_the_connection_goes_on(live: Live) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=PATIENCE_SECONDS)
     headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
 
     for _ in range(2):

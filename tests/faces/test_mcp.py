@@ -15,6 +15,7 @@ import pytest
 from asyncgate.parts.faces.mcp.tools import describe_tools, make_input_schema, make_output_schema
 from asyncgate.parts.model.jsonrpc import spell_tool_name
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -351,7 +352,7 @@ async def test_a_waiting_claim_ends_with_its_client(served: Any) -> None:
     gone = asyncio.Event()
     given = [*headers, ("authorization", f"Bearer {TOKEN}")]
     call = asyncio.create_task(served.send("POST", "/mcp", body, headers=given, gone=gone))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while served.engine.waiting.count == 0:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
 

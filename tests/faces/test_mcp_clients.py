@@ -16,6 +16,7 @@ import pytest
 
 from asyncgate.clients.http import Http
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +49,8 @@ class Inspector:
     def __init__(self, node: Any, url: str, era: str) -> None:
         self.node = node
         self.at = ["--cli", "--server-url", f"{url}/mcp", "--transport", "http", "--protocol-era", era,
-                   "--header", f"Authorization: Bearer {TOKEN}", "--format", "json"]
+                   "--header", f"Authorization: Bearer {TOKEN}", "--format", "json",
+                   "--connect-timeout", f"{PATIENCE_SECONDS * 1000:.0f}"]
 
     def run(self, method: str, *options: str) -> tuple[int, dict[str, Any], str]:
         """Return its status, the result and what it complains of."""

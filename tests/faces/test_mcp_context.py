@@ -15,12 +15,12 @@ from asyncgate import SCOPES, Caller
 from asyncgate.clients.http import AsyncHttp, Http
 from asyncgate.parts.faces.mcp.context import Library
 from asyncgate.parts.model.wire import Principal
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-for-tests"
 ADA = "/mcp?principal_kind=agent&principal_id=ada"
-PATIENCE_SECONDS = 30
 eras = pytest.mark.parametrize("mode", ["legacy", "auto"])
 
 

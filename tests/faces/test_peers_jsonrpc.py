@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -194,7 +195,7 @@ async def test_no_token_a_wrong_one_and_two_different_ones_are_nobodys(
 async def test_what_may_pass_is_no_4xx(serve: Any) -> None:
     served = await serve(max_waiting_per_principal=1)
     claim = asyncio.create_task(ok(served, "asyncgate.lease_next", '{"worker_id":"w1","wait_seconds":20}'))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while served.engine.waiting.count == 0:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
 
@@ -259,7 +260,7 @@ async def test_a_client_of_the_standard_is_not_taken_for_a_peer(served: Any) -> 
 
 async def test_a_waiting_claim_is_answered_when_work_arrives(served: Any) -> None:
     claim = asyncio.create_task(ok(served, "asyncgate.lease_next", '{"worker_id":"w1","wait_seconds":20}'))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while served.engine.waiting.count == 0:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
+
 TOKEN = "a-token-for-tests"
 NIL = "00000000-0000-0000-0000-000000000000"
 HEADERS = {"content-type": "application/json", "accept": "*/*", "user-agent": "python-httpx/0.27.0",
@@ -30,7 +32,7 @@ class Wire:
     """One connection, kept open as these programs keep theirs."""
 
     def __init__(self, port: int) -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
 
     def send(self, method: str, path: str, body: Any = None, headers: dict[str, str] = HEADERS) -> Any:
         """Send a request; the answer must be 200 with an object, nothing else is success to all of them."""

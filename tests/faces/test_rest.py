@@ -25,13 +25,13 @@ from asyncgate.parts.model.errors import TaskNotFound
 from asyncgate.parts.model.settings import ArchiveSettings
 from asyncgate.parts.model.wire import Complete, CreateTask, ScheduleState
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-for-tests"
 TENANT = "00000000-0000-0000-0000-000000000000"
 OTHER = "11111111-1111-4111-8111-111111111111"
-PATIENCE_SECONDS = 30.0
 URL = "https://hooks.invalid/"        # nobody has it
 CLIENT = {"client_name": "App", "redirect_uris": ["https://app.example/cb"]}
 SAFETY = {

@@ -21,6 +21,7 @@ from asyncgate.parts.faces import openapi
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.stream import STREAM
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.patience import PATIENCE_SECONDS
 
 TOKEN = "a-token-for-tests"
 ALWAYS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
@@ -94,7 +95,7 @@ def credentials(live_for_all: Any) -> dict[str, dict[str, str]]:
     """Return the headers of an issued key of each role, and of nobody."""
     def issued(role: str) -> dict[str, str]:
         fields = {"name": role, "principal_kind": "service", "principal_id": "tests", "role": role}
-        made = requests.post(f"{live_for_all.url}/v1/keys", json=fields, headers=SHARED, timeout=30)
+        made = requests.post(f"{live_for_all.url}/v1/keys", json=fields, headers=SHARED, timeout=PATIENCE_SECONDS)
         return {"Authorization": f"Bearer {made.json()['api_key']}"}
 
     return {"nobody": {}} | {role: issued(role) for role in ("agent", "worker", "admin")}
@@ -112,7 +113,7 @@ def call(live_for_all: Any) -> Iterator[Call]:
 
 
 def test_the_document_under_test_is_the_one_that_is_served(live_for_all: Any) -> None:
-    assert requests.get(f"{live_for_all.url}/openapi.json", timeout=30).json() == DOCUMENT
+    assert requests.get(f"{live_for_all.url}/openapi.json", timeout=PATIENCE_SECONDS).json() == DOCUMENT
 
 
 @pytest.mark.parametrize("label", LABELS)

@@ -24,7 +24,8 @@ from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Lease
 from asyncgate.parts.service import Service
-from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
+from tests.conftest import TOKEN, Live, Served
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 Fresh = Callable[[str], Awaitable[str]]
@@ -167,7 +168,7 @@ async def is_ready(served: Served) -> bool:
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     """Wait until something holds."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not await holds():  # noqa: ASYNC110  # nothing tells it
             await asyncio.sleep(0.02)
 
@@ -203,7 +204,7 @@ async def test_who_waits_is_answered_and_nothing_is_refused_while_a_gate_drains(
 
     told = await served.post("/v1/gate/drain", {"reason": "release 0.2"})
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(20):     # their own 30 seconds are not over
         assert await worker == []
         assert (await reader)["status"] == "queued"
         assert await claim(served, wait_seconds=30) == []

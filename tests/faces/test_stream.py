@@ -19,7 +19,8 @@ from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.parts.model.news import Change, News
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.changes import AT_ONCE, LEFT_OUT, MOST_KEPT, MOST_SPREAD, Followers
-from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
+from tests.conftest import TOKEN, Live, Served
+from tests.support.patience import PATIENCE_SECONDS
 
 STREAM = "/v1/receipts/stream"
 

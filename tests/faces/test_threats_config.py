@@ -90,6 +90,7 @@ from asyncgate.parts.model.settings import (
 )
 from asyncgate.parts.model.wire import Name
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -153,7 +154,7 @@ def said(raw: bytes) -> tuple[int, dict[str, str]]:
 
 def exchange(live: Any, request: str, context: ssl.SSLContext | None = None) -> tuple[int, dict[str, str]]:
     """Send one request as it is, and read until the server closes."""
-    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as plain:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_SECONDS) as plain:
         line = context.wrap_socket(plain, server_hostname="127.0.0.1") if context else plain
         with line:
             line.sendall(request.replace("\n", "\r\n").encode())
@@ -295,7 +296,7 @@ def test_h3_old_tls_and_weak_ciphers_are_refused(start: Any, pair: tuple[Path, P
             warnings.simplefilter("ignore", DeprecationWarning)     # of what this test tries
             context.minimum_version, context.maximum_version = ssl.TLSVersion[least], ssl.TLSVersion[most]
         context.set_ciphers(ciphers)
-        with socket.create_connection(("127.0.0.1", live.port), timeout=30) as plain:
+        with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_SECONDS) as plain:
             try:
                 with context.wrap_socket(plain, server_hostname="127.0.0.1") as line:
                     return str(line.version())
@@ -319,7 +320,7 @@ def served(*sets: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "asyncgate", "serve", "--port", "0", "--database", "memory://"]
     command += [part for one in sets for part in ("--set", one)]
     return subprocess.run(command, env={**os.environ, "ASYNCGATE_API_KEY": RANDOM, **environ}, capture_output=True,
-                          text=True, timeout=60, stdin=subprocess.DEVNULL, start_new_session=True)
+                          text=True, timeout=PATIENCE_SECONDS, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def written(path: Path, text: bytes) -> str:

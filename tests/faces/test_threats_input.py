@@ -72,6 +72,7 @@ import pytest
 from asyncgate import Operation
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.logs import JsonLines, Lines, Redaction
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -470,7 +471,7 @@ async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, 
     "/V1/tasks", "/v1/tasks;a", "/mcp/", "/MCP", "/mcp%00", "//mcp", "/mcp/u/", "/v1/tasks/..%2f..%2fmcp", "/%ff",
     "/../../etc/passwd", "/v1/tasks\\", "http://localhost//v1/tasks", "*", "/" + "a" * 30_000])
 def test_e11_over_a_socket_another_spelling_of_a_path_opens_nothing(live_for_all: Any, path: str) -> None:
-    with socket.create_connection(("127.0.0.1", live_for_all.port), timeout=30) as sock:
+    with socket.create_connection(("127.0.0.1", live_for_all.port), timeout=PATIENCE_SECONDS) as sock:
         sock.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
                      'Content-Type: application/json\r\nContent-Length: 27\r\nConnection: close\r\n\r\n'
                      '{"type":"demo","payload":0}'.encode())

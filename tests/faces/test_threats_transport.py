@@ -85,11 +85,11 @@ from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.polls import Polls
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-for-tests"
-PATIENCE_SECONDS = 30.0
 MODERN = "2026-07-28"
 META = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
 

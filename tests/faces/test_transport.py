@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.programs import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 HEADER_TIMEOUT_SECONDS = 0.5

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from asyncgate.parts.process.duties import Alarm, Duties, Duty
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 10
 
 
 async def test_an_alarm_ends_a_pause_at_the_earliest_time_that_was_named() -> None:
@@ -20,7 +20,7 @@ async def test_an_alarm_ends_a_pause_at_the_earliest_time_that_was_named() -> No
     await asyncio.sleep(0)
 
     assert alarm.set(loop.time())
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await pause
 
     assert alarm.set(loop.time() + 3600), "an alarm that rang is not set any more"
@@ -38,7 +38,7 @@ async def test_duties_end_though_an_alarm_is_set_in_the_moment_they_are_told_to(
     async def run() -> int:
         return 0
     duties = Duties({"job": Duty(3600.0, run)})
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         for _ in range(20):
             async with duties:
                 await asyncio.sleep(0)

@@ -31,10 +31,10 @@ from asyncgate.parts.model.settings import DatabaseSettings, Jwt, Settings
 from asyncgate.parts.operations import OPERATIONS
 from tests.conftest import Live, Served
 from tests.support.identity_tools import FACADES, HOME, OTHER, THIRD, House, security
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE_SECONDS = 30.0
 KEY_FIELDS = {"name": "a key", "principal_kind": "worker", "principal_id": "w1", "capabilities": ["gpu"],
               "task_types": ["draw"], "scopes": ["tasks:lease"]}
 # What each operation is asked by an admin about another tenant's things.

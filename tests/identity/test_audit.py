@@ -40,10 +40,10 @@ from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.logs import JsonLines
 from tests.conftest import Live, Served
 from tests.support.identity_tools import FACADES, HOME, OTHER, THIRD, House, mcp_call, security, tiers
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE_SECONDS = 30.0
 AGENT = ("user-agent", "tests/1.0")
 FIELDS = {"audit_id", "number", "tenant_id", "timestamp", "event", "severity", "principal_id", "ip", "user_agent",
           "reason", "details", "hash"}

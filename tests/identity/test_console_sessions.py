@@ -13,9 +13,10 @@ from asyncgate.conformance.plugin import database_of
 from asyncgate.parts.identity.console import MOST_SESSIONS
 from asyncgate.parts.identity.oauth.revocations import REVOCATIONS_SECONDS
 from asyncgate.parts.model.settings import ConsoleSettings
-from tests.conftest import PATIENCE_SECONDS, TOKEN, Answer
+from tests.conftest import TOKEN, Answer
 from tests.support.console_page import SAME, Browser, ConsolePage
 from tests.support.identity_tools import HOME, OTHER, House, mcp_call, security
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -259,7 +260,7 @@ async def test_a_stream_takes_a_session_and_ends_with_it(start: Any) -> None:
 
     def ask(path: str, body: bytes | None, headers: dict[str, str]) -> Any:
         request = urllib.request.Request(live.url + path, data=body, headers=headers)
-        return urllib.request.urlopen(request, timeout=60)
+        return urllib.request.urlopen(request, timeout=PATIENCE_SECONDS)
 
     def follow() -> bytes:
         own = {"origin": live.url, "sec-fetch-site": "same-origin", "content-type": "application/json"}

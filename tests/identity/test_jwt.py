@@ -45,7 +45,6 @@ NOW = 1_800_000_000
 HOUR, DAY = 3600, 86_400
 TENANT, OTHER = "6f1c2b9e-0000-4000-8000-00000000000a", "6f1c2b9e-0000-4000-8000-00000000000b"
 ISSUER = "https://issuer.example"
-PATIENCE_SECONDS = 30.0
 MCP = ("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
                 "params": {"name": "asyncgate.get_config", "arguments": {}}})
 

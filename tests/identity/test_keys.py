@@ -40,6 +40,7 @@ from asyncgate.parts.model.errors import DatabaseUnavailable, GateError, Overloa
 from asyncgate.parts.model.settings import ApiKeys, Settings
 from asyncgate.parts.model.stored import Key
 from asyncgate.parts.model.wire import Principal
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 T = TypeVar("T")
@@ -48,7 +49,6 @@ CHEAP = ApiKeys(hash_time_cost=1, hash_memory_cost=8)
 TENANT = "00000000-0000-4000-8000-000000000001"
 HOME = "192.0.2.1"
 NOON = 1_800_000_000.0
-PATIENCE_SECONDS = 30.0
 
 
 class Clock:

@@ -27,8 +27,8 @@ from asyncgate.parts.identity.limits.memory import MemoryLimits
 from asyncgate.parts.identity.limits.redis import RedisLimits
 from asyncgate.parts.model.errors import LimiterUnavailable, StartupError
 from asyncgate.parts.model.settings import Settings, load_settings
+from tests.support.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 30.0
 START = 490_000 * 3_600_000
 REDIS = "ASYNCGATE_SECURITY_RATE_LIMITING_"
 names = (f"{os.getpid()}-{number}" for number in count())

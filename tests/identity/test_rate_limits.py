@@ -41,6 +41,7 @@ from tests.support.identity_tools import (
     security,
     tiers,
 )
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -437,7 +438,7 @@ async def test_a_long_poll_counts_once_however_often_it_looks(limited: Limited, 
     worker = await house.key("worker", "w1", tenant=OTHER)
 
     poll = asyncio.ensure_future(house.ask("lease_next", {"wait_seconds": 30}, token=worker, facade=facade))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not house.served.engine.waiting.count:  # noqa: ASYNC110  # nothing tells it
             await asyncio.sleep(0)
     for _ in range(5):
@@ -705,7 +706,7 @@ async def test_a_gate_that_finds_the_store_again_counts_there(valkey: Valkey) ->
         await passed(houses[0], keys[0], 30)
         valkey.restart()
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while any(house.guard.limits.degraded for house in houses):
                 for house in houses:
                     await house.ask("get_config", token=keys[0])

@@ -15,9 +15,9 @@ from asyncgate.conformance.postgres_server import free_port
 from asyncgate.parts.model.queries import OutboxFilter
 from tests.conftest import Serve, Served
 from tests.metrics.test_metrics import ON, Scrape, scrape, work_through
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 120.0
 RECEIPTS = 4        # of a task that is created, leased and completed
 
 
@@ -50,7 +50,7 @@ async def look(served: Served) -> Scrape:
 
 async def until(served: Served, name: str, value: float, **labels: str) -> Scrape:
     """Scrape until a number has been reached, and return that scrape."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (told := await look(served)).get(name, **labels) != value:  # noqa: ASYNC110  # a ledger is waited for
             await asyncio.sleep(0.02)
         return told

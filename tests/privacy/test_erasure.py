@@ -38,9 +38,9 @@ from asyncgate.parts.model.settings import Jwt, SecuritySettings
 from asyncgate.parts.model.stored import Archived, Audit, Entry, Erased, Erasure, Event
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.seals import receipt_digest
-from tests.conftest import PATIENCE_SECONDS
 from tests.privacy.conftest import HOME, Opened
 from tests.privacy.marking import ADA, DAY, MARKED, Marks, archive_work, keep_books, leave_marks, own_task
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 AWAY = "00000000-0000-4000-8000-00000000000b"

@@ -18,9 +18,9 @@ from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.load import TENANT, Client, GateServer, serving
 from asyncgate.conformance.plugin import database_of, urls
 from asyncgate.conformance.postgres_server import free_port
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 60.0
 LANES = 8
 TASKS_PER_ROUND = 100
 MORE = (1, 50, 100)     # receipts from one death of the ledger to the next
@@ -69,10 +69,10 @@ async def told(server: GateServer) -> dict[str, Any]:
 
 async def until_sent(server: GateServer) -> None:
     """Wait until the ledger has everything, for as long as it gets more."""
-    least, deadline = 10**9, asyncio.get_running_loop().time() + PATIENCE
+    least, deadline = 10**9, asyncio.get_running_loop().time() + PATIENCE_SECONDS
     while waiting := (await told(server))["waiting"]:
         if waiting < least:
-            least, deadline = waiting, asyncio.get_running_loop().time() + PATIENCE
+            least, deadline = waiting, asyncio.get_running_loop().time() + PATIENCE_SECONDS
         assert asyncio.get_running_loop().time() < deadline, f"{waiting} receipts wait"
         await asyncio.sleep(0.05)
 
@@ -106,7 +106,7 @@ async def lane(server: GateServer, number: int, tasks: int, beside: GateServer |
 
 async def leased(worker: Client, number: int, claim: str) -> dict[str, Any]:
     """Claim the one task of a lane."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             call = await worker.insist("lease_next", accept_types=[f"demo-{number}"], claim_id=claim)
             assert call.reply is not None, call
@@ -230,7 +230,7 @@ async def test_a_gate_that_is_killed_while_it_sends_sends_nothing_twice_and_lose
             running = asyncio.create_task(run(server, tasks))
             for _ in range(rounds):
                 had = len(books.receipts(TENANT))
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(PATIENCE_SECONDS):
                     while len(books.receipts(TENANT)) < had + 10 and not running.done():  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
                 await server.stop(signal.SIGKILL)
@@ -281,7 +281,7 @@ async def test_a_strict_gate_refuses_while_its_ledger_is_away_and_goes_on_when_i
         assert no.error == "receipt_ledger_unavailable"
         assert await all_receipts(server) == []
         with books:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while (await agent.ask("create_task", type="probe", payload=None)).error:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             await run(server, 2 * LANES)

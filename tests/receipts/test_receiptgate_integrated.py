@@ -32,7 +32,8 @@ from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading
 from asyncgate.parts.receipts.reconcile import compare_all
 from asyncgate.parts.receipts.strict import Strict
-from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
+from tests.conftest import TOKEN, Live, Served
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.receiptgate_stand_in import KEY, StandIn, problems, served
 
 pytestmark = pytest.mark.anyio

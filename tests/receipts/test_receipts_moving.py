@@ -33,9 +33,9 @@ from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reading import Reading
 from asyncgate.parts.receipts.sealing import seal
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 30.0
 ARTIFACTS = [{"uri": "s3://bucket/result"}]
 LONG: dict[str, Any] = {"timeouts": {"lease_ttl_seconds": 3600}}
 WAYS = [("sqlite", "sqlite"), ("sqlite", "postgres"), ("postgres", "sqlite")]
@@ -69,7 +69,7 @@ class Moving:
             ledger.open()
             try:
                 yield gate
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(PATIENCE_SECONDS):
                     while (await gate.backend.lag(gate.tenant_id)).waiting:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
             finally:

@@ -21,10 +21,10 @@ from asyncgate.parts.model.stored import Lag, Receipt
 from asyncgate.parts.model.wire import Health
 from asyncgate.parts.receipts.outbox import Breaker, Ledger
 from tests.support.ledger_tools import emptied
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stub_ledger import CUT, Answer, StubLedger
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 60.0
 ALL = ReceiptFilter(None, None, None, None, 1000)
 Integrated = Callable[..., Any]
 
@@ -194,7 +194,7 @@ async def test_an_open_circuit_leaves_the_ledger_in_peace_and_closes_again(
     async with integrated(stub.url, circuit_breaker=breaker, parallel=1) as gate:
         for _ in range(10):
             await gate.create()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while gate.ledger.sender.breaker.state != "open":  # noqa: ASYNC110  # the gate tells nobody
                 await asyncio.sleep(0.01)
         lag = await gate.ledger.lag(gate.tenant_id)

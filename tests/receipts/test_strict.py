@@ -16,6 +16,7 @@ from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.queries import OutboxFilter
 from asyncgate.parts.model.settings import LedgerSettings
 from asyncgate.parts.receipts.outbox import Ledger
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stub_ledger import StubLedger
 
 pytestmark = pytest.mark.anyio
@@ -66,7 +67,7 @@ async def test_what_the_ledger_does_not_take_does_not_happen(gate: Gate, stub: S
             await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
 
     stub.answer = lambda receipt: FINE
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while gate.ledger.circuit == "open":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])

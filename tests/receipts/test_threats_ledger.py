@@ -40,6 +40,7 @@ from asyncgate.parts.receipts.reading import (
 from asyncgate.parts.receipts.sinks import Garbled
 from asyncgate.parts.receipts.sinks.memorygate import open_sink
 from tests.conftest import TOKEN, Served
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stub_ledger import StubLedger
 
 pytestmark = pytest.mark.anyio
@@ -335,7 +336,7 @@ async def test_what_is_remembered_of_a_ledger_is_bounded_and_still_shown_to_the_
 
     async with gate.ledger:
         seen, cursor, own = list[str](), None, gate.engine.on.substitutes["list_receipts"]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 page = await gate.as_agent().list_receipts(cursor=cursor, limit=40)
                 seen += [one.receipt_id for one in page.receipts]

@@ -15,11 +15,11 @@ from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.sinks import Outage, Refusal, Unanswered
 from asyncgate.parts.receipts.wires import Pace, Wires, pace_of
 from tests.support.ledger_tools import emptied
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.receiptgate_stand_in import KEY, StandIn, served
 from tests.support.stub_ledger import StubLedger
 
 pytestmark = pytest.mark.anyio
-PATIENCE = 120.0
 NEVER_AGAIN = CircuitBreaker(timeout_seconds=3600)      # so a circuit that opens is seen: nothing arrives any more
 
 
@@ -73,7 +73,7 @@ async def test_what_waits_counts_down_while_a_page_is_on_its_way(make_gate: Call
             for _ in range(20):
                 await gate.create()
             await stub.until(lambda: len(stub.taken) >= 4)
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while (await gate.backend.lag(gate.tenant_id)).waiting > 16:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             held.set()

@@ -14,9 +14,10 @@ import asyncgate
 from asyncgate import OPERATIONS, SyncGate
 from asyncgate.commands.main import main
 from asyncgate.commands.tables import make_operations_table
-from tests.commands.test_cli import GATE, KEY, PATIENCE_SECONDS, clean
+from tests.commands.test_cli import GATE, KEY, clean
 from tests.commands.test_cli import served as address_in
 from tests.conftest import Served
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]

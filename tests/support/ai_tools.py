@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.programs import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 HERE = Path(__file__).parent
 KEY = "sk-stand-in-1234567890"

@@ -9,6 +9,7 @@ import httpx2
 
 from tests.conftest import Answer
 from tests.support.browser import Page
+from tests.support.patience import PATIENCE_SECONDS
 
 MOST_PAGES = 20
 
@@ -25,7 +26,7 @@ class Person:
 
     def __init__(self, issuer: str, ask_code: Callable[[], str], answer: str = "allow") -> None:
         self.issuer, self.ask_code, self.answer = issuer, ask_code, answer
-        self.browser = httpx2.Client(trust_env=False, timeout=30)
+        self.browser = httpx2.Client(trust_env=False, timeout=PATIENCE_SECONDS)
         self.seen: list[str] = []               # the pages, as text
 
     def visit(self, address: str) -> str:

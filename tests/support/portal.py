@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx2
 
+from tests.support.patience import PATIENCE_SECONDS
+
 PAGE = (200, "text/html", b"<html>Welcome! Accept our terms.</html>")
 # Status, content type, body.
 FOREIGN = {
@@ -68,7 +70,8 @@ class PortalCall(BaseHTTPRequestHandler):
         """Pass the call on, and return the gate's answer; a read does not wait, so that its caller asks often."""
         path = re.sub(r"wait_seconds=[^&]*", "wait_seconds=0", self.path)
         passed = {name: self.headers[name] for name in ("authorization", "content-type") if name in self.headers}
-        said = httpx2.request(self.command, self.server.gate_url + path, content=body, headers=passed, timeout=60)
+        said = httpx2.request(self.command, self.server.gate_url + path, content=body, headers=passed,
+                               timeout=PATIENCE_SECONDS)
         return said.status_code, said.headers["content-type"], said.content
 
     def log_message(self, *_: object) -> None:

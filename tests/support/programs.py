@@ -7,7 +7,7 @@ import subprocess
 import threading
 from typing import IO, Any
 
-PATIENCE_SECONDS = 120.0        # for a start on a busy machine; only a test that fails waits that long
+from tests.support.patience import PATIENCE_SECONDS
 
 
 def read_address(program: subprocess.Popen[Any], stream: IO[str], pattern: str = r"https?://\S+:\d+") -> str:

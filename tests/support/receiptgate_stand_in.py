@@ -22,9 +22,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tests.support.patience import PATIENCE_SECONDS
+
 Json = dict[str, Any]
 KEY, SCOPE, PRINCIPAL = "a-key-for-the-ledger", "default", "asyncgate"
-MOST_BYTES, CUSTODY_SECONDS, PATIENCE_SECONDS = 262_144, 900.0, 30.0
+MOST_BYTES, CUSTODY_SECONDS = 262_144, 900.0
 MOST = {"inputs": 64 * 1024, "metadata": 16 * 1024, "task_body": 100 * 1024, "outcome_text": 100 * 1024}
 
 TEXTS = (

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from tests.support.patience import PATIENCE_SECONDS
+
 Answer = tuple[int, dict[str, Any], str]
 CUT: Answer = (0, {}, "")       # the connection is broken after the receipt was read
 
@@ -68,7 +70,7 @@ class StubLedger:
 
     async def until(self, enough: Callable[[], bool]) -> None:
         """Wait until what came is enough."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not enough():
                 self.came.clear()
                 await self.came.wait()

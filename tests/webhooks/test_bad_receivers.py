@@ -26,7 +26,7 @@ from asyncgate.parts.model.settings import WebhookSettings
 from asyncgate.parts.model.stored_webhooks import Webhook
 from asyncgate.parts.webhooks import Webhooks, post
 from asyncgate.parts.webhooks.post import Post
-from tests.conftest import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.receiver import CUT, FLOOD, HANG, OK, TRICKLE, Came, Receiver, Reply
 from tests.support.webhook_tools import STORY, Told, add, deliveries, make_told, settled, state_of, types, until
 

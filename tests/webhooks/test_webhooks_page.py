@@ -13,6 +13,7 @@ import pytest
 
 from asyncgate.conformance.postgres_server import free_port
 from asyncgate.parts.webhooks.events import render_test, show_secret, sign
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +29,7 @@ async def test_the_receiver_of_the_page_takes_an_event_of_test_webhook() -> None
         sys.executable, "-c", script.replace("9000", str(port)), env={"WEBHOOK_SECRET": show_secret(SECRET)},
         stderr=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL)
     try:
-        async with asyncio.timeout(30.0), httpx2.AsyncClient(
+        async with asyncio.timeout(PATIENCE_SECONDS), httpx2.AsyncClient(
                 transport=httpx2.AsyncHTTPTransport(retries=8), timeout=20.0) as http:     # until it listens
             answer = await http.post(f"http://127.0.0.1:{port}/", content=body, headers=sign([SECRET], "e1", now, body))
     finally:

@@ -23,6 +23,7 @@ import trustme
 
 from asyncgate.conformance.postgres_server import free_port
 from tests.conftest import TOKEN, Live, Node
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.person import Person
 
 pytestmark = pytest.mark.anyio
@@ -169,7 +170,7 @@ async def test_the_sdk_for_python_signs_a_person_in_and_refreshes(gate: OAuthLiv
     provider = make_provider(url, gate.person(), kept)
 
     async def tell_who() -> Any:
-        async with (httpx2.AsyncClient(auth=provider, trust_env=False, timeout=30) as http,
+        async with (httpx2.AsyncClient(auth=provider, trust_env=False, timeout=PATIENCE_SECONDS) as http,
                     Client(streamable_http_client(url, http_client=http)) as client):
             return (await client.call_tool("asyncgate.whoami", {})).structured_content
 
@@ -190,7 +191,7 @@ async def test_the_sdk_for_python_asks_again_for_a_scope_that_a_call_needs(gate:
 
     person, url = gate.person("admin"), f"{gate.url}/mcp"
     provider = make_provider(url, person, Kept())
-    async with (httpx2.AsyncClient(auth=provider, trust_env=False, timeout=30) as http,
+    async with (httpx2.AsyncClient(auth=provider, trust_env=False, timeout=PATIENCE_SECONDS) as http,
                 Client(streamable_http_client(url, http_client=http)) as client):
         found = await client.call_tool("asyncgate.list_keys", {})
 
