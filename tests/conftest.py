@@ -42,7 +42,7 @@ from asyncgate.parts.model.stored import (
     Task,
     export_key,
 )
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, patient_mcp_client
 from tests.support.programs import read_address
 
 # Hundreds of programs are started: each would compile the whole package anew.
@@ -254,15 +254,15 @@ Connect = Callable[..., Any]
 def connect() -> Connect:
     """Return what connects an MCP client of the official SDK to a gate in a process of its own."""
     import httpx2
-    from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
+    client_class = patient_mcp_client()
 
     @contextlib.asynccontextmanager
     async def connect(live: Live, mode: str, path: str = "/mcp", **more: Any) -> AsyncIterator[Any]:
         settings: dict[str, Any] = {"headers": {"authorization": f"Bearer {TOKEN}"}, "trust_env": False}
         async with httpx2.AsyncClient(**settings, timeout=PATIENCE_SECONDS) as http:
             transport = streamable_http_client(live.url + path, http_client=http)
-            async with Client(transport, mode=mode, **more) as client:
+            async with client_class(transport, mode=mode, **more) as client:
                 yield client
 
     return connect

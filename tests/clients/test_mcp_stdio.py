@@ -14,12 +14,11 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp_types.version import LATEST_MODERN_VERSION
 
 from asyncgate.clients.http import Exchange
 from asyncgate.commands import mcp_stdio
 from asyncgate.commands.mcp_stdio import Bridge, encode_header
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, patient_mcp_client
 from tests.support.portal import FOREIGN, open_portal
 
 pytestmark = pytest.mark.anyio
@@ -39,10 +38,10 @@ def surroundings(**more: str) -> dict[str, str]:
 @contextlib.asynccontextmanager
 async def host(mode: str, *options: str, **more: str) -> AsyncIterator[Any]:
     """A client that has started the program with these options."""
-    from mcp import Client, StdioServerParameters
+    from mcp import StdioServerParameters
 
     started = StdioServerParameters(command=sys.executable, args=[*RUN, *options], env=surroundings(**more))
-    async with Client(started, mode=mode) as client:
+    async with patient_mcp_client()(started, mode=mode) as client:
         yield client
 
 
@@ -105,9 +104,7 @@ async def test_refusals_reach_the_host_as_they_are(mode: str) -> None:
 
 async def test_a_host_may_subscribe_through_a_running_gate(live: Any) -> None:
     options, watched = ("--url", live.url, "--agent", "ada"), ["asyncgate://obligations"]
-    # With "auto" the client takes a gate that starts slowly for one of an older era, which has no subscriptions.
-    async with (asyncio.timeout(PATIENCE_SECONDS),
-                host(LATEST_MODERN_VERSION, *options, ASYNCGATE_API_KEY=TOKEN) as client,
+    async with (asyncio.timeout(PATIENCE_SECONDS), host("auto", *options, ASYNCGATE_API_KEY=TOKEN) as client,
                 client.listen(resource_subscriptions=watched) as heard):
         await client.call_tool("asyncgate.create_task", {"type": "demo", "payload": None})
         assert (await anext(heard)).uri == "asyncgate://obligations"
