@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from asyncgate.parts.model.queries import OutboxOf, Rows
 from asyncgate.parts.model.stored import TERMINAL, Outgoing, Receipt, Task, export_key
 from asyncgate.parts.receipts.collected import READ_PAUSE_SECONDS, CountCopied, retry_read
-from asyncgate.parts.receipts.reconcile import Findings, list_known_receipts
+from asyncgate.parts.receipts.reconcile import Findings, is_erased, list_known_receipts
 from asyncgate.parts.receipts.sinks.receiptgate_schema import gives_back, is_forwarded, write_canonical
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class GateComparison:
         outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, OutboxOf(tuple(ids)))}
         keeps_custody = any("obligation_id" in one for one in rows)
         for receipt in ours:
-            if is_forwarded(receipt, task) and (keeps_custody or not gives_back(receipt, task)):
+            sent = is_forwarded(receipt, task) and (keeps_custody or not gives_back(receipt, task))
+            if sent and not is_erased(receipt):
                 self._ours(receipt, outbox.get(receipt.receipt_id), theirs)
         known = {one.receipt_id for one in ours} | outbox.keys()
         for receipt_id, one in theirs.items():

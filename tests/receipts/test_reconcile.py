@@ -189,6 +189,16 @@ async def test_what_is_in_the_archive_here_is_no_difference_unless_somebody_chan
     assert await kinds(gate) == ["tampered"]
 
 
+async def test_what_an_erasure_has_changed_here_is_no_difference(gate: Gate) -> None:
+    await gate.finished()
+    await emptied(gate)
+
+    await gate.as_admin().erase_principal(principal_kind="agent", principal_id="ada", confirm="ada")
+    gate.ledger.sender.call(gate.tenant_id)
+    await emptied(gate)
+    assert await found(gate) == []
+
+
 async def test_comparing_changes_nothing(past: Past, gate: Gate) -> None:
     offer = await gate.leased()
     then = await past.remember()
