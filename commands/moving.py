@@ -25,7 +25,7 @@ from asyncgate.commands.calling import (
 )
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.model.errors import GateError, StartupError
-from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
+from asyncgate.parts.model.settings import Configured, Settings, SettingsError, allow_slow_reads, mask_credentials
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.options import add_settings_options
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def integrate_settings(settings: Settings) -> Settings:
     """Return the settings in integrated mode, with long timeouts for large calls."""
     mode = "memorygate_integrated" if settings.receipt_mode == "standalone" else settings.receipt_mode
-    return recovery.allow_slow_reads(replace(settings, receipt_mode=mode))
+    return allow_slow_reads(replace(settings, receipt_mode=mode))
 
 
 # From the gate to the ledger.
@@ -190,7 +190,7 @@ def bring_receipts_home(configured: Configured, target: str, leave_lost: bool, a
     from asyncgate.parts.receipts import home as part
     with cli.exit_on_failed_copy():
         try:
-            settings = recovery.allow_slow_reads(configured.settings)
+            settings = allow_slow_reads(configured.settings)
             status = asyncio.run(bring_home(settings, target, leave_lost, as_json))
         except collected.Unreadable as away:
             raise exit_with(f"{escape_text(str(away))}; nothing was written", EXIT_NO_GATE) from None

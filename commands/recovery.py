@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from msgspec.structs import replace
 
 from asyncgate import FENCES_SKIPPED
 from asyncgate.backends import open_backend
@@ -28,7 +27,7 @@ from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError, StartupError
-from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
+from asyncgate.parts.model.settings import Configured, Settings, SettingsError, allow_slow_reads, mask_credentials
 from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.options import add_settings_options
 
@@ -38,14 +37,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.receipts.reconcile import Findings, Mend
     from asyncgate.parts.receipts.sinks import Sink
 
-READING_MS = 30_000     # no caller waits for these reads
 NO_LEDGER = "`asyncgate verify` checks what is stored"
-
-
-def allow_slow_reads(settings: Settings) -> Settings:
-    """Return the settings with a timeout that is long enough for a whole page."""
-    ours = settings.ledger
-    return replace(settings, ledger=replace(ours, timeout_ms=max(ours.timeout_ms, READING_MS)))
 
 
 def open_ledger(settings: Settings, *, whole: bool = True, instead: str = NO_LEDGER) -> Sink:

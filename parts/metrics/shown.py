@@ -72,6 +72,17 @@ def count_answers(sources: Sources) -> Values:
     return {(result,): count for result, count in ledger.sender.answers.items()} if ledger else {}
 
 
+def count_differences(sources: Sources) -> Values:
+    """Return how often the gate and its ledger differed, by kind."""
+    ledger = sources.ledger
+    return {(kind,): count for kind, count in ledger.compared.differences.items()} if ledger else {}
+
+
+def count_compared(sources: Sources) -> Values:
+    """Return how many receipts were compared with the ledger's."""
+    return {(): sources.ledger.compared.receipts} if sources.ledger else {}
+
+
 def find_open_circuits(sources: Sources) -> Values:
     """Return which circuit breakers keep calls from the ledger."""
     if (ledger := sources.ledger) is None:
@@ -209,6 +220,12 @@ FAMILIES = (
     Family("asyncgate_ledger_circuit_open", "gauge",
            "1 while a circuit breaker keeps calls from the ledger or only probes it, else 0.", ("circuit",),
            find_open_circuits),
+    Family("asyncgate_ledger_compared_receipts_total", "counter",
+           "Receipts that were compared with the ledger's, in the process that compares.", (),
+           count_compared),
+    Family("asyncgate_ledger_differences_total", "counter",
+           "Differences that comparisons with the ledger found, by kind; one that lasts is found each time.", ("kind",),
+           count_differences),
     Family("asyncgate_limits_degraded", "gauge", "1 while the shared store of rate limits does not answer, else 0.", (),
            one(lambda sources: sources.limits.degraded)),
     Family("asyncgate_event_loop_delay_seconds", "histogram",

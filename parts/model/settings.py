@@ -23,6 +23,7 @@ __all__ = [
 
 
 IDLE = "Decides nothing: "
+READING_MS = 30_000     # for reads that no caller waits for
 
 
 def says(text: str, *, secret: bool = False) -> Meta:
@@ -133,6 +134,8 @@ class LedgerSettings(Group, frozen=True):
     source_system: Annotated[Filled, says("The gate's name at ReceiptGate: its token's principal there")] = "asyncgate"
     contents: Annotated[Contents, says("Whether ReceiptGate is sent payloads and results, or their hashes")] = "clear"
     adopt_seconds: Annotated[Duration, says("Seconds between polls for workers' receipts there; 0 is never")] = 10.0
+    compare_interval_seconds: Annotated[Duration, says(
+        "Seconds between comparisons of the gate's receipts with the ledger's; 0 is never")] = 21_600.0
 
 class WorkerBootstrap(Group, frozen=True):
     include_memorygate_routing: Annotated[bool, says("Whether bootstrap tells workers where the ledger is")] = True
@@ -533,6 +536,13 @@ def load_settings(
         values[name], origins[name], spelled[name] = value, origin, spelling
     check_consistency(values, origins)
     return Configured(build_group(Settings, values), origins)
+
+
+def allow_slow_reads(settings: Settings) -> Settings:
+    """Return the settings with a timeout of the ledger that is long enough for a whole page."""
+    ours = settings.ledger
+    patient = msgspec.structs.replace(ours, timeout_ms=max(ours.timeout_ms, READING_MS))
+    return msgspec.structs.replace(settings, ledger=patient)
 
 
 def list_values(configured: Configured) -> list[tuple[str, str, str]]:

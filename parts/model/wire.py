@@ -843,6 +843,15 @@ class LedgerLag(Struct):
     circuit: Literal["closed", "open", "half_open"]
 
 
+class LedgerComparison(Struct):
+    """What the last complete comparison of this gate with its ledger has found."""
+
+    finished_at: datetime
+    receipts: int               # compared
+    sent_again: int             # put into the outbox once more
+    differences: dict[str, int]     # by kind; none if both agree
+
+
 class Receipts(Struct):
     """A page of receipts, oldest first."""
 
@@ -996,3 +1005,4 @@ class Healthy(Struct):
     database: Literal["ok", "unavailable"]
     upkeep: dict[str, Any]
     receipt_ledger_lag: LedgerLag | UnsetType = UNSET
+    ledger_comparison: LedgerComparison | UnsetType = UNSET     # of the process that compares

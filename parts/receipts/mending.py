@@ -30,6 +30,7 @@ from asyncgate import (
 )
 from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Lease, Outgoing, Receipt, Schedule, Task
 from asyncgate.parts.model.wire import Ask
+from asyncgate.parts.receipts.collected import is_sound
 from asyncgate.parts.receipts.reconcile import describe_lead, find_behind
 from asyncgate.parts.receipts.restated import Story, body_of, restate_lease, story_of
 from asyncgate.parts.receipts.strict import undo
@@ -51,6 +52,7 @@ class Resend(Ask, kw_only=True):
 
     receipts: list[str]
     tasks: list[str] = []       # the tasks of the receipts, for a ledger that is also told of tasks
+    bodies: dict[str, str] = {}     # restored bodies of receipts that have none here
 
 
 class TakeOver(Ask, kw_only=True):
@@ -150,7 +152,12 @@ def load_receipts(needs: Needs, caller: Caller, ask: Resend) -> None:
 def resend(sink: Sink, engine: Engine, work: Work, caller: Caller, ask: Resend) -> None:
     """Put receipts into the outbox; set those that the ledger refused back to waiting."""
     for receipt_id in ask.receipts:
-        receipt, row = work.receipts[receipt_id], work.find_record(Outgoing, receipt_id)
+        receipt, row = work.receipts.get(receipt_id), work.find_record(Outgoing, receipt_id)
+        if receipt is None:         # it was pruned meanwhile
+            continue
+        if row is None and not receipt.body and receipt_id in ask.bodies:
+            whole = replace(receipt, body=ask.bodies[receipt_id])
+            receipt = whole if is_sound(whole) else receipt     # else it was erased since its body was restored
         if row is not None:
             work.keep_record(replace(row, state="waiting", tries=0))
         elif receipt.body:

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +27,7 @@ from asyncgate import ACCEPTED, ANOMALY, COMPLETED, FAILED, Caller, Engine, Exte
 from asyncgate.parts.model.queries import OutboxFilter
 from asyncgate.parts.model.settings import CircuitBreaker
 from asyncgate.parts.model.stored import Lag, Outgoing
-from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Healthy, LedgerLag
+from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Healthy, LedgerComparison, LedgerLag
 from asyncgate.parts.receipts.adoption import JOB, Adopter, write_anomaly
 from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading
@@ -52,6 +52,18 @@ SINGLY_SECONDS = 60.0       # how long receipts go one per call after a call wit
 STOP_SECONDS = 5.0          # how long a stopping gate waits for answers to sent receipts
 
 
+# What a comparison with the ledger may find; each has a line in the metrics from the start.
+DIFFERENCES = ("missing_at_ledger", "lost_by_ledger", "end_unproven", "tampered", "never_granted", "ended_there")
+
+
+class Compared(Struct):
+    """How much was compared with the ledger, and what differed."""
+
+    receipts: int = 0
+    sent_again: int = 0
+    differences: Counter[str] = field(default_factory=Counter)
+
+
 class Ledger(Extension):
     """The extension of a gate in integrated mode: stores receipts in the outbox, sends them, and reads the ledger."""
 
@@ -63,6 +75,8 @@ class Ledger(Extension):
         self.reading_breaker, self.strict_breaker = Breaker(circuit), Breaker(circuit)
         self.routes = Routes(engine, self.sink, self.lag)
         self.adopting: asyncio.Task[None] | None = None
+        self.compared: Compared = Compared(differences=Counter(dict.fromkeys(DIFFERENCES, 0)))
+        self.last_comparison: LedgerComparison | None = None
 
     async def __aenter__(self) -> Ledger:
         self.open()
@@ -126,9 +140,11 @@ class Ledger(Extension):
         return reply
 
     async def describe_health(self, health: Healthy) -> None:
-        """Add to a health reply how far the ledger lags."""
+        """Add to a health reply how far the ledger lags, and what the last comparison with it has found."""
         if health.database == "ok":
             health.receipt_ledger_lag = await self.lag()
+        if self.last_comparison is not None:
+            health.ledger_comparison = self.last_comparison
 
     async def lag(self, tenant_id: str | None = None) -> LedgerLag:
         """Return how far the ledger lags, for one tenant or all."""

@@ -61,7 +61,9 @@ class Kind(Struct, frozen=True):
 KINDS = {
     "missing_at_ledger": Kind("send it again, by its key; --repair does", repair=True),
     "parked": Kind("make the ledger accept it; then --repair sends it again", repair=True),
-    "lost_by_ledger": Kind("restore the ledger's backup; here only its hash is left, which proves its content"),
+    "lost_by_ledger": Kind("serve the gate: it sends it again if its task still tells what it said; else restore the "
+                           "ledger's backup; here only its hash is left, which proves its content"),
+    "end_unproven": Kind("none: `asyncgate verify` tells what else is wrong with the task; restore a backup"),
     "tampered": Kind("find out who changed it, and restore the ledger's backup; no command repairs it"),
     "ended_at_ledger": Kind("take over the end of the task from the ledger; --repair does", repair=True),
     "lease_ended_at_ledger": Kind("take over the end of the lease from the ledger; --repair does", repair=True),
@@ -174,12 +176,13 @@ class Comparison:
                  findings: Findings, count: CountCopied) -> None:
         self.backend, self.sink, self.tenant_id, self.collected = backend, sink, tenant_id, collected
         self.instances, self.findings, self.count = instances, findings, count
+        self.stated = dict[str, str]()      # ids of workers' own statements at the ledger, by the gate's ids of these
 
     async def run(self) -> None:
         """Search the ledger for each receipt of the gate, then the gate for each receipt of the ledger."""
         self.stated = {ours: theirs for theirs, ours in (await list_adopted(self.backend, self.tenant_id)).items()}
         async for page in self._pages(Receipt):
-            await self._here(page)
+            await self.compare_page(page)
             self.findings.receipts += len(page)
             self.count(len(page))
         async for pointers in self._pages(Archived):
@@ -198,7 +201,8 @@ class Comparison:
 
     # Receipts of the gate.
 
-    async def _here(self, page: list[Receipt]) -> None:
+    async def compare_page(self, page: list[Receipt]) -> None:
+        """Search the ledger for some receipts of the gate."""
         self.instances.update(one.asyncgate_instance for one in page)
         ids = [one.receipt_id for one in page]
         outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, OutboxOf(tuple(ids)))}

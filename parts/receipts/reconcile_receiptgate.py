@@ -34,11 +34,12 @@ class GateComparison:
         after = ""
         while page := await self.backend.page(self.tenant_id, Rows(Task, after)):
             for task in page:
-                await self._task(task)
+                await self.compare_task(task)
                 self.count(1)
             after = export_key(page[-1])
 
-    async def _task(self, task: Task) -> None:
+    async def compare_task(self, task: Task) -> None:
+        """Compare the receipts of one task."""
         rows = await retry_read(lambda: self.sink.of_task(self.tenant_id, task.task_id))
         theirs = {one["receipt_id"]: one for one in rows if isinstance(one.get("receipt_id"), str)}
         ours = await list_known_receipts(self.backend, self.tenant_id, task.task_id)

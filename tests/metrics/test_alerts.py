@@ -40,6 +40,9 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "AsyncGateDatabaseFails": ({
         f'asyncgate_database_errors_total{{{GATE},kind="unavailable"}}': "0x46 1x14"}, {"instance": "gate:8080"}),
     "AsyncGateLedgerLags": ({f"asyncgate_ledger_oldest_seconds{{{GATE}}}": "0+60x60"}, {"instance": "gate:8080"}),
+    "AsyncGateLedgerDiffers": ({
+        f'asyncgate_ledger_differences_total{{{GATE},kind="lost_by_ledger"}}': "0x50 3x10"},
+        {"instance": "gate:8080", "kind": "lost_by_ledger"}),
     "AsyncGateSweepLate": ({
         f'asyncgate_upkeep_last_run_timestamp_seconds{{{GATE},duty="sweep"}}': "0x60"}, {"instance": "gate:8080"}),
     "AsyncGateWebhooksParked": ({
@@ -64,6 +67,7 @@ QUIET = {
     f'asyncgate_requests_total{{{GATE},operation="ready",status="5xx"}}': "0+60x60",     # it drains
     f'asyncgate_database_errors_total{{{GATE},kind="refused"}}': "0+1x60",
     f"asyncgate_ledger_oldest_seconds{{{GATE}}}": "2x60",
+    f'asyncgate_ledger_differences_total{{{GATE},kind="lost_by_ledger"}}': "3x60",
     f'asyncgate_upkeep_last_run_timestamp_seconds{{{GATE},duty="sweep"}}': "0+60x60",
     f'asyncgate_webhook_deliveries_total{{{GATE},result="delivered"}}': "0+100x60",
     f'asyncgate_webhook_deliveries_total{{{GATE},result="failed"}}': "0+9x60",

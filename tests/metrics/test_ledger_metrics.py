@@ -13,6 +13,7 @@ import pytest
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.postgres_server import free_port
 from asyncgate.parts.model.queries import OutboxFilter
+from asyncgate.parts.receipts.comparing import SETTLED_SECONDS, Comparer
 from tests.conftest import Serve, Served
 from tests.metrics.test_metrics import ON, Scrape, scrape, work_through
 from tests.support.patience import PATIENCE_SECONDS
@@ -54,6 +55,13 @@ async def until(served: Served, name: str, value: float, **labels: str) -> Scrap
         while (told := await look(served)).get(name, **labels) != value:  # noqa: ASYNC110  # a ledger is waited for
             await asyncio.sleep(0.02)
         return told
+
+
+async def emptied(served: Served) -> None:
+    """Wait until nothing waits for the ledger."""
+    async with asyncio.timeout(PATIENCE):
+        while (await served.backend.lag(served.tenant_id)).waiting:  # noqa: ASYNC110  # a ledger is waited for
+            await asyncio.sleep(0.02)
 
 
 def circuits(told: Scrape) -> dict[str, float]:
@@ -111,6 +119,26 @@ async def test_what_the_ledger_refuses_is_counted_and_parked(serve: Serve, books
     assert told.get("receipts_total", type="system.anomaly") == 1       # tells of it, and is sent itself
     assert told.get("ledger_posted_total") == RECEIPTS + 1
     assert told.get("ledger_answers_total", result="stored") == RECEIPTS
+
+
+async def test_what_a_comparison_with_the_ledger_finds_is_counted(serve: Serve, books: LedgerServer) -> None:
+    with books:
+        served = await serve(**integrated(books))
+        await work_through(served, 1)
+        told = await until(served, "ledger_answers_total", RECEIPTS, result="stored")
+        await emptied(served)
+        assert told.get("ledger_differences_total", kind="lost_by_ledger") == 0
+    path = Path(books.database.removeprefix("sqlite:///"))
+    for file in path.parent.glob(f"{path.name}*"):      # the ledger is restored as it was before all of it
+        file.unlink()
+
+    with books:
+        served.backend.skew += SETTLED_SECONDS + 1
+        await Comparer(served.engine).compare()
+        told = await until(served, "ledger_answers_total", 2 * RECEIPTS, result="stored")
+
+    assert told.get("ledger_compared_receipts_total") == RECEIPTS
+    assert told.get("ledger_differences_total", kind="lost_by_ledger") == RECEIPTS
 
 
 async def test_a_strict_gate_tells_that_it_refuses_because_of_its_ledger(serve: Serve, books: LedgerServer) -> None:

@@ -27,6 +27,8 @@ from asyncgate.parts.model.settings import (
     EscalationTarget,
     LedgerSettings,
 )
+from asyncgate.parts.receipts import comparing
+from asyncgate.parts.receipts.comparing import Comparer
 from asyncgate.parts.receipts.mending import Mender
 from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading
@@ -610,6 +612,29 @@ async def test_reconcile_reads_the_ledger_task_by_task_and_mends_what_it_safely_
     assert lost in ledger.receipts
     assert phases(ledger, other["task_id"]) == STRANDED[ledger.dialect]
     assert (await gate.backend.lag(gate.tenant_id)).parked == 0
+
+
+async def test_upkeep_sends_again_what_the_ledger_lost_and_only_tells_what_else_differs(
+        ledger: StandIn, standing: tuple[StandIn, str], serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "TASKS_PER_LOOK", 2)
+    gate = await serving()
+    for _ in range(3):
+        await complete(gate, await gate.leased(), artifacts=FILE)
+    await settled(gate)
+    first, *_, last = [one for one in ledger.receipts.values() if one["phase"] == "complete"]
+    del ledger.receipts[last["receipt_id"]], ledger.hashes[last["receipt_id"]]
+    first["metadata"]["hash"] = "another"
+    gate.backend.skew += comparing.SETTLED_SECONDS + 1
+
+    await Comparer(gate.engine).compare()
+
+    await settled(gate)
+    assert last["receipt_id"] in ledger.receipts
+    told = (await gate.get("/v1/health"))["ledger_comparison"]
+    assert (told["differences"], told["sent_again"]) == ({"missing_at_ledger": 1, "tampered": 1}, 1)
+    assert await kinds(gate) == {"tampered": 1}
+    [line] = [one for one in (await gate.get("/v1/audit"))["lines"] if one["event"] == "ledger_differs"]
+    assert line["severity"] == "critical"
 
 
 async def test_reconcile_names_what_the_ledger_has_otherwise(ledger: StandIn, serving: Serving) -> None:

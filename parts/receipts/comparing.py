@@ -1,0 +1,291 @@
+"""Compare the gate with its ledger from time to time, while it serves (spec 20.6, Consistency Model).
+
+One process of those on a database reads the gate's receipts, a page at a time, and looks for each at the ledger.  A
+receipt that the ledger had and lost is put into the outbox again, if its body is still known here or can be restored
+from the task.  All other differences are only told: in the log, in the audit log, in the health report, in metrics.
+Nothing at the ledger is ever changed or deleted.
+
+A round that is interrupted begins again; nothing is stored about it.  `asyncgate reconcile` compares more: also the
+receipts that only the ledger has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+from asyncgate import ASSIGNED, Caller, Engine, Work
+from asyncgate.parts.identity.admin import audit_change
+from asyncgate.parts.identity.audit import load_head
+from asyncgate.parts.model.queries import EntryFilter, OutboxOf, ReceiptFilter, Rows
+from asyncgate.parts.model.settings import allow_slow_reads
+from asyncgate.parts.model.stored import TERMINAL, LedgerMark, Receipt, Task, export_key
+from asyncgate.parts.model.views import to_utc
+from asyncgate.parts.model.wire import Ask, LedgerComparison
+from asyncgate.parts.process.duties import Alarm
+from asyncgate.parts.receipts.adoption import JOB
+from asyncgate.parts.receipts.collected import (
+    READ_PAUSE_SECONDS,
+    RECEIPTS_PER_COPY,
+    Collected,
+    Unreadable,
+    as_stored,
+    retry_read,
+)
+from asyncgate.parts.receipts.marks import STATED_PREFIX
+from asyncgate.parts.receipts.mending import Resend, load_receipts, resend
+from asyncgate.parts.receipts.outbox import Compared, Ledger
+from asyncgate.parts.receipts.reconcile import (
+    STATED_TYPES,
+    Comparison,
+    Difference,
+    Findings,
+    is_erased,
+    list_known_receipts,
+)
+from asyncgate.parts.receipts.reconcile_receiptgate import GateComparison
+from asyncgate.parts.receipts.restated import ENDING_STATUSES
+from asyncgate.parts.receipts.restoring import restore_bodies
+from asyncgate.parts.receipts.sinks import open_sink
+
+log = logging.getLogger("asyncgate.ledger")
+
+FIRST_SECONDS = 60.0            # after the start: a gate that has just started has other work, and much to send
+AGAIN_SECONDS = 300.0           # after a round that could not be finished
+SETTLED_SECONDS = 300.0         # younger receipts are compared in the next round: a worker may still state one itself
+PAUSE_SECONDS = 0.1             # between pages: agents and the sender also need the ledger
+RECEIPTS_PER_LOOK, TASKS_PER_LOOK = 100, 20
+READS_AHEAD, MOST_AHEAD = 2, 1000   # reads of the ledger's list for one page, and receipts of it that are remembered
+NAMED_PER_TENANT = 10           # differences of a tenant that the log and the audit log name in one round
+# Told elsewhere: a parked receipt by its owner's anomaly and the lag, a worker's statement by its adoption.
+TOLD_ELSEWHERE = {"parked", "stated_by_worker"}
+
+
+class Interrupted(Exception):
+    """A round cannot go on now, and begins again later."""
+
+
+class Comparer:
+    """Compares the gate with its ledger, in the process that also sends the receipts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.alarm, self.begun = engine, Alarm(), False
+
+    async def run(self) -> int:
+        """Compare all tenants; return how many receipts are sent again.  The first run only waits a moment."""
+        if not self.begun:
+            self.begun = True
+            self._run_again_in(FIRST_SECONDS)
+            return 0
+        try:
+            return await self.compare() if await self.engine.leads(JOB) else 0
+        except (Unreadable, Interrupted) as why:
+            log.warning("the gate was not compared with its ledger to the end: %s; next try in %d s", why,
+                        AGAIN_SECONDS)
+            self._run_again_in(AGAIN_SECONDS)
+            return 0
+
+    def _run_again_in(self, seconds: float) -> None:
+        self.alarm.set(asyncio.get_running_loop().time() + seconds)
+
+    async def compare(self) -> int:
+        """Compare all tenants once; raises Unreadable and Interrupted."""
+        ledger = self.engine.find_extension(Ledger)
+        assert ledger is not None       # the gate is in integrated mode
+        sink, found = open_sink(allow_slow_reads(self.engine.settings)), Compared()
+        try:
+            for tenant_id in await self.engine.backend.tenants():
+                await TenantComparison(self.engine, ledger, sink, tenant_id, found).run()
+        finally:
+            await sink.close()
+        ledger.last_comparison = LedgerComparison(
+            to_utc(self.engine.backend.now()), found.receipts, found.sent_again, dict(found.differences))
+        return found.sent_again
+
+
+class TenantComparison:
+    """Compares one tenant with the ledger, in one round."""
+
+    def __init__(self, engine: Engine, ledger: Ledger, sink: Any, tenant_id: str, found: Compared) -> None:
+        self.engine, self.backend, self.ledger, self.sink, self.tenant_id = (
+            engine, engine.backend, ledger, sink, tenant_id)
+        self.settled_at = self.backend.now() - SETTLED_SECONDS
+        self.own = Compared()
+        self.counts = self.own, found, ledger.compared      # of this tenant, of this round, since the start
+        self.named: list[Difference] = []
+        self.places = dict[str, str | None]()   # in the ledger's list of the receipts of each instance
+        self.listed = set[str]()                # instances whose list was read to its end
+
+    async def run(self) -> None:
+        """Compare page by page; then tell what differs, also when the round is interrupted."""
+        try:
+            await (self._compare_receipts() if self.sink.reads else self._compare_tasks())
+        finally:
+            if self.own.differences:
+                await self._tell()
+
+    async def _compare_receipts(self) -> None:
+        """Compare the receipts of a gate that keeps only skeletons."""
+        after, collected = None, Collected()
+        try:
+            while page := await self.backend.page(
+                    self.tenant_id, ReceiptFilter(None, None, None, after, RECEIPTS_PER_LOOK)):
+                after = page[-1].receipt_id
+                await self._compare_page([one for one in page if one.created_at <= self.settled_at], collected)
+                for one in page:
+                    collected.forget(one.receipt_id)
+                if collected.count() > MOST_AHEAD:      # of receipts that are not here, or will be fetched one by one
+                    collected.close()
+                    collected = Collected()
+        finally:
+            collected.close()
+
+    async def _compare_page(self, page: list[Receipt], collected: Collected) -> None:
+        with closing(Findings()) as findings:
+            await self._collect(page, collected)
+            comparison = Comparison(self.backend, self.sink, self.tenant_id, set(), collected, findings, count_none)
+            comparison.stated = await self._list_stated(page)
+            await comparison.compare_page(page)
+            await self._check_ends(page, findings)
+            await self._settle(findings, collected, len(page))
+
+    async def _compare_tasks(self) -> None:
+        """Compare task by task with a ledger that cannot list all receipts; here the receipts are whole."""
+        after = ""
+        while page := await self.backend.page(self.tenant_id, Rows(Task, after, TASKS_PER_LOOK)):
+            after = export_key(page[-1])
+            with closing(Findings()) as findings:
+                for task in (one for one in page if one.updated_at <= self.settled_at):
+                    await self._compare_task(task, findings)
+                await self._settle(findings, None, findings.receipts)
+
+    async def _compare_task(self, task: Task, findings: Findings) -> None:
+        """Compare one task; look twice before something counts, because the sender may deliver between two reads."""
+        with closing(Findings()) as first:
+            await GateComparison(self.backend, self.sink, self.tenant_id, first, count_none).compare_task(task)
+            if not first.counts.keys() - TOLD_ELSEWHERE:
+                findings.receipts += first.receipts
+                return
+        await asyncio.sleep(READ_PAUSE_SECONDS)
+        await GateComparison(self.backend, self.sink, self.tenant_id, findings, count_none).compare_task(task)
+
+    async def _collect(self, page: list[Receipt], collected: Collected) -> None:
+        """Read from the ledger the receipts of a page, and all of the tasks of those that it lacks.
+
+        Order: the outbox is read before the ledger.  What has left it by then is at the ledger.
+        """
+        ids = tuple(one.receipt_id for one in page)
+        waiting = {row.receipt_id for row in await self.backend.page(self.tenant_id, OutboxOf(ids))}
+        sent = {one.receipt_id: one for one in page if one.receipt_id not in waiting and not is_erased(one)}
+        await self._read_ahead(sent, collected)
+        if left := [id for id in sent if id not in collected.get(sent)]:
+            collected.add([as_stored(one) for one in await retry_read(lambda: self.sink.fetch(self.tenant_id, left))])
+        there = collected.get(sent)
+        for task_id in {one.task_id for id, one in sent.items() if id not in there} - {""}:
+            of = EntryFilter(None, task_id, None, None, None, RECEIPTS_PER_COPY)
+            theirs = await retry_read(partial(self.sink.page, self.tenant_id, of))
+            collected.add([as_stored(one) for one in theirs.receipts])
+
+    async def _read_ahead(self, sent: dict[str, Receipt], collected: Collected) -> None:
+        """Read the ledger's list in step with the gate's, so that one call finds many receipts.
+
+        Both lists are in the order of time, but not exactly; what is not found in this way is fetched by its id.
+        """
+        for instance in {one.asyncgate_instance for one in sent.values()}:
+            wanted = [id for id, one in sent.items() if one.asyncgate_instance == instance]
+            for _ in range(READS_AHEAD):
+                before = self.places.get(instance)
+                if len(collected.get(wanted)) == len(wanted) or instance in self.listed:
+                    break
+                of = EntryFilter(None, None, None, instance, before, RECEIPTS_PER_COPY)
+                listed = await retry_read(partial(self.sink.page, self.tenant_id, of))
+                collected.add([as_stored(one) for one in listed.receipts])
+                self.places[instance] = listed.cursor
+                if listed.cursor in (None, before):
+                    self.listed.add(instance)
+
+    async def _list_stated(self, page: Iterable[Receipt]) -> dict[str, str]:
+        """Return the ids at the ledger of ends that workers stated there themselves, by their ids here."""
+        found = dict[str, str]()
+        for one in page:
+            if one.receipt_type in STATED_TYPES and (mark := await self.backend.record(
+                    self.tenant_id, LedgerMark, STATED_PREFIX + one.receipt_id)) is not None:
+                found[one.receipt_id] = mark.receipt_id
+        return found
+
+    async def _check_ends(self, page: Iterable[Receipt], findings: Findings) -> None:
+        """Check that each task that has ended also has a receipt of its end; whether the ledger has it is compared."""
+        for duty in page:
+            if duty.receipt_type != ASSIGNED.type:
+                continue
+            found = await self.backend.task(self.tenant_id, duty.task_id)
+            if found is None or found[0].status not in TERMINAL:
+                continue
+            receipts = await list_known_receipts(self.backend, self.tenant_id, duty.task_id)
+            if not any(ENDING_STATUSES.get(one.receipt_type) == found[0].status for one in receipts):
+                findings.add("end_unproven", self.tenant_id, f"the task is {found[0].status}, and no receipt of the "
+                             "gate states that", None, duty.task_id)
+
+    # What follows.
+
+    async def _settle(self, findings: Findings, collected: Collected | None, receipts: int) -> None:
+        """Count what was compared, and send again what the ledger lacks; raises Interrupted."""
+        real = [one for one in findings.all() if one.kind not in TOLD_ELSEWHERE and await self._is_current(one)]
+        for one in real:
+            log.log(logging.WARNING if len(self.named) < NAMED_PER_TENANT else logging.DEBUG,
+                    "gate and ledger differ: %s tenant=%s task=%s receipt=%s: %s", one.kind, self.tenant_id,
+                    one.task_id, one.receipt_id, one.detail)
+            self.named += [one] if len(self.named) < NAMED_PER_TENANT else []
+        for count in self.counts:
+            count.receipts += receipts
+            count.differences.update(one.kind for one in real)
+        await self._send_again(real, collected)
+        await asyncio.sleep(PAUSE_SECONDS)
+        if not await self.engine.leads(JOB):
+            raise Interrupted("another process does it")
+        most = self.engine.settings.ledger.emission_retry.buffer_size
+        if real and (await self.backend.lag(self.tenant_id)).waiting > most:
+            raise Interrupted(f"more than {most} receipts wait for the ledger")
+
+    async def _is_current(self, one: Difference) -> bool:
+        """Whether the receipt of a difference is still here as it was: it may have been pruned or erased since."""
+        if not one.receipt_id or one.kind in ("never_granted", "ended_there"):
+            return True
+        receipt = await self.backend.receipt(self.tenant_id, one.receipt_id)
+        return receipt is not None and not is_erased(receipt)
+
+    async def _send_again(self, differences: list[Difference], collected: Collected | None) -> None:
+        """Put what the ledger lacks into the outbox, with its body from here, or restored from its task."""
+        ours = [one for one in differences if one.kind == "missing_at_ledger"]
+        bodies = dict[str, str]()
+        if collected is not None:
+            lost = [(one.task_id, one.receipt_id) for one in differences if one.kind == "lost_by_ledger"]
+            bodies = await restore_bodies(self.backend, self.tenant_id, lost, collected)
+        ids = [*(one.receipt_id for one in ours), *bodies]
+        if not ids:
+            return
+        tasks = [] if self.sink.reads else [one.task_id for one in ours if one.task_id]
+        ask = Resend(receipts=ids, tasks=tasks, bodies=bodies)
+        await self.engine.write(partial(resend, self.ledger.sink), load_receipts,
+                                self.engine.make_own_caller(self.tenant_id), ask)
+        for count in self.counts:
+            count.sent_again += len(ids)
+        self.ledger.sender.call(self.tenant_id)
+
+    async def _tell(self) -> None:
+        """Write one line of the audit log about the tenant's differences."""
+        severity: Any = "critical" if self.own.differences["tampered"] else "warning"
+        named = [f"{one.kind} {one.receipt_id or one.task_id}" for one in self.named]
+
+        def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
+            audit_change(engine, work, "ledger_differs", severity, caller, differences=dict(self.own.differences),
+                         sent_again=self.own.sent_again, named=named)
+        await self.engine.write(write, load_head, self.engine.make_own_caller(self.tenant_id), Ask())
+
+
+def count_none(count: int) -> None:
+    """Count nothing: nobody watches."""
