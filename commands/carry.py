@@ -48,7 +48,10 @@ class ExportSpoiled(Exception):
 
 
 class PartialFile:
-    """An unfinished file beside its target; a restarted export resumes it."""
+    """An unfinished file beside its target; a restarted export resumes it.
+
+    Privacy: if anything was erased at the gate since, what is written may hold it, so the export begins anew.
+    """
 
     def __init__(self, target: str, header: Header) -> None:
         self.target, self.path = target, f"{target}.partial"
@@ -69,13 +72,14 @@ class PartialFile:
         self.is_new = there == 0
 
     def _read_earlier(self) -> Iterator[tuple[bytes, Line]]:
-        """Yield the complete lines of an earlier attempt, if it was for the same tenant."""
+        """Yield the complete lines of an earlier attempt, if it was for this tenant and nothing was erased since."""
         for number, text in enumerate(self.file):
             try:
                 line = decode_line(text)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 return
-            ours = line.header is not None and line.header.tenant_id == self.header.tenant_id
+            ours = line.header is not None and (line.header.tenant_id, line.header.erasures) == (
+                self.header.tenant_id, self.header.erasures)
             if not text.endswith(b"\n") or line.trailer is not None or (number == 0 and not ours):
                 return
             yield text, line
@@ -100,6 +104,11 @@ class PartialFile:
             os.remove(self.path)
         fsync_folder(os.path.dirname(os.path.abspath(self.target)))
 
+    def remove(self) -> None:
+        """Remove the unfinished file."""
+        self.file.close()
+        os.remove(self.path)
+
 
 def export_receipts(gate: Http, target: str, count: Any, set_total: Any = lambda total: None) -> PartialFile:
     """Write all receipts of the gate's tenant into a file, with their seals.
@@ -109,7 +118,8 @@ def export_receipts(gate: Http, target: str, count: Any, set_total: Any = lambda
     end = gate.call("seal_receipts")
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     config = gate.call("get_config")
-    header = Header("asyncgate-receipts", end["tenant_id"], 1, config["instance_id"], end["number"], end["hash"], begun)
+    header = Header("asyncgate-receipts", end["tenant_id"], 1, config["instance_id"], end["number"], end["hash"], begun,
+                    count_erasures(gate))
     partial = PartialFile(target, header)
     if partial.is_new:
         partial.writer.put(Line(header=partial.header))
@@ -126,12 +136,36 @@ def export_receipts(gate: Http, target: str, count: Any, set_total: Any = lambda
         partial.file.flush()
         count(len(page))
     if any(seal.late for seal in fetch_seals(gate, partial.header.seals, None)):
-        partial.file.close()
-        os.remove(partial.path)
+        partial.remove()
         raise ExportSpoiled("older receipts were imported into the gate during the export, so the file would be "
                             "incomplete and was removed; export again")
+    if was_erased_since(gate, partial.header):
+        partial.remove()
+        raise ExportSpoiled("data was erased at the gate during the export, so the file could still hold it and was "
+                            "removed; export again")
     partial.finish()
     return partial
+
+
+def count_erasures(gate: Http) -> int:
+    """Return how many erasures of the tenant have ended; raises ExportSpoiled while one is under way."""
+    ended, cursor = 0, None
+    while True:
+        page = gate.call("list_erasures", limit=200, cursor=cursor)
+        if not all(one["ended"] for one in page["erasures"]):
+            raise ExportSpoiled("an erasure is under way at the gate; export again when it has ended: "
+                                "`asyncgate list-erasures` shows it")
+        ended += len(page["erasures"])
+        if (cursor := page.get("next_cursor")) is None:
+            return ended
+
+
+def was_erased_since(gate: Http, header: Header) -> bool:
+    """Whether anything of the tenant was erased, or is being erased, since an export began."""
+    try:
+        return count_erasures(gate) != header.erasures
+    except ExportSpoiled:
+        return True
 
 
 def fetch_page(gate: Http, after: str) -> list[Receipt]:

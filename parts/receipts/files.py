@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.screening import BodyScreen, cut_slices
@@ -37,6 +37,7 @@ class Header(Struct, frozen=True):
     seals: int = 0                      # the number of the last seal in the file
     seal_hash: str = ""
     begun_at: str = ""                  # RFC 3339; empty in the archive, whose segments are made of their rows alone
+    erasures: int | UnsetType = UNSET   # of the tenant that had ended when the export began; none in the archive
 
 
 class Trailer(Struct, frozen=True):

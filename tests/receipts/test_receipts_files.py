@@ -157,6 +157,33 @@ def test_an_import_meanwhile_spoils_an_export_and_is_told(file: Path, gate: Http
     assert not os.path.exists(tmp_path / "spoiled.jsonl.partial")
 
 
+def test_what_was_erased_since_an_export_began_is_not_in_its_file(other: Http, tmp_path: Path) -> None:
+    """Not if it is stopped before the erasure and goes on after it, nor if the erasure comes while it runs."""
+    for name in ("mallory", "ada"):
+        for number in range(3):
+            other.call("create_task", type="files", agent_id=name, payload=number)
+    good(run("export", before := tmp_path / "before.jsonl", other))
+    target = tmp_path / "out.jsonl"
+    partial = Path(f"{target}.partial")
+    partial.write_bytes(b"".join(before.read_bytes().splitlines(keepends=True)[:5]))
+    assert b"mallory" in partial.read_bytes()
+    other.call("erase_principal", principal_kind="agent", principal_id="mallory", confirm="mallory")
+
+    good(run("export", target, other))
+
+    assert b"mallory" not in target.read_bytes()
+    assert len(receipts(target)) >= 6
+    good(run("verify", target))
+    assert not partial.exists()
+
+    def erase(rows: int) -> None:
+        if rows:
+            other.call("erase_principal", principal_kind="agent", principal_id="ada", confirm="ada")
+    with pytest.raises(carry.ExportSpoiled, match="export again"):
+        carry.export_receipts(other, str(tmp_path / "late.jsonl"), erase)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("late")]
+
+
 # Damage.
 
 
