@@ -15,12 +15,13 @@ from msgspec import Raw, Struct
 
 from asyncgate import Caller, Engine, Operation, Work, forbid
 from asyncgate.parts.identity.admin import audit_change, change_record, target_tenant
+from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import InvalidCursor, InvalidRequest, TenantNotFound
 from asyncgate.parts.model.naming import make_filter
 from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import TABLES, Archived, AuditHead, Receipt, export_key
+from asyncgate.parts.model.stored import TABLES, Archived, AuditHead, Erasure, Receipt, export_key
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.model.wire_privacy import EXPORT_ROWS, ExportPage, ExportPrincipal, ExportTenant
@@ -111,6 +112,9 @@ async def export_page(caller: Caller, ask: ExportAsk, subject: Subject) -> Expor
         at = at._replace(returns=await count_returns(engine, subject.tenant_id))
     found = await look(subject, table, at.after, min(ask.limit or EXPORT_ROWS, EXPORT_ROWS))
     following = await follow(subject, at, found.after, kinds)
+    if ask.cursor and await was_erased_since(subject, at.begun_at):
+        raise InvalidCursor("data was erased since this export began, and what it has read before may hold it; throw "
+                            "that away and begin a new export, without a cursor")
     return ExportPage(
         subject.tenant_id, whom, at.kind, DECLARED[table].purpose, to_utc(at.begun_at), to_utc(read_at), not at.after,
         found.looked_at, [Raw(line) for line in found.lines], list_proofs(table), kinds,
@@ -125,6 +129,14 @@ def open_position(engine: Engine, caller: Caller, cursor: str | None, mark: tupl
     if float(begun_at) < engine.backend.now() - VALID_SECONDS:
         raise InvalidCursor("this export began more than seven days ago; begin a new one, without a cursor")
     return Position(float(begun_at), kind, int(returns), after)
+
+
+async def was_erased_since(subject: Subject, begun_at: float) -> bool:
+    """Whether an erasure in the tenant began or ended since a moment; asked after a page is read, not before."""
+    async for row in read_rows(subject.engine, subject.tenant_id, Erasure):
+        if max(row.begun_at, row.ended_at or row.begun_at) >= begun_at:
+            return True
+    return False
 
 
 async def follow(subject: Subject, at: Position, after: str | None, kinds: list[str]) -> Position | None:
