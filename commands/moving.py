@@ -103,14 +103,9 @@ def exit_on_bad_file(path: str) -> Iterator[None]:
 
 
 def check_file(file: str) -> carry.FileVerdict:
-    """Verify a file; return its contents; refuse one with receipts that no ledger could check."""
-    from asyncgate.parts.receipts.files import Damaged
+    """Verify a file; return its contents."""
     with closing(Bar("checking", "receipts")) as bar:
-        verdict = carry.require_sound(file, bar.add)
-    if verdict.erased:
-        raise Damaged(f"{file} has {verdict.erased} receipts whose content was erased, so nothing was sent: a "
-                      "ledger takes only what its hash proves")
-    return verdict
+        return carry.require_sound(file, bar.add)
 
 
 def owner_of(verified: carry.FileVerdict | None) -> str | None:
@@ -160,8 +155,9 @@ def print_push(tally: PushTally, refusals: list[dict[str, str]], as_json: bool) 
     """Print the outcome of a push."""
     more = f", {tally.passed_over} do not concern it" * bool(tally.passed_over)
     lost = f", {tally.lost} are lost" * bool(tally.lost)
+    erased = f"; {say_count(tally.erased, 'receipt')} were erased, and went without content" * bool(tally.erased)
     verdicts.print_answer(as_json, {**asdict(tally), "refusals": refusals},
-                 f"the ledger has {tally.taken} of the receipts and refuses {tally.refused}{lost}{more}")
+                 f"the ledger has {tally.taken} of the receipts and refuses {tally.refused}{lost}{more}{erased}")
 
 
 # From the ledger to the gate.

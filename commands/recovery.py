@@ -266,7 +266,7 @@ async def read_sources(opened: AsyncExitStack, settings: Settings, file: str | N
         sink = open_ledger(settings, instead="--file names a file of `asyncgate receipts export`")
         opened.push_async_callback(sink.close)
         for tenant_id in tenants or (settings.default_tenant_id,):
-            sources[tenant_id] = await collect_from_ledger(sink, tenant_id, bar.add)
+            sources[tenant_id] = await collect_from_ledger(sink, tenant_id, bar.add, takes_erased=True)
             opened.callback(sources[tenant_id].close)
     return sources
 

@@ -194,9 +194,10 @@ def as_stored(found: Filed) -> Receipt:
 # Where receipts are read from.
 
 
-async def collect_from_ledger(sink: Sink, tenant_id: str, count: CountCopied) -> Collected:
+async def collect_from_ledger(sink: Sink, tenant_id: str, count: CountCopied, *,
+                              takes_erased: bool = False) -> Collected:
     """Read all of a tenant's receipts from a ledger; raises Unreadable rather than return only a part."""
-    collected, after = Collected(), None
+    collected, after = Collected(takes_erased=takes_erased), None
     try:
         while True:
             page = await retry_read(lambda after=after: sink.page(    # type: ignore[misc]

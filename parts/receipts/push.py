@@ -3,7 +3,8 @@
 Receipts are sent in the order of their ids, many per call if the ledger accepts that.  A push writes nothing to the
 gate's database.  Sending a receipt again is a no-op at the ledger, so an interrupted push can simply be repeated.  For
 a receipt in the outbox, the bytes stored there are sent.  For a receipt without a body here, the push checks that the
-ledger has it.
+ledger has it.  A receipt that was erased goes as what is left of it: its ids, type, time, task and parents, with a note
+that names the erasure in place of its content.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import Engine
+from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.queries import OutboxOf
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.carry import as_stored_receipt, export_page
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate.ledger")
 
 RECEIPTS_PER_CALL, CALL_BYTES = 250, 2 * 2**20
+STILL_THERE = "; it was erased here: if the ledger still has its content, ask who runs it to erase that"
 FIRST_RETRY_SECONDS = 0.1          # the pause before the first retry; each further pause is twice as long
 
 
@@ -55,6 +58,7 @@ class PushTally(Struct):
     refused: int = 0
     lost: int = 0           # only a hash is left, here and at the ledger
     passed_over: int = 0    # this kind of ledger does not store them
+    erased: int = 0         # sent without content, which an erasure has taken away
     after: str = ""         # TENANT:RECEIPT, the last one that was sent
 
 
@@ -128,9 +132,11 @@ class Push:
 
     async def _count_answer(self, tenant_id: str, receipt: Receipt, no: Refusal | None) -> None:
         """Count an answer; a refused receipt counts as taken if the ledger has the worker's own statement of it."""
+        erased = read_note(receipt.body) is not None
         if no is not None and not await self._is_there(tenant_id, receipt):
-            return self._refuse(receipt, str(no))
+            return self._refuse(receipt, f"{no}{STILL_THERE * erased}")
         self.tally.taken += 1
+        self.tally.erased += erased
 
     async def _is_there(self, tenant_id: str, receipt: Receipt) -> bool:
         theirs = (await self._fetch(tenant_id, [receipt.receipt_id])).get(receipt.receipt_id)
@@ -218,6 +224,8 @@ class FromDatabase:
         return ready
 
     def _render(self, tenant_id: str, receipt: Receipt, found: Any) -> bytes | None:
+        if not self.push.sink.reads and read_note(receipt.body) is not None:
+            return None         # a ReceiptGate has receipts in a form of its own, and none for what was erased
         task: Task | None
         lease: Lease | None
         task, lease = found[:2] if found else (None, None)

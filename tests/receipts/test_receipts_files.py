@@ -290,7 +290,6 @@ def test_what_was_erased_verifies_and_is_imported_as_erased(
         good(run("export", file := tmp_path / "out.jsonl", gate))
 
     checked, came = good(run("verify", file)), good(run("import", file, other))
-    pushed = CliRunner().invoke(main, ["receipts", "push", "--file", str(file), "--set", "ledger.url=http://127.0.0.1:9"])
     good(run("export", again := tmp_path / "again.jsonl", other))
 
     assert "3 receipts say that they were erased" in checked.output
@@ -298,7 +297,6 @@ def test_what_was_erased_verifies_and_is_imported_as_erased(
     assert "3 receipts say that they were erased" in good(run("verify", again)).output
     assert '"ada"' not in again.read_text()     # as a whole word: a digest may have these letters, too
     assert [one.parents for one in receipts(again)] == [one.parents for one in receipts(file)]
-    assert (pushed.exit_code, "3 receipts whose content was erased, so nothing was sent" in pushed.output) == (1, True)
     [ended] = other.call("list_erasures")["erasures"]
     assert ended["changes"] == [{"table": "receipts", "changed": 3, "deleted": 0}]
 

@@ -23,6 +23,7 @@ from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
+from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings, Settings
@@ -318,6 +319,34 @@ async def test_what_the_ledger_had_refused_and_a_push_sent_is_offered_by_the_nex
     assert "repaired: 1 parked" in good(await moving.run(*words, "--repair")).output
     async with moving.standalone(source) as gate:
         assert await rows(gate, Outgoing) == []
+
+
+async def test_what_was_erased_goes_to_the_ledger_as_erased(moving: Moving, fresh: Kinds) -> None:
+    """From a database and from a file alike; and a ledger that still has the content is named."""
+    source, target = await fresh("sqlite"), await fresh("sqlite")
+    async with moving.standalone(source) as gate:
+        kept = await gate.finished(by="bob")
+        good(await moving.push("--database", source))
+        await gate.finished(by="ada")
+        for name in ("ada", "bob"):
+            await gate.as_admin().erase_principal(principal_kind="agent", principal_id=name, confirm=name)
+        erased = [one.receipt_id for one in await rows(gate, Receipt) if read_note(one.body) is not None]
+
+    pushed = await moving.push("--database", source)
+
+    there = moving.there()
+    assert pushed.exit_code == 5
+    assert pushed.output.count("ask who runs it to erase that") == len(
+        [id for id in erased if there[id]["task_id"] == kept.task_id])
+    now = [there[id] for id in erased if there[id]["task_id"] != kept.task_id]
+    assert now
+    assert f"{len(now)} receipts were erased, and went without content" in pushed.output
+    assert all(one["body"].keys() == {"erased", "sealed"} for one in now)
+    assert "ada" not in {one[end]["id"] for one in now for end in ("from", "to")}
+    good(await moving.run("reconcile", "--database", source, "--tenant", moving.tenant_id))
+
+    rebuilt = good(await moving.run("rebuild", "--database", target, "--tenant", moving.tenant_id))
+    assert f"({len(now)} of them erased)" in rebuilt.output
 
 
 async def test_a_file_goes_to_the_ledger_and_a_damaged_one_does_not(
