@@ -187,6 +187,35 @@ async def test_a_receipt_that_is_here_keeps_its_content_when_it_is_offered_as_er
     assert (answer.imported, answer.present, answer.refused) == (0, len(receipts), [])
 
 
+@pytest.mark.parametrize("together", [True, False])
+async def test_an_obligation_is_discharged_once(gate: Gate, together: bool) -> None:
+    """By the first receipt that comes, whether the second one comes with it or later."""
+    await gate.finished()
+    other, receipts = gate.stranger(), await exported(gate)
+    end = next(one for one in receipts if one.receipt_type == "task.completed")
+    second = change(end, receipt_id=f"{end.receipt_id[:-6]}ffffff", receipt_key="another", receipt_type="task.failed")
+
+    answers = [await import_all(other, part) for part in ([[*receipts, second]] if together else [receipts, [second]])]
+
+    [refused] = [one for answer in answers for one in answer.refused]
+    assert (refused.receipt_id, refused.reason) == (second.receipt_id, "discharged_already")
+    assert end.receipt_id in refused.message
+    assert await exported(other) == receipts
+    assert await problems_of(other) == []
+
+
+async def test_a_success_is_refused_of_a_task_that_is_here_and_has_not_succeeded(source: Gate) -> None:
+    completed = next(one for one in await exported(source) if one.receipt_type == "task.completed")
+    task_id = await source.create()
+    unlocated = change(completed, receipt_id=f"{completed.receipt_id[:-6]}ffffff", receipt_key="another",
+                       task_id=task_id, parents=())
+
+    async with source.unchanged():
+        answer = await import_all(source, [unlocated])
+
+    assert [one.reason for one in answer.refused] == ["contradicts_task"]
+
+
 async def test_an_erased_receipt_ends_no_task_that_is_owed_here(source: Gate) -> None:
     completed = next(one for one in await exported(source) if one.receipt_type == "task.completed")
     leased = await source.leased()

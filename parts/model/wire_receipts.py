@@ -128,7 +128,8 @@ class NotImported(Struct):
     """A receipt that was not written, and why."""
 
     receipt_id: str
-    # differs, wrong_hash, parent_missing, stated_already, too_young, too_large, contradicts_task
+    # differs, wrong_hash, parent_missing, stated_already, discharged_already, too_young, too_large, contradicts_task,
+    # contradicts_receipt
     reason: str
     message: str
 

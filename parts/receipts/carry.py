@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import asdict, replace
 
-from asyncgate import RECEIPT_TYPES, TERMINATES, Caller, Engine, Needs, Work, receipt_hash
+from asyncgate import COMPLETED, RECEIPT_TYPES, TERMINATES, Caller, Engine, Needs, Work, receipt_hash
 from asyncgate.parts.model.content import parse_json
 from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.errors import GateError
@@ -137,7 +137,7 @@ def find_problem(settings: Settings, work: Work, receipt: Receipt, written: dict
     if missing := [parent for parent in receipt.parents if parent not in work.receipts and parent not in written
                    and not work.find_record(Archived, parent)]:
         return "parent_missing", f"its parent {missing[0]} is not here; import that receipt first"
-    return find_flaw(settings, receipt) or find_contradiction(work, receipt)
+    return find_flaw(settings, receipt) or find_contradiction(work, receipt) or find_earlier_end(work, receipt, written)
 
 
 def find_same_statement(work: Work, receipt: Receipt, written: dict[str, Receipt]) -> str | None:
@@ -180,8 +180,26 @@ def find_contradiction(work: Work, receipt: Receipt) -> Problem | None:
         return None
     if receipt.receipt_type == "task.assigned" and receipt.receipt_id != task.duty:
         return "contradicts_task", f"task {task.task_id} was assigned by {task.duty}"
+    if receipt.receipt_type == COMPLETED.type and task.status != "succeeded":
+        return "contradicts_task", f"task {task.task_id} is {task.status} here; its own steps write what ends it (H.2)"
     if task.owed and task.duty in receipt.parents and receipt.receipt_type in TERMINATES["task.assigned"]:
         return "contradicts_task", f"task {task.task_id} is still owed here; its own steps write what ends it (H.2)"
+    return None
+
+
+def find_earlier_end(work: Work, receipt: Receipt, written: dict[str, Receipt]) -> Problem | None:
+    """Return which receipt has discharged the same obligation before; each is discharged once (PH.1.3)."""
+    family = {**work.receipts, **written}
+    for parent in receipt.parents:
+        opened, away = family.get(parent), work.find_record(Archived, parent)
+        if opened is not None and discharges(receipt, opened):
+            first = next((one.receipt_id for one in family.values()
+                          if one.receipt_id != receipt.receipt_id and discharges(one, opened)), None)
+            if first is not None:
+                return "discharged_already", f"receipt {first} has discharged obligation {parent} here"
+        # Only what is discharged moves to the archive.
+        elif away is not None and receipt.receipt_type in TERMINATES.get(away.receipt_type, ()):
+            return "discharged_already", f"obligation {parent} is in the archive here, discharged"
     return None
 
 
