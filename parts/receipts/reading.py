@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Raw, Struct, field
@@ -64,15 +65,44 @@ class Shelf(Struct):
     size: int = ROW_BYTES
     most: int = SHELF_BYTES
     cut: bool = False       # the oldest rows were dropped; a reader behind the rest reads the ledger itself
+    # When a row arrived, by the gate's own receipts that arrived before and after it: their times are by one clock.
+    since: dict[str, datetime] = field(default_factory=dict)
+    until: dict[str, datetime] = field(default_factory=dict)
+    last_own: datetime | None = None
+    latest: list[str] = field(default_factory=list)     # rows since the gate's last own receipt
+
+    def pass_own(self, created_at: datetime) -> None:
+        """Note that a receipt of the gate itself comes next in the order of arrival."""
+        self.last_own = max(created_at, self.last_own or created_at)
+        self.until.update(dict.fromkeys((id for id in self.latest if id in self.rows), self.last_own))
+        self.latest.clear()
+
+    def place(self, one: ReceiptRecord) -> tuple[datetime, int]:
+        """Return by what a receipt is sorted among the gate's own: its time, within the limits of its arrival.
+
+        Its author may have any clock.  By that alone one receipt from the future would stand above all others for
+        ever, and one from a slow clock would never be seen.
+        """
+        since, until = self.since.get(one.receipt_id), self.until.get(one.receipt_id)
+        if until is not None and one.created_at >= until:
+            return until, -1
+        return (since, 1) if since is not None and one.created_at <= since else (one.created_at, 0)
 
     def add(self, one: ReceiptRecord) -> None:
         """Append a receipt; drop the oldest rows if the cache is too large."""
         self.rows[one.receipt_id] = one
+        self.latest.append(one.receipt_id)
+        if self.last_own is not None:
+            self.since[one.receipt_id] = self.last_own
         self.size += receipt_weight(one)
         while self.size > self.most and len(self.rows) > 1:
             oldest = self.rows.pop(next(iter(self.rows)))
             self.size, self.cut = self.size - receipt_weight(oldest), True
             self.closed.discard(oldest.receipt_id)
+            self.since.pop(oldest.receipt_id, None)
+            self.until.pop(oldest.receipt_id, None)
+        if len(self.latest) > 2 * len(self.rows):       # most of them were dropped
+            self.latest = [id for id in self.latest if id in self.rows]
 
 
 Where = tuple[str, Principal | None, str | None]       # tenant, inbox, task
@@ -172,7 +202,7 @@ class Reading(Extension):
         others = others[:wished - len(inbox)] if ask.since_receipt_id else others[-wished:]
         inbox += others
         if not ask.since_receipt_id:        # the most recent receipts of both lists
-            inbox[:] = sorted(inbox, key=lambda one: one.created_at)[-wished:]
+            inbox[:] = sorted(inbox, key=self._shelf(where).place)[-wished:]
         if others or theirs:
             last = f"{reply.cursor.latest_receipt_id or ''} {others[-1].receipt_id if others else theirs}"
             reply.cursor.latest_receipt_id = engine.seal_cursor(caller, last, *seal)
@@ -300,11 +330,11 @@ class Reading(Extension):
         for _ in range(pages):
             of = EntryFilter(to, task_id, None, None, shelf.after, BODIES_PER_READ)
             page = await self.ask_ledger(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
-            others = [one.shown() for one in page.receipts if not await self._is_ours(tenant_id, one)]
+            found = [(one, await self._is_ours(tenant_id, one)) for one in page.receipts]
             if shelf.after != of.after:
                 continue        # another call has read this page meanwhile: go on behind it
-            for one in others:
-                shelf.add(one)
+            for one, ours in found:
+                shelf.pass_own(one.created_at) if ours else shelf.add(one.shown())
             if page.cursor in (None, of.after):
                 return
             shelf.after = page.cursor

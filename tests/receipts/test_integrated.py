@@ -160,6 +160,29 @@ async def test_what_others_owe_is_an_open_obligation_until_the_ledger_has_its_en
     assert [one.task_id for one in await gate.owed()] == [mine]
 
 
+async def test_the_first_bootstrap_orders_what_others_stated_by_its_arrival(gate: Gate, ledger: LedgerServer) -> None:
+    """Whatever their clocks say: one that is far ahead stands above nothing newer, one that is slow is still seen."""
+    before = await gate.create()
+    await emptied(gate)
+    ahead, slow = [stated(gate, f"plan.{name}", created_at=f"{year}-01-01T00:00:00Z")
+                   for name, year in (("ahead", 2099), ("slow", 2001))]
+    ledger.call("POST", "/v1/receipts", ahead)
+    between = await gate.create()
+    await emptied(gate)
+    ledger.call("POST", "/v1/receipts", slow)
+
+    async def newest(count: int) -> list[Any]:
+        inbox = (await gate.as_agent().bootstrap(max_items=count)).attention.inbox_receipts
+        return [one.task_id or one.receipt_type for one in inbox]
+
+    assert await newest(10) == [before, "plan.ahead", between, "plan.slow"]
+    assert await newest(1) == ["plan.slow"]
+    last = await gate.create()
+    await emptied(gate)
+    assert await newest(2) == ["plan.slow", last]
+    assert await newest(1) == [last]
+
+
 async def test_bootstrap_says_where_receipts_go_and_how_far_the_ledger_is_behind(
         make_gate: Callable[..., Gate], receipts: dict[str, Any], ledger: LedgerServer) -> None:
     gate = make_gate()
