@@ -182,9 +182,10 @@ class TenantComparison:
         waiting = {row.receipt_id for row in await self.backend.page(self.tenant_id, OutboxOf(ids))}
         sent = {one.receipt_id: one for one in page if one.receipt_id not in waiting and not is_erased(one)}
         await self._read_ahead(sent, collected)
-        if left := [id for id in sent if id not in collected.get(sent)]:
-            collected.add([as_stored(one) for one in await retry_read(lambda: self.sink.fetch(self.tenant_id, left))])
         there = collected.get(sent)
+        if left := [id for id in sent if id not in there]:
+            collected.add([as_stored(one) for one in await retry_read(lambda: self.sink.fetch(self.tenant_id, left))])
+            there = collected.get(left) | there
         for task_id in {one.task_id for id, one in sent.items() if id not in there} - {""}:
             of = EntryFilter(None, task_id, None, None, None, RECEIPTS_PER_COPY)
             theirs = await retry_read(partial(self.sink.page, self.tenant_id, of))
