@@ -78,8 +78,8 @@ from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.errors import (
     DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest,
     InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable,
-    NotNow, outcome_unknown, QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound,
-    TenantMismatch, TooManyArtifacts, TooManyParents)
+    NotNow, outcome_unknown, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
+    TooManyArtifacts, TooManyParents)
 from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
 from asyncgate.parts.model.members import Reader, Unreadable
@@ -89,6 +89,7 @@ from asyncgate.parts.model.overdue import alive, is_late, is_lost, is_spent, is_
 from asyncgate.parts.model.pausing import find_pauses
 from asyncgate.parts.model.queries import (
     EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, Row, TaskFilter, wanted_is)
+from asyncgate.parts.model.quotas import check_kinds
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
     ACTIVE, ERASABLE, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing,
@@ -726,6 +727,10 @@ class Extension:
     def why_no_lease(self, work: Work, worker: Principal) -> str | None:
         """Say why a worker gets no further lease now; None if it may have one."""
 
+    def limit_lease(self, work: Work) -> int:
+        """Return how many seconds a lease of the tenant may last; the least of all answers counts."""
+        return sys.maxsize
+
     def why_no_task(self, work: Work, ask: LeaseNext) -> str | None:
         """Say why a claim finds no task, if it would find some otherwise."""
 
@@ -795,6 +800,7 @@ class Hooks:
         self.check_new_task = tuple(one.check_new_task for one in having("check_new_task"))
         self.check_optional_receipt = tuple(one.check_optional_receipt for one in having("check_optional_receipt"))
         self.why_no_lease = tuple(one.why_no_lease for one in having("why_no_lease"))
+        self.limit_lease = tuple(one.limit_lease for one in having("limit_lease"))
         self.why_no_task = tuple(one.why_no_task for one in having("why_no_task"))
         self.why_hold = tuple(one.why_hold for one in having("why_hold"))
         self.report_loss = tuple(one.report_loss for one in having("report_loss"))
@@ -964,17 +970,11 @@ class Engine:
             raise caller.no_new_tasks
         duty = self.write_receipt(work, EMISSION["create"], task, contract, parents=parents)
         work.add_task(replace(task, duty=duty.receipt_id), needed)
-        self._limit_kinds(work)
+        if work.lanes:
+            check_kinds(self.settings.max_lanes, len(work.known) + len(work.lanes))
         for check_new_task in self.on.check_new_task:
             check_new_task(work)
         return Created(task.task_id, "queued")
-
-    def _limit_kinds(self, work: Work) -> None:
-        """Refuse a task that needs a further lane when all lanes are used; existing tasks are unaffected."""
-        if work.lanes and 0 < self.settings.max_lanes < len(work.known) + len(work.lanes):
-            raise QuotaExceeded(f"tasks of {self.settings.max_lanes} kinds wait already, which is all there may be: a "
-                                "kind is a type and the capabilities it requires", quota="kinds",
-                                limit=self.settings.max_lanes, retry_after=60)
 
     @contextlib.contextmanager
     def check_optional_receipts(self, work: Work, task_id: str) -> Iterator[None]:
@@ -1310,8 +1310,8 @@ class Engine:
         task, lease_id = work.move_task(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self.write_receipt(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
-        ttl = self._choose_lease_length(wished)
-        end = self._find_lease_end(work.now, work.now, ttl)
+        ttl = self._choose_lease_length(work, wished)
+        end = self._find_lease_end(work, work.now, ttl)
         lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now, end, 0,
                       accepted.receipt_id, ask.claim_id, ttl_seconds=ttl)
         work.set_lease(lease)
@@ -1331,7 +1331,7 @@ class Engine:
         ask = replace(ask, task_id=task_id)     # a copy: the ask may be decided once more
         task, lease = self.require_lease(work, caller, ask)
         self._check_renewal(work, lease)
-        until = self._find_lease_end(lease.acquired_at, work.now, ask.extend_by_seconds or lease.ttl_seconds)
+        until = self._find_lease_end(work, lease.acquired_at, ask.extend_by_seconds or lease.ttl_seconds)
         until = max(until, lease.expires_at)
         lease = replace(lease, expires_at=until, renewals=lease.renewals + 1)
         work.set_lease(lease)
@@ -1606,15 +1606,16 @@ class Engine:
         return ended.receipt_type != EXPIRED.type or ended.receipt_key == mine or (
             ended.body != "" and decode_json(ended.body)["reason"] == "released")
 
-    def _find_lease_end(self, acquired: float, now: float, wished: int | None) -> float:
+    def _find_lease_end(self, work: Work, acquired: float, wished: int | None) -> float:
         """Return when a lease runs out: its length from now, but never past its longest lifetime."""
-        until = now + self._choose_lease_length(wished)
+        until = work.now + self._choose_lease_length(work, wished)
         longest = self.settings.max_lease_lifetime_seconds
         return min(until, acquired + longest) if longest else until
 
-    def _choose_lease_length(self, wished: int | None) -> int:
+    def _choose_lease_length(self, work: Work, wished: int | None) -> int:
         """Return how many seconds a lease lasts: as wished, else the default, and never more than the maximum."""
-        return min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
+        longest = min((self.settings.max_lease_ttl_seconds, *(limit(work) for limit in self.on.limit_lease)))
+        return min(wished or self.settings.default_lease_ttl_seconds, longest)
 
     def _discharge_duty(self, work: Work, task: Task) -> Task:
         work.close_obligation(task.duty, task.owner)

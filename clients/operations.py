@@ -1478,13 +1478,15 @@ class AsyncOperations:
     async def set_limits(
         self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None,
         stricter_calls_per_hour: int | None = None, stricter_tasks_per_hour: int | None = None,
-        stricter_until: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
+        stricter_until: datetime | None = None, max_payload_bytes: int | None = None,
+        max_lease_ttl_seconds: int | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Set a tenant's tier, exempt it from all limits until a time (21.4.5), or set stricter limits (21.9.2).
+        """Set a tenant's tier or own limits, exempt it from all for a time (21.4.5), or set stricter ones (21.9.2).
 
-        For the operator.  An exemption and stricter limits need a reason.  Stricter limits are enforced even where
-        other
-        limits are not.  Other processes apply the change within five seconds.
+        For the operator.  An exemption and stricter limits need a reason.  Stricter limits, and a tenant's own ones of
+        payloads and leases (21.6), are enforced even where other limits are not.  Other processes apply the change
+        within
+        five seconds; leases that are longer already go on to their end.
         """
         return await self.ask("set_limits", Limits, locals())
 
@@ -2518,13 +2520,15 @@ class SyncOperations:
     def set_limits(
         self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None,
         stricter_calls_per_hour: int | None = None, stricter_tasks_per_hour: int | None = None,
-        stricter_until: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
+        stricter_until: datetime | None = None, max_payload_bytes: int | None = None,
+        max_lease_ttl_seconds: int | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Set a tenant's tier, exempt it from all limits until a time (21.4.5), or set stricter limits (21.9.2).
+        """Set a tenant's tier or own limits, exempt it from all for a time (21.4.5), or set stricter ones (21.9.2).
 
-        For the operator.  An exemption and stricter limits need a reason.  Stricter limits are enforced even where
-        other
-        limits are not.  Other processes apply the change within five seconds.
+        For the operator.  An exemption and stricter limits need a reason.  Stricter limits, and a tenant's own ones of
+        payloads and leases (21.6), are enforced even where other limits are not.  Other processes apply the change
+        within
+        five seconds; leases that are longer already go on to their end.
         """
         return self.ask("set_limits", Limits, locals())
 

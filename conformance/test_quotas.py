@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET
+from msgspec.json import decode
 
 from asyncgate import Caller, Engine, Needs, Work
-from asyncgate.conformance.harness import PATIENCE, Gate, refused, under
+from asyncgate.conformance.harness import PATIENCE, Gate, View, refused, under
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Settings, Tier
 from asyncgate.parts.model.stored import Account, Usage
 from asyncgate.parts.model.wire import Offer, Principal
+from asyncgate.parts.model.wire_admin import Limits
 
 pytestmark = pytest.mark.anyio
 FOREVER = 4e9
@@ -376,3 +378,186 @@ async def test_tenants_have_their_own(make_gate: Callable[..., Gate]) -> None:
     await gate.create()
 
     await gate.stranger().create()
+
+
+# A tenant's own limits of payloads and leases (21.6.1, 21.6.2).
+
+
+@pytest.fixture
+def gate(make_gate: Callable[..., Gate]) -> Gate:
+    """A gate that counts quotas: each batch has the account; elsewhere the guard has it (test_admin.py)."""
+    return make_gate(**limited())
+
+
+def operator_of(gate: Gate) -> View:
+    """Return the operator, who sets the limits of all tenants."""
+    return Gate(gate.engine, gate.engine.settings.default_tenant_id).as_admin()
+
+
+async def limit(gate: Gate, **own: int) -> Limits:
+    """Set limits of the tenant."""
+    set_to: Limits = await operator_of(gate).set_limits(tenant=gate.tenant_id, **own)
+    return set_to
+
+
+async def claim_every(gate: Gate, **ask: Any) -> float:
+    """Create a task and claim it; return after how many seconds its lease is to be renewed: after a third of it."""
+    await gate.create()
+    offer = await gate.claim(**ask)
+    assert offer is not None
+    return offer.renew_every_seconds
+
+
+async def test_a_payload_above_the_limit_of_its_tenant_is_refused_with_that_limit(gate: Gate) -> None:
+    await limit(gate, max_payload_bytes=12)
+    fits, long = "x" * 10, "x" * 11
+
+    async with gate.unchanged():
+        with refused("payload_too_large", quota="max_payload_bytes", limit=12) as no:
+            await gate.create(payload=long)
+    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": text} for text in (long, fits)])
+
+    assert "13 bytes; the limit of this tenant is 12" in str(no.value)
+    assert [item.error and (item.error.error, item.error.quota, item.error.limit) for item in made.results] == [
+        ("payload_too_large", "max_payload_bytes", 12), None]
+    await gate.create(payload=fits)
+    await gate.stranger().create(payload=long)
+
+
+async def test_bytes_count_against_the_limit_of_payloads_and_not_letters(gate: Gate) -> None:
+    await limit(gate, max_payload_bytes=12)
+
+    await gate.create(payload="éééée")
+    with refused("payload_too_large"):
+        await gate.create(payload="ééééée")
+
+
+async def test_a_repeated_creation_has_its_task_whatever_the_limit_is_now(gate: Gate) -> None:
+    first = await gate.create(idempotency_key="once", payload="x" * 50)
+    await limit(gate, max_payload_bytes=10)
+
+    assert await gate.create(idempotency_key="once", payload="x" * 50) == first
+    with refused("payload_too_large"):
+        await gate.create(idempotency_key="twice", payload="x" * 50)
+
+
+async def test_a_task_is_run_again_only_with_a_payload_within_the_limit_of_now(gate: Gate) -> None:
+    task_id = await gate.create(payload="x" * 50)
+    await gate.as_agent().cancel_task(task_id=task_id)
+    await limit(gate, max_payload_bytes=10)
+
+    with refused("payload_too_large", quota="max_payload_bytes"):
+        await gate.as_agent().rerun_task(task_id=task_id)
+    await limit(gate, max_payload_bytes=-1)
+    await gate.as_agent().rerun_task(task_id=task_id)
+
+
+@pytest.mark.parametrize(("wished", "gets"), [({}, 90), ({"lease_ttl_seconds": 600}, 90),
+                                              ({"lease_ttl_seconds": 30}, 30)])
+async def test_a_lease_lasts_no_longer_than_its_tenant_may_have(gate: Gate, wished: dict[str, int], gets: int) -> None:
+    await limit(gate, max_lease_ttl_seconds=90)
+
+    assert await claim_every(gate, **wished) == pytest.approx(gets / 3)
+    assert await claim_every(gate.stranger(), lease_ttl_seconds=600) == pytest.approx(200)
+
+
+async def test_the_wish_of_a_task_is_clamped_like_that_of_a_worker(gate: Gate) -> None:
+    await limit(gate, max_lease_ttl_seconds=90)
+    await gate.create(timeouts={"lease_ttl_seconds": 600})
+
+    offer = await gate.claim(lease_ttl_seconds=None)
+
+    assert offer is not None
+    assert offer.renew_every_seconds == pytest.approx(30)
+
+
+async def test_a_renewal_is_clamped_to_what_its_tenant_may_have(gate: Gate) -> None:
+    await limit(gate, max_lease_ttl_seconds=90)
+    await gate.create()
+    offer = await gate.claim(lease_ttl_seconds=30)
+    assert offer is not None
+
+    renewed = await gate.as_worker().renew_lease(**under(offer, extend_by_seconds=600))
+
+    assert renewed.renew_every_seconds == pytest.approx(30)
+
+
+async def test_a_lease_from_before_goes_on_to_its_end_and_is_then_renewed_for_less(gate: Gate) -> None:
+    await gate.create()
+    offer = await gate.claim(lease_ttl_seconds=600)
+    assert offer is not None
+    await limit(gate, max_lease_ttl_seconds=60)
+
+    at_once = await gate.as_worker().renew_lease(**under(offer))
+    gate.skip(590)
+    later = await gate.as_worker().renew_lease(**under(offer))
+
+    assert at_once.expires_at == offer.expires_at
+    assert later.renew_every_seconds == pytest.approx(20)
+
+
+async def test_a_change_of_limits_holds_for_the_next_call(gate: Gate) -> None:
+    for most, fits in [(10, False), (-1, True), (12, False), (60, True)]:
+        await limit(gate, max_payload_bytes=most)
+        if fits:
+            await gate.create(payload="x" * 50)
+        else:
+            with refused("payload_too_large", limit=most):
+                await gate.create(payload="x" * 50)
+
+
+async def test_another_process_has_the_limits_from_its_first_call_on(gate: Gate) -> None:
+    await limit(gate, max_payload_bytes=10, max_lease_ttl_seconds=60)
+    await gate.create()
+
+    other = gate.beside(**limited())
+
+    offer = await other.claim()
+    assert offer is not None
+    assert offer.renew_every_seconds == pytest.approx(20)
+    with refused("payload_too_large", limit=10):
+        await gate.beside(**limited()).create(payload="x" * 50)
+
+
+async def test_limits_of_payloads_and_leases_are_shown_and_never_above_those_of_the_gate(
+        make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(max_payload_bytes=5000, max_lease_ttl_seconds=400, **limited())
+    admin = gate.as_admin()
+
+    def told(limits: Limits) -> tuple[int, int]:
+        return limits.max_payload_bytes, limits.max_lease_ttl_seconds
+
+    assert told(await admin.get_limits()) == (5000, 400)
+    assert told(await limit(gate, max_payload_bytes=1000, max_lease_ttl_seconds=60)) == (1000, 60)
+    assert told(await limit(gate, max_payload_bytes=2000)) == (2000, 60)
+    assert told(await admin.get_limits()) == (2000, 60)
+    for wrong in ({"max_payload_bytes": 5001}, {"max_lease_ttl_seconds": 401}, {"max_payload_bytes": 0},
+                  {"max_lease_ttl_seconds": 0}, {"max_payload_bytes": -2}):
+        with refused("invalid_request"):
+            await limit(gate, **wrong)
+    assert told(await limit(gate, max_lease_ttl_seconds=-1)) == (2000, 400)
+    lowered = gate.beside(max_payload_bytes=1500, **limited())
+    assert told(await lowered.as_admin().get_limits()) == (1500, 1800)
+    with refused("payload_too_large", limit=1500):
+        await lowered.create(payload="x" * 1600)
+
+
+async def test_who_is_exempt_has_the_limits_of_the_gate(gate: Gate) -> None:
+    await limit(gate, max_payload_bytes=10, max_lease_ttl_seconds=60)
+    await operator_of(gate).set_limits(tenant=gate.tenant_id, exempt_until="2100-01-01T00:00:00Z", reason="contract")
+
+    await gate.create(payload="x" * 50)
+
+    assert await claim_every(gate, lease_ttl_seconds=600) == pytest.approx(200)
+
+
+async def test_only_the_operator_sets_limits_and_the_audit_log_says_which(gate: Gate) -> None:
+    with refused("forbidden"):
+        await gate.as_admin().set_limits(tenant=gate.tenant_id, max_payload_bytes=10)
+
+    await operator_of(gate).set_limits(tenant=gate.tenant_id, max_payload_bytes=10, reason="they send films")
+
+    [line] = (await gate.as_admin().list_audit(event="own_limits_changed")).lines
+    said = decode(line.details)
+    assert (said["max_payload_bytes"], said["reason"], "max_lease_ttl_seconds" in said) == (
+        10, "they send films", False)

@@ -6,7 +6,7 @@ from asyncgate import Engine
 from asyncgate.backends import Backend
 from asyncgate.parts.identity.budgets import Budgets
 from asyncgate.parts.identity.metering import CallMeter
-from asyncgate.parts.identity.quotas import Quotas
+from asyncgate.parts.identity.quotas import OwnLimits, Quotas
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operating.pausing import Pausing
 from asyncgate.parts.operating.traffic import TrafficCounter
@@ -18,7 +18,7 @@ def engine_over(backend: Backend, settings: Settings) -> Engine:
     engine = Engine(backend, settings)
     engine.extend(Pausing(engine), TrafficCounter(engine), CallMeter(engine), Budgets(engine))
     if settings.security.rate_limiting.enabled:
-        engine.extend(Quotas(engine))
+        engine.extend(Quotas(engine), OwnLimits(settings))
     if settings.escalation.enabled:
         engine.extend(Escalation(engine))
     return engine

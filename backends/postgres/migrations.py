@@ -36,7 +36,9 @@ ALTER TABLE asyncgate.presences
     ADD COLUMN IF NOT EXISTS failed bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS expired bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS released bigint NOT NULL DEFAULT 0;
-ALTER TABLE asyncgate.accounts ADD COLUMN IF NOT EXISTS budgets text NOT NULL DEFAULT '{}';
+ALTER TABLE asyncgate.accounts
+    ADD COLUMN IF NOT EXISTS budgets text NOT NULL DEFAULT '{}',
+    ADD COLUMN IF NOT EXISTS max_payload_bytes bigint, ADD COLUMN IF NOT EXISTS max_lease_ttl_seconds bigint;
 ALTER TABLE asyncgate.receipts ADD COLUMN IF NOT EXISTS salt text NOT NULL DEFAULT '';
 ALTER TABLE asyncgate.tasks ADD COLUMN IF NOT EXISTS summary asyncgate.id, ALTER COLUMN type TYPE asyncgate.id;
 """

@@ -44,7 +44,14 @@ from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.identity.oversight import mark_as_audited
 from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidTransition, KeyNotFound, TenantNotFound
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.quotas import apply_stricter_limits, find_allowance, is_throttled, tier_of
+from asyncgate.parts.model.quotas import (
+    apply_stricter_limits,
+    find_allowance,
+    find_largest_payload,
+    find_longest_lease,
+    is_throttled,
+    tier_of,
+)
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Account, Audit, AuditHead, Key, Usage
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
@@ -239,6 +246,9 @@ def as_tenant_record(settings: Settings, tenant_id: str, account: Account | None
 # Limits.
 
 
+OWN_LIMITS = ("max_payload_bytes", "max_lease_ttl_seconds")     # so called in the settings, in an account, in a request
+
+
 async def get_limits(engine: Engine, caller: Caller, ask: GetLimits) -> Limits:
     """Return a tenant's limits, its usage, and whether the limits are enforced; -1 is unlimited.
 
@@ -263,15 +273,16 @@ def load_usage(needs: Needs, caller: Caller, ask: Any) -> None:
 
 
 async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
-    """Set a tenant's tier, exempt it from all limits until a time (21.4.5), or set stricter limits (21.9.2).
+    """Set a tenant's tier or own limits, exempt it from all for a time (21.4.5), or set stricter ones (21.9.2).
 
-    For the operator.  An exemption and stricter limits need a reason.  Stricter limits are enforced even where other
-    limits are not.  Other processes apply the change within five seconds.
+    For the operator.  An exemption and stricter limits need a reason.  Stricter limits, and a tenant's own ones of
+    payloads and leases (21.6), are enforced even where other limits are not.  Other processes apply the change within
+    five seconds; leases that are longer already go on to their end.
     """
     require_operator(engine, caller)
     tenant_id = await tenant_of(engine, ask.tenant or "")
     until, strict = instant(ask.exempt_until), instant(ask.stricter_until)
-    whom = await list_admins(engine, tenant_id)
+    whom, own = await list_admins(engine, tenant_id), read_own_limits(engine.settings, ask)
     asked_calls, asked_tasks = ask.stricter_calls_per_hour, ask.stricter_tasks_per_hour
     if (until is not None or strict is not None) and not ask.reason:
         raise InvalidRequest("exempt_until and stricter_until need a reason; the audit log keeps it (spec 21.4.5)")
@@ -285,6 +296,9 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
         if ask.tier is not None:
             account = replace(account, tier=ask.tier)
             audit_change(engine, work, "tier_changed", "warning", caller, tier=ask.tier, reason=ask.reason)
+        if own:
+            account = replace(account, **own)
+            audit_change(engine, work, "own_limits_changed", "warning", caller, reason=ask.reason, **own)
         if until is not None:
             account = replace(account, exempt_until=until, exempt_why=ask.reason)
             granted = "rate_limit_bypass_granted" if until > work.now else "rate_limit_bypass_ended"
@@ -304,14 +318,26 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
     return await change_record(engine, caller, tenant_id, Account, (), agree)
 
 
+def read_own_limits(settings: Settings, ask: SetLimits) -> dict[str, int | None]:
+    """Return a tenant's own limits that a request changes; None: as the settings say."""
+    asked = {name: wished for name in OWN_LIMITS if (wished := getattr(ask, name)) is not None}
+    for name, wished in asked.items():
+        if wished == 0 or wished > getattr(settings, name):
+            raise InvalidRequest(f"{name} is from 1 to {getattr(settings, name)}, which is this gate's limit for all "
+                                 "tenants; -1 brings that limit back")
+    return {name: None if wished == -1 else wished for name, wished in asked.items()}
+
+
 def as_limits_record(settings: Settings, tenant_id: str, account: Account | None, now: float) -> Limits:
     """Show a tenant's limits, and until when it is exempt from them."""
-    account = account or Account("", 0.0)
-    may = apply_stricter_limits(find_allowance(settings, replace(account, exempt_until=None), now), account, now)
+    exempt = account.exempt_until if account else None
+    account = replace(account or Account("", 0.0), exempt_until=None)
+    may = apply_stricter_limits(find_allowance(settings, account, now), account, now)
     strict = is_throttled(account, now)
     return Limits(tenant_id, tier_of(settings, account), settings.security.rate_limiting.enabled, may.tasks_per_hour,
                   may.api_calls_per_hour, may.active_tasks, may.concurrent_leases, may.receipt_storage_gb,
-                  may.terminal_tasks, may.receipts_per_task, to_utc_or_none(account.exempt_until),
+                  may.terminal_tasks, may.receipts_per_task, find_largest_payload(settings, account, now),
+                  find_longest_lease(settings, account, now), to_utc_or_none(exempt),
                   to_utc_or_none(account.stricter_until) if strict else None, account.stricter_why if strict else None)
 
 

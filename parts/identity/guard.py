@@ -17,6 +17,7 @@ from asyncgate.parts.identity.keys import PLACES, IssuedKeys, places_of
 from asyncgate.parts.identity.keys_stored import KEY_PREFIX
 from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.oversight import oversee
+from asyncgate.parts.identity.quotas import OwnLimits
 from asyncgate.parts.identity.ways import Identity
 from asyncgate.parts.model.caller import NOBODY
 from asyncgate.parts.model.connection import Headers, Scope, find_client_address, group_address, read_token
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate")
 
 STATUS_SECONDS = 5.0        # how old a cached account may be
+OUTDATED = float("-inf")    # when an account was read that has changed since
 NO_WAY_IN = ("no credential could be valid: set ASYNCGATE_API_KEY to a secret of your choice, or issue a first key "
              "with `asyncgate keys issue --role admin --name first --principal-id me`, or run `asyncgate dev`")
 MOST_ALLOTMENTS = 1000      # buckets of a principal at an address that are remembered, for limits that stay the same
@@ -65,7 +67,7 @@ class Accounts:
 
     async def of(self, tenant_id: str) -> Account | None:
         """Return a tenant's account; concurrent calls share one query."""
-        at, account = self.read.get(tenant_id, (0.0, None))
+        at, account = self.read.get(tenant_id, (OUTDATED, None))
         if 0 <= asyncio.get_running_loop().time() - at < STATUS_SECONDS:
             return account
         if tenant_id not in self.reading:
@@ -102,9 +104,23 @@ class Accounts:
         """Whether the running task's query is still valid: nobody changed the account since it began."""
         return self.reading.get(tenant_id) is asyncio.current_task()
 
+    def last_of(self, tenant_id: str) -> Account | None:
+        """Return a tenant's account as it was last read or changed: for rules, which never wait."""
+        return self.read.get(tenant_id, (OUTDATED, None))[1]
+
     def forget(self, tenant_id: str) -> None:
-        """Drop a cached account, and ignore a query that is still running: it may return the old row."""
-        self.read.pop(tenant_id, None)
+        """Read an account again at the next call, and ignore a query that is still running: it may return the old row.
+
+        Rules go by the old one until then.
+        """
+        self.note_change(tenant_id, self.last_of(tenant_id))
+
+    def note_change(self, tenant_id: str, account: Account | None) -> None:
+        """Let rules go by another account until it is read again, at the next call.
+
+        It is read because batches of a tenant may be noted in another order than they were committed in.
+        """
+        self.read[tenant_id] = OUTDATED, account
         self.reading.pop(tenant_id, None)
 
     async def require_active(self, caller: Caller) -> None:
@@ -181,6 +197,8 @@ class Guard(Extension):
     async def __aenter__(self) -> Guard:
         await self._require_credential()
         self.engine.extend(self)
+        if not self.enforced:       # else each batch has loaded the account
+            self.engine.extend(OwnLimits(self.settings, self.accounts.last_of))
         if self.revocations is not None:
             self.engine.extend(self.revocations)
         self.auditor.open()
@@ -226,18 +244,16 @@ class Guard(Extension):
             if kind is Key:
                 self.keys.forget(*key)
             elif kind is Account:
-                self._forget(work.tenant_id)
+                self.accounts.note_change(work.tenant_id, work.find_record(Account))
+                self.keys.forget_tenant(work.tenant_id)
 
     def hear_news(self, news: News) -> None:
         """Forget the keys and the account that a batch of another process has changed."""
         for key_id in news.keys:
             self.keys.forget(key_id)
         if news.account:
-            self._forget(news.tenant_id)
-
-    def _forget(self, tenant_id: str) -> None:
-        self.accounts.forget(tenant_id)
-        self.keys.forget_tenant(tenant_id)
+            self.accounts.forget(news.tenant_id)
+            self.keys.forget_tenant(news.tenant_id)
 
     # Every request.
 

@@ -1,4 +1,4 @@
-"""Quotas: the extension that counts a tenant's tasks, leases and receipts, and refuses more than its tier allows.
+"""Quotas: the extensions that count a tenant's tasks, leases and receipts, and keep it within its limits.
 
 Spec 21.6.  The limits and the refusals themselves are in parts/model/quotas.py.
 """
@@ -12,16 +12,20 @@ from asyncgate.parts.model.quotas import (
     FULL_OF_LEASES,
     GIGABYTE,
     RECEIPTS_QUOTA,
+    check_payload_quota,
     check_receipt_quota,
     check_task_quotas,
     counts_receipts,
     find_allowance,
+    find_longest_lease,
 )
 from asyncgate.parts.model.stored import Account, Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncgate import Caller, Engine, Needs, Work
-    from asyncgate.parts.model.settings import Tier
+    from asyncgate.parts.model.settings import Settings, Tier
     from asyncgate.parts.model.stored import Task
     from asyncgate.parts.model.wire import Ask, Principal
 
@@ -86,3 +90,27 @@ class Quotas(Extension):
         if not 0 <= 0.8 * most <= used:
             return []
         return [f"receipts use {used:.1f} of {most} GB; when the storage is full, no task can be created"]
+
+
+class OwnLimits(Extension):
+    """Keeps a tenant within the limits that it has of its own: of payloads (21.6.1), and of leases (21.6.2).
+
+    Where quotas are counted each batch has loaded the tenant's account; else `find_account` tells it from memory.  So
+    these limits cost no call a further read.
+    """
+
+    def __init__(self, settings: Settings, find_account: Callable[[str], Account | None] | None = None) -> None:
+        self.settings, self.find_account = settings, find_account
+
+    def check_new_task(self, work: Work) -> None:
+        """Refuse a task whose payload is larger than its tenant allows."""
+        check_payload_quota(self._find(work), next(reversed(work.added.values())).payload, work.now)
+
+    def limit_lease(self, work: Work) -> int:
+        """Return how long a lease of the tenant may last."""
+        return find_longest_lease(self.settings, self._find(work), work.now)
+
+    def _find(self, work: Work) -> Account | None:
+        if (account := work.find_record(Account)) is None and self.find_account is not None:
+            return self.find_account(work.tenant_id)
+        return account

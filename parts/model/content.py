@@ -46,7 +46,8 @@ def is_proof(proof: Mapping[str, Any] | None) -> bool:
 def check_size(text: bytes, most: int, what: str) -> None:
     """Raise PayloadTooLarge if a text is too large to be stored."""
     if len(text) > most:
-        raise PayloadTooLarge(f"{what} is {len(text)} bytes; the limit is {most}: store it elsewhere, send a pointer")
+        raise PayloadTooLarge(f"{what} is {len(text)} bytes; the limit of this gate is {most}: store it elsewhere, "
+                              "send a pointer", limit=most)
 
 
 def parse_json(text: bytes, what: str) -> Any:

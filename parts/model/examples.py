@@ -45,7 +45,8 @@ OTHER, KEY_ID = "3c9d1f52-7a3e-4d0b-9f43-5b1e6c2a8d70", "4fK8sWq1ZbXe"
 ROOM = {"tenant": OTHER, "name": "Reading Room", "tier": "paid", "created_at": NOW}
 ALLOWED = {"tenant": TENANT_ID, "tier": "free", "enforced": True, "tasks_per_hour": 100, "api_calls_per_hour": 1000,
            "active_tasks": 1000, "concurrent_leases": 10, "receipt_storage_gb": 1,
-           "terminal_tasks": -1, "receipts_per_task": -1}
+           "terminal_tasks": -1, "receipts_per_task": -1, "max_payload_bytes": 1048576,
+           "max_lease_ttl_seconds": 1800}
 PAUSED = {"type": "page.summarize", "capabilities": None, "worker": None, "whole_tenant": False, "since": NOW,
           "until": FAR, "reason": "the model is down", "paused_by": {"kind": "human", "id": "root"}, "leases_left": 2}
 KEY = {"key_id": KEY_ID, "tenant": TENANT_ID, "name": "the reader", "principal_kind": "worker",

@@ -110,7 +110,7 @@ DECLARED: dict[type[Struct], Declared] = {
     Account: Declared(
         "the terms of a tenant", person="name", content="exempt_why stricter_why",
         plain="created_at tier suspended_at exempt_until stricter_calls stricter_tasks stricter_until tokens_since "
-              "budgets"),
+              "budgets max_payload_bytes max_lease_ttl_seconds"),
     Key: Declared(
         "which credentials are valid",
         person="name principal_kind principal_id created_by", place="principal_instance_id places", proof="hash",

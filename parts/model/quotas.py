@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from asyncgate.parts.model.errors import QuotaExceeded
+from asyncgate.parts.model.errors import PayloadTooLarge, QuotaExceeded
 from asyncgate.parts.model.settings import RateLimits, Settings, Tier
 from asyncgate.parts.model.stored import Account, Usage
 
@@ -18,6 +18,7 @@ RETRY_SOON_SECONDS, RETRY_LATER_SECONDS = 60, 3600      # tasks end soon; upkeep
 FULL_OF_LEASES = ("the tenant has reached its limit of leases (concurrent_leases): a claim gets a task again after one "
                   "is completed, failed or released; get_limits shows the limit, an admin raises it with set_limits")
 STORAGE_QUOTA = "receipt_storage_gb"      # the archive makes room in this quota
+PAYLOAD_QUOTA = "max_payload_bytes"       # largest payload of a new task of the tenant
 RECEIPTS_QUOTA = "receipts_per_task"      # the quota, and why a task that has reached it is on hold
 
 
@@ -69,6 +70,34 @@ def check_task_quotas(may: Tier, usage: Usage) -> None:
     if 0 <= may.receipt_storage_gb * GIGABYTE < usage.receipt_bytes:
         raise QuotaExceeded(f"this tenant's receipts fill their limit of {may.receipt_storage_gb} GB",
                             quota=STORAGE_QUOTA, limit=may.receipt_storage_gb, retry_after=RETRY_SOON_SECONDS)
+
+
+def check_kinds(most: int, kinds: int) -> None:
+    """Refuse a task that needs a further lane when all lanes are used; existing tasks are unaffected."""
+    if 0 < most < kinds:
+        raise QuotaExceeded(f"tasks of {most} kinds wait already, which is all there may be: a kind is a type and the "
+                            "capabilities it requires", quota="kinds", limit=most, retry_after=RETRY_SOON_SECONDS)
+
+
+def check_payload_quota(account: Account | None, payload: str, now: float) -> None:
+    """Refuse a new task whose payload is larger than its tenant's own limit (21.6.1)."""
+    if account is None or (most := account.max_payload_bytes) is None or is_exempt(account, now):
+        return
+    if (size := len(payload.encode())) > most:
+        raise PayloadTooLarge(f"payload is {size} bytes; the limit of this tenant is {most} (get_limits): store it "
+                              "elsewhere, send a pointer", quota=PAYLOAD_QUOTA, limit=most)
+
+
+def find_largest_payload(settings: Settings, account: Account | None, now: float) -> int:
+    """Return how many bytes a payload may have: the tenant's own limit, but never more than the gate's (21.6.1)."""
+    own = None if account is None or is_exempt(account, now) else account.max_payload_bytes
+    return find_lower_limit(settings.max_payload_bytes, own)
+
+
+def find_longest_lease(settings: Settings, account: Account | None, now: float) -> int:
+    """Return how many seconds a lease may last: the tenant's own limit, but never more than the gate's (21.6.2)."""
+    own = None if account is None or is_exempt(account, now) else account.max_lease_ttl_seconds
+    return find_lower_limit(settings.max_lease_ttl_seconds, own)
 
 
 def check_receipt_quota(may: Tier, task_id: str, receipts: int) -> None:

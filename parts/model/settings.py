@@ -383,7 +383,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     default_fallback_owner_kind: Annotated[OwnerKind, says("Kind of the owner of tasks that name nobody")] = "system"
     default_fallback_owner_id: Annotated[Filled, says("Id of the owner of tasks that name nobody")] = "asyncgate"
     default_lease_ttl_seconds: Annotated[Ttl, says("Seconds a lease lives when a claim names none")] = 300
-    max_lease_ttl_seconds: Annotated[Ttl, says("Longest lease in seconds; longer requests are clamped")] = 1800
+    max_lease_ttl_seconds: Annotated[Ttl, says("Longest lease in seconds, of any tenant; more is clamped")] = 1800
     lease_sweep_interval_seconds: Annotated[Timer, says("Longest pause between two sweeps for lost leases")] = 10.0
     lease_grace_seconds: Annotated[Duration, says("Seconds a lease outlives its expiry")] = 0.0
     max_lease_renewals: Annotated[Natural, says("Renewals a lease may have; 0 is no limit")] = 0
@@ -417,7 +417,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bulk_retention_days: Annotated[Days, says("Days that an ended bulk is kept")] = 90
     max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 4 * 2**20
     max_request_values: Annotated[Size, says("Most values in the lists and objects of a request body")] = 100_000
-    max_payload_bytes: Annotated[Size, says("Largest task payload, in bytes of JSON")] = 2**20
+    max_payload_bytes: Annotated[Size, says("Largest task payload of any tenant, in bytes of JSON")] = 2**20
     max_result_bytes: Annotated[Size, says("Largest result, in bytes of JSON")] = 2**20
     max_progress_bytes: Annotated[Size, says("Largest progress report, in bytes of JSON")] = 64 * 2**10
     inline_result_bytes: Annotated[Natural, says("Largest result copied into its receipt, in bytes of JSON")] = 16384

@@ -372,6 +372,8 @@ class Account(Struct, frozen=True):
     stricter_why: str | None = None
     tokens_since: float | None = None       # access tokens issued before are refused
     budgets: str = "{}"                 # what may be used in a month, by quantity: JSON
+    max_payload_bytes: int | None = None    # of a task (spec 21.6.1); None: as the settings say
+    max_lease_ttl_seconds: int | None = None    # of a lease (spec 21.6.2)
 
 
 class Usage(Struct, frozen=True):

@@ -33,6 +33,7 @@ Severity = Literal["info", "warning", "critical"]
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$(?!\\n)")]
 Whose = Annotated[Name | None, says("the tenant, by id or name; only an operator may name another than its own")]
 Amount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+OwnLimit = Annotated[int, Meta(ge=-1, le=2**53 - 1)]
 Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds that the old key stays valid; default a day")]
 
 
@@ -85,6 +86,10 @@ class SetLimits(TenantAsk, kw_only=True):
     stricter_calls_per_hour: Annotated[Amount | None, says("limit of calls an hour until stricter_until")] = None
     stricter_tasks_per_hour: Annotated[Amount | None, says("limit of new tasks an hour until stricter_until")] = None
     stricter_until: Annotated[Moment | None, says("end of the stricter limits; a past time ends them now")] = None
+    max_payload_bytes: Annotated[OwnLimit | None, says(
+        "largest payload of a task; at most the gate's own limit, which -1 brings back")] = None
+    max_lease_ttl_seconds: Annotated[OwnLimit | None, says(
+        "longest lease, to which claims and renewals are clamped; at most the gate's own, which -1 brings back")] = None
     reason: Annotated[Text | None, says("why; required for an exemption or stricter limits, and audited")] = None
 
 
@@ -213,6 +218,8 @@ class Limits(Struct):
     receipt_storage_gb: int
     terminal_tasks: int
     receipts_per_task: int
+    max_payload_bytes: int
+    max_lease_ttl_seconds: int
     exempt_until: datetime | None = None
     stricter_until: datetime | None = None
     stricter_why: str | None = None

@@ -176,11 +176,13 @@ def test_tenants_are_limited_and_suspended_and_receipts_sealed_and_archived(
     console.visit(f"admin?tab=tenants&tenant={OTHER_TENANT}")
     press(console, "Change …")
     console.page.get_by_role("dialog").get_by_label("Tier").select_option("enterprise")
-    answer(console, "Change", Why=REASON)
+    answer(console, "Change", Why=REASON, **{"Largest payload": "4000", "Longest lease": "600"})
+    console.page.get_by_text("4000 bytes").wait_for()
     console.page.locator("tr", has_text="Northwind").get_by_role("button", name="Suspend").click()
     answer(console, "Suspend", Why=REASON)
     console.page.locator("tr", has_text="Northwind").get_by_role("button", name="Let go on").wait_for()
-    assert gate_to_change.call("get_limits", tenant=OTHER_TENANT)["tier"] == "enterprise"
+    limits = gate_to_change.call("get_limits", tenant=OTHER_TENANT)
+    assert (limits["tier"], limits["max_payload_bytes"], limits["max_lease_ttl_seconds"]) == ("enterprise", 4000, 600)
     assert [one["suspended_at"] is None for one in gate_to_change.call("list_tenants")["tenants"]
             if one["tenant"] == OTHER_TENANT] == [False]
     console.visit("ledger")

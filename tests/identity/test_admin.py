@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from asyncgate.commands.main import main
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.app import Gate
 from asyncgate.parts.identity import admin as identity_admin
+from asyncgate.parts.identity import guard as identity_guard
 from asyncgate.parts.identity.keys_stored import hash_secret
 from asyncgate.parts.model.settings import DatabaseSettings, Jwt, Settings
 from asyncgate.parts.operations import OPERATIONS
@@ -144,6 +146,32 @@ async def test_limits_are_shown_and_set(house: House, facade: str) -> None:
     assert (after["tier"], after["tasks_per_hour"], after["concurrent_leases"]) == ("paid", 10_000, 100)
     assert (exempt["exempt_until"], exempt["tier"]) == ("2030-01-01T00:00:00Z", "paid")
     assert unsaid.code == "invalid_request"
+
+
+@pytest.mark.parametrize("enforced", [True, False])
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_tenant_has_limits_of_its_own_for_payloads_and_leases(
+        serve: Any, facade: str, enforced: bool) -> None:
+    """21.6.1, 21.6.2."""
+    house = House(await serve(security=security(limits=enforced)))
+    key = await house.admin_of(OTHER)
+    ask: dict[str, Any] = {"token": key, "facade": facade}
+    task = {"type": "demo", "payload": "x" * 50}
+
+    told = await house.good("set_limits", {"tenant": OTHER, "max_payload_bytes": 20, "max_lease_ttl_seconds": 60},
+                            facade=facade)
+    refused = await house.ask("create_task", task, **ask)
+    await house.good("create_task", {**task, "payload": "x"}, **ask)
+    [offer] = (await house.good("lease_next", {"worker_id": "w1", "lease_ttl_seconds": 600}, **ask))["tasks"]
+    above = await house.ask("set_limits", {"tenant": OTHER, "max_payload_bytes": 2**30}, facade=facade)
+
+    assert (told["max_payload_bytes"], told["max_lease_ttl_seconds"]) == (20, 60)
+    assert (refused.code, refused.body["quota"], refused.body["limit"]) == (
+        "payload_too_large", "max_payload_bytes", 20)
+    assert offer["renew_every_seconds"] == pytest.approx(20)
+    assert above.code == "invalid_request"
+    assert "from 1 to 1048576" in above.body["message"]
+    await house.good("create_task", task, facade=facade)
 
 
 @pytest.mark.parametrize("facade", FACADES)
@@ -360,6 +388,39 @@ async def test_a_gate_that_hears_nothing_bars_a_suspended_tenant_after_five_seco
 
     assert [answer.code for answer in still] == ["", ""], "that it hears nothing is the point of this test"
     assert [answer.code for answer in after] == ["unauthenticated"] * 2
+
+
+async def test_a_gate_that_hears_nothing_goes_by_the_limits_of_a_tenant_after_five_seconds(house: House) -> None:
+    key, task = await house.admin_of(OTHER), {"type": "demo", "payload": "x" * 50}
+    async with another(house) as elsewhere:
+        await elsewhere.good("create_task", task, token=key)
+        await house.good("set_limits", {"tenant": OTHER, "max_payload_bytes": 20})
+
+        still = await elsewhere.ask("create_task", task, token=key)
+        at, account = elsewhere.guard.accounts.read[OTHER]
+        elsewhere.guard.accounts.read[OTHER] = at - 5.0, account
+        after = await elsewhere.ask("create_task", task, token=key)
+
+    assert (still.code, after.code) == ("", "payload_too_large"), "that it hears nothing is the point of this test"
+
+
+async def test_the_account_of_a_tenant_is_read_once_for_many_calls(
+        house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limits cost no call a further read."""
+    monkeypatch.setattr(identity_guard, "STATUS_SECONDS", 1e9)
+    key, read = await house.admin_of(OTHER), list[str]()
+    await house.good("set_limits", {"tenant": OTHER, "max_payload_bytes": 1000, "max_lease_ttl_seconds": 60})
+
+    async def count(tenant_id: str, kind: Any) -> Any:
+        read.append(tenant_id)
+        return await house.served.backend.record(tenant_id, kind)
+
+    monkeypatch.setattr(house.guard.accounts, "engine", SimpleNamespace(backend=SimpleNamespace(record=count)))
+    for _ in range(5):
+        await house.good("create_task", {"type": "demo", "payload": None}, token=key)
+        await house.good("lease_next", {"worker_id": "w1"}, token=key)
+
+    assert read == [OTHER]
 
 
 async def test_an_account_that_was_read_before_the_suspension_does_not_count_after_it(house: House) -> None:

@@ -306,7 +306,9 @@ CREATE TABLE asyncgate.accounts (           -- a tenant's name, tier, limits and
     stricter_until  float8,                 -- when the temporary limits end
     stricter_why    text,                   -- the reason for the temporary limits
     tokens_since    float8,                 -- older access tokens are refused, as after an incident
-    budgets         text NOT NULL DEFAULT '{}'      -- what may be used in a month, by quantity: JSON
+    budgets         text NOT NULL DEFAULT '{}',     -- what may be used in a month, by quantity: JSON
+    max_payload_bytes bigint,               -- largest payload of a task; null: as the settings say
+    max_lease_ttl_seconds bigint            -- longest lease; null: as the settings say
 );
 
 CREATE TABLE asyncgate.api_keys (           -- issued keys; the secret of a key is never stored

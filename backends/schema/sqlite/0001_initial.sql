@@ -255,7 +255,9 @@ CREATE TABLE accounts (                     -- a tenant's name, tier, limits and
     stricter_until  REAL,                   -- when the temporary limits end
     stricter_why    TEXT,                   -- the reason for the temporary limits
     tokens_since    REAL,                   -- older access tokens are refused, as after an incident
-    budgets         TEXT NOT NULL DEFAULT '{}'      -- what may be used in a month, by quantity: JSON
+    budgets         TEXT NOT NULL DEFAULT '{}',     -- what may be used in a month, by quantity: JSON
+    max_payload_bytes INTEGER,              -- largest payload of a task; null: as the settings say
+    max_lease_ttl_seconds INTEGER           -- longest lease; null: as the settings say
 ) WITHOUT ROWID;
 
 CREATE TABLE api_keys (                     -- issued keys; the secret of a key is never stored

@@ -18,6 +18,7 @@ const METERS = [
   ["Receipts, GB", "receipt_storage_gb", (used) => Number((used.receipt_storage_bytes / GIGABYTE).toFixed(3))],
   ["Ended tasks kept", "terminal_tasks", (used) => used.terminal_tasks],
 ];
+const OWN_HINT = "Empty: as it is; -1: as the settings say";
 
 /** Read the tenants, if the credential may see them, and the limits of one. */
 export async function load(page) {
@@ -56,7 +57,9 @@ function showLimits(limits, page) {
   return section(`Limits of ${tenant ?? "this tenant"}`, {actions},
     facts([["Tier", tier], ["Counted", enforced ? "yes" : "no: limits are off in the settings"],
       ["Exempt until", exempt && when(exempt, page.now())],
-      ["Stricter until", stricter && [when(stricter, page.now()), " ", say(why ?? "")]]]),
+      ["Stricter until", stricter && [when(stricter, page.now()), " ", say(why ?? "")]],
+      ["Largest payload", `${limits.max_payload_bytes} bytes`],
+      ["Longest lease", `${limits.max_lease_ttl_seconds} seconds`]]),
     used && h("div", {class: "meters"},
       METERS.map(([title, name, read]) => meter(title, read(used), limits[name]))));
 }
@@ -66,11 +69,15 @@ function change(page, limits) {
     fields: [{name: "tier", label: "Tier", value: limits.tier, options: ["free", "paid", "enterprise"]},
       {name: "calls", label: "Stricter: calls per hour", type: "number", hint: "Empty: as the tier says"},
       {name: "hours", label: "Stricter for so many hours", type: "number", hint: "Needed with a stricter limit"},
+      {name: "payload", label: "Largest payload, in bytes", type: "number", hint: OWN_HINT},
+      {name: "lease", label: "Longest lease, in seconds", type: "number", hint: OWN_HINT},
       {name: "reason", label: "Why", hint: "It is audited"}], button: "Change",
-    run: async ({tier, calls, hours, reason}) => {
+    run: async ({tier, calls, hours, payload, lease, reason}) => {
+      const own = {...(payload && {max_payload_bytes: Number(payload)}),
+        ...(lease && {max_lease_ttl_seconds: Number(lease)})};
       const stricter = calls && {stricter_calls_per_hour: Number(calls),
         stricter_until: new Date(page.now() + Number(hours || 24) * 3600e3).toISOString()};
-      await page.act("set_limits", {tenant: limits.tenant, tier, reason, ...stricter});
+      await page.act("set_limits", {tenant: limits.tenant, tier, reason, ...own, ...stricter});
       note("Changed");
     }});
 }
