@@ -70,7 +70,7 @@ from msgspec.structs import replace
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-from asyncgate.parts.model.caller import NOBODY, Caller
+from asyncgate.parts.model.caller import NOBODY, Caller, forbid_scope
 from asyncgate.parts.model.content import (
     check_size, decode_json, find_ordered_types, is_proof, needs_of, parse_json, read_artifacts, sha256,
     to_canonical)
@@ -382,8 +382,9 @@ def note_repeats(reply: R, repeats: int) -> R:
 
 
 def forbid(caller: Caller, why: str, required_role: str = "admin") -> Forbidden:
-    """Make the error for a caller without the right (spec 21.5.3)."""
-    return Forbidden(why, required_role=required_role, your_role=caller.role)
+    """Make the error for a caller without the right (21.5.3); it names the role that would do, if it is another."""
+    needed = {} if caller.role in required_role.split(" or ") else {"required_role": required_role}
+    return Forbidden(why, **needed, your_role=caller.role)
 
 
 def keep_within(caller: Caller, ask: LeaseNext) -> None:
@@ -932,10 +933,10 @@ class Engine:
         """Refuse a caller without the role or scope, before a façade reads the body."""
         if op.fits(caller):
             return
-        needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
-            raise forbid(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
-        no = forbid(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
+            roles = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
+            raise forbid(caller, f"a credential with the role {caller.role} cannot {op.name}", roles)
+        no = forbid_scope(caller, f"{op.name} needs the scope {(scope := ' or '.join(sorted(op.scopes)))}", scope)
         no.scopes = op.scopes
         raise no
 

@@ -42,6 +42,7 @@ from asyncgate.parts.identity.keys_stored import (
 )
 from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.identity.oversight import mark_as_audited
+from asyncgate.parts.model.caller import forbid_giving
 from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidTransition, KeyNotFound, TenantNotFound
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import (
@@ -372,8 +373,7 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
 def require_own_rights(caller: Caller, key: Key) -> None:
     """Refuse to issue a key with more rights than its issuer has."""
     if beyond := msgspec.json.decode(key.scopes, type=frozenset[str]) - caller.scopes:
-        raise forbid(caller, f"this credential has no scope {', '.join(sorted(beyond))}, so it cannot issue a key that "
-                             "has; name only scopes that it has")
+        raise forbid_giving(caller, beyond, "issue a key that has")
 
 
 async def make_requested_key(engine: Engine, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from asyncgate import Caller, forbid
+from asyncgate import Caller
 from asyncgate.parts.faces.serving import Serving
 from asyncgate.parts.metrics.shown import Shown, Sources
+from asyncgate.parts.model.caller import forbid_scope
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, MethodNotAllowed, NotFound, log_fault
@@ -49,8 +50,8 @@ class MetricsPage:
 def require_scope(caller: Caller) -> None:
     """Refuse a credential without the scope: these numbers are those of all tenants."""
     if METRICS_SCOPE not in caller.scopes:
-        raise forbid(caller, f"{METRICS_PATH} needs the scope {METRICS_SCOPE}, which no role has by itself; the "
-                             f"operator issues it: asyncgate keys issue --scopes {METRICS_SCOPE}")
+        raise forbid_scope(caller, f"{METRICS_PATH} needs the scope {METRICS_SCOPE}, which no role has by itself; the "
+                             f"operator issues it: asyncgate keys issue --scopes {METRICS_SCOPE}", METRICS_SCOPE)
 
 
 def write_text(families: list[Any], wanted: str) -> tuple[bytes, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.errors import Forbidden, GateError
 from asyncgate.parts.model.trace import Trace
 from asyncgate.parts.model.wire import Principal, Role
 
@@ -51,6 +51,18 @@ class Caller(Struct, frozen=True):
     def sees_all(self) -> bool:
         """Whether the caller may read what others own; tasks:read covers one's own, also for an admin (21.8.3)."""
         return self.unlimited or (self.role == "admin" and "admin:read" in self.scopes)
+
+
+def forbid_scope(caller: Caller, why: str, required_scope: str) -> Forbidden:
+    """Make the error for a caller whose role would do, without a scope (spec 21.5.3)."""
+    return Forbidden(why, required_scope=required_scope, your_role=caller.role)
+
+
+def forbid_giving(caller: Caller, beyond: frozenset[str], deed: str) -> Forbidden:
+    """Make the error for a caller that would give others scopes which it does not have itself."""
+    scopes = sorted(beyond)
+    return forbid_scope(caller, f"this credential has no scope {', '.join(scopes)}, so it cannot {deed}; name only "
+                                "scopes that it has", " and ".join(scopes))
 
 
 NOBODY = Caller("", Principal("system", "nobody"), "agent", frozenset(), bound=False)      # may ask for health

@@ -117,6 +117,34 @@ async def test_a_refused_role_is_told_which_one_it_takes(house: House, facade: s
 
 
 @pytest.mark.parametrize("facade", FACADES)
+async def test_a_refusal_for_a_missing_scope_names_the_scope_and_no_role(house: House, facade: str) -> None:
+    reader = await house.key("admin", "reader", scopes=["receipts:read"])
+    issuer = await house.key("admin", "issuer", scopes=["admin:write"])
+    beyond = {"name": "a key", "principal_id": "ada", "scopes": ["receipts:read", "tasks:read"]}
+
+    told = [(await house.ask(name, fields, token=token, facade=facade)).body for name, fields, token in (
+        ("lease_next", {"worker_id": "w1"}, reader), ("get_task", {"task_id": "none"}, reader),
+        ("issue_key", beyond, issuer))]
+
+    assert [(body["error"], body.get("required_scope"), body["your_role"]) for body in told] == [
+        ("forbidden", " or ".join(sorted(OPERATIONS[name].scopes)), "admin") for name in ("lease_next", "get_task")] + [
+        ("forbidden", "receipts:read and tasks:read", "admin")]
+    assert [body for body in told if "required_role" in body] == []
+
+
+async def test_a_refusal_names_no_role_that_its_caller_has(house: House) -> None:
+    limited = await house.key("admin", "root", task_types=["demo"])
+    reader = await house.key("admin", "reader", scopes=["admin:read", "tasks:write"])
+    task = await house.good("create_task", {"type": "demo", "payload": None})
+
+    told = [(await house.ask("issue_key", {"name": "a key", "principal_id": "ada"}, token=limited)).body,
+            (await house.ask("cancel_task", {"task_id": task["task_id"]}, token=reader)).body]
+
+    assert [(body["error"], body["your_role"], "required_role" in body) for body in told] == [
+        ("forbidden", "admin", False)] * 2
+
+
+@pytest.mark.parametrize("facade", FACADES)
 async def test_admin_read_reads_all_and_writes_nothing(house: House, facade: str) -> None:
     ada, reader = await house.key("agent", "ada"), await house.key("admin", "root", scopes=["admin:read"])
     task = await house.good("create_task", {"type": "demo", "payload": None}, token=ada)

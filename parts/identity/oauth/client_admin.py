@@ -20,6 +20,7 @@ from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.oauth.redirects import check_redirects, find_document_url_flaw
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
 from asyncgate.parts.identity.oauth.sessions import find_grants
+from asyncgate.parts.model.caller import forbid_giving
 from asyncgate.parts.model.errors import ClientNotFound, InvalidRequest
 from asyncgate.parts.model.stored_oauth import Grant, OAuthClient
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
@@ -224,8 +225,7 @@ def require_right_to_trust(caller: Caller, client: OAuthClient) -> None:
     """Refuse a trusted program that could get more than the caller has: people are not asked."""
     most = default_scopes("admin") if client.scopes is None else decode_names(client.scopes)
     if client.trusted and (beyond := most - caller.scopes):
-        raise forbid(caller, f"this credential has no scope {', '.join(sorted(beyond))}, so it cannot trust a program "
-                             "that may get it; name only scopes that it has")
+        raise forbid_giving(caller, beyond, "trust a program that may get it")
 
 
 async def tenant_of_client(engine: Engine, caller: Caller, named: str | None) -> str | None:

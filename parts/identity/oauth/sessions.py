@@ -18,6 +18,7 @@ from asyncgate import Caller, Engine, Operation, Work, forbid
 from asyncgate.parts.identity.admin import audit_change, operates, read_page
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, end_console_sessions, revoke
+from asyncgate.parts.model.caller import forbid_scope
 from asyncgate.parts.model.console import CONSOLE_CLIENT
 from asyncgate.parts.model.errors import InvalidRequest, SessionNotFound, UserNotFound
 from asyncgate.parts.model.stored import export_key
@@ -133,7 +134,8 @@ def require_person(caller: Caller, admitted: bool) -> None:
 def require_right_to_end(caller: Caller, row: Grant | User) -> None:
     """Refuse an admin that may only read."""
     if not belongs_to_caller(caller, row) and not caller.unlimited:
-        raise forbid(caller, "only an admin with the scope admin:write ends the sessions of others")
+        why = "only an admin with the scope admin:write ends the sessions of others"
+        raise forbid_scope(caller, why, "admin:write") if caller.role == "admin" else forbid(caller, why)
 
 
 def is_wanted(engine: Engine, caller: Caller, row: Grant | User, user_id: str | None) -> bool:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator
 from uuid import UUID, uuid5
 
-from asyncgate import SCOPES, Caller, forbid
+from asyncgate import SCOPES, Caller
 from asyncgate.parts.identity.keys_stored import decode_names, default_scopes
+from asyncgate.parts.model.caller import forbid_giving
 from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.settings import AdmissionRule, Settings
 from asyncgate.parts.model.stored_oauth import SignInLink, User
@@ -81,5 +82,4 @@ def check_rights(caller: Caller, row: User | SignInLink) -> None:
     if unknown := scopes - SCOPES:
         raise InvalidRequest(f"no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
     if beyond := scopes - caller.scopes:
-        raise forbid(caller, f"this credential has no scope {', '.join(sorted(beyond))}, so it cannot give it to "
-                             "somebody; name only scopes that it has")
+        raise forbid_giving(caller, beyond, "give it to somebody")
