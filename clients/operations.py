@@ -19,6 +19,8 @@ from asyncgate.parts.model.wire import (
     Created,
     CreatedBy,
     GateConfig,
+    GivenKind,
+    GivenRole,
     Healthy,
     Items,
     Kind,
@@ -32,7 +34,6 @@ from asyncgate.parts.model.wire import (
     Released,
     Renewed,
     Reported,
-    Role,
     Routing,
     ScheduleState,
     Server,
@@ -567,7 +568,7 @@ class AsyncOperations:
         return await self.ask("change_client", RegisteredClient, locals())
 
     async def change_user(
-        self, user_id: str, *, reason: str | None = None, role: Role | None = None, scopes: Names | None = None,
+        self, user_id: str, *, reason: str | None = None, role: GivenRole | None = None, scopes: Names | None = None,
         access_days: int | None = None, disabled: bool | None = None, tenant_id: str | None = None,
     ) -> UserRecord:
         """Change a person's role, scopes or token life, or disable the person.
@@ -903,7 +904,7 @@ class AsyncOperations:
         return await self.ask("import_receipts", Imported, locals())
 
     async def invite_user(
-        self, email: str, *, tenant: str | None = None, name: str | None = None, role: Role | None = None,
+        self, email: str, *, tenant: str | None = None, name: str | None = None, role: GivenRole | None = None,
         scopes: Names | None = None, access_days: int | None = None, tenant_id: str | None = None,
     ) -> UserRecord:
         """Invite a person by e-mail address: who signs in with it, verified by an identity provider, may come in.
@@ -916,8 +917,8 @@ class AsyncOperations:
         return await self.ask("invite_user", UserRecord, locals())
 
     async def issue_key(
-        self, name: str, principal_id: str, *, tenant: str | None = None, principal_kind: Kind | None = None,
-        principal_instance_id: str | None = None, role: Role | None = None, scopes: Names | None = None,
+        self, name: str, principal_id: str, *, tenant: str | None = None, principal_kind: GivenKind | None = None,
+        principal_instance_id: str | None = None, role: GivenRole | None = None, scopes: Names | None = None,
         capabilities: Names | None = None, task_types: Names | None = None, not_before: datetime | None = None,
         expires_at: datetime | None = None, tenant_id: str | None = None,
     ) -> IssuedKey:
@@ -1183,8 +1184,8 @@ class AsyncOperations:
         return await self.ask("list_workers", Workers, locals())
 
     async def make_sign_in_link(
-        self, principal_id: str, *, tenant: str | None = None, principal_kind: Kind | None = None,
-        role: Role | None = None, scopes: Names | None = None, tenant_id: str | None = None,
+        self, principal_id: str, *, tenant: str | None = None, principal_kind: GivenKind | None = None,
+        role: GivenRole | None = None, scopes: Names | None = None, tenant_id: str | None = None,
     ) -> MadeSignInLink:
         """Make a link that signs somebody in once, within ten minutes; only this answer shows it.
 
@@ -1609,7 +1610,7 @@ class SyncOperations:
         return self.ask("change_client", RegisteredClient, locals())
 
     def change_user(
-        self, user_id: str, *, reason: str | None = None, role: Role | None = None, scopes: Names | None = None,
+        self, user_id: str, *, reason: str | None = None, role: GivenRole | None = None, scopes: Names | None = None,
         access_days: int | None = None, disabled: bool | None = None, tenant_id: str | None = None,
     ) -> UserRecord:
         """Change a person's role, scopes or token life, or disable the person.
@@ -1945,7 +1946,7 @@ class SyncOperations:
         return self.ask("import_receipts", Imported, locals())
 
     def invite_user(
-        self, email: str, *, tenant: str | None = None, name: str | None = None, role: Role | None = None,
+        self, email: str, *, tenant: str | None = None, name: str | None = None, role: GivenRole | None = None,
         scopes: Names | None = None, access_days: int | None = None, tenant_id: str | None = None,
     ) -> UserRecord:
         """Invite a person by e-mail address: who signs in with it, verified by an identity provider, may come in.
@@ -1958,8 +1959,8 @@ class SyncOperations:
         return self.ask("invite_user", UserRecord, locals())
 
     def issue_key(
-        self, name: str, principal_id: str, *, tenant: str | None = None, principal_kind: Kind | None = None,
-        principal_instance_id: str | None = None, role: Role | None = None, scopes: Names | None = None,
+        self, name: str, principal_id: str, *, tenant: str | None = None, principal_kind: GivenKind | None = None,
+        principal_instance_id: str | None = None, role: GivenRole | None = None, scopes: Names | None = None,
         capabilities: Names | None = None, task_types: Names | None = None, not_before: datetime | None = None,
         expires_at: datetime | None = None, tenant_id: str | None = None,
     ) -> IssuedKey:
@@ -2225,8 +2226,8 @@ class SyncOperations:
         return self.ask("list_workers", Workers, locals())
 
     def make_sign_in_link(
-        self, principal_id: str, *, tenant: str | None = None, principal_kind: Kind | None = None,
-        role: Role | None = None, scopes: Names | None = None, tenant_id: str | None = None,
+        self, principal_id: str, *, tenant: str | None = None, principal_kind: GivenKind | None = None,
+        role: GivenRole | None = None, scopes: Names | None = None, tenant_id: str | None = None,
     ) -> MadeSignInLink:
         """Make a link that signs somebody in once, within ten minutes; only this answer shows it.
 

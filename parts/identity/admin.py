@@ -379,11 +379,6 @@ def require_own_rights(caller: Caller, key: Key) -> None:
 async def make_requested_key(engine: Engine, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:
     """Make a new key; return its text and its row."""
     role = ask.role or default_role(ask.principal_kind)
-    if ask.role == "system":
-        raise InvalidRequest("a key has the role agent, worker or admin; the role system is reserved for the gate")
-    if ask.principal_kind in ("system", "asyncgate"):
-        raise InvalidRequest("a key identifies an agent, a worker, a service or a human; the kinds system "
-                             "and asyncgate are reserved")
     if unknown := (ask.scopes or frozenset()) - SCOPES:
         raise InvalidRequest(f"no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
     begins, ends = instant(ask.not_before), instant(ask.expires_at)

@@ -54,8 +54,10 @@ from asyncgate.parts.model.examples import (
 
 Status = Literal["queued", "leased", "running", "succeeded", "failed", "canceled"]
 Kind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
+GivenKind = Literal["agent", "worker", "service", "human"]     # to a credential; the others are reserved for the gate
 
 Role = Literal["agent", "worker", "admin", "system"]
+GivenRole = Literal["agent", "worker", "admin"]     # to a credential; system is the gate's own
 Owed = Literal["open", "discharged"]
 
 

@@ -13,11 +13,11 @@ from asyncgate.parts.model.wire import (
     AnyJson,
     Ask,
     Capabilities,
-    Kind,
+    GivenKind,
+    GivenRole,
     Moment,
     Name,
     PageAsk,
-    Role,
     Text,
     Types,
     Whole,
@@ -101,10 +101,10 @@ class IssueKey(Ask, kw_only=True):
     refusals = (TenantNotFound,)
     tenant: Whose = None
     name: Annotated[Name, says("a name for people")]
-    principal_kind: Kind = "agent"
+    principal_kind: GivenKind = "agent"
     principal_id: Annotated[Name, says("the principal of the key")]
     principal_instance_id: Name | None = None
-    role: Annotated[Role | None, says("default worker for a worker, agent for others")] = None
+    role: Annotated[GivenRole | None, says("default worker for a worker, agent for others")] = None
     scopes: Annotated[Scopes | None, says("default: those of the role")] = None
     capabilities: Annotated[Capabilities | None, says("capabilities that it may claim tasks for; default any")] = None
     task_types: Annotated[Types | None, says("types that it may create and claim; default any")] = None

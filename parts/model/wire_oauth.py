@@ -29,7 +29,7 @@ from asyncgate.parts.model.examples import (
     USER_ID,
 )
 from asyncgate.parts.model.stored_oauth import ClientAuth
-from asyncgate.parts.model.wire import Ask, Kind, Name, PageAsk, Role, Text, says
+from asyncgate.parts.model.wire import Ask, GivenKind, GivenRole, Name, PageAsk, Text, says
 from asyncgate.parts.model.wire_admin import Scopes, Whose
 
 # Programs.
@@ -161,7 +161,7 @@ class InviteUser(Ask, kw_only=True):
     tenant: Whose = None
     email: Annotated[Email, says("the e-mail address that an identity provider must have verified")]
     name: Annotated[Name | None, says("a name for people")] = None
-    role: Annotated[Role, says("the role that the person gets")] = "agent"
+    role: Annotated[GivenRole, says("the role that the person gets")] = "agent"
     scopes: Annotated[Scopes | None, says("the scopes that the person may grant; default: those of the role")] = None
     access_days: Annotated[AccessDays | None, says("life of access tokens; default by the settings")] = None
 
@@ -180,7 +180,7 @@ class ChangeUser(UserAsk, kw_only=True):
 
     example = ({"user_id": USER_ID, "disabled": True, "reason": "has left the team"}, {
         **PERSON, "state": "disabled", "disabled_at": LATER})
-    role: Annotated[Role | None, says("another role; without scopes the person gets those of the role")] = None
+    role: Annotated[GivenRole | None, says("another role; without scopes the person gets those of the role")] = None
     scopes: Annotated[Scopes | None, says("other scopes")] = None
     access_days: Annotated[AccessDays | None, says("another life of access tokens")] = None
     disabled: Annotated[bool | None, says("whether the person may not sign in")] = None
@@ -200,9 +200,9 @@ class MakeSignInLink(Ask, kw_only=True):
         "expires_at": LATER, "tenant": TENANT_ID, "principal_kind": "human", "principal_id": "ada", "role": "agent"})
     refusals = (TenantNotFound,)
     tenant: Whose = None
-    principal_kind: Kind = "human"
+    principal_kind: GivenKind = "human"
     principal_id: Annotated[Name, says("the principal as which the person acts")]
-    role: Annotated[Role, says("the role that the person gets")] = "agent"
+    role: Annotated[GivenRole, says("the role that the person gets")] = "agent"
     scopes: Annotated[Scopes | None, says("the scopes that the person may grant; default: those of the role")] = None
 
 

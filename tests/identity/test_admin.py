@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives import serialization
@@ -49,6 +50,21 @@ OPERATORS: dict[str, dict[str, Any]] = {
 
 
 # Over every façade.
+
+
+@pytest.mark.parametrize("name", ["issue_key", "invite_user", "change_user", "make_sign_in_link"])
+def test_no_schema_offers_a_role_or_a_kind_that_is_reserved_for_the_gate(name: str) -> None:
+    offered = {word for words in find_choices(msgspec.json.schema(OPERATIONS[name].takes)) for word in words}
+
+    assert "agent" in offered
+    assert offered.isdisjoint({"system", "asyncgate"})
+
+
+def find_choices(schema: Any) -> list[list[str]]:
+    """Return all lists of words in a schema."""
+    if isinstance(schema, dict):
+        return [schema.get("enum", [])] + [one for part in schema.values() for one in find_choices(part)]
+    return [one for part in schema for one in find_choices(part)] if isinstance(schema, list) else []
 
 
 def test_every_administrative_operation_is_asked_here() -> None:
@@ -193,8 +209,9 @@ async def test_the_audit_log_is_read_in_pages_and_by_event_and_severity(house: H
 
 
 @pytest.mark.parametrize(("fields", "why"), [
-    ({"principal_kind": "system"}, "system"), ({"principal_kind": "asyncgate"}, "system"),
-    ({"role": "system"}, "system"),
+    ({"principal_kind": "system"}, "one of agent, worker, service, human"),
+    ({"principal_kind": "asyncgate"}, "one of agent, worker, service, human"),
+    ({"role": "system"}, "one of agent, worker, admin"),
     ({"scopes": ["tasks:all"]}, "no scope"), ({"expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
     ({"not_before": "2031-01-01T00:00:00Z", "expires_at": "2030-01-01T00:00:00Z"}, "expires_at")])
 async def test_a_key_that_makes_no_sense_is_not_issued(house: House, fields: dict[str, Any], why: str) -> None:
@@ -716,8 +733,8 @@ def test_a_key_beside_the_gate_is_not_issued_while_it_serves(alone: tuple[Live, 
 
 
 @pytest.mark.parametrize(("option", "said"), [
-    (("--role", "system"), "a key has the role agent, worker or admin; the role system is reserved for the gate"),
-    (("--principal-kind", "system"), "the kinds system and asyncgate are reserved")])
+    (("--role", "system"), "'system' is not one of 'admin', 'agent', 'worker'"),
+    (("--principal-kind", "system"), "'system' is not one of 'agent', 'human', 'service', 'worker'")])
 def test_a_key_beside_the_gate_is_held_to_the_rules(tmp_path: Path, option: tuple[str, str], said: str) -> None:
     made = run("keys", "issue", "--database", f"sqlite:///{tmp_path / 'gate.db'}", *option, "--name", "x",
                "--principal-id", "me")

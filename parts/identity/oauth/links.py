@@ -46,9 +46,6 @@ async def make_sign_in_link(engine: Engine, caller: Caller, ask: MakeSignInLink)
     """
     if not engine.settings.security.oauth.login_links:
         raise InvalidRequest("sign-in links are off; the setting security.oauth.login_links turns them on")
-    if ask.principal_kind in ("system", "asyncgate"):
-        raise InvalidRequest("a link signs in a human, an agent, a worker or a service; the kinds system and asyncgate "
-                             "are reserved")
     tenant = await tenant_to_issue_for(engine, caller, ask.tenant)
     code, now = make_code(), engine.backend.now()
     link = SignInLink(hash_code(code), tenant, ask.principal_kind, ask.principal_id, ask.role,

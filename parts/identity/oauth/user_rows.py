@@ -77,8 +77,6 @@ def scopes_of(row: User | SignInLink) -> frozenset[str]:
 def check_rights(caller: Caller, row: User | SignInLink) -> None:
     """Refuse to give more rights than one has; raises InvalidRequest for an unknown scope, Forbidden for others."""
     scopes = scopes_of(row)
-    if row.role == "system":
-        raise InvalidRequest("the role system is the gate's own; a person is an agent, a worker or an admin")
     if unknown := scopes - SCOPES:
         raise InvalidRequest(f"no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
     if beyond := scopes - caller.scopes:
