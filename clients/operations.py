@@ -926,7 +926,7 @@ class AsyncOperations:
 
         The key identifies one principal of one tenant, with a role and scopes.  It can be limited to some capabilities
         and
-        task types.  Spec 21.2.2.
+        task types.  Refused above security.api_keys.keys_per_tenant.  Spec 21.2.2.
         """
         return await self.ask("issue_key", IssuedKey, locals())
 
@@ -1191,7 +1191,7 @@ class AsyncOperations:
 
         For teams without an identity provider.  The person opens it in the browser where a program has asked for
         access,
-        or types its code there.  Spec 21.2.1.
+        or types its code there.  Refused above security.oauth.open_login_links.  Spec 21.2.1.
         """
         return await self.ask("make_sign_in_link", MadeSignInLink, locals())
 
@@ -1234,7 +1234,8 @@ class AsyncOperations:
     ) -> RegisteredClient:
         """Register a program that may ask people for access; a program on a server may get a secret, shown only now.
 
-        An admin of a tenant registers it for the people of that tenant, the operator for everybody.  Spec 21.8.2.
+        An admin of a tenant registers it for the people of that tenant, the operator for everybody.  A tenant has
+        security.oauth.clients_per_tenant at most.  Spec 21.8.2.
         """
         return await self.ask("register_client", RegisteredClient, locals())
 
@@ -1968,7 +1969,7 @@ class SyncOperations:
 
         The key identifies one principal of one tenant, with a role and scopes.  It can be limited to some capabilities
         and
-        task types.  Spec 21.2.2.
+        task types.  Refused above security.api_keys.keys_per_tenant.  Spec 21.2.2.
         """
         return self.ask("issue_key", IssuedKey, locals())
 
@@ -2233,7 +2234,7 @@ class SyncOperations:
 
         For teams without an identity provider.  The person opens it in the browser where a program has asked for
         access,
-        or types its code there.  Spec 21.2.1.
+        or types its code there.  Refused above security.oauth.open_login_links.  Spec 21.2.1.
         """
         return self.ask("make_sign_in_link", MadeSignInLink, locals())
 
@@ -2276,7 +2277,8 @@ class SyncOperations:
     ) -> RegisteredClient:
         """Register a program that may ask people for access; a program on a server may get a secret, shown only now.
 
-        An admin of a tenant registers it for the people of that tenant, the operator for everybody.  Spec 21.8.2.
+        An admin of a tenant registers it for the people of that tenant, the operator for everybody.  A tenant has
+        security.oauth.clients_per_tenant at most.  Spec 21.8.2.
         """
         return self.ask("register_client", RegisteredClient, locals())
 

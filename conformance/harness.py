@@ -26,7 +26,7 @@ from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import QueueFilter, Rows
-from asyncgate.parts.model.settings import ApiKeys, Settings
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Account,
     Audit,
@@ -63,7 +63,7 @@ def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
 def settings_for_tests(**given: Any) -> Settings:
     """Return settings with cheap hashing of keys; the default takes 0.1 s per hash."""
     settings = Settings(**given)
-    cheap = ApiKeys(hash_time_cost=1, hash_memory_cost=8)
+    cheap = replace(settings.security.api_keys, hash_time_cost=1, hash_memory_cost=8)
     return replace(settings, security=replace(settings.security, api_keys=cheap))
 
 

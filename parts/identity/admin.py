@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -43,9 +45,17 @@ from asyncgate.parts.identity.keys_stored import (
 from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.identity.oversight import mark_as_audited
 from asyncgate.parts.model.caller import forbid_giving
-from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidTransition, KeyNotFound, TenantNotFound
+from asyncgate.parts.model.errors import (
+    Forbidden,
+    InvalidRequest,
+    InvalidTransition,
+    KeyNotFound,
+    QuotaExceeded,
+    TenantNotFound,
+)
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import (
+    RETRY_LATER_SECONDS,
     apply_stricter_limits,
     find_allowance,
     find_largest_payload,
@@ -121,6 +131,30 @@ def extend_once(engine: Engine, kind: type[E]) -> E:
     if (found := engine.find_extension(kind)) is None:
         engine.extend(found := kind())
     return found
+
+
+class Turns(Extension):
+    """Lets what is limited by a count take turns in this process, so that each one counts those before it.
+
+    Several processes may together keep as many more as there are processes, less one.
+    """
+
+    def __init__(self) -> None:
+        self.locks = defaultdict[tuple[str, str], asyncio.Lock](asyncio.Lock)      # by quota and tenant
+
+
+@asynccontextmanager
+async def take_room(engine: Engine, tenant: str, quota: str, most: int, count: Callable[[], Awaitable[int]],
+                    what: str, cure: str, retry_after: int = RETRY_LATER_SECONDS) -> AsyncIterator[None]:
+    """Hold the tenant's turn from the count on until one more is kept; raises QuotaExceeded if there is no room."""
+    if most < 0:
+        yield
+        return
+    async with extend_once(engine, Turns).locks[quota, tenant]:
+        if (number := await count()) >= most:
+            raise QuotaExceeded(f"this tenant has {number} {what}, and the limit is {most}: {cure}", quota=quota,
+                                limit=most, retry_after=retry_after)
+        yield
 
 
 def operates(engine: Engine, caller: Caller) -> bool:
@@ -356,7 +390,7 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
     """Issue a key for a worker, an agent or a service; only this answer shows its text.
 
     The key identifies one principal of one tenant, with a role and scopes.  It can be limited to some capabilities and
-    task types.  Spec 21.2.2.
+    task types.  Refused above security.api_keys.keys_per_tenant.  Spec 21.2.2.
     """
     tenant_id = await tenant_to_issue_for(engine, caller, ask.tenant)
     text, key = await make_requested_key(engine, ask, caller, engine.backend.now())
@@ -366,8 +400,21 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
         work.keep_record(key)
         audit_change(engine, work, "key_issued", "info", caller, issued=key.key_id, name=key.name,
                      issued_to=key.principal_id, issued_role=key.role)
-    await change_record(engine, caller, tenant_id, Key, (key.key_id,), issue)
+    async with take_room(engine, tenant_id, "keys_per_tenant", engine.settings.security.api_keys.keys_per_tenant,
+                         partial(count_good_keys, engine, tenant_id),
+                         "valid keys", "revoke_key ends one that is not needed, list_keys shows all"):
+        await change_record(engine, caller, tenant_id, Key, (key.key_id,), issue)
     return IssuedKey(text, as_key_record(tenant_id, key))
+
+
+async def count_good_keys(engine: Engine, tenant_id: str) -> int:
+    """Return how many keys of a tenant are good, or will be; one that was replaced is good for a while only."""
+    number, after, now = 0, "", engine.backend.now()
+    while page := await engine.backend.page(tenant_id, Rows(Key, after)):
+        number += sum(key.revoked_at is None and key.rotated_to is None
+                      and (key.expires_at is None or key.expires_at > now) for key in page)
+        after = page[-1].key_id
+    return number
 
 
 def require_own_rights(caller: Caller, key: Key) -> None:

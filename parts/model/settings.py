@@ -205,6 +205,10 @@ class OAuth(Group, frozen=True):
     admit: Annotated[tuple[AdmissionRule, ...], says("Who may sign in without an invitation, and as whom")] = ()
     open_invitations: Annotated[Quota, says(
         "People a tenant may have invited who have not come yet; -1 is unlimited")] = 500
+    clients_per_tenant: Annotated[Quota, says(
+        "Programs that may be registered for the people of a tenant; -1 is unlimited")] = 100
+    open_login_links: Annotated[Quota, says(
+        "Unused sign-in links that a tenant may have at once; -1 is unlimited")] = 100
     login_links: Annotated[bool, says("Whether one-time links that an admin makes sign people in")] = True
     client_documents: Annotated[bool, says("Whether a program may be named by the URL of its metadata")] = True
     dynamic_registration: Annotated[bool, says("Whether programs may register themselves (RFC 7591)")] = False
@@ -221,6 +225,7 @@ class ApiKeys(Group, frozen=True):
     hash_time_cost: Annotated[int, span(1, 100), says("Argon2id passes over memory")] = 2
     hash_memory_cost: Annotated[int, span(8, 2**22), says("Argon2id memory, in KiB")] = 65536
     hash_parallelism: Annotated[int, span(1, 64), says("Argon2id lanes")] = 1
+    keys_per_tenant: Annotated[Quota, says("Valid keys that a tenant may have at once; -1 is unlimited")] = 1000
 
 class RateLimiting(Group, frozen=True):
     """Whether, where and up to what limits calls are counted."""

@@ -221,6 +221,30 @@ async def test_a_key_that_makes_no_sense_is_not_issued(house: House, fields: dic
     assert (await house.good("list_keys"))["keys"] == []
 
 
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_tenant_has_so_many_valid_keys(serve: Any, facade: str) -> None:
+    given = security()
+    house = House(await serve(security=replace(given, api_keys=replace(given.api_keys, keys_per_tenant=3))))
+    root = await house.admin_of(OTHER)
+
+    async def issue(token: str | None = root, **more: Any) -> Any:
+        return await house.ask("issue_key", {**KEY_FIELDS, **more}, token=token, facade=facade)
+
+    told = await asyncio.gather(*(issue() for _ in range(6)))
+    kept = [answer.body["key"]["key_id"] for answer in told if not answer.code]
+    [refused, *_] = [answer for answer in told if answer.code]
+    rotated = await house.ask("rotate_key", {"key_id": kept[0]}, token=root, facade=facade)
+    still = await issue(token=None, tenant=OTHER)
+    elsewhere = await issue(token=None)
+    await house.good("revoke_key", {"key_id": kept[1]}, token=root)
+    room = await issue()
+
+    assert len(kept) == 2, "and root's own"
+    assert (refused.code, refused.body["quota"], refused.body["limit"]) == ("quota_exceeded", "keys_per_tenant", 3)
+    assert "this tenant has 3 valid keys, and the limit is 3: revoke_key" in refused.body["message"]
+    assert [answer.code for answer in (rotated, still, elsewhere, room)] == ["", "quota_exceeded", "", ""]
+
+
 async def test_new_keys_are_hashed_two_at_a_time(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     running, most, lock = 0, 0, threading.Lock()
 

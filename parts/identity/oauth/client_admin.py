@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller, Engine, Operation, Work, forbid
-from asyncgate.parts.identity.admin import audit_change, operates, read_page, target_tenant
+from asyncgate.parts.identity.admin import audit_change, operates, read_page, take_room, target_tenant
 from asyncgate.parts.identity.keys_stored import decode_names, default_scopes, encode_names
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.oauth.redirects import check_redirects, find_document_url_flaw
@@ -44,7 +44,8 @@ ENCODED_URL = re.compile("https:%2f%2f", re.IGNORECASE)
 async def register_client(engine: Engine, caller: Caller, ask: RegisterClient) -> RegisteredClient:
     """Register a program that may ask people for access; a program on a server may get a secret, shown only now.
 
-    An admin of a tenant registers it for the people of that tenant, the operator for everybody.  Spec 21.8.2.
+    An admin of a tenant registers it for the people of that tenant, the operator for everybody.  A tenant has
+    security.oauth.clients_per_tenant at most.  Spec 21.8.2.
     """
     tenant = await tenant_of_client(engine, caller, ask.tenant)
     check_redirects_and_scopes(ask.redirect_uris, ask.scopes)
@@ -66,7 +67,10 @@ async def register_client(engine: Engine, caller: Caller, ask: RegisterClient) -
         work.keep_record(new)
         audit_change(engine, work, "client_registered", "warning", caller, about_client=new.client_id, **said)
         return new
-    new = await Directory(engine).change(register, *([(OAuthClient, (ask.client_id,))] if ask.client_id else []))
+    most = -1 if tenant is None else engine.settings.security.oauth.clients_per_tenant      # the operator has no limit
+    async with take_room(engine, tenant or "", "clients_per_tenant", most, partial(count_clients, engine, tenant),
+                         "programs", "remove_client removes one that is not needed, list_clients shows all"):
+        new = await Directory(engine).change(register, *([(OAuthClient, (ask.client_id,))] if ask.client_id else []))
     await audit_in_tenant(engine, caller, tenant, "client_registered", "warning", about_client=new.client_id, **said)
     return RegisteredClient(new.client_id, as_client_record(new), secret)
 
@@ -138,6 +142,11 @@ async def remove_client(engine: Engine, caller: Caller, ask: RemoveClient) -> Ok
 
 
 # What they share.
+
+
+async def count_clients(engine: Engine, tenant: str | None) -> int:
+    """Return how many programs are registered for the people of a tenant."""
+    return len([1 async for client in Directory(engine).read(OAuthClient) if client.tenant == tenant])
 
 
 async def require_client(engine: Engine, caller: Caller, client_id: str) -> OAuthClient:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import secrets
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Operation, Work
-from asyncgate.parts.identity.admin import audit_change, tenant_to_issue_for
+from asyncgate.parts.identity.admin import audit_change, take_room, tenant_to_issue_for
 from asyncgate.parts.identity.keys_stored import encode_names
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.user_rows import check_rights, id_of_principal
@@ -42,7 +43,7 @@ async def make_sign_in_link(engine: Engine, caller: Caller, ask: MakeSignInLink)
     """Make a link that signs somebody in once, within ten minutes; only this answer shows it.
 
     For teams without an identity provider.  The person opens it in the browser where a program has asked for access,
-    or types its code there.  Spec 21.2.1.
+    or types its code there.  Refused above security.oauth.open_login_links.  Spec 21.2.1.
     """
     if not engine.settings.security.oauth.login_links:
         raise InvalidRequest("sign-in links are off; the setting security.oauth.login_links turns them on")
@@ -60,9 +61,19 @@ async def make_sign_in_link(engine: Engine, caller: Caller, ask: MakeSignInLink)
         work.keep_record(link)
         audit_change(engine, work, "sign_in_link_made", "warning", caller, tenant=tenant, link_for=link.principal_id,
                      link_role=link.role)
-    await directory.change(keep, *((SignInLink, (hash,)) for hash in (*old, link.link_hash)))
+    async with take_room(engine, tenant, "open_login_links", engine.settings.security.oauth.open_login_links,
+                         partial(count_open_links, directory, tenant, now),
+                         "sign-in links that nobody has used yet", "each of them ends after ten minutes",
+                         LINK_SECONDS):
+        await directory.change(keep, *((SignInLink, (hash,)) for hash in (*old, link.link_hash)))
     return MadeSignInLink(code, name_link(engine, code), to_utc(link.ends_at), tenant, link.principal_kind,
                           link.principal_id, link.role)
+
+
+async def count_open_links(directory: Directory, tenant: str, now: float) -> int:
+    """Return how many links of a tenant may still sign somebody in."""
+    return len([1 async for link in directory.read(SignInLink)
+                if link.tenant == tenant and link.used_at is None and link.ends_at > now])
 
 
 def name_link(engine: Engine, code: str) -> str | None:

@@ -6,18 +6,17 @@ there while the authorization server is off, too.
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Extension, Operation, Work, forbid
+from asyncgate import Caller, Engine, Operation, Work, forbid
 from asyncgate.parts.identity.admin import (
     audit_change,
-    extend_once,
     operates,
     read_page,
+    take_room,
     target_tenant,
     tenant_to_issue_for,
 )
@@ -26,8 +25,7 @@ from asyncgate.parts.identity.oauth.directory import Directory, RecordKey, audit
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
 from asyncgate.parts.identity.oauth.sessions import end_grant, find_grants
 from asyncgate.parts.identity.oauth.user_rows import check_rights, id_of_email, name_owners, read_email
-from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, QuotaExceeded, UserNotFound
-from asyncgate.parts.model.quotas import RETRY_LATER_SECONDS
+from asyncgate.parts.model.errors import InvalidRequest, InvalidTransition, UserNotFound
 from asyncgate.parts.model.stored import export_key
 from asyncgate.parts.model.stored_oauth import Consent, Grant, User
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
@@ -78,37 +76,19 @@ async def invite_user(engine: Engine, caller: Caller, ask: InviteUser) -> UserRe
         work.keep_record(row)
         audit_change(engine, work, "user_invited", "info", caller, **said)
         return row
-    async with extend_once(engine, Invitations).take_turn(tenant):
-        await require_room_for(engine, tenant, user_id)
+    async with take_room(engine, tenant, "open_invitations", engine.settings.security.oauth.open_invitations,
+                         partial(count_open_invitations, engine, tenant, user_id),
+                         "invitations of people who have not come yet",
+                         "remove_user ends one that is not needed, list_users shows all"):
         done = await Directory(engine).change(invite, (User, (user_id,)))
     await audit_in_tenant(engine, caller, tenant, "user_invited", "info", **said)
     return as_user_record(done)
 
 
-class Invitations(Extension):
-    """Lets the invitations of a tenant in this process take turns, so that each one counts those before it.
-
-    Several processes may together keep as many more as there are processes, less one.
-    """
-
-    def __init__(self) -> None:
-        self.turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
-
-    def take_turn(self, tenant: str) -> asyncio.Lock:
-        """Return what to hold from the count on until the invitation is kept."""
-        return self.turns[tenant]
-
-
-async def require_room_for(engine: Engine, tenant: str, user_id: str) -> None:
-    """Refuse another open invitation of a tenant that has its maximum; one that is repeated needs no room."""
-    most = engine.settings.security.oauth.open_invitations
-    if most < 0:
-        return
+async def count_open_invitations(engine: Engine, tenant: str, besides: str) -> int:
+    """Return how many people a tenant has invited who have not come; one that is repeated needs no room."""
     open_ones = {row.user_id async for row in Directory(engine).read(User) if row.tenant == tenant and is_open(row)}
-    if user_id not in open_ones and len(open_ones) >= most:
-        raise QuotaExceeded(f"this tenant has invited {len(open_ones)} people who have not come yet, and the limit is "
-                            f"{most}: an invitation that is not needed goes with remove_user, list_users shows all",
-                            quota="open_invitations", limit=most, retry_after=RETRY_LATER_SECONDS)
+    return 0 if besides in open_ones else len(open_ones)
 
 
 def is_open(row: User) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from asyncgate.parts.identity.oauth.client_admin import SESSIONS_AT_ONCE, hash_c
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import Grant, OAuthClient, Revocation
-from tests.support.identity_tools import FACADES, HOME, OTHER, THIRD, House
+from tests.support.identity_tools import FACADES, HOME, OTHER, THIRD, House, security
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +62,28 @@ def url(request: pytest.FixtureRequest, tmp_path: Any) -> str:
 @pytest.fixture
 async def programs(house: House) -> Programs:
     return Programs(house)
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_tenant_has_so_many_programs_and_the_operator_any_number(serve: Any, facade: str) -> None:
+    given = security()
+    house = House(await serve(security=replace(given, oauth=replace(given.oauth, clients_per_tenant=2))))
+    root = await house.admin_of(OTHER)
+
+    async def register(token: str | None = root, **more: Any) -> Any:
+        return await house.ask("register_client", {**APP, **more}, token=token, facade=facade)
+
+    told = await asyncio.gather(*(register() for _ in range(4)))
+    [kept, *_] = [answer.body["client_id"] for answer in told if not answer.code]
+    [refused, *_] = [answer for answer in told if answer.code]
+    others = [await register(token=None) for _ in range(3)]
+    for_them = await register(token=None, tenant=OTHER)
+    await house.good("remove_client", {"client_id": kept}, token=root)
+    room = await register()
+
+    assert sorted(answer.code for answer in told) == ["", "", "quota_exceeded", "quota_exceeded"]
+    assert (refused.body["quota"], refused.body["limit"]) == ("clients_per_tenant", 2)
+    assert [answer.code for answer in (*others, for_them, room)] == ["", "", "", "quota_exceeded", ""]
 
 
 @pytest.mark.parametrize("facade", FACADES)

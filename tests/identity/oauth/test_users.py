@@ -134,6 +134,26 @@ async def test_a_tenant_has_so_many_open_invitations(serve_oauth: Callable[..., 
     assert [answer.code for answer in (again, others, by_operator, room)] == ["", "", "quota_exceeded", ""]
 
 
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_tenant_has_so_many_unused_sign_in_links(serve_oauth: Callable[..., Any], facade: str) -> None:
+    served = await serve_oauth({"open_login_links": 2})
+    admin, house = await make_admin(served), House(served, TOKEN)
+
+    async def make(token: str | None = admin) -> Told:
+        told: Told = await house.ask("make_sign_in_link", {"principal_id": "ada"}, token=token, facade=facade)
+        return told
+
+    told = await asyncio.gather(*(make() for _ in range(4)))
+    [refused, *_] = [answer for answer in told if answer.code]
+    elsewhere = await make(token=None)
+    served.backend.skew += 601
+    later = await make()
+
+    assert sorted(answer.code for answer in told) == ["", "", "quota_exceeded", "quota_exceeded"]
+    assert (refused.body["quota"], refused.body["limit"]) == ("open_login_links", 2)
+    assert (elsewhere.code, later.code) == ("", "")
+
+
 async def test_who_has_come_takes_the_place_of_no_invitation(serve_oauth: Callable[..., Any]) -> None:
     served = await serve_oauth({"open_invitations": 1})
     ada = await served.post("/v1/users", {"email": "ada@example.com"})
