@@ -28,11 +28,11 @@ from asyncgate.clients.http import (
     FIRST_PAUSE,
     QUIET_SECONDS,
     AsyncHttp,
+    CheckedReply,
     NotAGate,
     Refusal,
     Unreachable,
     WrongAddress,
-    find_decoder,
     pause_after,
 )
 from asyncgate.clients.operations import CALLS, AsyncOperations, Names, TaskRecord, TaskTerms
@@ -85,8 +85,8 @@ class Way(Protocol):
     ) -> None:
         """Close the connections."""
 
-    async def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
-        """Call an operation and return its reply as JSON; raises Refusal or Unreachable."""
+    async def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
+        """Call an operation and return its reply, checked; raises Refusal or Unreachable."""
 
 
 class AsyncGate(AsyncOperations):
@@ -143,20 +143,19 @@ class AsyncGate(AsyncOperations):
     # Calling.
 
     async def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
-        """Call an operation and return its reply, decoded into `reply`."""
+        """Call an operation and return its reply; `reply` is the type of this operation's replies."""
         needed = {"payload"} if said.get("payload_pointer") is None else set()      # None is a valid payload
         fields = {name: value for name, value in said.items()
                   if name != "self" and (value is not None or name in needed)}
-        kind: Any = reply
-        made: R = find_decoder(kind).decode(await self.send(operation, fields))
+        made: R = (await self.send(operation, fields)).decoded
         return made
 
     async def call(self, operation: str, /, **fields: Any) -> Any:
         """Call an operation by its name and return its reply as plain JSON values."""
-        return msgspec.json.decode(await self.send(operation, fields))
+        return msgspec.json.decode((await self.send(operation, fields)).content)
 
-    async def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
-        """Call an operation, with retries while they are safe and time is left; return the reply as JSON."""
+    async def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
+        """Call an operation, with retries while they are safe and time is left; return the reply, checked."""
         if not self.opened:
             raise RuntimeError("this client is not open; call it inside `async with AsyncGate(...) as gate`")
         if self.tracing is None:
@@ -164,10 +163,10 @@ class AsyncGate(AsyncOperations):
         with self.tracing.call(operation, fields) as span:
             reply = await self._send(operation, fields)
             if operation in PRODUCERS:
-                self.tracing.note_created(span, msgspec.json.decode(reply))
+                self.tracing.note_created(span, reply.decoded)
             return reply
 
-    async def _send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
+    async def _send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
         op = CALLS[operation]
         tries = Attempts(op, self._complete(op, fields), self.patience_seconds)
         try:

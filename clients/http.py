@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import cache
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
@@ -74,6 +74,13 @@ class NotAGate(Unreachable):
         super().__init__(f"what answers at {url} is not an AsyncGate, or is another version: {why}")
 
 
+class CheckedReply(NamedTuple):
+    """A successful answer of a gate: its JSON, and what that decodes to, of the type in CALLS."""
+
+    content: bytes
+    decoded: Any
+
+
 class Exchange:
     """What both clients share: building the request of an operation and reading its answer."""
 
@@ -110,17 +117,18 @@ class Exchange:
         headers["content-type"] = "application/json"
         return {**request, "content": encode_finite(said), "headers": headers}
 
-    def reply(self, operation: str, response: httpx2.Response) -> bytes:
-        """Return the JSON of a successful answer; raise NotAGate for one of another server, Refusal for any other."""
+    def reply(self, operation: str, response: httpx2.Response) -> CheckedReply:
+        """Read a successful answer; raise NotAGate for one of another server, Refusal for any other."""
         if response.is_success:
-            return self.check_reply(operation, response.content)
+            return self.read_reply(operation, response.content)
         raise self.refusal(response)
 
-    def check_reply(self, operation: str, content: bytes) -> bytes:
-        """Return the JSON of a reply if it has the shape of this operation's replies; raises NotAGate."""
-        if why := find_reply_flaw(content, CALLS[operation].reply):
-            raise NotAGate(self.url, f"its answer to {operation} {why}")
-        return content
+    def read_reply(self, operation: str, content: bytes) -> CheckedReply:
+        """Decode a reply; raises NotAGate if it does not have the shape of this operation's replies."""
+        try:
+            return CheckedReply(content, find_decoder(CALLS[operation].reply).decode(content))
+        except (ValueError, RecursionError) as error:
+            raise NotAGate(self.url, f"its answer to {operation} {explain_flaw(content, error)}") from None
 
     def refusal(self, response: httpx2.Response) -> Refusal | NotAGate:
         """Return the error for an unsuccessful answer."""
@@ -153,11 +161,16 @@ def find_reply_flaw(content: bytes, reply: type[msgspec.Struct]) -> str:
     """Return why some bytes are not a reply of this type; an empty text if they are one."""
     try:
         find_decoder(reply).decode(content)
-    except msgspec.ValidationError as wrong:
-        return f"is JSON of another shape: {wrong}"
-    except (ValueError, RecursionError):
-        return "is HTML" if content.lstrip()[:1] == b"<" else "is not JSON"
+    except (ValueError, RecursionError) as error:
+        return explain_flaw(content, error)
     return ""
+
+
+def explain_flaw(content: bytes, error: Exception) -> str:
+    """Explain why some bytes could not be decoded."""
+    if isinstance(error, msgspec.ValidationError):
+        return f"is JSON of another shape: {error}"
+    return "is HTML" if content.lstrip()[:1] == b"<" else "is not JSON"
 
 
 @cache
@@ -293,10 +306,10 @@ class Http(Exchange):
 
     def call(self, operation: str, /, **fields: Any) -> Any:
         """Call an operation; raises Refusal if the gate refuses it, Unreachable if no gate answers."""
-        return msgspec.json.decode(self.send(operation, fields))
+        return msgspec.json.decode(self.send(operation, fields).content)
 
-    def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
-        """Call an operation and return its reply as JSON."""
+    def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
+        """Call an operation and return its reply, checked."""
         import httpx2
 
         try:
@@ -345,10 +358,10 @@ class AsyncHttp(Exchange):
 
     async def call(self, operation: str, /, **fields: Any) -> Any:
         """Call an operation; raises Refusal if the gate refuses it, Unreachable if no gate answers."""
-        return msgspec.json.decode(await self.send(operation, fields))
+        return msgspec.json.decode((await self.send(operation, fields)).content)
 
-    async def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
-        """Call an operation and return its reply as JSON."""
+    async def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
+        """Call an operation and return its reply, checked."""
         import httpx2
 
         try:

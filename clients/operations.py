@@ -506,7 +506,7 @@ class AsyncOperations:
     """All operations, async; the client fills in the caller."""
 
     async def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
-        """Call an operation and return its reply, decoded into `reply`."""
+        """Call an operation and return its reply; `reply` is its type."""
         raise NotImplementedError
 
     async def ack_receipt(
@@ -1549,7 +1549,7 @@ class SyncOperations:
     """All operations, for synchronous code; the client fills in the caller."""
 
     def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
-        """Call an operation and return its reply, decoded into `reply`."""
+        """Call an operation and return its reply; `reply` is its type."""
         raise NotImplementedError
 
     def ack_receipt(

@@ -131,7 +131,7 @@ class SyncGate(SyncOperations):
         return other
 
     def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
-        """Call an operation and return its reply, decoded into `reply`."""
+        """Call an operation and return its reply; `reply` is the type of this operation's replies."""
         return self.loop_thread.run(self.gate.ask(operation, reply, said))
 
     def call(self, operation: str, /, **fields: Any) -> Any:

@@ -19,6 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from asyncgate.clients.finite import encode_finite
 from asyncgate.clients.http import (
     ANSWER_SECONDS,
+    CheckedReply,
     Exchange,
     NotAGate,
     Refusal,
@@ -57,8 +58,8 @@ class McpWay(Exchange):
     ) -> None:
         await self.opened.aclose()
 
-    async def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
-        """Call the tool of an operation and return its reply as JSON; raises Refusal or Unreachable."""
+    async def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
+        """Call the tool of an operation and return its reply, checked; raises Refusal or Unreachable."""
         said = {k: v for k, v in fields.items() if v is not None or k == "payload"}
         arguments = msgspec.json.decode(encode_finite(said))
         try:
@@ -67,7 +68,7 @@ class McpWay(Exchange):
             raise translate_error(error, self.url) from error
         text = "".join(getattr(part, "text", "") for part in told.content)
         if not told.is_error:
-            return self.check_reply(operation, text.encode())
+            return self.read_reply(operation, text.encode())
         body = read_object(text.encode()) or {"message": text}
         raise make_refusal(find_status(str(body.get("error"))), body)
 

@@ -170,7 +170,7 @@ def was_erased_since(gate: Http, header: Header) -> bool:
 
 def fetch_page(gate: Http, after: str) -> list[Receipt]:
     """Return the next page of stored receipts."""
-    reply = gate.send("export_receipts", {"after": after or None, "limit": RECEIPTS_PER_PAGE})
+    reply = gate.send("export_receipts", {"after": after or None, "limit": RECEIPTS_PER_PAGE}).content
     return to_receipt(msgspec.json.decode(reply, type=dict[str, msgspec.Raw])["receipts"])
 
 

@@ -330,7 +330,7 @@ def call_and_print(op: Operation, at: Connection, body: Mapping[str, Any], as_js
         from asyncgate.commands.follow import run_task
         sys.exit(run_task(at, body, as_json))
     with calling.connect_to_gate(at) as gate:
-        reply = gate.send(op.name, body)
+        reply = gate.send(op.name, body).content
     click.echo(reply) if as_json else print_reply(op, msgspec.json.decode(reply))
 
 

@@ -221,7 +221,7 @@ def render_class(name: str) -> str:
     """Return the source of the class with all methods."""
     define, wait, says = CLASS_ABOUT[name]
     ask = (f"    {define} ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:\n"
-           f'        """Call an operation and return its reply, decoded into `reply`."""\n'
+           f'        """Call an operation and return its reply; `reply` is its type."""\n'
            f"        raise NotImplementedError")
     made = (render_method(op, define, wait) for op in sorted(OPERATIONS.values(), key=lambda op: op.name))
     return "\n\n".join([f'class {name}:\n    """{says}"""', ask, *made])

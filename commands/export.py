@@ -221,7 +221,7 @@ def fetch_page(gate: Http, operation: str, fields: dict[str, Any]) -> Page:
     """Return one page; wait as long as the gate asks for, because a large export needs many calls."""
     while True:
         try:
-            return decode_page(gate.send(operation, fields))
+            return decode_page(gate.send(operation, fields).content)
         except Refusal as no:
             if no.code == "invalid_cursor":
                 raise OtherExport(f"the gate does not resume this export: {no}") from None

@@ -38,7 +38,7 @@ def run_task(at: Connection, body: Mapping[str, Any], printing_json: bool) -> in
     """Create a task, print its id at once, and wait for its end; return the exit status."""
     patience = float(body.get("wait_seconds", RUN_TASK_SECONDS))
     with connect_to_gate(at) as gate:
-        made = gate.send("run_task", {**body, "wait_seconds": 0})
+        made = gate.send("run_task", {**body, "wait_seconds": 0}).content
         who = {name: value for name, value in body.items() if name in ("principal_kind", "principal_id", "agent_id")}
         watch = Watch(gate, made, who)
         return watch_to_end(watch, patience, printing_json, new=True)
@@ -56,7 +56,7 @@ def wait(at: Connection, task_id: str, patience: float | None, as_json: bool) ->
     Exit status: 0 succeeded, 8 failed, 9 canceled, 10 not ended.
     """
     with connect_to_gate(at) as gate:
-        watch = Watch(gate, gate.send("get_task", {"task_id": task_id}), {})
+        watch = Watch(gate, gate.send("get_task", {"task_id": task_id}).content, {})
         sys.exit(watch_to_end(watch, float("inf") if patience is None else patience, as_json))
 
 
@@ -88,7 +88,7 @@ class Watch:
     def _poll(self, seconds: float) -> None:
         try:
             self.record = self.gate.send("get_task", {**self.who, "task_id": self.task["task_id"],
-                                                      "wait_seconds": round(seconds, 3)})
+                                                      "wait_seconds": round(seconds, 3)}).content
             self.task, self.away = msgspec.json.decode(self.record), 0
         except (Unreachable, Refusal) as error:
             if isinstance(error, Refusal) and error.status not in AWAY_STATUSES:

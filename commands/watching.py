@@ -33,7 +33,7 @@ def watch_list(op: Operation, at: Connection, body: Mapping[str, Any], every_sec
     """Call and show until Ctrl-C; a gate that does not answer meanwhile is asked again."""
     try:
         with connect_to_gate(at) as gate, open_view(op, every_seconds, as_json) as show:
-            show(gate.send(op.name, body))      # a call that is wrong ends here
+            show(gate.send(op.name, body).content)      # a call that is wrong ends here
             while True:
                 time.sleep(every_seconds)
                 ask_again(gate, op, body, show)
@@ -44,7 +44,7 @@ def watch_list(op: Operation, at: Connection, body: Mapping[str, Any], every_sec
 def ask_again(gate: Http, op: Operation, body: Mapping[str, Any], show: Show) -> None:
     """Call once more and show the reply; on an outage what was shown stays."""
     try:
-        show(gate.send(op.name, body))
+        show(gate.send(op.name, body).content)
     except Unreachable as away:
         click.echo(f"{escape_text(str(away))}; trying again", err=True)
     except Refusal as no:

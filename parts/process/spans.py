@@ -144,13 +144,13 @@ class Tracing:
                 self.note_error(span, str(getattr(error, "code", type(error).__name__)))
                 raise
 
-    def note_created(self, span: Span, reply: Mapping[str, Any]) -> None:
+    def note_created(self, span: Span, reply: object) -> None:
         """Add the id of the task that a call created, or their number."""
-        if isinstance(task_id := reply.get("task_id"), str):
+        if isinstance(task_id := getattr(reply, "task_id", None), str):
             span.set_attribute("asyncgate.task_id", task_id)
             if self.messaging:
                 span.set_attribute("messaging.message.id", task_id)
-        elif self.messaging and isinstance(results := reply.get("results"), list):
+        elif self.messaging and isinstance(results := getattr(reply, "results", None), list):
             span.set_attribute("messaging.batch.message_count", len(results))
 
     def _name_message(self, operation: str, destination: str) -> tuple[str, dict[str, Any]]:

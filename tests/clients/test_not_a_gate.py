@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncgate.clients import AsyncGate, NotAGate, SyncGate, Unreachable
-from asyncgate.clients.http import AsyncHttp, find_reply_flaw
+from asyncgate.clients.http import AsyncHttp, CheckedReply, find_reply_flaw
 from asyncgate.clients.operations import CALLS
 from asyncgate.clients.worker import Worker
 from asyncgate.parts.operations import OPERATIONS
@@ -56,6 +56,23 @@ async def test_a_wait_for_a_result_ends_at_once_if_no_gate_has_ever_answered(por
     async with AsyncGate(portal.url, TOKEN, agent_id="ada") as client:
         with pytest.raises(NotAGate, match="its answer to get_task is HTML"):
             await client.handle("t1").result()
+
+
+class Watched(AsyncGate):
+    """A client that keeps the reply of its last call."""
+
+    async def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
+        self.last = await super().send(operation, fields)
+        return self.last
+
+
+@pytest.mark.parametrize("via", ["rest", "mcp"])
+async def test_a_caller_gets_what_the_check_of_the_reply_decoded(gate: AsyncHttp, via: Any) -> None:
+    async with Watched(gate.url, TOKEN, via=via, agent_id="ada") as client:
+        made = await client.create_task("t", payload=1)
+
+        assert made is client.last.decoded
+        assert (await client.call("get_task", task_id=made.task_id))["payload"] == 1
 
 
 def test_a_blocking_client_says_the_same(portal: Portal) -> None:

@@ -21,6 +21,7 @@ from opentelemetry.trace import SpanKind
 
 from asyncgate.clients import AsyncGate, SyncGate
 from asyncgate.clients.worker import Fail, Job, Retry, Worker
+from asyncgate.parts.model.wire import Created
 from asyncgate.parts.process.spans import OPT_IN_VARIABLE, PROVIDER_VARIABLE, find_tracing
 from tests.conftest import TOKEN, Live, Served
 from tests.support.patience import PATIENCE_SECONDS
@@ -270,7 +271,7 @@ async def test_the_conventions_that_may_change_are_used_where_they_are_asked_for
     tracing = find_tracing()
     assert tracing
     with tracing.call("create_task", {"type": "demo"}) as span:
-        tracing.note_created(span, {"task_id": "t1"})
+        tracing.note_created(span, Created("t1", "queued"))
     tracing.begin_run({"task_id": "t1", "type": "demo", "attempt": 0, "fence": 1}).end()
     await served.post("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
         "name": "asyncgate.list_tasks", "arguments": {}}})

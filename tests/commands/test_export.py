@@ -222,7 +222,7 @@ def test_a_refused_export_leaves_nothing(gate: Http, tmp_path: Path) -> None:
 
 
 def test_a_gate_cannot_name_a_file_elsewhere(gate: Http) -> None:
-    page = msgspec.json.decode(gate.send("export_tenant", {}))
+    page = msgspec.json.decode(gate.send("export_tenant", {}).content)
 
     with pytest.raises(msgspec.ValidationError):
         export.decode_page(msgspec.json.encode(page | {"kind": "../tasks"}))
