@@ -316,7 +316,7 @@ class Postgres(Pages):
         saved = None
         try:
             async with self._transaction(tenant_id, needs) as db:
-                work, promoted = await self._load(db, tenant_id, needs)
+                work, outdated = await self._load(db, tenant_id, needs)
                 decide(work)
                 with self._take_slot(tenant_id) as slot:
                     saved = await self._save(db, work, slot)
@@ -330,7 +330,7 @@ class Postgres(Pages):
                 raise ConnectionError("the connection broke before COMMIT") from error
         if saved is not None:
             self.known.add(tenant_id)
-        self._note_committed(work, promoted)
+        self._note_committed(work, outdated)
 
     @contextlib.contextmanager
     def _take_slot(self, tenant_id: str) -> Iterator[int]:
@@ -343,12 +343,12 @@ class Postgres(Pages):
         finally:
             self.counting[tenant_id].discard(slot)
 
-    def _note_committed(self, work: Work, promoted: bool) -> None:
+    def _note_committed(self, work: Work, outdated: bool) -> None:
         """Update the caches of lanes and queues after a commit."""
         for lane, (type, capabilities) in work.lanes.items():
             self.lanes[work.tenant_id].learn(lane, type, capabilities)
         queues = self.queues[work.tenant_id]
-        if promoted:
+        if outdated:       # delayed tasks were promoted, or tasks were locked and not offered
             queues.forget()
         left = (work.tasks[task_id] for ready in work.ready.values() for task_id in ready)
         for task in (*work.added.values(), *work.moved.values(), *left):    # other searches skipped or missed these
@@ -410,12 +410,12 @@ class Postgres(Pages):
                 raise
 
     async def _load(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
-        """Load the rows that a batch needs; return also whether delayed tasks were promoted into their queues."""
+        """Load the rows that a batch needs; return also whether the cache of queues is out of date then."""
         with self.queues[tenant_id].watch() as found:
-            work, promoted = await self._load_tasks(db, tenant_id, needs)
+            work, outdated = await self._load_tasks(db, tenant_id, needs)
             found += [work.tasks[task_id] for ready in work.ready.values() for task_id in ready]
         await self._load_others(db, work, needs)
-        return work, promoted
+        return work, outdated
 
     async def _load_tasks(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
         lanes, starts, now = self.lanes[tenant_id], self.queues[tenant_id].start, self.now()
@@ -423,8 +423,9 @@ class Postgres(Pages):
         named = tuple(way for way in sql.NAMED if getattr(needs, way))
         given = sql.bind_needs(needs) if named else {}
         given |= sql.bind_wanted(wanted, SLACK, starts) if wanted else {}
-        head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted), bool(needs.claims)),
-                                                     given)
+        claims = len(needs.claims)
+        statement = sql.load(named, bool(wanted), claims > 0, is_portioned(wanted, claims))
+        head, asked_for, offered = await self._rows(db, tenant_id, statement, {**given, "portions": 2 * claims - 1})
         self.ahead = head.clock - self.skew - time.time()
         self.ids.after(head.newest)     # ids never go back, even if the clock does
         stopped = lanes.find_stopped(now)
@@ -441,8 +442,8 @@ class Postgres(Pages):
             lanes.pauses = pauses
             if changed or lanes.find_stopped(head.clock) != stopped:
                 head, wanted = head._replace(due=True), count_wanted(lanes, needs.claims, head.clock)
-            await self._offer(db, work, head, wanted, offered)
-        return work, bool(needs.claims) and head.due
+            unread = await self._offer(db, work, head, wanted, offered, claims)
+        return work, claims > 0 and (head.due or unread)
 
     async def _rows(self, db: asyncpg.Connection, tenant_id: str, statement: tuple[str, tuple[str, ...]],
                     given: dict[str, Any]) -> tuple[sql.Head, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
@@ -465,23 +466,30 @@ class Postgres(Pages):
         return found
 
     async def _offer(self, db: asyncpg.Connection, work: Work, head: sql.Head, wanted: dict[frozenset[int], int],
-                     rows: list[tuple[Any, ...]]) -> None:
-        """Offer the best claimable tasks; search further down the queues if the first ones are locked."""
+                     rows: list[tuple[Any, ...]], claims: int) -> bool:
+        """Offer the best claimable tasks; search further down the queues if the first ones are locked.
+
+        Return whether tasks were locked that are not offered, because those before them are enough.
+        """
         queues, slack, enough = self.queues[work.tenant_id], SLACK, sum(wanted.values())
         if head.due:
             await db.execute(sql.PROMOTE, work.tenant_id, head.clock, PROMOTED)
             queues.forget()
-        locked = {row[0]: row for row in rows}
+        locked = {row[0]: row for row in sorted(rows, key=sql.is_read)}     # it may be read in one group only
         while wanted and (head.due or (head.full and len(locked) < enough and slack < MOST_SLACK)):
             slack *= 1 if head.due else 16
-            given = sql.bind_wanted(wanted, slack, queues.start)
-            head, _, rows = await self._rows(db, work.tenant_id, sql.load((), True), given)
+            statement = sql.load((), True, portioned=is_portioned(wanted, claims))
+            given = {**sql.bind_wanted(wanted, slack, queues.start), "portions": 2 * claims - 1}
+            head, _, rows = await self._rows(db, work.tenant_id, statement, given)
             work.now = head.clock       # clock: later than every row lock, so that a task's ids and times never go back
             head = head._replace(due=False)
-            locked |= {row[0]: row for row in rows}     # with the rows that earlier searches of this batch locked
-        offers = await self._with_progress(db, work.tenant_id, list(locked.values()))
+            # Together with the rows that earlier searches of this batch locked.
+            locked |= {row[0]: row for row in sorted(rows, key=sql.is_read)}
+        read = [row for row in locked.values() if sql.is_read(row)]
+        offers = await self._with_progress(db, work.tenant_id, read)
         for task, _, progress in sorted(offers, key=lambda row: place(row[0])):
             work.add_claimable(task, progress)
+        return len(read) < len(locked)
 
     async def _load_others(self, db: asyncpg.Connection, work: Work, needs: Needs) -> None:
         """Load receipts, records and counts; each statement has a new snapshot, later than all locks."""
@@ -861,6 +869,11 @@ def count_wanted(lanes: Lanes, claims: list[LeaseNext], now: float) -> dict[froz
         for group in lanes.groups([ask], now):
             wanted[group] += ask.max_tasks or 1
     return wanted
+
+
+def is_portioned(wanted: dict[frozenset[int], int], claims: int) -> bool:
+    """Whether the payloads of large tasks are counted before they are read: a claim of one task leaves few."""
+    return sum(wanted.values()) > claims
 
 
 @contextlib.contextmanager

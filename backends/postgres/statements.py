@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from asyncgate import Needs, Work
+from asyncgate import MOST_PAGE_BYTES, Needs, Work
 from asyncgate.backends.pages import TaskRange, limit_range, narrow_tasks
 from asyncgate.parts.model.counted import count_moves, measure_use, passed_ms
 from asyncgate.parts.model.ids import HIGHEST
@@ -106,6 +106,7 @@ def row_columns(task: str = "t.", state: str = "s.", progress: str = "p.") -> st
 
 ROW = row_columns()
 LEASE_AT, TOLD_AT = len(FIELDS), len(FIELDS) + 1 + len(HELD)
+PAYLOAD_AT = FIELDS.index("payload")
 
 
 def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None]:
@@ -113,6 +114,11 @@ def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None
     lease, progress = row[LEASE_AT:TOLD_AT], row[TOLD_AT + 1:]
     return (Task(*row[:LEASE_AT]), Lease(*lease) if lease[1] is not None else None,
             Progress(*progress) if progress[0] is not None else None)
+
+
+def is_read(row: tuple[Any, ...]) -> bool:
+    """Whether a row has its payload."""
+    return row[PAYLOAD_AT] is not None
 
 
 def is_stale(row: tuple[Any, ...]) -> bool:
@@ -206,6 +212,14 @@ DUE = """coalesce((SELECT next_eligible_at FROM asyncgate.states
                    ORDER BY next_eligible_at LIMIT 1)
                   <= extract(epoch FROM clock_timestamp())::float8 + :skew, false)"""
 
+# The payload of an offered task, null behind those that are enough for all claims; of how many, `Portions` explains.
+# The length of a stored text is known without reading the text.
+PORTION = f"""CASE WHEN coalesce(sum(least(octet_length(t.payload) + coalesce(octet_length(p.progress), 0),
+                                           {MOST_PAGE_BYTES})) OVER (
+                      PARTITION BY s.number ORDER BY s.priority DESC, s.task_id
+                      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) <= :portions::bigint * {MOST_PAGE_BYTES}
+                  OR s.number = {{asked_for}} THEN t.payload END"""
+
 PAUSED = "(SELECT listed FROM asyncgate.pauses WHERE tenant_id = :tenant)"
 
 
@@ -222,13 +236,16 @@ class Head(NamedTuple):
 
 
 HEAD, ASKED_FOR = len(Head._fields), -1
+PORTIONED_ROW = ROW.replace("t.payload,", f"{PORTION.format(asked_for=ASKED_FOR)},")
 
 
 @cache
-def load(named: tuple[str, ...], offered: bool, claiming: bool = False) -> tuple[str, tuple[str, ...]]:
+def load(named: tuple[str, ...], offered: bool, claiming: bool = False,
+         portioned: bool = False) -> tuple[str, tuple[str, ...]]:
     """Return the LOAD statement of batches that name tasks in these ways or are offered some, and its parameters.
 
-    A batch that is `claiming` learns what is paused; if everything is, it is offered nothing.
+    A batch that is `claiming` learns what is paused; if everything is, it is offered nothing.  `portioned`: of many
+    large tasks, those that no claim can get are offered without their payloads.
 
     Clock: it is read for each returned row, so the last row's time is later than the last row lock.
     """
@@ -236,6 +253,7 @@ def load(named: tuple[str, ...], offered: bool, claiming: bool = False) -> tuple
     tables = [LOCKED.format(found=ids)] * bool(named) + [OFFERED] * offered
     rows = ([f"SELECT {ASKED_FOR}::bigint AS number, {listed(STATE)} FROM named"] * bool(named)
             + [f"SELECT number, {listed(STATE)} FROM offered"] * offered)
+    row = PORTIONED_ROW if portioned else ROW
     found = f"""
 LEFT JOIN ({' UNION ALL '.join(rows)}) AS s ON true
 LEFT JOIN LATERAL (SELECT {listed(CONTRACT)} FROM asyncgate.tasks
@@ -243,7 +261,7 @@ LEFT JOIN LATERAL (SELECT {listed(CONTRACT)} FROM asyncgate.tasks
 LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
                    WHERE tenant_id = :tenant AND task_id = s.task_id AND s.told > 0 LIMIT 1) AS p ON true"""
     return number_parameters(f"""{'WITH ' * bool(tables)}{','.join(tables)}
-SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, one.*, {f's.number, {ROW}' if rows else 'NULL'}
+SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, one.*, {f's.number, {row}' if rows else 'NULL'}
 FROM (SELECT (SELECT coalesce(sum(lane), 0)::text FROM asyncgate.lanes WHERE tenant_id = :tenant::uuid),
              (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = :tenant ORDER BY receipt_id DESC LIMIT 1),
              {PAUSED if claiming else 'NULL::text'}, {DUE if offered else 'false'},

@@ -82,9 +82,9 @@ def show_task(tenant_id: str, task: Task, lease: Lease | None, progress: Progres
 
 
 def measure_task(task: Task, lease: Lease | None, progress: Progress | None) -> int:
-    """Return how many characters the texts have that a task is shown with."""
+    """Return how many bytes the texts have that a task is shown with."""
     told = (task.payload, task.requirements, task.terms, task.outcome, task.artifacts, progress and progress.progress)
-    return sum(len(text) for text in told if text)
+    return sum(len(text if text.isascii() else text.encode()) for text in told if text)
 
 
 def summarize(task: Task) -> str | None:

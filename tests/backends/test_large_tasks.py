@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -22,10 +21,10 @@ LARGE = 1_000_000
 KINDS = 2 * MOST_WHOLE
 
 
-@pytest.fixture
-async def gate(tmp_path: Path) -> AsyncIterator[Gate]:
-    """A gate on SQLite; only there a claim reads the best tasks of each kind that it may serve."""
-    backend = await open_backend(f"sqlite:///{tmp_path}/gate.db")
+@pytest.fixture(params=["sqlite", "postgres"])
+async def gate(request: pytest.FixtureRequest, fresh: Callable[[str], Awaitable[str]]) -> AsyncIterator[Gate]:
+    """A gate on a database; one in memory has all payloads there anyway."""
+    backend = await open_backend(await fresh(request.param))
     yield Gate(Engine(backend), "00000000-0000-0000-0000-00000000000a")
     await backend.close()
 
@@ -68,6 +67,15 @@ async def test_a_claim_of_many_large_tasks_reads_little_more_than_it_hands_out(
 
     assert [offer.task_id for offer in offers] == list(order)[:MOST_PAGE_BYTES // LARGE + 1]
     assert peak < kinds * each * LARGE / 2
+
+
+async def test_a_claim_ends_after_as_many_bytes_in_any_script(gate: Gate) -> None:
+    for _ in range(10):
+        await gate.as_agent().create_task(type="t", payload="語" * (LARGE // 3))
+
+    offers = [(await gate.as_worker(f"w{n}").lease_next(max_tasks=50)).tasks for n in range(3)]
+
+    assert [len(some) for some in offers] == [5, 5, 0]
 
 
 async def test_claims_at_once_get_large_tasks_each_and_the_best_ones(gate: Gate) -> None:

@@ -106,6 +106,33 @@ async def test_what_a_batch_had_locked_and_left_is_found_at_once(
     assert again.task_id == first
 
 
+async def test_what_a_claim_locked_and_did_not_read_is_found_at_once(
+        backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    holding, go_on, save = asyncio.Event(), asyncio.Event(), backend._save
+
+    async def slow(*asked: Any) -> Any:
+        if not holding.is_set():
+            holding.set()
+            await go_on.wait()
+        return await save(*asked)
+
+    gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
+    tasks = [await gate.create(payload="x" * 1_000_000) for _ in range(9)]
+    monkeypatch.setattr(Queues, "SLOW_SECONDS", 0.0)     # every look remembers where the queue began
+    monkeypatch.setattr(backend, "_save", slow)
+    claiming = asyncio.create_task(gate.as_worker("w0").lease_next(max_tasks=8))
+    await holding.wait()
+    other = await gate.claim("w1")
+    go_on.set()
+    taken = [offer.task_id for offer in (await claiming).tasks]
+
+    again = await gate.claim("w2")
+
+    assert (taken, other and other.task_id) == (tasks[:5], tasks[8])
+    assert again is not None
+    assert again.task_id == tasks[5]
+
+
 async def test_a_batch_that_looks_twice_offers_all_that_it_has_locked(
         backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     holding, go_on, save, rows = asyncio.Event(), asyncio.Event(), backend._save, backend._rows

@@ -265,6 +265,7 @@ def written(sent: Iterable[str]) -> Iterator[str]:
     for number in range(len(sql.NAMED) + 1):
         for ways, some in itertools.product(itertools.combinations(sql.NAMED, number), (False, True)):
             yield sql.load(ways, some)[0]
+        yield sql.load(ways, True, portioned=True)[0]
 
 
 async def functions(db: Any) -> dict[str, list[tuple[str, list[str]]]]:
