@@ -871,13 +871,14 @@ class Engine:
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
         self.check_request(op, caller, ask)     # first: who may not create cannot use up what others may
-        reply = await (self._create(op, caller, ask) if ask.creates else self._carry_out(op, ask, caller))
+        run = partial(self._carry_out, op, ask)
+        reply = await (self.create(caller, ask, run) if ask.creates else run(caller))
         for after_call in self.on.after_call:
             await after_call(op, caller, ask, reply)
         return reply
 
-    async def _create(self, op: Operation, caller: Caller, ask: Ask) -> Any:
-        create: Callable[[Caller], Awaitable[Any]] = partial(self._carry_out, op, ask)
+    async def create(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
+        """Create tasks by means of `create`, if all who count them let it."""
         for count_creation in self.on.count_creation:
             create = partial(count_creation, ask=ask, create=create)
         return await create(caller)

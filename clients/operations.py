@@ -1430,7 +1430,9 @@ class AsyncOperations:
         """Do it to the tasks that preview_bulk has found: up to max_tasks of them, or for five seconds.
 
         While ended is false, call it again with the same confirmation; it goes on where it was, also after a crash, and
-        does nothing twice.  Each task gets the receipts or the event that the single call would write.
+        does nothing twice.  Each task gets the receipts or the event that the single call would write.  A task that is
+        run
+        again counts as a new one: where the limit of new tasks is reached, what fits is done before the refusal.
         """
         return await self.ask("run_bulk", BulkRecord, locals())
 
@@ -2473,7 +2475,9 @@ class SyncOperations:
         """Do it to the tasks that preview_bulk has found: up to max_tasks of them, or for five seconds.
 
         While ended is false, call it again with the same confirmation; it goes on where it was, also after a crash, and
-        does nothing twice.  Each task gets the receipts or the event that the single call would write.
+        does nothing twice.  Each task gets the receipts or the event that the single call would write.  A task that is
+        run
+        again counts as a new one: where the limit of new tasks is reached, what fits is done before the refusal.
         """
         return self.ask("run_bulk", BulkRecord, locals())
 

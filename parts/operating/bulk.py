@@ -9,8 +9,9 @@ on where it was, also after a crash, and no task is changed twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -26,13 +27,14 @@ from asyncgate.parts.model.errors import (
     InvalidCursor,
     InvalidRequest,
     QuotaExceeded,
+    RateLimitExceeded,
 )
 from asyncgate.parts.model.ids import first_id, mark_of, span_ids
 from asyncgate.parts.model.naming import make_filter
 from asyncgate.parts.model.queries import TaskFilter, wanted_is
 from asyncgate.parts.model.stored import TERMINAL, Bulk, Task
 from asyncgate.parts.model.views import summarize, to_utc, to_utc_or_none
-from asyncgate.parts.model.wire import Ask, CancelTask, Principal, ReleaseHold
+from asyncgate.parts.model.wire import Ask, CancelTask, CreateTasks, Principal, ReleaseHold
 from asyncgate.parts.model.wire_operating import BulkPreview, BulkRecord, BulkSample, GetBulk, PreviewBulk, RunBulk
 from asyncgate.parts.operating.rerun import (
     RerunPlan,
@@ -70,6 +72,22 @@ class Batch(Struct, frozen=True):
     position: str           # how far it is then
     over: bool              # whether there are no more tasks
 
+    def halve(self) -> Batch:
+        """Return its first half."""
+        tasks = self.tasks[:len(self.tasks) // 2]
+        return Batch(tasks, tasks[-1].task_id, False)
+
+
+class Carried(Struct, frozen=True):
+    """How far a bulk is after a batch, and how many of the tasks that it would create it did not."""
+
+    bulk: Bulk
+    repeats: int = 0
+
+
+T = TypeVar("T")
+Plans = Mapping[str, RerunPlan | GateError]
+
 
 async def preview_bulk(engine: Engine, caller: Caller, ask: PreviewBulk) -> BulkPreview:
     """Count the tasks that a filter finds and show some; change nothing.  run_bulk then does it.
@@ -96,7 +114,8 @@ async def run_bulk(engine: Engine, caller: Caller, ask: RunBulk) -> BulkRecord:
     """Do it to the tasks that preview_bulk has found: up to max_tasks of them, or for five seconds.
 
     While ended is false, call it again with the same confirmation; it goes on where it was, also after a crash, and
-    does nothing twice.  Each task gets the receipts or the event that the single call would write.
+    does nothing twice.  Each task gets the receipts or the event that the single call would write.  A task that is run
+    again counts as a new one: where the limit of new tasks is reached, what fits is done before the refusal.
     """
     order = open_order(engine, caller, ask.confirmation)
     left, until = min(ask.max_tasks or USUAL_TASKS, MOST_TASKS), asyncio.get_running_loop().time() + MOST_SECONDS
@@ -216,23 +235,40 @@ async def find_batch(engine: Engine, caller: Caller, order: Order, position: str
 
 
 async def carry_out_batch(engine: Engine, caller: Caller, order: Order, before: Bulk, batch: Batch) -> Bulk:
-    """Change the tasks of a batch and store how far the bulk is, in one transaction."""
-    asked = order.asked
-    plans = {task.task_id: plan for task in batch.tasks if asked.action == "rerun"
+    """Change the tasks of a batch, or as many as the limit of new tasks has left."""
+    plans = {task.task_id: plan for task in batch.tasks if order.asked.action == "rerun"
              and (plan := await plan_once(engine, caller, task)) is not None}
+    while True:
+        new = [plan.order for task in batch.tasks if isinstance(plan := plans.get(task.task_id), RerunPlan)]
+        store = partial(store_batch, engine, order, before, batch, plans, len(new))
+        try:
+            done = await (engine.create(caller, CreateTasks(tasks=[*new]), store) if new else store(caller))
+        except RateLimitExceeded:
+            if len(batch.tasks) == 1:
+                raise
+            batch = batch.halve()
+        else:
+            bulk: Bulk = done.bulk
+            return bulk
 
-    def carry_out(work: Work) -> Bulk:
+
+async def store_batch(engine: Engine, order: Order, before: Bulk, batch: Batch, plans: Plans, new: int,
+                      caller: Caller) -> Carried:
+    """Change the tasks of a batch, of which so many would be new, and store how far the bulk is: one transaction."""
+    asked = order.asked
+
+    def carry_out(work: Work) -> Carried:
         bulk = work.find_record(Bulk, before.bulk_id)
         assert bulk is not None
         if (bulk.position, bulk.ended_at) != (before.position, before.ended_at):
-            return bulk         # somebody else goes on with it, too
+            return Carried(bulk, new)       # somebody else goes on with it, too
         bulk, whole = change_tasks(engine, work, caller, asked, bulk, batch, plans)
         bulk = replace(bulk, updated_at=work.now, ended_at=work.now if whole and batch.over else None)
         work.keep_record(bulk)
         if bulk.ended_at is not None:
             audit_change(engine, work, "bulk_ended", "warning", caller, bulk_id=bulk.bulk_id, action=bulk.action,
                          done=bulk.done, skipped=bulk.skipped, refused=bulk.refused)
-        return bulk
+        return Carried(bulk, new - (bulk.done - before.done))
     ends = {end for plan in plans.values() if isinstance(plan, RerunPlan) for end in plan.parents}
     return await write_bulk(engine, caller, order, batch.tasks, carry_out, ends)
 
@@ -251,7 +287,7 @@ async def plan_once(engine: Engine, caller: Caller, task: Task) -> RerunPlan | G
 
 
 def change_tasks(engine: Engine, work: Work, caller: Caller, asked: PreviewBulk, bulk: Bulk, batch: Batch,
-                 plans: dict[str, RerunPlan | GateError]) -> tuple[Bulk, bool]:
+                 plans: Plans) -> tuple[Bulk, bool]:
     """Change one task after another; return how far the bulk is, and whether it got through the batch.
 
     A quota that is full stops it there: the tasks behind it shall not be given up.
@@ -301,7 +337,7 @@ def set_priority(work: Work, caller: Caller, task: Task, priority: int) -> None:
 
 
 async def write_bulk(engine: Engine, caller: Caller, order: Order, tasks: list[Task],
-                     run: Callable[[Work], Bulk], receipts: Iterable[str] = ()) -> Bulk:
+                     run: Callable[[Work], T], receipts: Iterable[str] = ()) -> T:
     """Let `run` change a bulk and these tasks, in the tenant's next batch, with the answers to these receipts."""
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         needs.tasks.update([task.task_id for task in tasks])

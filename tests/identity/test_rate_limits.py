@@ -392,6 +392,28 @@ async def test_a_task_that_is_run_again_counts_as_a_new_one(limited: Limited, fa
 
 
 @pytest.mark.parametrize("facade", FACADES)
+async def test_each_task_that_a_bulk_runs_again_counts_as_a_new_one(limited: Limited, facade: str) -> None:
+    house, ada, clock = await limited(-1, tasks=8)
+    root = await house.key("admin", "root", tenant=OTHER)
+    made = await house.good("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 5}, token=ada)
+    for item in made["results"]:
+        await house.good("cancel_task", {"task_id": item["task_id"]}, token=ada)
+    order = await house.good("preview_bulk", {"action": "rerun", "status": "canceled"}, token=root)
+    asked = {"confirmation": order["confirmation"]}
+
+    full = await house.ask("run_bulk", asked, token=root, facade=facade)
+    others = await house.ask("create_task", {"type": "demo", "payload": None}, token=ada)
+    among = await house.good("list_tasks", {"status": "queued"}, token=root)
+    clock.now += HOUR_MS
+    done = (await house.ask("run_bulk", asked, token=root, facade=facade)).body
+    left = [await house.ask("create_task", {"type": "demo", "payload": None}, token=ada) for _ in range(7)]
+
+    assert (full.code, others.code, len(among["tasks"])) == ("rate_limit_exceeded", "rate_limit_exceeded", 3)
+    assert (done["ended"], done["done"]) == (True, 5)
+    assert [answer.code for answer in left] == [""] * 6 + ["rate_limit_exceeded"]
+
+
+@pytest.mark.parametrize("facade", FACADES)
 async def test_who_may_not_create_does_not_use_up_the_tasks_of_others(limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(-1, tasks=3)
     worker = await house.key("worker", "w1", tenant=OTHER)
