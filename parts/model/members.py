@@ -23,7 +23,7 @@ from msgspec import NODEFAULT, Raw, Struct
 
 from asyncgate.parts.model.errors import GateError, InvalidRequest, PayloadTooLarge
 from asyncgate.parts.model.screening import check_members
-from asyncgate.parts.model.wire import UNTAGGED, Batch
+from asyncgate.parts.model.wire import UNTAGGED, Batch, Requirements
 
 Rule = Literal["warn", "refuse", "ignore"]
 K = TypeVar("K", bound=Struct)
@@ -31,6 +31,8 @@ HEADER = b"x-asyncgate-warning"
 MOST_TOLD, LONGEST_MEMBER_NAME, LONGEST_HEADER = 10, 60, 1000
 LONGEST_NAMES = 2**17       # bytes of a list of names: each name is matched with a regular expression
 BATCHES = ("tasks", "schedules")        # members that hold a list of requests
+OPEN_MEMBERS = {"requirements": Requirements}   # members whose object may have more than the gate knows
+MOST_COMPARED = 8           # members of such an object; comparing names takes long, and nobody misspells one of many
 NO_NAME = f"Expected `str` matching regex {UNTAGGED!r}"       # msgspec's wording
 VALID = Raw(b'[{"type":"any","schedule_id":"any"}]')    # placeholder for the items of a batch while the rest is read
 QUERY = {"principal_kind", "principal_id", "principal_instance_id", "tenant_id"}    # allowed in a query beside a body
@@ -104,9 +106,23 @@ class Reader(Generic[K]):
         if len(body) > LONGEST_NAMES and self._names:
             self._check_names(body)
         try:
-            return self._exactly(body), NONE
+            ask = self._exactly(body)
         except msgspec.ValidationError:
             return self._slowly(body, self.rule(setting), most)
+        if self._open and self._has_more_members(ask):
+            return self._slowly(body, self.rule(setting), most)
+        return ask, NONE
+
+    @cached_property
+    def _open(self) -> tuple[str, ...]:
+        """Return the open members of this type, or of the items of a batch."""
+        held = self._batch[1].takes if self._batch else self.takes
+        return tuple(name for name in OPEN_MEMBERS if name in held.__struct_fields__)
+
+    def _has_more_members(self, ask: K) -> bool:
+        """Whether an open member of a request, or of an item, has members that the gate does not know."""
+        asks = getattr(ask, self._batch[0]) if self._batch else [ask]
+        return any(has_more_members(name, getattr(one, name)) for name in self._open for one in asks)
 
     def _check_names(self, body: bytes | Raw) -> None:
         """Refuse a very long list of names before each name is checked."""
@@ -274,6 +290,35 @@ def find_unknown_members(kind: type[Struct], members: dict[str, Raw], path: str 
         elif (held := hints.get(name)) is not None:
             for place, inner in iterate_objects(value):
                 yield from find_unknown_members(held, inner, f"{path}{name}{place}.")
+        elif (held := OPEN_MEMBERS.get(name)) is not None:
+            for _, inner in iterate_objects(value):
+                yield from find_misspelt_members(held, inner, f"{path}{name}.")
+
+
+def find_misspelt_members(kind: type[Struct], members: dict[str, Raw], path: str) -> Iterator[str]:
+    """Describe the members of an open object that look like a known one, which it does not have."""
+    missing = tuple(name for name in kind.__struct_encode_fields__ if name not in members)
+    for name in members if len(members) <= MOST_COMPARED else ():
+        if get_close_matches(name[:LONGEST_MEMBER_NAME].lower(), missing, 1, 0.8):
+            yield describe_unknown_member(name, missing, path)
+
+
+def has_more_members(name: str, value: Raw) -> bool:
+    """Whether an open object has members that the gate does not know."""
+    if not bytes(value):
+        return False        # it is absent
+    try:
+        find_open_decoder(name)(value)
+    except msgspec.DecodeError:
+        return True
+    return False
+
+
+@cache
+def find_open_decoder(name: str) -> Callable[[Raw], Any]:
+    """Return what decodes an open member if it has known members only."""
+    kind: Any = forbid_unknown_members(OPEN_MEMBERS[name]) | None
+    return msgspec.json.Decoder(kind).decode
 
 
 @cache

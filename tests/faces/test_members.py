@@ -99,6 +99,35 @@ async def test_nested_ones_are_named_with_their_place(served: Any, said: dict[st
     assert answer.json()["warnings"][0].startswith(f"unknown member {place}")
 
 
+@pytest.mark.parametrize("name", ["capabilites", "Capabilities", "capability"])
+async def test_a_misspelt_requirement_is_named_or_refused_as_any_other_member(served: Any, name: str) -> None:
+    asked = {**DEMO, "requirements": {name: ["ocr"], "gpu": True}}
+
+    answer = (await served.call("POST", "/v1/tasks", asked)).json()
+    batch = await served.post("/v1/tasks/batch", {"agent_id": "ada", "tasks": [DEMO, asked]})
+    peers, _ = await bare(served, "create_task", **asked)
+    strict = await tool(served, "create_task", **asked)
+
+    meant = f"unknown member requirements.{name}; did you mean requirements.capabilities?"
+    assert answer["warnings"] == peers["result"]["warnings"] == [meant]
+    assert batch["warnings"] == [f"tasks[1]: {meant}"]
+    assert strict["isError"]
+    assert meant in strict["content"][0]["text"]
+
+
+@pytest.mark.parametrize("said", [
+    {"tags": ["urgent"], "gpu": {"memory": 8}}, {"capabilities": ["ocr"], "capability": "ocr"},
+    {f"capabilitie{n}": n for n in range(9)}])
+async def test_other_requirements_are_kept_and_nothing_is_said(serve: Any, said: dict[str, Any]) -> None:
+    served = await serve(unknown_members="refuse")
+
+    made = await tool(served, "create_task", **DEMO, requirements=said)
+    found = (await served.call("GET", f"/v1/tasks/{made['structuredContent']['task_id']}")).json()
+
+    assert "warnings" not in made["structuredContent"]
+    assert found["requirements"] == said
+
+
 @pytest.mark.parametrize("path", [
     "/v1/tasks?statuss=queued", "/v1/receipts?from_id=ada", "/v1/leases?worker_id=w1&staus=live",
     "/v1/obligations/open?agent_id=ada&limitt=1", "/v1/keys?rol=admin", "/v1/audit?severty=critical",
