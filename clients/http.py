@@ -24,7 +24,7 @@ import msgspec
 from asyncgate.clients.events import StreamEvent, read_events
 from asyncgate.clients.finite import encode_finite
 from asyncgate.clients.operations import CALLS
-from asyncgate.parts.model.connection import is_loopback
+from asyncgate.parts.model.connection import GATE_MARK, is_loopback
 from asyncgate.parts.process.spans import Tracing, find_tracing
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ FIRST_PAUSE, SHORT_PAUSE, LONGEST_PAUSE, SHORT_PAUSES = 0.05, 0.5, 5.0, 60
 NO_HOST = ("Name or service not known", "nodename nor servname", "No address associated")
 AWAY_STATUSES = (408, 429, 502, 503, 504)    # after which a call that only reads may succeed; 502, 504: of a proxy
 NO_SUCH_PAGE = (404, 405)    # a gate says with an `error` what it does not know; others send a page
+# What a gate's answer has: the mark, or from a gate before that one, its policy for browsers.
+MARKS = (tuple(text.decode() for text in GATE_MARK),
+         ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"))
 URL_ENDINGS = ("/v1", "/mcp", "/mcp/u", "/docs")
 QUIET_SECONDS = 1.0         # how long a gate may be unreachable before a client or a worker logs a warning
 ANSWER_SECONDS = 30.0     # how long to wait for an answer, in addition to the request's own `wait_seconds`
@@ -119,9 +122,12 @@ class Exchange:
 
     def reply(self, operation: str, response: httpx2.Response) -> CheckedReply:
         """Read a successful answer; raise NotAGate for one of another server, Refusal for any other."""
-        if response.is_success:
-            return self.read_reply(operation, response.content)
-        raise self.refusal(response)
+        if not response.is_success:
+            raise self.refusal(response)
+        reply = self.read_reply(operation, response.content)
+        if is_short(CALLS[operation].reply) and not is_marked(response.headers):
+            raise NotAGate(self.url, f"its answer to {operation} lacks the header X-AsyncGate")
+        return reply
 
     def read_reply(self, operation: str, content: bytes) -> CheckedReply:
         """Decode a reply; raises NotAGate if it does not have the shape of this operation's replies."""
@@ -164,6 +170,17 @@ def find_reply_flaw(content: bytes, reply: type[msgspec.Struct]) -> str:
     except (ValueError, RecursionError) as error:
         return explain_flaw(content, error)
     return ""
+
+
+@cache
+def is_short(reply: type[msgspec.Struct]) -> bool:
+    """Whether replies of a type are so short that another product may send the same."""
+    return not find_reply_flaw(b'{"ok":true}', reply)
+
+
+def is_marked(headers: Mapping[str, str]) -> bool:
+    """Whether an answer has a header that every gate sends."""
+    return any(headers.get(name) == text for name, text in MARKS)
 
 
 def explain_flaw(content: bytes, error: Exception) -> str:

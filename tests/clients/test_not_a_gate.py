@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from tests.support.portal import FOREIGN, PAGE, Portal, open_portal
 __all__ = ["gate"]
 pytestmark = pytest.mark.anyio
 SAYING = "is not an AsyncGate, or is another version: "
-# These replies are so short that another product may send the same.
+# These replies are so short that another product may send the same; so the headers of their answers tell.
 SHORT_REPLIES = {name for name, op in OPERATIONS.items() if op.gives.__name__ in ("Ok", "Acked", "Replayed")}
 
 
@@ -50,6 +51,49 @@ async def test_a_client_says_at_once_that_no_gate_answers(portal: Portal, what: 
 def test_the_reply_of_another_product_is_no_reply_of_any_operation(operation: str) -> None:
     for said in (b"{}", b'{"ok":true}', b'{"status":"ok","message":"hello"}', b'{"data":[],"tasks":{}}'):
         assert find_reply_flaw(said, CALLS[operation].reply)
+
+
+@pytest.mark.parametrize("said", [b'{"ok":true}', b'{"ok":true,"status":"succeeded"}'])
+async def test_a_short_reply_without_a_header_of_a_gate_is_of_another_product(portal: Portal, said: bytes) -> None:
+    portal.answer = (200, "application/json", said)
+    async with AsyncGate(portal.url, TOKEN, agent_id="ada") as client:
+        for operation in sorted(SHORT_REPLIES & CALLS.keys()):
+            ids = dict.fromkeys(re.findall(r"{(\w+)}", CALLS[operation].path), "x")
+            with pytest.raises(NotAGate, match=f"its answer to {operation} lacks the header X-AsyncGate"):
+                await client.call(operation, **ids)
+
+
+async def test_what_a_portal_took_is_delivered_to_the_gate(gate: AsyncHttp, tmp_path: Path) -> None:
+    with open_portal(gate.url) as portal:
+        worker, begun, finish = Worker(portal.url, "w", token=TOKEN, state=tmp_path), asyncio.Event(), asyncio.Event()
+
+        @worker.task("t")
+        async def work(page: int) -> int:
+            begun.set()
+            await finish.wait()
+            return page + 1
+
+        async with at_work(worker):
+            task = await gate.call("create_task", type="t", payload=1)
+            await begun.wait()
+            portal.answer, before = (200, "application/json", b'{"ok":true}'), portal.answered
+            finish.set()
+            await until_so(lambda: portal.answered >= before + 2)
+            portal.answer = None
+
+            done = await ended(gate, task["task_id"])
+
+    assert (done["status"], done["result"]["result"]) == ("succeeded", 2)
+
+
+@pytest.mark.parametrize("header", ["x-asyncgate", "content-security-policy"])
+async def test_a_gate_is_known_by_its_mark_or_by_the_policy_of_those_before_it(gate: AsyncHttp, header: str) -> None:
+    with open_portal(gate.url) as portal:
+        portal.kept = (header,)
+        async with AsyncGate(portal.url, TOKEN, agent_id="ada") as client:
+            made = await client.create_task("t", payload=1)
+
+            assert (await client.cancel_task(made.task_id)).ok
 
 
 async def test_a_wait_for_a_result_ends_at_once_if_no_gate_has_ever_answered(portal: Portal) -> None:

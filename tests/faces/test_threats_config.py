@@ -98,7 +98,7 @@ TOKEN = "a-token-for-tests"
 RANDOM = "0123456789abcdef0123456789abcdee"
 SAFETY = {
     "x-content-type-options": "nosniff", "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "referrer-policy": "no-referrer", "cache-control": "no-store"}
+    "referrer-policy": "no-referrer", "cache-control": "no-store", "x-asyncgate": "1"}
 STRICT = "max-age=31536000; includeSubDomains"
 
 

@@ -93,7 +93,8 @@ async def test_many_receipts_share_a_call_and_the_refused_ones_are_parked(
 
 
 async def test_a_portal_that_answers_for_the_ledger_has_no_receipt(integrated: Integrated, stub: StubLedger) -> None:
-    foreign: list[Answer] = [(200, {}, text) for text in ("<html>Welcome</html>", '"ok"', '{"receipt_id":"another"}')]
+    foreign: list[Answer] = [(200, {}, text) for text in ("<html>Welcome</html>", '"ok"', '{"receipt_id":"another"}',
+                                                              '{"ok":true}')]
     good: Answer = (200, {}, "{}")
     answers = itertools.chain(foreign, itertools.repeat(good))
     stub.answer = lambda receipt: next(answers)

@@ -42,6 +42,7 @@ class Portal(ThreadingHTTPServer):
         self.passed = self.answered = 0     # calls to the gate, calls that it answered itself
 
     answer: tuple[int, str, bytes] | None
+    kept = ("x-asyncgate",)     # headers of the gate's answers that it passes on
 
 
 class PortalCall(BaseHTTPRequestHandler):
@@ -53,12 +54,14 @@ class PortalCall(BaseHTTPRequestHandler):
         """Answer the call."""
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         told = self.server.answer
-        status, kind, said = told or self.ask_gate(body)
+        (status, kind, said), more = (told, {}) if told else self.ask_gate(body)
         self.server.passed += told is None
         self.server.answered += told is not None
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(said)))
+        for header in more.items():
+            self.send_header(*header)
         if status == 302:
             self.send_header("location", "http://portal.test/login")
         self.end_headers()
@@ -66,13 +69,14 @@ class PortalCall(BaseHTTPRequestHandler):
 
     do_GET = do_POST = reply      # the names that http.server calls
 
-    def ask_gate(self, body: bytes) -> tuple[int, str, bytes]:
-        """Pass the call on, and return the gate's answer; a read does not wait, so that its caller asks often."""
+    def ask_gate(self, body: bytes) -> tuple[tuple[int, str, bytes], dict[str, str]]:
+        """Pass the call on; return the gate's answer and its marks; a read does not wait, so that it comes often."""
         path = re.sub(r"wait_seconds=[^&]*", "wait_seconds=0", self.path)
         passed = {name: self.headers[name] for name in ("authorization", "content-type") if name in self.headers}
         said = httpx2.request(self.command, self.server.gate_url + path, content=body, headers=passed,
-                               timeout=PATIENCE_SECONDS)
-        return said.status_code, said.headers["content-type"], said.content
+                              timeout=PATIENCE_SECONDS)
+        marks = {name: said.headers[name] for name in self.server.kept}
+        return (said.status_code, said.headers["content-type"], said.content), marks
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""

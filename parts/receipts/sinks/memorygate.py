@@ -71,12 +71,6 @@ class Issued(Struct):
     api_key: str
 
 
-class Confirmed(Struct):
-    """The answer to one receipt; some ledgers do not name it (20.12)."""
-
-    receipt_id: str | None = None
-
-
 class Answered(Struct):
     """The answer for one receipt of many."""
 
@@ -93,7 +87,7 @@ T = TypeVar("T")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 decode_issued = msgspec.json.Decoder(Issued).decode
 decode_answers = msgspec.json.Decoder(AllAnswered).decode
-decode_confirmed = msgspec.json.Decoder(Confirmed).decode
+decode_confirmed = msgspec.json.Decoder(dict[str, Any]).decode
 decode_page = msgspec.json.Decoder(Listed).decode
 decode_named = msgspec.json.Decoder(Named).decode
 decode_rendered = msgspec.json.Decoder(Rendered).decode
@@ -226,10 +220,10 @@ def decode_with(decode: Callable[[bytes], T], text: bytes) -> T:
 
 
 def require_confirmation(answer: bytes, content: bytes) -> None:
-    """Check that a ledger has answered, not a portal before it: with nothing, or with an object of this receipt."""
-    said = decode_with(decode_confirmed, answer) if answer else Confirmed()
-    if said.receipt_id not in (None, read_filed(content).receipt_id):
-        raise Garbled("the ledger confirms another receipt than it was sent")
+    """Check that a ledger has answered, not a portal before it: with nothing, or with the receipt's id (20.12)."""
+    said = decode_with(decode_confirmed, answer) if answer else {}
+    if said and said.get("receipt_id") != read_filed(content).receipt_id:
+        raise Garbled("what answers for the ledger does not name the receipt that it was sent")
 
 
 def read_receipts(page: Listed) -> list[Filed]:
