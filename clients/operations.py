@@ -1366,7 +1366,7 @@ class AsyncOperations:
     ) -> Ok:
         """Revoke a key: this process refuses it at once, others within five seconds; a repeated call is a no-op.
 
-        Spec 21.9.1.
+        A credential revokes only keys that it could issue: those without scopes that it lacks.  Spec 21.9.1.
         """
         return await self.ask("revoke_key", Ok, locals())
 
@@ -2411,7 +2411,7 @@ class SyncOperations:
     ) -> Ok:
         """Revoke a key: this process refuses it at once, others within five seconds; a repeated call is a no-op.
 
-        Spec 21.9.1.
+        A credential revokes only keys that it could issue: those without scopes that it lacks.  Spec 21.9.1.
         """
         return self.ask("revoke_key", Ok, locals())
 

@@ -44,7 +44,7 @@ from asyncgate.parts.identity.keys_stored import (
 )
 from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.identity.oversight import mark_as_audited
-from asyncgate.parts.model.caller import forbid_giving
+from asyncgate.parts.model.caller import forbid_giving, forbid_scope
 from asyncgate.parts.model.errors import (
     Forbidden,
     InvalidRequest,
@@ -419,8 +419,13 @@ async def count_good_keys(engine: Engine, tenant_id: str) -> int:
 
 def require_own_rights(caller: Caller, key: Key) -> None:
     """Refuse to issue a key with more rights than its issuer has."""
-    if beyond := msgspec.json.decode(key.scopes, type=frozenset[str]) - caller.scopes:
+    if beyond := find_scopes_beyond(caller, key):
         raise forbid_giving(caller, beyond, "issue a key that has")
+
+
+def find_scopes_beyond(caller: Caller, key: Key) -> frozenset[str]:
+    """Return the scopes that a key has and a caller lacks."""
+    return msgspec.json.decode(key.scopes, type=frozenset[str]) - caller.scopes
 
 
 async def make_requested_key(engine: Engine, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:
@@ -505,7 +510,7 @@ async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKe
 async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
     """Revoke a key: this process refuses it at once, others within five seconds; a repeated call is a no-op.
 
-    Spec 21.9.1.
+    A credential revokes only keys that it could issue: those without scopes that it lacks.  Spec 21.9.1.
     """
     tenant_id = await target_tenant(engine, caller, ask.tenant)
     whom = await list_admins(engine, tenant_id)
@@ -513,12 +518,22 @@ async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
     def revoke(work: Work) -> Ok:
         key = require_key(work.find_record(Key, ask.key_id), ask.key_id)
         if key.revoked_at is None:
+            require_power_over(caller, key)
             work.keep_record(replace(key, revoked_at=work.now))
             audit_change(engine, work, "key_revoked", "warning", caller, revoked=key.key_id, reason=ask.reason)
             tell_admins(engine, work, whom, "key_revoked", key_id=key.key_id, name=key.name, reason=ask.reason,
                         by=str(caller.principal))
         return Ok(True)
     return await change_record(engine, caller, tenant_id, Key, (ask.key_id,), revoke)
+
+
+def require_power_over(caller: Caller, key: Key) -> None:
+    """Refuse to revoke a key with more rights than its revoker has, so that no limited key locks the others out."""
+    if beyond := find_scopes_beyond(caller, key):
+        scopes = sorted(beyond)
+        raise forbid_scope(caller, f"this credential has no scope {', '.join(scopes)}, so it cannot revoke key "
+                                   f"{key.key_id}, which has; an admin whose credential has all of them can",
+                           " and ".join(scopes))
 
 
 def require_key(key: Key | None, key_id: str) -> Key:

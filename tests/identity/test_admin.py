@@ -344,6 +344,37 @@ async def test_an_admin_administers_its_own_tenant(house: House) -> None:
     assert {"tenant_created", "key_issued", "key_rotated", "key_revoked"} <= set(events)
 
 
+@pytest.mark.parametrize("facade", FACADES)
+@pytest.mark.parametrize("operation", ["revoke_key", "rotate_key", "rotate_credentials"])
+async def test_a_limited_admin_takes_no_key_back_that_it_could_not_issue(
+        house: House, operation: str, facade: str) -> None:
+    root = await house.admin_of(OTHER)
+    scopes = ["admin:read", "admin:write"]
+    limited, equal = [await house.key("admin", name, by=root, scopes=scopes) for name in ("limited", "equal")]
+    ada = await house.key("agent", "ada", by=root)
+
+    told = [await house.ask(operation, {"key_id": house.ids[key]} if operation != "rotate_credentials" else {},
+                            token=limited, facade=facade) for key in (root, ada)]
+
+    assert [answer.code for answer in told] == ["forbidden", "forbidden"]
+    assert "no scope" in json.dumps(told[0].body)
+    for token in (root, ada, equal):
+        assert not (await house.ask("whoami", token=token)).code
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_limited_admin_takes_back_its_equals_and_itself(house: House, facade: str) -> None:
+    root = await house.admin_of(OTHER)
+    scopes = ["admin:read", "admin:write"]
+    limited, equal = [await house.key("admin", name, by=root, scopes=scopes) for name in ("limited", "equal")]
+
+    for key in (equal, limited):
+        await house.good("revoke_key", {"key_id": house.ids[key]}, token=limited, facade=facade)
+
+    for token in (equal, limited):
+        assert (await house.ask("whoami", token=token)).code == "unauthenticated"
+
+
 async def test_an_admin_of_the_default_tenant_is_the_operator_with_an_issued_key_too(house: House) -> None:
     operator = await house.key("admin", "root")
 

@@ -59,7 +59,7 @@ async def until(served: Served, name: str, value: float, **labels: str) -> Scrap
 
 async def emptied(served: Served) -> None:
     """Wait until nothing waits for the ledger."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (await served.backend.lag(served.tenant_id)).waiting:  # noqa: ASYNC110  # a ledger is waited for
             await asyncio.sleep(0.02)
 
