@@ -837,7 +837,12 @@ class AsyncOperations:
     async def get_queue(
         self, queue_id: str, *, tenant_id: str | None = None,
     ) -> QueueRecord:
-        """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately."""
+        """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately.
+
+        The numbers of tasks are exact; what another process has seen in the last half minute may be missing from
+        workers,
+        last_minute and last_hour.
+        """
         return await self.ask("get_queue", QueueRecord, locals())
 
     async def get_receipt(
@@ -1072,6 +1077,9 @@ class AsyncOperations:
         """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
 
         A queue is what has one type and requires the same capabilities.  One without a task for an hour is not listed.
+        The numbers of tasks are exact; what another process has seen in the last half minute may be missing from
+        workers,
+        last_minute and last_hour.
         """
         return await self.ask("list_queues", Queues, locals())
 
@@ -1179,7 +1187,9 @@ class AsyncOperations:
     ) -> Workers:
         """List those who claim tasks: what they offer, what they hold and did, and when they were last seen.
 
-        In the order of their kinds and ids.  What another process has seen in the last half minute may be missing.
+        In the order of their kinds and ids.  What they hold is exact; what another process has seen in the last half
+        minute
+        may be missing from all else.
         """
         return await self.ask("list_workers", Workers, locals())
 
@@ -1882,7 +1892,12 @@ class SyncOperations:
     def get_queue(
         self, queue_id: str, *, tenant_id: str | None = None,
     ) -> QueueRecord:
-        """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately."""
+        """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately.
+
+        The numbers of tasks are exact; what another process has seen in the last half minute may be missing from
+        workers,
+        last_minute and last_hour.
+        """
         return self.ask("get_queue", QueueRecord, locals())
 
     def get_receipt(
@@ -2117,6 +2132,9 @@ class SyncOperations:
         """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
 
         A queue is what has one type and requires the same capabilities.  One without a task for an hour is not listed.
+        The numbers of tasks are exact; what another process has seen in the last half minute may be missing from
+        workers,
+        last_minute and last_hour.
         """
         return self.ask("list_queues", Queues, locals())
 
@@ -2224,7 +2242,9 @@ class SyncOperations:
     ) -> Workers:
         """List those who claim tasks: what they offer, what they hold and did, and when they were last seen.
 
-        In the order of their kinds and ids.  What another process has seen in the last half minute may be missing.
+        In the order of their kinds and ids.  What they hold is exact; what another process has seen in the last half
+        minute
+        may be missing from all else.
         """
         return self.ask("list_workers", Workers, locals())
 

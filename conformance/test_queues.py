@@ -266,6 +266,32 @@ async def test_what_another_process_has_done_is_known_when_it_has_stored_it(gate
     assert (await flows(gate.beside()))[1] == (2, 2, 0, 0)
 
 
+async def test_beside_another_process_tasks_are_counted_at_once_and_workers_when_they_are_stored(gate: Gate) -> None:
+    other = gate.beside()
+    await gate.create()
+    await gate.create()
+    assert await gate.claim() is not None
+
+    before = (await other.as_admin().list_queues()).queues
+    await Upkeep(gate.engine).store_presences()
+    after = (await other.as_admin().list_queues()).queues
+
+    assert [(row.claimable, row.leased, row.workers) for row in before] == [(1, 1, 0)]
+    assert [(row.claimable, row.leased, row.workers) for row in after] == [(1, 1, 1)]
+
+
+async def test_what_a_worker_holds_is_known_at_once_beside_another_process(gate: Gate) -> None:
+    other = gate.beside()
+    await gate.finished()
+    await Upkeep(gate.engine).store_presences()
+    await gate.create()
+    assert await gate.claim() is not None
+
+    [one] = (await other.as_admin().list_workers()).workers
+
+    assert (one.holding, one.leased) == (1, 1)      # one lease of two that it was granted
+
+
 async def test_old_minutes_are_dropped(gate: Gate) -> None:
     upkeep = Upkeep(gate.engine)
     await to_a_new_minute(gate)

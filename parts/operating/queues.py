@@ -21,6 +21,8 @@ async def list_queues(engine: Engine, caller: Caller, ask: ListQueues) -> Queues
     """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
 
     A queue is what has one type and requires the same capabilities.  One without a task for an hour is not listed.
+    The numbers of tasks are exact; what another process has seen in the last half minute may be missing from workers,
+    last_minute and last_hour.
     """
     limit, mark = engine.limit_page(ask.limit), ("queues", ask.type)
     place = engine.open_cursor(caller, ask.cursor, *mark)
@@ -38,7 +40,11 @@ def read_place(place: str | None) -> tuple[str, int] | None:
 
 
 async def get_queue(engine: Engine, caller: Caller, ask: GetQueue) -> QueueRecord:
-    """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately."""
+    """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately.
+
+    The numbers of tasks are exact; what another process has seen in the last half minute may be missing from workers,
+    last_minute and last_hour.
+    """
     lane = read_queue_id(ask.queue_id)
     rows = await engine.backend.page(caller.tenant_id, QueueFilter(None, lane, None, 1)) if lane is not None else []
     if not rows:

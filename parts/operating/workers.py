@@ -21,7 +21,8 @@ MOST_HELD = 1000        # leases of a worker that are counted
 async def list_workers(engine: Engine, caller: Caller, ask: ListWorkers) -> Workers:
     """List those who claim tasks: what they offer, what they hold and did, and when they were last seen.
 
-    In the order of their kinds and ids.  What another process has seen in the last half minute may be missing.
+    In the order of their kinds and ids.  What they hold is exact; what another process has seen in the last half minute
+    may be missing from all else.
     """
     who = read_principal(ask)
     limit, mark = engine.limit_page(ask.limit), ("workers", who and (who.kind, who.id))
