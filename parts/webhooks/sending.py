@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs
 from asyncgate.parts.identity.notices import list_admins, tell_admins
+from asyncgate.parts.model.database import read_together
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.queries import DeliveryFilter
 from asyncgate.parts.model.stored import Account
@@ -166,8 +167,9 @@ class Courier:
 
     async def _find_endpoint(self) -> Webhook | None:
         """Return the endpoint; None if nothing is delivered to it now."""
-        webhook = await self.engine.backend.record(self.tenant_id, Webhook, self.webhook.webhook_id)
-        account = await self.engine.backend.record(self.tenant_id, Account)
+        async with read_together(self.engine.backend, self.tenant_id):
+            webhook = await self.engine.backend.record(self.tenant_id, Webhook, self.webhook.webhook_id)
+            account = await self.engine.backend.record(self.tenant_id, Account)
         is_suspended = account is not None and account.suspended_at is not None
         return None if webhook is None or webhook.state != "active" or is_suspended else webhook
 

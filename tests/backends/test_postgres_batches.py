@@ -19,7 +19,10 @@ from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotFound
 from asyncgate.parts.model.queries import LeaseCount
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored_webhooks import Webhook
 from asyncgate.parts.model.wire import LeaseNext
+from asyncgate.parts.webhooks.post import Post
+from asyncgate.parts.webhooks.sending import Courier, Places
 
 pytestmark = pytest.mark.anyio
 
@@ -188,6 +191,21 @@ async def test_the_reads_of_a_block_are_one_transaction_behind_the_wall_of_its_t
     assert first[2]
     assert apart[2]
     assert len({first[1], apart[1], after[1]}) == 3
+
+
+async def test_a_courier_reads_its_endpoint_and_its_tenant_in_one_transaction(
+        backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenant, engine, begun, begin = str(uuid.uuid4()), Engine(backend), list[str](), backend._transaction
+    endpoint = Webhook("w1", "https://a.test", "", "[]", "[]", "s1", None, None, "", "active", None, 0.0, "root", 0.0)
+    courier = Courier(engine, Post(engine.settings), Places(), tenant, endpoint)
+
+    def noted(tenant_id: str, *more: Any) -> Any:
+        begun.append(tenant_id)
+        return begin(tenant_id, *more)
+    monkeypatch.setattr(backend, "_transaction", noted)
+
+    assert await courier._find_endpoint() is None
+    assert begun == [tenant]
 
 
 async def test_a_refusal_in_a_block_of_reads_keeps_its_connection_and_an_error_gives_it_up(backend: Postgres) -> None:
