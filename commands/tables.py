@@ -1,6 +1,6 @@
-"""The tables of docs/reference.md and docs/data-map.md, generated from the code.
+"""The tables of docs/reference.md, docs/data-map.md and docs/monitoring.md, generated from the code.
 
-`python -m asyncgate.commands.tables docs/reference.md docs/data-map.md` writes them.
+`python -m asyncgate.commands.tables docs/reference.md docs/data-map.md docs/monitoring.md` writes them.
 """
 
 from __future__ import annotations

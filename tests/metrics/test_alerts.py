@@ -41,7 +41,7 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         f'asyncgate_database_errors_total{{{GATE},kind="unavailable"}}': "0x46 1x14"}, {"instance": "gate:8080"}),
     "AsyncGateLedgerLags": ({f"asyncgate_ledger_oldest_seconds{{{GATE}}}": "0+60x60"}, {"instance": "gate:8080"}),
     "AsyncGateLedgerDiffers": ({
-        f'asyncgate_ledger_differences_total{{{GATE},kind="lost_by_ledger"}}': "0x50 3x10"},
+        f'asyncgate_ledger_differences_total{{{GATE},kind="lost_by_ledger"}}': "0x44 3x15"},
         {"instance": "gate:8080", "kind": "lost_by_ledger"}),
     "AsyncGateSweepLate": ({
         f'asyncgate_upkeep_last_run_timestamp_seconds{{{GATE},duty="sweep"}}': "0x60"}, {"instance": "gate:8080"}),
