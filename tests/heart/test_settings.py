@@ -744,7 +744,8 @@ def test_a_setting_of_the_ledger_has_two_spellings_in_every_layer(load: Load, ol
 @pytest.mark.parametrize("setting", [one for one in list_settings(Settings) if one.name.startswith("ledger.")],
                          ids=lambda one: one.name)
 def test_every_setting_that_was_below_memorygate_is_still_read_there(load: Load, setting: Setting) -> None:
-    new = {"ledger.profile", "ledger.dialect", "ledger.source_system", "ledger.contents", "ledger.adopt_seconds"}
+    new = {f"ledger.{name}" for name in ("profile", "dialect", "source_system", "contents", "adopt_seconds",
+                                       "compare_interval_seconds")}
     old, said = f"memorygate.{setting.name.removeprefix('ledger.')}", json.loads(json.dumps(setting.default))
 
     if setting.name in new:
