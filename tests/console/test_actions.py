@@ -176,7 +176,7 @@ def test_tenants_are_limited_and_suspended_and_receipts_sealed_and_archived(
     console.visit(f"admin?tab=tenants&tenant={OTHER_TENANT}")
     press(console, "Change …")
     console.page.get_by_role("dialog").get_by_label("Tier").select_option("enterprise")
-    answer(console, "Change", Why=REASON, **{"Largest payload": "4000", "Longest lease": "600"})
+    answer(console, "Change", Why=REASON, **{"Largest payload, in bytes": "4000", "Longest lease, in seconds": "600"})
     console.page.get_by_text("4000 bytes").wait_for()
     console.page.locator("tr", has_text="Northwind").get_by_role("button", name="Suspend").click()
     answer(console, "Suspend", Why=REASON)
