@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema_rs
 import pytest
 
 from asyncgate.parts.faces.mcp.tools import describe_tools, make_input_schema, make_output_schema
@@ -105,12 +105,12 @@ def test_the_schemas_of_a_tool_take_the_example_of_its_operation_and_nothing_unk
     asked, answered = OPERATIONS[name].takes.example
 
     for schema in (takes, gives):
-        jsonschema.Draft202012Validator.check_schema(schema)
+        jsonschema_rs.meta.validate(schema)
         assert schema["type"] == "object"
-    jsonschema.validate(asked, takes)
-    jsonschema.validate(answered, gives)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**asked, "no_such_argument": 1}, takes)
+    jsonschema_rs.validate(takes, asked)
+    jsonschema_rs.validate(gives, answered)
+    with pytest.raises(jsonschema_rs.ValidationError):
+        jsonschema_rs.validate(takes, {**asked, "no_such_argument": 1})
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -118,7 +118,7 @@ def test_every_argument_may_be_null_unless_the_call_is_nothing_without_it(name: 
     schema = make_input_schema(OPERATIONS[name])
 
     for field in schema["properties"].keys() - set(schema["required"]):
-        jsonschema.validate({**OPERATIONS[name].takes.example[0], field: None}, schema)
+        jsonschema_rs.validate(schema, {**OPERATIONS[name].takes.example[0], field: None})
 
 
 def test_no_argument_and_no_reply_has_an_empty_schema() -> None:
