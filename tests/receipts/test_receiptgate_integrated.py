@@ -47,10 +47,17 @@ TO_FALLBACK = EscalationSettings(enabled=True, targets=(
 
 
 @pytest.fixture(scope="module")
-def standing() -> Iterator[tuple[StandIn, str]]:
+def host() -> Iterator[tuple[StandIn, str]]:
     ledger = StandIn()
     with served(ledger) as url:
         yield ledger, url
+
+
+@pytest.fixture
+def standing(host: tuple[StandIn, str]) -> tuple[StandIn, str]:
+    """Return the ledger at an address of this test alone."""
+    host[0].test += 1
+    return host[0], f"{host[1]}/{host[0].test}"
 
 
 @pytest.fixture(params=["1.0", "1.1"])

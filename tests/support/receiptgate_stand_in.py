@@ -127,7 +127,9 @@ class StandIn:
 
     def __init__(self, dialect: str = "1.0", *, notary: bool = False, now: Callable[[], float] = time.time) -> None:
         self.turn = asyncio.Lock()
-        self.app = Starlette(routes=[Route("/mcp", self.answer, methods=["POST"])])
+        paths = ("/mcp", "/{test:int}/mcp")
+        self.app = Starlette(routes=[Route(path, self.answer, methods=["POST"]) for path in paths])
+        self.test = 0       # the test that it serves now: calls that are under way for an earlier one count no more
         self.begin(dialect, notary=notary, now=now)
 
     def begin(self, dialect: str, *, notary: bool = False, now: Callable[[], float] = time.time) -> None:
@@ -154,6 +156,8 @@ class StandIn:
     async def answer(self, request: Request) -> Response:
         """Answer one request."""
         body = await request.body()
+        if self.is_over(request):
+            return Response("that test is over", 410)
         shown = {request.headers.get("authorization", "").removeprefix("Bearer "), request.headers.get("x-api-key")}
         known = [self.keys[key] for key in shown if key in self.keys]
         if not known:
@@ -164,6 +168,8 @@ class StandIn:
         self.principal = known[0]
         if self.serial_seconds:
             await self.in_turn()
+            if self.is_over(request):
+                return Response("that test is over", 410)
         if self.status:
             return Response("not now", self.status)
         try:
@@ -177,6 +183,10 @@ class StandIn:
             self.lose_replies -= 1
             return Response("the reply is lost", 502)
         return JSONResponse(reply)
+
+    def is_over(self, request: Request) -> bool:
+        """Whether a call is of an earlier test, whose gate has gone; it must not take what is meant for this one."""
+        return bool(request.path_params.get("test", self.test) != self.test)
 
     async def in_turn(self) -> None:
         """Take as long as the real one, also for a caller who has gone meanwhile."""
