@@ -72,8 +72,8 @@ if "__path__" not in globals():  # a bare checkout: its folders are this module'
 
 from asyncgate.parts.model.caller import NOBODY, Caller, forbid_scope
 from asyncgate.parts.model.content import (
-    check_size, decode_json, find_ordered_types, is_proof, needs_of, parse_json, read_artifacts, sha256,
-    to_canonical)
+    check_size, decode_json, enclose_digest, enclose_whole, find_ordered_types, find_summary, is_proof, needs_of,
+    parse_json, read_artifacts, sha256, to_canonical)
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.errors import (
     DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest,
@@ -937,7 +937,8 @@ class Engine:
         if caller.role not in op.roles:
             roles = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
             raise forbid(caller, f"a credential with the role {caller.role} cannot {op.name}", roles)
-        no = forbid_scope(caller, f"{op.name} needs the scope {(scope := ' or '.join(sorted(op.scopes)))}", scope)
+        scope = " or ".join(sorted(op.scopes))
+        no = forbid_scope(caller, f"{op.name} needs the scope {scope}", scope)
         no.scopes = op.scopes
         raise no
 
@@ -1462,8 +1463,7 @@ class Engine:
         result = bytes(ask.result)
         check_size(result, self.settings.max_result_bytes, "result")
         value = parse_json(result, "result")
-        told = value.get("summary") if isinstance(value, dict) else None
-        summary = ask.result_summary or (told[:1000] if isinstance(told, str) else None)
+        summary = ask.result_summary or find_summary(value)
         located, proof = self._find_result(ask.artifacts, ask.delivery_proof), ask.delivery_proof or None
         body = {"result_summary": summary, "completion_metadata": ask.completion_metadata, "delivery_proof": proof,
                 **self._enclose_json("result", value, result, ask.task_id)}
@@ -1487,9 +1487,8 @@ class Engine:
         if value is None:
             return {}
         if len(text) <= (self.settings.inline_result_bytes if most is None else most):
-            return {f"{name}_payload" if name == "result" else name: value}
-        return {f"{name}_sha256": hashlib.sha256(to_canonical(value)).hexdigest(), f"{name}_bytes": len(text),
-                "how_to_retrieve": {"operation": "get_task", "task_id": task_id}}
+            return enclose_whole(name, value)
+        return enclose_digest(name, value, len(text), task_id)
 
     def _find_inline(self, task: Task, ask: Complete) -> dict[str, Any]:
         """PH.3 way out (c): the creator asked for the result in the task record, and there it is."""

@@ -26,6 +26,23 @@ def sha256(*parts: Any) -> str:
     return hashlib.sha256(to_canonical(parts)).hexdigest()
 
 
+def find_summary(result: Any) -> str | None:
+    """Return the summary that a result has of itself, as far as a receipt tells it."""
+    summary = result.get("summary") if isinstance(result, dict) else None
+    return summary[:1000] if isinstance(summary, str) else None
+
+
+def enclose_whole(name: str, value: Any) -> dict[str, Any]:
+    """Return how a receipt encloses a small result or error."""
+    return {f"{name}_payload" if name == "result" else name: value}
+
+
+def enclose_digest(name: str, value: Any, size: int, task_id: str) -> dict[str, Any]:
+    """Return how a receipt encloses a large result or error: its hash, its size, and how to fetch it."""
+    return {f"{name}_sha256": hashlib.sha256(to_canonical(value)).hexdigest(), f"{name}_bytes": size,
+            "how_to_retrieve": {"operation": "get_task", "task_id": task_id}}
+
+
 def read_artifacts(artifacts: Any) -> list[Any]:
     """Read artifacts as peers send them: a list, {"pointers": [...]}, one object, or nothing."""
     if isinstance(artifacts, list):

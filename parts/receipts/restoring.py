@@ -29,7 +29,14 @@ from asyncgate import (
     RESULT_READY,
     SCHEMA_VERSION,
 )
-from asyncgate.parts.model.content import decode_json, needs_of, to_canonical
+from asyncgate.parts.model.content import (
+    decode_json,
+    enclose_digest,
+    enclose_whole,
+    find_summary,
+    needs_of,
+    to_canonical,
+)
 from asyncgate.parts.model.stored import Claimed, Lease, LedgerMark, Presence, Receipt, Task
 from asyncgate.parts.receipts.collected import computed_hash
 from asyncgate.parts.receipts.marks import STATED_PREFIX
@@ -184,11 +191,10 @@ def _succeeded(known: Evidence) -> Iterator[Draft]:
     """Yield what a success says, as far as the task says it."""
     if (task := known.task) is None or task.outcome is None:
         return
-    value = decode_json(task.outcome)
-    told = value.get("summary") if isinstance(value, dict) else None
+    summary = find_summary(decode_json(task.outcome))
     located = {"artifacts": decode_json(task.artifacts)} if task.artifacts else {}
     for enclosed in _enclosed("result", task):
-        yield {"result_summary": told[:1000] if isinstance(told, str) else None, **enclosed, **located}
+        yield {"result_summary": summary, **enclosed, **located}
 
 
 def _enclosed(name: str, task: Task) -> Iterator[Draft]:
@@ -196,10 +202,8 @@ def _enclosed(name: str, task: Task) -> Iterator[Draft]:
     if task.outcome is None or (value := decode_json(task.outcome)) is None:
         yield {}
         return
-    yield {"result_payload" if name == "result" else name: value}
-    yield {f"{name}_sha256": hashlib.sha256(to_canonical(value)).hexdigest(),
-           f"{name}_bytes": len(task.outcome.encode()),
-           "how_to_retrieve": {"operation": "get_task", "task_id": task.task_id}}
+    yield enclose_whole(name, value)
+    yield enclose_digest(name, value, len(task.outcome.encode()), task.task_id)
 
 
 def _sessions(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
