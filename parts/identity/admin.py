@@ -39,12 +39,13 @@ from asyncgate.parts.identity.keys_stored import (
     encode_names,
     generate,
     hash_secret,
+    is_good,
     parse,
     retire_key,
 )
-from asyncgate.parts.identity.notices import list_admins, tell_admins
+from asyncgate.parts.identity.notices import list_admins, read_rows, tell_admins
 from asyncgate.parts.identity.oversight import mark_as_audited
-from asyncgate.parts.model.caller import forbid_giving, forbid_scope
+from asyncgate.parts.model.caller import forbid_beyond, forbid_giving
 from asyncgate.parts.model.errors import (
     Forbidden,
     InvalidRequest,
@@ -408,13 +409,9 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
 
 
 async def count_good_keys(engine: Engine, tenant_id: str) -> int:
-    """Return how many keys of a tenant are good, or will be; one that was replaced is good for a while only."""
-    number, after, now = 0, "", engine.backend.now()
-    while page := await engine.backend.page(tenant_id, Rows(Key, after)):
-        number += sum(key.revoked_at is None and key.rotated_to is None
-                      and (key.expires_at is None or key.expires_at > now) for key in page)
-        after = page[-1].key_id
-    return number
+    """Return how many keys of a tenant are good, or will be."""
+    now = engine.backend.now()
+    return len([1 async for key in read_rows(engine, tenant_id, Key) if is_good(key, now)])
 
 
 def require_own_rights(caller: Caller, key: Key) -> None:
@@ -530,10 +527,8 @@ async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
 def require_power_over(caller: Caller, key: Key) -> None:
     """Refuse to revoke a key with more rights than its revoker has, so that no limited key locks the others out."""
     if beyond := find_scopes_beyond(caller, key):
-        scopes = sorted(beyond)
-        raise forbid_scope(caller, f"this credential has no scope {', '.join(scopes)}, so it cannot revoke key "
-                                   f"{key.key_id}, which has; an admin whose credential has all of them can",
-                           " and ".join(scopes))
+        raise forbid_beyond(caller, beyond, f"revoke key {key.key_id}, which has",
+                            "an admin whose credential has all of them can")
 
 
 def require_key(key: Key | None, key_id: str) -> Key:

@@ -16,7 +16,7 @@ from asyncgate.parts.identity.admin import (
     tenant_to_issue_for,
     write_audited,
 )
-from asyncgate.parts.identity.keys_stored import retire_key
+from asyncgate.parts.identity.keys_stored import is_good, retire_key
 from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS
@@ -100,8 +100,7 @@ async def list_good_keys(engine: Engine, tenant_id: str, before: float, now: flo
     found: list[Key] = []
     after = ""
     while len(found) <= KEYS_PER_CALL and (page := await engine.backend.page(tenant_id, Rows(Key, after))):
-        found += [key for key in page if key.created_at <= before and key.revoked_at is None and key.rotated_to is None
-                  and (key.expires_at is None or key.expires_at > now)]
+        found += [key for key in page if key.created_at <= before and is_good(key, now)]
         after = export_key(page[-1])
     return found
 

@@ -90,6 +90,11 @@ def default_scopes(role: Role) -> frozenset[str]:
             "admin": SCOPES - {"metrics:read"}}.get(role, frozenset())
 
 
+def is_good(key: Key, now: float) -> bool:
+    """Whether a key is valid, or will be; one that was replaced is valid for a while only, and no longer good."""
+    return key.revoked_at is None and key.rotated_to is None and (key.expires_at is None or key.expires_at > now)
+
+
 def retire_key(key: Key, successor: str, now: float, overlap_seconds: float = DAY_SECONDS) -> Key:
     """Return a rotated key: valid for the overlap, 30 days at most, and no longer than before."""
     end = now + min(overlap_seconds, LONGEST_OVERLAP)

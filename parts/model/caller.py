@@ -58,11 +58,16 @@ def forbid_scope(caller: Caller, why: str, required_scope: str) -> Forbidden:
     return Forbidden(why, required_scope=required_scope, your_role=caller.role)
 
 
+def forbid_beyond(caller: Caller, beyond: frozenset[str], deed: str, cure: str) -> Forbidden:
+    """Make the error for a deed that needs scopes which the caller does not have itself."""
+    scopes = sorted(beyond)
+    return forbid_scope(caller, f"this credential has no scope {', '.join(scopes)}, so it cannot {deed}; {cure}",
+                        " and ".join(scopes))
+
+
 def forbid_giving(caller: Caller, beyond: frozenset[str], deed: str) -> Forbidden:
     """Make the error for a caller that would give others scopes which it does not have itself."""
-    scopes = sorted(beyond)
-    return forbid_scope(caller, f"this credential has no scope {', '.join(scopes)}, so it cannot {deed}; name only "
-                                "scopes that it has", " and ".join(scopes))
+    return forbid_beyond(caller, beyond, deed, "name only scopes that it has")
 
 
 NOBODY = Caller("", Principal("system", "nobody"), "agent", frozenset(), bound=False)      # may ask for health
