@@ -24,7 +24,7 @@ import msgspec
 from asyncgate.clients.events import StreamEvent, read_events
 from asyncgate.clients.finite import encode_finite
 from asyncgate.clients.operations import CALLS
-from asyncgate.parts.model.connection import GATE_MARK, is_loopback
+from asyncgate.parts.model.connection import BROWSER_POLICY, GATE_MARK, is_loopback
 from asyncgate.parts.process.spans import Tracing, find_tracing
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ NO_HOST = ("Name or service not known", "nodename nor servname", "No address ass
 AWAY_STATUSES = (408, 429, 502, 503, 504)    # after which a call that only reads may succeed; 502, 504: of a proxy
 NO_SUCH_PAGE = (404, 405)    # a gate says with an `error` what it does not know; others send a page
 # What a gate's answer has: the mark, or from a gate before that one, its policy for browsers.
-MARKS = (tuple(text.decode() for text in GATE_MARK),
-         ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"))
+MARKS = [(name.decode(), text.decode()) for name, text in (GATE_MARK, BROWSER_POLICY)]
 URL_ENDINGS = ("/v1", "/mcp", "/mcp/u", "/docs")
 QUIET_SECONDS = 1.0         # how long a gate may be unreachable before a client or a worker logs a warning
 ANSWER_SECONDS = 30.0     # how long to wait for an answer, in addition to the request's own `wait_seconds`

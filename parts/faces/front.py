@@ -21,6 +21,7 @@ from asyncgate.parts.faces.serving import Doorkeeper, Meter
 from asyncgate.parts.faces.stream import STREAM, ReceiptStream
 from asyncgate.parts.model.challenges import Challenges
 from asyncgate.parts.model.connection import (
+    BROWSER_POLICY,
     GATE_MARK,
     STRICT_TRANSPORT,
     Headers,
@@ -41,8 +42,8 @@ from asyncgate.parts.process.spans import find_tracing
 REFUSAL_PAUSE_SECONDS = 0.05
 JSON_TYPE = (b"content-type", b"application/json")
 EMPTY = (204, 304)      # answers without a body
-SAFETY = [GATE_MARK, (b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; "
-          b"frame-ancestors 'none'"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store")]
+SAFETY = [GATE_MARK, (b"x-content-type-options", b"nosniff"), BROWSER_POLICY, (b"referrer-policy", b"no-referrer"),
+          (b"cache-control", b"no-store")]
 STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
 
 

@@ -35,7 +35,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from asyncgate.parts.faces.traffic import Traffic
-from asyncgate.parts.model.connection import GATE_MARK, STRICT_TRANSPORT, is_https_by_proxy
+from asyncgate.parts.model.connection import BROWSER_POLICY, GATE_MARK, STRICT_TRANSPORT, is_https_by_proxy
 from asyncgate.parts.model.errors import StartupError
 
 MAX_HEAD_BYTES = 32 * 1024
@@ -476,7 +476,7 @@ SAFE_HEADERS = [
     GATE_MARK,
     (b"content-type", b"application/json"),
     (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    BROWSER_POLICY,
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
     (b"connection", b"close"),

@@ -18,6 +18,7 @@ Headers = list[tuple[bytes, bytes]]
 Address = IPv4Address | IPv6Address
 
 GATE_MARK = (b"x-asyncgate", b"1")      # of every answer, so that a client knows a gate from what answers in its place
+BROWSER_POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
 BLANKS = " \t"      # stripped from header values; other white space is kept, so that a token has one spelling
 LONGEST_ADDRESS = 80        # characters of an address with port and zone; longer texts would fill the cache
