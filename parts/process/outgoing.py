@@ -23,6 +23,7 @@ import httpx2
 from asyncgate.parts.model.connection import Address
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.process.authorities import load_authorities
+from asyncgate.parts.process.lookups import Lookups
 
 Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
 
@@ -61,7 +62,7 @@ def make_client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: b
     follows at most three.  `timeout_seconds` covers everything, from the first look-up to the last byte.  Refusals
     name `setting` as the place of `allow`.
     """
-    guard = GuardedTransport(allow, plain, timeout_seconds, most_bytes, resolve or resolve_host,
+    guard = GuardedTransport(allow, plain, timeout_seconds, most_bytes, resolve,
                              tls or load_authorities(), deny=deny, setting=setting)
     return httpx2.AsyncClient(transport=guard, trust_env=False, timeout=timeout_seconds,
                               follow_redirects=redirects > 0, max_redirects=min(redirects, MOST_REDIRECTS))
@@ -70,14 +71,15 @@ def make_client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: b
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """A transport that checks the target of each request, and limits the response."""
 
-    def __init__(self, allow: Iterable[str], plain: bool, timeout_seconds: float, most_bytes: int, resolve: Resolve,
-                 tls: ssl.SSLContext, *, deny: Iterable[str] = (), own: Callable[[Address], bool] | None = None,
-                 setting: str = "security.outgoing.allow") -> None:
+    def __init__(self, allow: Iterable[str], plain: bool, timeout_seconds: float, most_bytes: int,
+                 resolve: Resolve | None, tls: ssl.SSLContext, *, deny: Iterable[str] = (),
+                 own: Callable[[Address], bool] | None = None, setting: str = "security.outgoing.allow") -> None:
         self.hosts, self.networks = split_exceptions(allow, setting)
         self.setting = setting          # which lists the private hosts that may be called
         self.no_hosts, self.no_networks = split_exceptions(deny, "security.outgoing.deny")
         self.own = own or is_own
-        self.plain, self.timeout_seconds, self.most_bytes, self.resolve = plain, timeout_seconds, most_bytes, resolve
+        self.plain, self.timeout_seconds, self.most_bytes = plain, timeout_seconds, most_bytes
+        self.resolve = resolve or Lookups().resolve
         # The pool keys a connection by its address.  Kept open, it would serve another name at that address without a
         # check of the certificate.
         limits = httpx2.Limits(max_keepalive_connections=0)
@@ -250,9 +252,3 @@ def split_exceptions(
                                    f"10.0.0.0/8") from None
             hosts.add(text.lower().rstrip("."))
     return frozenset(hosts), networks
-
-
-async def resolve_host(host: str, port: int) -> list[str]:
-    """Resolve a host with the system's resolver."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(where[0]) for *_, where in found))

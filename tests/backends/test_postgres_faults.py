@@ -8,11 +8,14 @@ import math
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -32,6 +35,7 @@ from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.errors import DatabaseUnavailable, Refused
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
+from asyncgate.parts.process.outgoing import make_client
 from asyncgate.parts.upkeep import Upkeep
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.proxy import Proxy
@@ -661,6 +665,34 @@ async def joined(url: str, name: str, **database: Any) -> AsyncIterator[Gate]:
         await gate.backend.join(name, 10.0, gate.engine.hear_news)
         await gate.backend.beat()       # as upkeep does when it begins; until then the next one waits
         yield gate
+
+
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False})])       # its resolver is Python's
+async def test_strangers_hosts_whose_name_servers_hang_keep_no_database_away(
+        direct: str, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve, answer, hung = socket.getaddrinfo, threading.Event(), list[str]()
+
+    def hang(host: Any, *given: Any, **named: Any) -> Any:
+        if str(host).endswith(".example"):
+            hung.append(host)
+            answer.wait(2 * PATIENCE_SECONDS)
+            raise socket.gaierror
+        return resolve(host, *given, **named)
+
+    async def are_hung() -> bool:
+        return len(hung) == 10
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))      # as a small machine has
+    async with opened(direct.replace("127.0.0.1", "localhost")) as gate, make_client(timeout_seconds=600) as http:
+        try:
+            strangers = [asyncio.create_task(http.get(f"https://h{at}.example/c.json")) for at in range(10)]
+            await until(are_hung)
+            await outside.end_sessions()
+            await gate.create()
+            assert not any(stranger.done() for stranger in strangers)
+        finally:
+            answer.set()
+            await asyncio.gather(*strangers, return_exceptions=True)
 
 
 async def test_a_lost_instance_connection_comes_back_with_its_lock_and_its_news(

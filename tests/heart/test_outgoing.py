@@ -18,6 +18,7 @@ import trustme
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.process.authorities import load_authorities
+from asyncgate.parts.process.lookups import Lookups
 from asyncgate.parts.process.outgoing import (
     Barred,
     GuardedTransport,
@@ -26,7 +27,6 @@ from asyncgate.parts.process.outgoing import (
     is_own,
     is_public,
     make_client,
-    resolve_host,
     split_exceptions,
     unmap_ipv4,
 )
@@ -54,7 +54,7 @@ async def by_hand(host: str, port: int) -> list[str]:
     if host in NAMES:
         return NAMES[host]
     assert host == "localhost" or re.fullmatch(r"[0-9a-fx.:]+", host), host
-    return await resolve_host(host, port)
+    return await Lookups().resolve(host, port)
 
 
 def guard(*allow: str, plain: bool = True) -> GuardedTransport:

@@ -29,6 +29,7 @@ from asyncgate.parts.identity.oauth.redirects import check_redirects, find_docum
 from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import OAuthClient
+from asyncgate.parts.process.lookups import asking
 
 if TYPE_CHECKING:
     import httpx2
@@ -192,7 +193,8 @@ class Documents:
         return answer.content, read_lifetime(answer.headers.get("cache-control", ""))
 
     def fetcher(self) -> httpx2.AsyncClient:
-        """Return the HTTP client that reads documents and key sets."""
+        """Return the HTTP client that reads documents and key sets; its look-ups count for whoever asks now."""
+        asking.set(group_address(current_visitor().get("ip") or ""))
         if self.http is None:
             from asyncgate.parts.process.outgoing import make_client  # a large import, needed only with a URL
 
