@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
+import random
 import re
 import sqlite3
 import sys
@@ -49,6 +51,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                          "for it, after each change (eventual) or before it counts (strict)")
     group.addoption("--rounds", type=int, default=ROUNDS, metavar="N", dest="asyncgate_rounds",
                     help=f"rounds of each crash test and of random programs, default {ROUNDS}: a long run takes 10")
+    group.addoption("--shuffle", type=int, metavar="SEED", dest="asyncgate_shuffle",
+                    help="run the modules, and the tests of each, in a random order: the same one for the same seed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark of the suite."""
+    config.addinivalue_line("markers", "one_store: its rule is judged before the database decides anything, so it runs "
+                                       "on the first backend only")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle the tests, each module in one piece: a fixture of a module is made once."""
+    if (seed := config.getoption("asyncgate_shuffle")) is not None:
+        dice = random.Random(seed)
+        modules: dict[Path, list[pytest.Item]] = {}
+        for item in items:
+            modules.setdefault(item.path, []).append(item)
+        for group in modules.values():
+            dice.shuffle(group)
+        items[:] = itertools.chain.from_iterable(dice.sample([*modules.values()], len(modules)))
 
 
 def urls(config: pytest.Config) -> list[str]:
@@ -167,9 +190,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test on every backend; run coroutines only on the event loop of a gate."""
+    """Run each test on every backend, or on one; run coroutines only on the event loop of a gate."""
     if "backend_url" in metafunc.fixturenames:
         given = urls(metafunc.config)
+        if metafunc.definition.get_closest_marker("one_store"):
+            given = given[:1]
         names = [url.partition(":")[0] for url in given]
         ids = names if len(set(names)) == len(names) else [f"{name}{at}" for at, name in enumerate(names)]
         metafunc.parametrize("backend_url", given, ids=ids, indirect=True)

@@ -392,6 +392,7 @@ async def test_the_tasks_of_another_tenant_are_not_touched(gate: Gate) -> None:
     assert (await other.task(task_id)).status == "queued"
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("said", [
     {"action": "prioritize"}, {"action": "cancel", "priority": 3}, {"action": "delete"},
     {"action": "cancel", "created_by_kind": "agent"}])

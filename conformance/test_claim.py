@@ -110,6 +110,7 @@ async def test_a_claim_gets_a_hundred_tasks_at_most(gate: Gate) -> None:
     assert len(await claimed(gate, max_tasks=500)) == 100
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("ask", [
     {"max_tasks": 0}, {"max_tasks": -1}, {"max_tasks": 1.5}, {"max_tasks": "2"}, {"lease_ttl_seconds": 0},
     {"lease_ttl_seconds": 1.5}, {"wait_seconds": -1}, {"capabilities": ["x" * 101]}, {"capabilities": "gpu"},

@@ -72,6 +72,7 @@ async def test_empty_artifacts_are_none(gate: Gate, empty: Any) -> None:
     assert len(await gate.owed()) == 1
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("wrong", ["s3://out", 7, True])
 async def test_artifacts_of_another_shape_are_refused(gate: Gate, wrong: Any) -> None:
     offer = await gate.leased()
@@ -194,6 +195,7 @@ async def test_a_delivery_proof_may_come_later_too(gate: Gate) -> None:
     assert body((await gate.receipts(offer.task_id, "task.completed"))[1])["delivery_proof"] == PROOF
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("nothing", [
     {}, {"artifacts": []}, {"artifacts": {"pointers": []}}, {"delivery_proof": {}}], ids=str)
 async def test_attaching_nothing_is_refused(gate: Gate, nothing: dict[str, Any]) -> None:

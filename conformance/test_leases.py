@@ -167,6 +167,7 @@ async def test_a_renewal_is_clamped(gate: Gate, asked: int, given: int) -> None:
     assert renewed.renew_every_seconds == pytest.approx(given / 3)
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("seconds", [0, -5, 1.5, "60"])
 async def test_a_renewal_by_nonsense_is_refused(gate: Gate, seconds: Any) -> None:
     offer = await gate.leased()

@@ -43,6 +43,7 @@ async def test_a_result_or_an_error_may_be_a_megabyte(gate: Gate, verb: str, fie
                 await getattr(gate.as_worker(), verb)(**ask)
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("wrong", [
     {"type": ""}, {"type": "x" * 201}, {"type": None}, {"type": 7}, {"type": "a\nb"}, {"type": " a"},
     {"type": "a\u202eb"}, {"priority": WIDEST + 1}, {"priority": -WIDEST - 1}, {"priority": 1.5},
@@ -83,6 +84,7 @@ async def test_the_widest_priorities_are_ordered_exactly(gate: Gate) -> None:
     assert [offer.task_id for offer in (await gate.as_worker().lease_next(max_tasks=2)).tasks] == [high, low]
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("missing", ["task_id", "lease_id"])
 @pytest.mark.parametrize("verb", ["start_task", "report_progress", "complete", "fail", "release_lease"])
 async def test_a_verb_that_does_not_say_which_lease_is_refused(gate: Gate, verb: str, missing: str) -> None:

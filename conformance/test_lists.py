@@ -228,6 +228,7 @@ async def test_a_claim_of_large_tasks_ends_early_and_the_next_gets_the_others(ga
     assert [task.task_id for task in second] == made[5:]
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "3"])
 @pytest.mark.parametrize("operation", LISTS)
 async def test_a_limit_below_one_or_not_an_integer_is_refused(gate: Gate, operation: str, limit: Any) -> None:
@@ -388,6 +389,7 @@ async def cursor_of(gate: Gate, operation: str) -> tuple[str, dict[str, Any]]:
     return cursor, ask
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("operation", LISTS[:3])
 async def test_a_cursor_that_was_tampered_with_is_refused(gate: Gate, operation: str) -> None:
     cursor, ask = await cursor_of(gate, operation)

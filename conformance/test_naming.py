@@ -26,6 +26,7 @@ def shared(gate: Gate) -> Gate:
     return whole
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("operation", ABOUT)
 @pytest.mark.parametrize("named", [{}, {"principal_kind": "agent"}, {"principal_instance_id": "i"},
                                    {"worker_kind": "worker"}, {"worker_instance_id": "i"}])
@@ -44,6 +45,7 @@ async def test_a_read_about_a_named_somebody_is_answered(gate: Gate) -> None:
     assert (owed.relationship.principal_id, len(owed.open_obligations), len(held.leases)) == ("ada", 1, 1)
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("who", HALVES)
 async def test_a_create_with_half_an_identity_is_refused(gate: Gate, who: dict[str, Any]) -> None:
     half = "worker_kind" not in who      # members that a create does not accept

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import platform
 import re
@@ -174,6 +175,22 @@ def good(answer: Answer) -> Any:
 
 
 Serve = Callable[..., Any]
+LOGGERS = ("", "asyncgate", "asyncgate.audit", "asyncgate.worker", "asyncgate.worker.ai", "asyncgate.client")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Give back the logging and the environment that a test changes, as a command run in this process does."""
+    root, environment = logging.getLogger(), dict(os.environ)
+    handlers, levels = [*root.handlers], {name: logging.getLogger(name).level for name in LOGGERS}
+    yield
+    root.handlers[:] = handlers
+    for name, level in levels.items():
+        if logging.getLogger(name).level != level:
+            logging.getLogger(name).setLevel(level)
+    if os.environ != environment:
+        os.environ.clear()
+        os.environ.update(environment)
 
 
 @pytest.fixture

@@ -175,6 +175,7 @@ def fields_of(kind: type[msgspec.Struct]) -> list[Field]:
     return [Field(field) for field in msgspec.structs.fields(kind)]
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=IDS)
 async def test_what_a_field_cannot_take_is_refused_and_nothing_is_written(
     served: Any, op: Operation, verb: str, path: str
@@ -203,6 +204,7 @@ ITEMS = {"create_tasks": "tasks", "complete_tasks": "tasks", "report_schedule": 
 OWN_CHECKS = ("requirements", "artifacts")     # looked at item by item, so that only the item is refused
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("name", ITEMS)
 async def test_what_a_field_of_an_item_cannot_take_refuses_that_item_alone(served: Any, name: str) -> None:
     op, known = OPERATIONS[name], await stocked(served)
@@ -220,6 +222,7 @@ async def test_what_a_field_of_an_item_cannot_take_refuses_that_item_alone(serve
             assert not [no for no in refusals if f"{ITEMS[name]}[1]" in no["message"]]
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=IDS)
 async def test_the_nul_character_is_refused_everywhere(served: Any, op: Operation, verb: str, path: str) -> None:
     known, carried = await stocked(served), re.findall(r"{(\w+)}", path)
@@ -236,6 +239,7 @@ async def test_the_nul_character_is_refused_everywhere(served: Any, op: Operatio
         refused(await served.call(verb, split(path, filled(op, known))[0] + "?%00=1", {}), 400, "invalid_request")
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("name", ITEMS)
 async def test_a_batch_that_is_empty_or_too_long_is_refused(served: Any, name: str) -> None:
     op, known = OPERATIONS[name], await stocked(served)
@@ -248,6 +252,7 @@ async def test_a_batch_that_is_empty_or_too_long_is_refused(served: Any, name: s
             refused(await served.call("POST", path, good | {ITEMS[name]: items}), 400, "invalid_request")
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("items", [{}, "x", [], [{}] * 501], ids=["object", "text", "empty", "long"])
 @pytest.mark.parametrize("name", ITEMS)
 async def test_a_batch_whose_items_are_refused_names_the_member_that_holds_them(
@@ -259,6 +264,7 @@ async def test_a_batch_whose_items_are_refused_names_the_member_that_holds_them(
     assert f"at `$.{ITEMS[name]}`" in answer.json()["message"]
 
 
+@pytest.mark.one_store
 async def test_what_the_gate_reads_itself_refuses_only_its_item(served: Any) -> None:
     known = await stocked(served)
     held: dict[str, Any] = {"task_id": known["task_id"], "lease_id": known["lease_id"]}
@@ -295,12 +301,14 @@ BROKEN = {
 }
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
 async def test_what_is_not_json_or_not_an_object_is_refused(served: Any, body: bytes) -> None:
     async with served.unchanged():
         refused(await served.call("POST", "/v1/tasks", body), 400, "invalid_request")
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("value", [b"NaN", b'{"loss":[0.5,NaN]}', b"[-Infinity]"])
 async def test_a_number_that_json_does_not_have_is_named(served: Any, value: bytes) -> None:
     word = b"Infinity" if b"Infinity" in value else b"NaN"
@@ -316,6 +324,7 @@ async def test_a_number_that_json_does_not_have_is_named(served: Any, value: byt
         assert path == "/mcp" or answer.status == 400
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("op", "verb", "path"), POSTS, ids=POST_IDS)
 async def test_every_operation_refuses_broken_json(served: Any, op: Operation, verb: str, path: str) -> None:
     known = await stocked(served)
@@ -341,6 +350,7 @@ async def inside(served: Any, path: str, name: str, fields: dict[str, Any], valu
     return await served.call("POST", target, given[:-1] + b',"%b":%b}' % (name.encode(), value))
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("path", "name", "fields"), RAW, ids=[name for _, name, _ in RAW])
 async def test_json_that_nobody_could_read_later_is_refused_in_every_field_that_takes_any(
     served: Any, path: str, name: str, fields: dict[str, Any]
@@ -403,6 +413,7 @@ async def test_own_integers_stay_within_what_every_reader_keeps(served: Any) -> 
 # Lists, texts, times, pages.
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("path", "field", "most"), [
     ("/v1/leases/claim", "capabilities", 64), ("/v1/leases/claim", "accept_types", 64),
     ("/v1/leases/claim", "preferred_kinds", 64)])
@@ -420,6 +431,7 @@ async def test_a_list_of_names_is_held_to_its_limits(served: Any, path: str, fie
             refused(more, 413, "payload_too_large")
 
 
+@pytest.mark.one_store
 async def test_required_capabilities_are_held_to_their_limits(served: Any) -> None:
     async with served.unchanged():
         for value in ([str(n) for n in range(65)], ["a" * 101], [""], [5], "web", {"a": 1}, [None]):
@@ -435,6 +447,7 @@ async def test_required_capabilities_are_held_to_their_limits(served: Any) -> No
 PAGES = ["/v1/tasks", "/v1/receipts", "/v1/obligations/open", "/v1/bootstrap"]
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("path", PAGES)
 async def test_a_limit_below_one_or_no_integer_is_refused_and_a_large_one_is_clamped(served: Any, path: str) -> None:
     await stocked(served)
@@ -502,6 +515,7 @@ async def test_a_time_at_the_edge_of_the_calendar_breaks_nothing(served: Any, mo
     assert (await served.call("GET", "/v1/tasks")).status == 200
 
 
+@pytest.mark.one_store
 async def test_the_refusal_of_a_late_time_names_the_latest_one(served: Any) -> None:
     answers = [await served.call("POST", "/v1/pauses", {"type": "demo", "until": f"9999-12-{day}T23:59:59Z"})
                for day in (30, 31)]
@@ -528,6 +542,7 @@ async def test_the_largest_value_is_taken_and_one_byte_more_is_413(
     assert (await served.call("POST", target, body | {name: "a" * (limit - 2)})).status == 200
 
 
+@pytest.mark.one_store
 async def test_one_large_item_of_a_batch_is_refused_by_itself(served: Any) -> None:
     answer = await served.post("/v1/tasks/batch", {"tasks": [
         {"type": "demo", "payload": None}, {"type": "demo", "payload": "a" * 2**20}, {"type": "demo",
@@ -564,6 +579,7 @@ async def test_a_receipt_that_would_be_too_large_is_refused_and_the_lease_lives_
     assert (await served.call("POST", target, body | {"artifacts": [{"uri": "x"}] * 100})).status == 200
 
 
+@pytest.mark.one_store
 async def test_parents_of_an_offered_receipt_are_checked(served: Any) -> None:
     known = await stocked(served)
     good: dict[str, Any] = {"receipt_type": "schedule.deleted", "worker_id": "w1"}
@@ -577,6 +593,7 @@ async def test_parents_of_an_offered_receipt_are_checked(served: Any) -> None:
             refused(await served.call("POST", "/v1/receipts", body), 400, code)
 
 
+@pytest.mark.one_store
 async def test_compressed_bodies_are_never_unpacked(served: Any) -> None:
     body = gzip.compress(b'{"type":"demo"}')
 
@@ -589,6 +606,7 @@ async def test_compressed_bodies_are_never_unpacked(served: Any) -> None:
 # Paths.
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("op", "verb", "path"), [way for way in WAYS if "{" in way[2]],
                          ids=[way for way in IDS if "{" in way])
 async def test_an_id_in_a_path_plays_no_tricks(served: Any, op: Operation, verb: str, path: str) -> None:
@@ -602,6 +620,7 @@ async def test_an_id_in_a_path_plays_no_tricks(served: Any, op: Operation, verb:
             assert answer.status in (400, 404, 409), (trick, answer)
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("path", ["//v1/tasks", "/v1//tasks", "/v1/tasks//", "/v1/tasks/", "/v1/./tasks",
                                   "/v1/tasks/%2e%2e", "/V1/TASKS", "/v1/../v1/tasks", "/v1/tasks%20", "/v1/tasks%00",
                                   "/" + "a" * 9999])
@@ -613,6 +632,7 @@ async def test_another_spelling_of_a_path_is_another_path(served: Any, path: str
     assert (answer.status, answer.json()["error"]) in {(404, "not_found"), (405, "method_not_allowed")}
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("query", ["%ff", "a=%ff", "principal_id=%ff%fe", "limit=%ff", "\x80", "a=\xff"])
 async def test_a_query_that_is_not_utf_8_is_refused(served: Any, query: str) -> None:
     for verb, path in (("GET", "/v1/tasks"), ("POST", "/v1/tasks")):
@@ -621,12 +641,14 @@ async def test_a_query_that_is_not_utf_8_is_refused(served: Any, query: str) -> 
                     "invalid_request")
 
 
+@pytest.mark.one_store
 async def test_a_query_of_many_names_is_read_in_no_time_that_matters(served: Any) -> None:
     answer = await served.call("GET", "/v1/tasks?" + "&".join(f"a{n}=1" for n in range(5_000)))
 
     refused(answer, 400, "invalid_request")
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("name", ["principal_kind=root", "principal_id=", "principal_id=a%0ab",
                                   "principal_id=" + "a" * 201, "principal_instance_id=%1b[31m"])
 async def test_who_asks_is_checked_in_the_query_of_a_post_too(served: Any, name: str) -> None:
@@ -635,6 +657,7 @@ async def test_who_asks_is_checked_in_the_query_of_a_post_too(served: Any, name:
                 "invalid_request")
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("way", "place"), [
     (f"/v1/tasks/{'a' * 201}/cancel", "$.task_id"), ("/v1/tasks?principal_kind=root", "$.principal_kind"),
     (f"/v1/tasks?principal_id={'a' * 201}", "$.principal_id")])
@@ -645,6 +668,7 @@ async def test_a_value_that_a_path_or_a_query_may_not_have_is_named(served: Any,
     assert f" - at `{place}`" in answer.json()["message"], answer.json()
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("name", "way", "given", "place", "words"), [
     ("list_tasks", "GET /v1/tasks?status=done", {"status": "done"}, "status",
      "queued, leased, running, succeeded, failed, canceled"),
@@ -667,6 +691,7 @@ async def test_whoever_says_a_word_that_does_not_exist_is_told_which_do(
 # Who may not be named.
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("kind", ["system", "asyncgate"])
 async def test_nobody_acts_as_the_system_or_the_gate_from_outside(served: Any, kind: str) -> None:
     known = await stocked(served)
@@ -683,6 +708,7 @@ async def test_nobody_acts_as_the_system_or_the_gate_from_outside(served: Any, k
             refused(await served.call("POST", target, body), 403, "forbidden")
 
 
+@pytest.mark.one_store
 async def test_what_only_the_gate_may_say_is_ignored(served: Any) -> None:
     made = await served.post("/v1/tasks", {
         "type": "demo", "payload": None, "task_id": "mine", "status": "succeeded",
@@ -702,6 +728,7 @@ async def test_what_only_the_gate_may_say_is_ignored(served: Any) -> None:
 EVIL = "a\x1b[31mred\r\n2026-01-01 INFO forged\x00\x85\x9b"
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("form", [JsonLines, Lines], ids=["json", "console"])
 async def test_what_comes_from_outside_never_breaks_out_of_its_log_line(
     served: Any, caplog: pytest.LogCaptureFixture, form: type[logging.Formatter]

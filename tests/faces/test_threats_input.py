@@ -289,6 +289,7 @@ async def test_e2_the_largest_value_is_taken_over_mcp_too_and_one_byte_more_is_r
     assert await code(served, tongue, name, **{**fields, field: "a" * (limit - 2)}) == ""
 
 
+@pytest.mark.one_store
 @tongues
 async def test_e2_a_message_over_the_limit_or_compressed_is_refused_at_mcp(serve: Any, tongue: str) -> None:
     served = await serve(max_request_bytes=2000)
@@ -322,6 +323,7 @@ UNSEEN = ["", " ", "   a", "a\n", "a\r\nb", "\ta", "a\x1b[31m", "a\x85", "\x7f",
           "a" * 201]
 
 
+@pytest.mark.one_store
 @every_tongue
 async def test_e4_a_name_with_what_nobody_sees_is_refused_in_every_tongue(served: Any, tongue: str) -> None:
     ids = await known(served, OPERATIONS["complete"])
@@ -369,6 +371,7 @@ async def test_e6_a_cursor_that_was_not_given_for_this_list_is_refused_over_mcp(
     assert await code(served, tongue, name, cursor=good, **ada) == ""
 
 
+@pytest.mark.one_store
 @tongues
 @pytest.mark.parametrize("name", ["list_tasks", "list_receipts", "list_open_obligations", "bootstrap"])
 async def test_e7_a_limit_is_held_to_its_span_over_mcp(served: Any, name: str, tongue: str) -> None:
@@ -387,6 +390,7 @@ NO_MOMENTS = ["now", "2026-01-01", "2026-01-01T00:00:00", "0000-01-01T00:00:00Z"
               "2026-01-01T00:00:00 PST8PDT", "2026-01-01T24:00:00Z", "1767225600", 1767225600, 1e300, True]
 
 
+@pytest.mark.one_store
 @every_tongue
 async def test_e8_a_moment_that_is_none_is_refused_in_every_tongue(served: Any, tongue: str) -> None:
     async with served.unchanged():

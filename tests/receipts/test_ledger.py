@@ -185,6 +185,7 @@ async def test_a_credential_states_its_own_receipts_and_reads_its_own_inbox(shel
     assert (await shelf.call("GET", "/v1/receipts", token=None)).status == 401
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("wrong", "code"), [
     ({"receipt_id": "a/b"}, "invalid_request"), ({"receipt_id": ""}, "invalid_request"),
     ({"from": {"kind": "agent"}}, "invalid_request"), ({"created_at": "yesterday"}, "invalid_request"),
@@ -200,6 +201,7 @@ async def test_what_is_no_receipt_is_refused(shelf: Served, wrong: dict[str, Any
     assert await ids(shelf) == []
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("body", [b"", b"[", b"[]", b"7", b'{"receipts": 7}', b"\xff"])
 async def test_a_body_that_is_none_is_refused(shelf: Served, body: bytes) -> None:
     assert (await shelf.call("POST", "/v1/receipts", body)).status == 400

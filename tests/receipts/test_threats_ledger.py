@@ -77,6 +77,7 @@ def states(gate: Gate) -> tuple[str, str, str]:
     return ledger.sender.breaker.state, ledger.reading_breaker.state, ledger.strict_breaker.state
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("named", ["{}/chain", "{}%2Fchain", "../v1/receipts", "..", "{}?limit=1", "{}#", "a b", "é",
                                    "x" * 200, "%2e%2e", "{}%00"])
 async def test_an_id_that_could_mean_another_address_is_asked_of_no_ledger(
@@ -108,6 +109,7 @@ async def test_nor_at_the_gate(path: str) -> None:
         assert (await gate.call("GET", path)).status == 404
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize("content", [
     "no json", "[]", '{"receipts": 5}', DEEP, '{"receipt_id": "another", "receipt_type": "t", "created_at": '
     '"2026-11-22T07:00:00Z", "from": {"kind": "agent", "id": "a"}, "to": {"kind": "agent", "id": "ada"}}'])
@@ -266,6 +268,7 @@ LINE = {"receipt_id": "r1", "receipt_type": "plan.made", "from": {"kind": "agent
         "to": {"kind": "agent", "id": "bob"}, "created_at": "2026-11-22T07:00:00Z", "body": {}}
 
 
+@pytest.mark.one_store
 @pytest.mark.parametrize(("method", "target", "more"), [
     ("POST", "/v1/receipts", {"receipt_id": "a\0b"}), ("POST", "/v1/receipts", {"task_id": "a\0b"}),
     ("POST", "/v1/receipts", {"asyncgate_instance": "a\0b"}), ("POST", "/v1/receipts", {"parents": ["a\0b"]}),
