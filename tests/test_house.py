@@ -14,6 +14,8 @@ from statistics import median
 
 import pytest
 
+from tests.support.source import nodes, tree
+
 ROOT = Path(__file__).parents[1]
 GATE = ROOT / "asyncgate.py"
 SWAPPABLE = ("backends", "clients", "commands", "conformance")
@@ -58,17 +60,13 @@ def modules(*parts: str) -> list[Path]:
     return sorted(path for part in parts for path in (ROOT / part).rglob("*.py"))
 
 
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
-
-
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
 def lengths(path: Path) -> dict[str, int]:
     """The lines of each function of a file, its docstring among them."""
-    found = (node for node in ast.walk(tree(path)) if isinstance(node, Function))
+    found = (node for node in nodes(path) if isinstance(node, Function))
     return {f"{name_of(path)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1 for node in found}
 
 
@@ -99,7 +97,7 @@ def under(names: set[str], *prefixes: str) -> set[str]:
 
 def strings(path: Path) -> Iterator[str]:
     """Every text in the code; the holes of an f-string are closed with a word."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "hole" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):

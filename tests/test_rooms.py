@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from tests.support.source import nodes, tree
+
 ROOT = Path(__file__).parents[1]
 
 # From the bottom to the top; a room knows those that are named, and itself.
@@ -67,7 +69,7 @@ Kind = Literal["at import", "types", "in a function"]
 @cache
 def imports(module: str) -> list[tuple[str, Kind]]:
     """What a module imports, and when."""
-    return list(walk(ast.parse(MODULES[module].read_text(encoding="utf-8")), "at import"))
+    return list(walk(tree(MODULES[module]), "at import"))
 
 
 def walk(node: ast.AST, kind: Kind) -> Iterator[tuple[str, Kind]]:
@@ -147,7 +149,7 @@ def circle(below: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_import_takes_everything() -> None:
-    stars = [module for module, path in MODULES.items() for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    stars = [module for module, path in MODULES.items() for node in nodes(path)
              if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
 
     assert stars == []
@@ -160,7 +162,7 @@ BY_NAME = 8
 
 def test_few_modules_are_imported_by_their_name() -> None:
     calls = [f"{module}:{node.lineno}" for module, path in MODULES.items()
-             for node in ast.walk(ast.parse(path.read_text("utf-8")))
+             for node in nodes(path)
              if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")]
 
     assert len(calls) <= BY_NAME, calls
