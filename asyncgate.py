@@ -59,7 +59,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from datetime import datetime
 from functools import lru_cache, partial
 from importlib import import_module
-from itertools import islice
+from itertools import accumulate, islice, takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, TypeVarTuple, get_args, get_type_hints
 
@@ -379,6 +379,11 @@ def note_repeats(reply: R, repeats: int) -> R:
     """Note how many tasks of a reply existed already: repeating a creation is none."""
     vars(reply)["repeats"] = repeats
     return reply
+
+
+def refuse_item(item: Any, no: GateError) -> Item:
+    """Return the refusal of one item of a call with many."""
+    return Item(task_id=getattr(item, "task_id", None), error=msgspec.convert(no.body(), Problem))
 
 
 def forbid(caller: Caller, why: str, required_role: str = "admin") -> Forbidden:
@@ -766,6 +771,9 @@ class Extension:
 
     # Around a call.
 
+    async def charge(self, caller: Caller, more: int) -> None:
+        """Count a call with many items as so many more calls, or raise to refuse it."""
+
     async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Create tasks by means of `create`, which then answers for all of them, or raise to refuse them.
 
@@ -811,6 +819,7 @@ class Hooks:
         self.after_record_change = tuple(one.after_record_change for one in having("after_record_change"))
         self.note_pauses = tuple(one.note_pauses for one in having("note_pauses"))
         self.hear_news = tuple(one.hear_news for one in having("hear_news"))
+        self.charge = tuple(one.charge for one in having("charge"))
         self.count_creation = tuple(one.count_creation for one in having("count_creation"))
         self.after_call = tuple(one.after_call for one in having("after_call"))
         self.check_caller = tuple(one.check_caller for one in having("check_caller"))
@@ -871,6 +880,9 @@ class Engine:
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
         self.check_request(op, caller, ask)     # first: who may not create cannot use up what others may
+        if ask.items and (more := ask.weigh() - 1) > 0:
+            for charge in self.on.charge:
+                await charge(caller, more)
         run = partial(self._carry_out, op, ask)
         reply = await (self.create(caller, ask, run) if ask.creates else run(caller))
         for after_call in self.on.after_call:
@@ -896,8 +908,24 @@ class Engine:
     def _run_now(self, op: Operation, caller: Caller, ask: Ask) -> Awaitable[Any]:
         if (other := self.on.substitutes.get(op.name)) is not None:
             return other(self, caller, ask)
-        run: Callable[..., Awaitable[Any]] = op.run
-        return run(self, caller, ask) if op.direct else self.write(op.run, op.loads, caller, ask)
+        if op.direct:
+            run: Callable[..., Awaitable[Any]] = op.run
+            return run(self, caller, ask)
+        return self._write_slices(op, caller, ask) if ask.items else self.write(op.run, op.loads, caller, ask)
+
+    async def _write_slices(self, op: Operation, caller: Caller, ask: Ask) -> Any:
+        """Carry out a call with many items; while several tenants are about, in slices that others may pass."""
+        done, items = None, getattr(ask, ask.items)
+        while items or done is None:
+            some, items = items[:(size := self.batches.find_slice_size())], items[size:]
+            try:
+                reply = await self.write(op.run, op.loads, caller, replace(ask, **{ask.items: some}))
+            except GateError as no:
+                if not isinstance(done, Items):     # nothing is done yet, or a repetition finds what is done
+                    raise
+                return done + Items([refuse_item(item, no) for item in some + items])
+            done = done + reply if done is not None else reply
+        return done
 
     def make_own_caller(self, tenant_id: str) -> Caller:
         """Return the gate itself as a caller, for what it does in a tenant without being asked."""
@@ -1036,7 +1064,8 @@ class Engine:
     def create_tasks(self, work: Work, caller: Caller, ask: CreateTasks) -> Items:
         """Queue up to 500 tasks; each is created or refused by itself, and the answer says which.
 
-        One transaction: when the call answers, every task without an error is durable.
+        When the call answers, every task without an error is durable.  Who gets no answer repeats the call with the
+        same idempotency keys.
         """
         repeats = list[int]()
 
@@ -1059,8 +1088,7 @@ class Engine:
             return run(item)
         except GateError as no:
             work.take_back(mark)
-            return Item(task_id=getattr(item, "task_id", None),
-                        error=msgspec.convert(no.body(), Problem))
+            return refuse_item(item, no)
 
     async def run_task(self, caller: Caller, ask: RunTask) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
@@ -1507,7 +1535,10 @@ class Engine:
         self.announce_end(work, task, ended, located)
 
     def complete_tasks(self, work: Work, caller: Caller, ask: CompleteTasks) -> Items:
-        """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
+        """End up to 500 tasks well; each is completed or refused by itself, and the answer says which.
+
+        When the call answers, every end without an error is durable.
+        """
         def end(item: Complete) -> Item:
             done = self.complete(work, caller, item)
             return Item(item.task_id, done.status, obligation=done.obligation, next=done.next)
@@ -2025,7 +2056,8 @@ class Job:
 class Batches:
     """The writes under way: one queue per tenant, tenants take turns, one list per event-loop tick.
 
-    While several tenants are about, batches are small: one tenant's single write waits for another's batch under way.
+    While several tenants are about, batches are small, by what they do: a single write waits for another's batch under
+    way.
     """
 
     MIXED_SIZE, MIXED_SECONDS = 8, 1.0
@@ -2048,6 +2080,13 @@ class Batches:
         if self._may_launch(tenant_id):
             self._plan_departure()
         return job.answer
+
+    def find_slice_size(self, most: int = sys.maxsize) -> int:
+        """Return how many items of a call may be decided together now."""
+        return min(most, self.MIXED_SIZE) if self._is_mixed() else most
+
+    def _is_mixed(self) -> bool:
+        return time.monotonic() <= self.mixed_until
 
     async def wait_for_all(self) -> None:
         """Wait until nothing is under way."""
@@ -2081,8 +2120,11 @@ class Batches:
 
     def _take_batch(self, tenant_id: str) -> list[Job]:
         """Take the jobs of a tenant's next batch out of its queue."""
-        size = self.size if time.monotonic() > self.mixed_until else min(self.size, self.MIXED_SIZE)
-        waiting = self.waiting.pop(tenant_id)
+        waiting, size = self.waiting.pop(tenant_id), self.size
+        if self._is_mixed():
+            room = min(size, self.MIXED_SIZE)
+            costs = accumulate(job.ask.weigh() for job in waiting)
+            size = max(1, sum(1 for _ in takewhile(lambda cost: cost <= room, costs)))
         jobs, later = waiting[:size], waiting[size:]
         if later:
             self.waiting[tenant_id] = later             # at the end: the others' turn comes first

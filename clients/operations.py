@@ -614,7 +614,10 @@ class AsyncOperations:
         self, tasks: Sequence[Complete], *, tenant_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Items:
-        """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
+        """End up to 500 tasks well; each is completed or refused by itself, and the answer says which.
+
+        When the call answers, every end without an error is durable.
+        """
         return await self.ask("complete_tasks", Items, locals())
 
     async def create_task(
@@ -643,7 +646,8 @@ class AsyncOperations:
     ) -> Items:
         """Queue up to 500 tasks; each is created or refused by itself, and the answer says which.
 
-        One transaction: when the call answers, every task without an error is durable.
+        When the call answers, every task without an error is durable.  Who gets no answer repeats the call with the
+        same idempotency keys.
         """
         return await self.ask("create_tasks", Items, locals())
 
@@ -901,10 +905,9 @@ class AsyncOperations:
     ) -> Imported:
         """Import up to 250 receipts of another gate unchanged, and open and close their obligations.
 
-        A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  One transaction.
-        Parents
-        must come before the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec
-        20.9.
+        A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  Parents must come
+        before
+        the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
         """
         return await self.ask("import_receipts", Imported, locals())
 
@@ -1669,7 +1672,10 @@ class SyncOperations:
         self, tasks: Sequence[Complete], *, tenant_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Items:
-        """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
+        """End up to 500 tasks well; each is completed or refused by itself, and the answer says which.
+
+        When the call answers, every end without an error is durable.
+        """
         return self.ask("complete_tasks", Items, locals())
 
     def create_task(
@@ -1698,7 +1704,8 @@ class SyncOperations:
     ) -> Items:
         """Queue up to 500 tasks; each is created or refused by itself, and the answer says which.
 
-        One transaction: when the call answers, every task without an error is durable.
+        When the call answers, every task without an error is durable.  Who gets no answer repeats the call with the
+        same idempotency keys.
         """
         return self.ask("create_tasks", Items, locals())
 
@@ -1956,10 +1963,9 @@ class SyncOperations:
     ) -> Imported:
         """Import up to 250 receipts of another gate unchanged, and open and close their obligations.
 
-        A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  One transaction.
-        Parents
-        must come before the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec
-        20.9.
+        A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  Parents must come
+        before
+        the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
         """
         return self.ask("import_receipts", Imported, locals())
 

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from asyncgate import Caller, Engine, Job, Work, decide
 from asyncgate.conformance.harness import Gate, Numbered, refused, under
-from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
 from asyncgate.parts.model.wire import Created, CreateTask
 
 pytestmark = pytest.mark.anyio
@@ -212,3 +212,46 @@ async def test_more_operations_than_a_batch_holds_are_all_carried_out(make_gate:
 
     assert len({one.task_id for one in made}) == 50
     assert len(await gate.owed()) == 50
+
+
+async def test_a_call_with_many_items_lets_other_tenants_pass(gate: Gate) -> None:
+    other = gate.stranger()
+    await asyncio.gather(gate.create(), other.create())      # so that two tenants are about
+    items = [{"type": f"t{number}", "payload": None} for number in range(100)]
+
+    large = asyncio.create_task(gate.as_agent().create_tasks(tasks=items))
+    for _ in range(3):
+        await other.create()
+        assert not large.done()
+        await asyncio.sleep(0)
+    made = (await large).results
+
+    listed = (await gate.as_agent().list_tasks(limit=100)).tasks
+    assert [item.task_id for item in made] == [task.task_id for task in reversed(listed)]
+    assert [task.type for task in reversed(listed)] == [item["type"] for item in items]
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_a_slice_that_fails_is_the_answer_of_its_items_and_of_those_after_it(
+        gate: Gate, monkeypatch: pytest.MonkeyPatch, keyed: bool) -> None:
+    monkeypatch.setattr(gate.engine.batches, "MIXED_SIZE", 2)
+    await asyncio.gather(gate.create(), gate.stranger().create())
+    transact, calls = gate.engine.batches.transact, 0
+
+    async def fail_later(*asked: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise DatabaseUnavailable("the database is away; try again")
+        await transact(*asked)
+    gate.engine.batches.transact = fail_later
+    items = [{"type": "slice", "payload": None, "idempotency_key": f"k{n}" if keyed else None} for n in range(5)]
+
+    made = (await gate.as_agent().create_tasks(tasks=items)).results
+
+    assert [item.error and item.error.error for item in made] == [None, None] + ["database_unavailable"] * 3
+    assert len((await gate.as_agent().list_tasks(type="slice")).tasks) == 2
+    if keyed:
+        again = (await gate.as_agent().create_tasks(tasks=items)).results
+        assert [item.task_id for item in again[:2]] == [item.task_id for item in made[:2]]
+        assert len((await gate.as_agent().list_tasks(type="slice")).tasks) == 5

@@ -1,6 +1,7 @@
 """Rate limits: which buckets a call draws from, and the headers of its answer (spec 21.4).
 
-Every call draws from up to four buckets: the server's, its tenant's, its principal's and its address's.  Heartbeats
+Every call draws from up to four buckets: the server's, its tenant's, its principal's and its address's; one with many
+items draws once for each.  Heartbeats
 (`renew_lease`, `report_progress`) draw from buckets of their own, so that a worker can live on the free tier: four
 heartbeats for each call are 4,000 an hour, and ten leases that report every ten seconds and are renewed every hundred
 need 3,960.
@@ -108,12 +109,15 @@ def limit_headers(verdict: LimitVerdict) -> list[tuple[bytes, bytes]]:
             (b"x-ratelimit-reset", b"%d" % verdict.reset_at), (b"x-ratelimit-bucket", verdict.bucket.encode("ascii"))]
 
 
-def limit_error(verdict: LimitVerdict) -> RateLimitExceeded:
+def limit_error(verdict: LimitVerdict, cost: int = 1) -> RateLimitExceeded:
     """Make the refusal of a call that found its bucket empty (21.4.4)."""
     who, what = TIER_NAMES[verdict.tier], CALL_NAMES[verdict.bucket.rpartition(":")[2]]
     short, long, seconds = next(unit for unit in WINDOW_UNITS if verdict.window_seconds % unit[2] == 0)
     count = verdict.window_seconds // seconds
     per = long if count == 1 else f"{count} {long}s"
-    return RateLimitExceeded(f"{who} {what} limit exceeded ({verdict.limit}/{per})", retry_after=verdict.retry_after,
+    large = cost > 1 and cost >= verdict.limit
+    advice = f"; each item counts as a call, so send at most {verdict.limit}" if large else ""
+    return RateLimitExceeded(f"{who} {what} limit exceeded ({verdict.limit}/{per}){advice}",
+                             retry_after=verdict.retry_after,
                              limit=verdict.limit, window=f"{count}{short}")
 

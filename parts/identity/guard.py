@@ -341,13 +341,21 @@ class Guard(Extension):
     async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
         """Count a call against its rate limits; raises RateLimitExceeded."""
         scope["asyncgate.operation"] = op.name if op else ""
+        await self._meter(scope, caller, heartbeat=op is not None and op.heartbeat)
+
+    async def charge(self, caller: Caller, more: int) -> None:
+        """Count a call with many items as so many more calls: they cost as much as calls of their own."""
+        if (scope := visit.get()) is not None:
+            await self._meter(scope, caller, cost=more)
+
+    async def _meter(self, scope: Scope, caller: Caller, *, heartbeat: bool = False, cost: int = 1) -> None:
         may = await self._find_limits(caller)
         if self.enforced:
             principal = caller.principal if caller.bound else None
             await self._draw(scope, self.find_buckets(may, caller.tenant_id, principal, scope["asyncgate.address"],
-                                                      heartbeat=op is not None and op.heartbeat))
+                                                      heartbeat=heartbeat), cost)
         elif may is not None:
-            await self._draw(scope, [call_bucket(may, caller.tenant_id)])
+            await self._draw(scope, [call_bucket(may, caller.tenant_id)], cost)
 
     async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Count new tasks before they are created (21.4.2); those refused then, or existing already, do not count.
@@ -476,13 +484,13 @@ class Guard(Extension):
     def _strangers(self, address: str) -> list[Bucket]:
         return buckets_for(self.settings, None, None, None, address) if self.enforced else []
 
-    async def _draw(self, scope: Scope, buckets: list[Bucket]) -> None:
+    async def _draw(self, scope: Scope, buckets: list[Bucket], cost: int = 1) -> None:
         if not buckets:
             return
-        verdict = await self.limits.take(buckets)
+        verdict = await self.limits.take(buckets, cost)
         scope["asyncgate.limits"] = limit_headers(verdict)
         if not verdict.admitted:
-            raise limit_error(verdict)
+            raise limit_error(verdict, cost)
 
     def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
         """Note the refusal of one call of a request that has several."""

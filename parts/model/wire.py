@@ -142,11 +142,16 @@ class Ask(Struct, kw_only=True):
     lists: ClassVar[Literal["", "own", "all"]] = ""     # whose items a list shows by default
     creates: ClassVar[bool] = False             # whether it is counted as new tasks
     paged: ClassVar[bool] = False               # whether callers send many in a row; the audit log then counts them
+    items: ClassVar[str] = ""                   # its member with many items, each of which is done or refused by itself
     tenant_id: Annotated[str | None, says("optional; refused unless it is the credential's own tenant")] = None
 
     def asks_about(self) -> bool:
         """Whether the principal that it names is looked at, and does nothing itself: looking is no sign of life."""
         return self.lists == "all"
+
+    def weigh(self) -> int:
+        """Return how much work it is, in single calls."""
+        return max(1, len(getattr(self, self.items))) if self.items else 1
 
 
 class AsPrincipal(Ask, kw_only=True):
@@ -278,6 +283,7 @@ class CreateTasks(AsPrincipal, kw_only=True):
     example = ({"tasks": [{**WORK, "agent_id": "ada"}]}, {"results": [{"task_id": TASK_ID, "status": "queued"}]})
     next_step = "Check each entry of results: it has a task_id or an error. Then call get_task for each."
     creates = True
+    items = "tasks"
     tasks: Annotated[list[CreateTask], Batch]
 
 
@@ -398,6 +404,10 @@ class LeaseNext(AsWorker, kw_only=True):
     wait_seconds: Annotated[Wait, says("seconds to wait for work; clamped to 30")] = 0.0
     claim_id: Annotated[Name | None, says("repeating a claim_id returns the same leases while they are live")] = None
 
+    def weigh(self) -> int:
+        """Return how many leases it may write."""
+        return min(max(1, self.max_tasks or 1), 100)
+
 
 class LeaseAsk(AsWorker, kw_only=True):
     """A request that only the holder of a lease may make."""
@@ -478,6 +488,7 @@ class CompleteTasks(AsWorker, kw_only=True):
     example = ({"worker_id": "reader-1", "tasks": [{"task_id": TASK_ID, "lease_id": LEASE, **SUMMARY}]},
                {"results": [{"task_id": TASK_ID, "status": "succeeded"}]})
     next_step = "Check each entry of results for an error; lease_next leases more work."
+    items = "tasks"
     tasks: Annotated[list[Complete], Batch]
 
 
@@ -673,6 +684,11 @@ class Items(Struct, dict=True):
     repeats: ClassVar[int] = 0      # as of Created
     columns = "task_id status payload_differs error"
     results: list[Item]
+
+    def __add__(self, more: Items) -> Items:
+        both = Items(self.results + more.results)
+        vars(both)["repeats"] = self.repeats + more.repeats
+        return both
 
 
 class Outcome(Struct):

@@ -71,6 +71,7 @@ class ImportReceipts(Ask, kw_only=True):
     example = ({"receipts": [STORED_RECEIPT]}, {"imported": 0, "present": 0, "refused": [{
         "receipt_id": DUTY, "reason": "differs", "message": "another receipt has this id here"}]})
     paged = True
+    items = "receipts"
     receipts: Annotated[list[StoredReceipt], Meta(max_length=MOST_IMPORTED)]
 
 
@@ -140,6 +141,9 @@ class Imported(Struct):
     imported: int
     present: int        # already there, byte for byte
     refused: list[NotImported]
+
+    def __add__(self, more: Imported) -> Imported:
+        return Imported(self.imported + more.imported, self.present + more.present, self.refused + more.refused)
 
 
 class SealEnd(Struct):

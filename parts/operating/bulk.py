@@ -150,11 +150,11 @@ def find_end(ask: PreviewBulk, now: str) -> str:
     return now if end is None else min(end, now)
 
 
-async def read_tasks(engine: Engine, caller: Caller, ask: PreviewBulk, before: str) -> list[Task]:
+async def read_tasks(engine: Engine, caller: Caller, ask: PreviewBulk, before: str, most: int = PAGE) -> list[Task]:
     """Return the next tasks that the filter of the database finds, newest first."""
     since, _ = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
     owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by)
-    query = TaskFilter(owner, ask.status, ask.type, before, PAGE, since, ask.action == "release" or ask.held)
+    query = TaskFilter(owner, ask.status, ask.type, before, most, since, ask.action == "release" or ask.held)
     return [task for task, *_ in await engine.backend.page(caller.tenant_id, query)]
 
 
@@ -222,11 +222,11 @@ def said_in(asked: PreviewBulk) -> dict[str, Any]:
 
 async def find_batch(engine: Engine, caller: Caller, order: Order, position: str, most: int) -> Batch:
     """Return the next tasks that are meant; where there are none for long, only how far it has looked."""
-    read = 0
+    read, page = 0, min(PAGE, 3 * engine.batches.find_slice_size(PAGE))     # small while others want their turn
     while True:
-        rows = await read_tasks(engine, caller, order.asked, position)
+        rows = await read_tasks(engine, caller, order.asked, position, page)
         found = [task for task in rows if fits(order.asked, task)]
-        over, read = len(rows) < PAGE, read + len(rows)
+        over, read = len(rows) < page, read + len(rows)
         position = rows[-1].task_id if rows else position
         if len(found) > most:
             return Batch(found[:most], found[most - 1].task_id, False)

@@ -97,8 +97,8 @@ def load_import(needs: Needs, caller: Caller, ask: ImportReceipts) -> None:
 def import_receipts(engine: Engine, work: Work, caller: Caller, ask: ImportReceipts) -> Imported:
     """Import up to 250 receipts of another gate unchanged, and open and close their obligations.
 
-    A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  One transaction.  Parents
-    must come before the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
+    A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  Parents must come before
+    the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
     """
     require_bodies(engine)
     now, present, written, refused = work.new_id(), 0, dict[str, Receipt](), list[NotImported]()

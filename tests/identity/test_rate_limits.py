@@ -288,6 +288,22 @@ async def test_wrong_credentials_are_on_the_address_and_not_on_the_tenant(limite
 
 
 @pytest.mark.parametrize("facade", FACADES)
+@pytest.mark.parametrize("operation", ["create_tasks", "complete_tasks"])
+async def test_a_call_with_many_items_is_as_many_calls(limited: Limited, facade: str, operation: str) -> None:
+    house, _, _ = await limited(10)
+    root = await house.key("admin", "root", tenant=OTHER)
+    item = {"type": "demo", "payload": None} if operation == "create_tasks" else {"task_id": "t", "lease_id": "l"}
+
+    told = [await house.ask(operation, {"tasks": [item] * number, **({"worker_id": "w"} if "task_id" in item else {})},
+                            token=root, facade=facade) for number in (4, 11, 5, 1)]
+
+    assert [answer.code for answer in told] == ["", "rate_limit_exceeded", "", "rate_limit_exceeded"]
+    assert [standing(answer)[2] for answer in told] == [6, 5, 0, 0]
+    assert told[1].body["message"] == (
+        "Tenant API call limit exceeded (10/hour); each item counts as a call, so send at most 10")
+
+
+@pytest.mark.parametrize("facade", FACADES)
 async def test_each_task_of_a_batch_counts_and_a_refused_batch_costs_none(limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(-1, tasks=10)
 
