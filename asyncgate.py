@@ -86,6 +86,8 @@ from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
 from asyncgate.parts.model.news import News
 from asyncgate.parts.model.overdue import alive, is_late, is_lost, is_spent, is_stuck
+from asyncgate.parts.model.resuming import (
+    add_loss, is_new_process, is_resumption, MOST_RESUMED, name_process, would_hold)
 from asyncgate.parts.model.pausing import find_pauses
 from asyncgate.parts.model.queries import (
     EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, Row, TaskFilter, wanted_is)
@@ -176,6 +178,7 @@ class Resumed(Ask, kw_only=True):
 
     tasks: list[str]
     worker: Principal
+    resumption_id: str | None
 
 
 class Delivered(Ask, kw_only=True):
@@ -250,7 +253,6 @@ LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
 CROWD = 100                     # leases that expire together and come back over all of the jitter
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
-MOST_RESUMED = 20               # of a lease, that its task's history tells of
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
 MOST_PAGE_BYTES = 2**22         # of the tasks in a list or a claim, after which it ends early
@@ -1330,8 +1332,10 @@ class Engine:
     def _repeat_offers(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the live offers of an earlier claim with the same claim_id, whose reply was lost."""
         found = work.repeats.get((worker.kind, worker.id, ask.claim_id or ""), ())
-        live = [work.tasks[task_id] for task_id in found
-                if alive(work.leases[task_id], work.now, self.settings.lease_grace_seconds)]
+        grace = self.settings.lease_grace_seconds
+        # A process that has renewed a lease had its offer: one that claims it again is another process.
+        live = [work.tasks[task_id] for task_id in found if alive(lease := work.leases[task_id], work.now, grace)
+                and (not lease.renewals or self._resume_lease(work, lease, worker, None))]
         return [self._make_offer(work, work.leases[task.task_id]) for task in sorted(live, key=partial(rank, ask))]
 
     def _lease_task(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
@@ -1361,7 +1365,7 @@ class Engine:
             raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
         ask = replace(ask, task_id=task_id)     # a copy: the ask may be decided once more
         task, lease = self.require_lease(work, caller, ask)
-        self._check_renewal(work, lease)
+        self._check_renewal(task, lease)
         until = self._find_lease_end(work, lease.acquired_at, ask.extend_by_seconds or lease.ttl_seconds)
         until = max(until, lease.expires_at)
         lease = replace(lease, expires_at=until, renewals=lease.renewals + 1)
@@ -1373,7 +1377,11 @@ class Engine:
                                 recommended_action="Ask the worker for progress, or cancel the task.")
         return Renewed(to_utc(until), (until - work.now) / 3)
 
-    def _check_renewal(self, work: Work, lease: Lease) -> None:
+    def _check_renewal(self, task: Task, lease: Lease) -> None:
+        if lease.resumptions and would_hold(task, 0):    # so it runs out, and its task is held
+            raise LeaseInvalid(f"lease {lease.lease_id} was resumed by as many processes as its task may lose "
+                               f"({task.max_expiries}, max_expiries); drop the work, lease_next gives more",
+                               reason="expired")
         often, long = self.settings.max_lease_renewals, self.settings.max_lease_lifetime_seconds
         if often and lease.renewals >= often:
             raise LeaseRenewalLimit(f"lease {lease.lease_id} was renewed {often} times, which is all it may be")
@@ -1396,36 +1404,48 @@ class Engine:
     async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
         """List the live leases of a worker, so that it can go on after a restart.
 
-        The history of each notes once that this instance has resumed it, unless resume is false.
+        Asking is resuming, unless resume is false: each process that resumes a lease counts as a loss of the one before
+        it, and after max_expiries losses the task is on hold.  A repeated resumption_id counts once.
         """
         worker, grace = self.read_subject(caller, ask, "worker_id"), self.settings.lease_grace_seconds
-        now = self.backend.now()
+        now, gone = self.backend.now(), set[str]()
         rows = await self.backend.page(caller.tenant_id, LeaseFilter(worker))
         mine = ask.resume and (not caller.bound or worker.same(caller.principal))
-        told = worker.instance_id or ""
         # In the order of their tasks: leases of one moment come in any order, and the history shall not depend on it.
-        fresh = sorted(lease.task_id for lease, _ in rows if mine and lease.resumed_by != told
-                       and lease.resumptions < MOST_RESUMED and alive(lease, now, grace))
+        fresh = sorted(lease.task_id for lease, _ in rows if mine and alive(lease, now, grace)
+                       and is_resumption(lease, name_process(lease, worker, ask.resumption_id)))
         for at in range(0, len(fresh), TASKS_AT_ONCE):      # a batch loads its tasks with their payloads
-            some = Resumed(tasks=fresh[at:at + TASKS_AT_ONCE], worker=worker)
-            await self.write(Engine._resume_leases, its_tasks, caller, some)
-        return Leases([show_lease(lease, type, now) for lease, type in rows if alive(lease, now, grace)])
+            some = Resumed(tasks=fresh[at:at + TASKS_AT_ONCE], worker=worker, resumption_id=ask.resumption_id)
+            gone.update(await self.write(Engine._resume_leases, its_tasks, caller, some))
+        return Leases([show_lease(lease, type, now) for lease, type in rows
+                       if alive(lease, now, grace) and lease.lease_id not in gone])
 
-    def _resume_leases(self, work: Work, caller: Caller, ask: Resumed) -> None:
-        for task_id in ask.tasks:
-            lease = work.leases.get(task_id)
-            if lost(lease, ask.worker, LeaseAsk(lease_id=lease.lease_id if lease else ""), work.now,
-                    self.settings.lease_grace_seconds) is None and lease is not None:
-                self._note_resumption(work, lease, ask.worker)
+    def _resume_leases(self, work: Work, caller: Caller, ask: Resumed) -> list[str]:
+        """Note who resumes these leases; return those that ended by it."""
+        found = [lease for task_id in ask.tasks if (lease := work.leases.get(task_id)) and lost(
+            lease, ask.worker, LeaseAsk(lease_id=lease.lease_id), work.now, self.settings.lease_grace_seconds) is None]
+        return [lease.lease_id for lease in found if not self._resume_lease(work, lease, ask.worker, ask.resumption_id)]
 
-    def _note_resumption(self, work: Work, lease: Lease, worker: Principal) -> Lease:
-        """Write into the history that a worker resumed its lease after a crash, perhaps in another process."""
-        told = worker.instance_id or ""
-        if lease.resumed_by == told or lease.resumptions >= MOST_RESUMED:
-            return lease
-        work.set_lease(lease := replace(lease, resumed_by=told, resumptions=lease.resumptions + 1))
-        work.add_event(lease.task_id, "lease.resumed", lease_id=lease.lease_id, fence=lease.fence,
-                       worker_kind=worker.kind, worker_id=worker.id, worker_instance_id=worker.instance_id)
+    def _resume_lease(self, work: Work, lease: Lease, worker: Principal, resumption_id: str | None) -> bool:
+        """Note who resumes a lease, and return True; or end it, if that is the last loss its task may have."""
+        process, task = name_process(lease, worker, resumption_id), work.tasks[lease.task_id]
+        if not is_resumption(lease, process):
+            return True
+        if ends := is_new_process(process) and would_hold(task):
+            self._expire_lease(work, task, lease, 1)
+        self._note_resumption(work, work.leases[lease.task_id], worker, process, is_loss=not ends)
+        return not ends
+
+    def _note_resumption(self, work: Work, lease: Lease, worker: Principal, process: str, *, is_loss: bool) -> Lease:
+        """Write into the history that a process resumed its worker's lease, and count the loss of the one before."""
+        work.set_lease(lease := replace(lease, resumed_by=process, resumptions=lease.resumptions + 1))
+        if is_loss and is_new_process(process):
+            task = work.tasks[lease.task_id]
+            self._warn_of_losses(work, work.change_task(task, **add_loss(task, lease)))
+        if lease.resumptions <= MOST_RESUMED:
+            work.add_event(lease.task_id, "lease.resumed", lease_id=lease.lease_id, fence=lease.fence,
+                           worker_kind=worker.kind, worker_id=worker.id, worker_instance_id=worker.instance_id,
+                           expiries=work.tasks[lease.task_id].expiries)
         return lease
 
     def start_task(self, work: Work, caller: Caller, ask: StartTask) -> Ok:
@@ -1599,8 +1619,11 @@ class Engine:
             raise LeaseInvalid(f"task {task.task_id} is not leased to this worker under {ask.lease_id} ({reason}); "
                                "drop the work, lease_next gives more", reason=reason, **more)
         assert lease is not None
-        if holder.instance_id and lease.worker_instance is None:    # it was granted to a process that gave no name
-            lease = self._note_resumption(work, lease, holder)
+        # Granted to a process that gave no name, and used by one that does.
+        if holder.instance_id and lease.worker_instance is None and (
+                (lease.resumed_by or "").rpartition("@")[0] != holder.instance_id):
+            lease = self._note_resumption(work, lease, holder, f"{holder.instance_id}@", is_loss=True)
+            task = work.tasks[ask.task_id]
         return task, lease
 
     def _find_holder(self, caller: Caller, ask: LeaseAsk, lease: Lease | None) -> Principal:
@@ -1886,22 +1909,22 @@ class Engine:
 
     def _expire_lease(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
         """Requeue a task whose lease was lost, which is no failure (PH.4); put it on hold after too many losses."""
-        lost_to = [*decode_json(task.lost_to), lease.worker_id][-10:]
-        losses, most = task.expiries + 1, task.max_expiries
-        held = "lease_expiries" if most and losses >= most else first_answer(self.on.why_hold, work, task)
+        held = "lease_expiries" if would_hold(task) else first_answer(self.on.why_hold, work, task)
         pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
         work.set_lease(replace(lease, ending="expired"))
         # Clarification C: only a task's own instance sweeps it, so this one takes it over first (docs/design.md).
-        task = work.move_task(task, EXPIRE, expiries=losses, held=held, lost_to=to_canonical(lost_to).decode(),
-                              next_eligible_at=work.now + pause if pause else None, started_at=None,
-                              asyncgate_instance=self.instance)
+        task = work.move_task(task, EXPIRE, held=held, started_at=None, asyncgate_instance=self.instance,
+                              next_eligible_at=work.now + pause if pause else None, **add_loss(task, lease))
         self.write_receipt(work, EMISSION["expire"], task, self._describe_expiry(task, lease, "expired"), lease=lease)
         self._report_loss(work, task, lease, "lease_expired")
-        if losses == STUCK_EXPIRIES + 1:
-            self._write_anomaly(work, task, "lease_expired_often", expiries=losses,
-                                recommended_action="Look at the workers of this type.")
+        self._warn_of_losses(work, task)
         self._tell_hold(work, task, lease)
         return task
+
+    def _warn_of_losses(self, work: Work, task: Task) -> None:
+        if task.expiries == STUCK_EXPIRIES + 1:
+            self._write_anomaly(work, task, "lease_expired_often", expiries=task.expiries,
+                                recommended_action="Look at the workers of this type.")
 
     def _tell_hold(self, work: Work, task: Task, lease: Lease) -> None:
         """Tell the owner of a task that is on hold."""

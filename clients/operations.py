@@ -1032,12 +1032,13 @@ class AsyncOperations:
         return await self.ask("list_keys", Keys, locals())
 
     async def list_leases(
-        self, *, resume: bool | None = None, tenant_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, resume: bool | None = None, resumption_id: str | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Leases:
         """List the live leases of a worker, so that it can go on after a restart.
 
-        The history of each notes once that this instance has resumed it, unless resume is false.
+        Asking is resuming, unless resume is false: each process that resumes a lease counts as a loss of the one before
+        it, and after max_expiries losses the task is on hold.  A repeated resumption_id counts once.
         """
         return await self.ask("list_leases", Leases, locals())
 
@@ -2090,12 +2091,13 @@ class SyncOperations:
         return self.ask("list_keys", Keys, locals())
 
     def list_leases(
-        self, *, resume: bool | None = None, tenant_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, resume: bool | None = None, resumption_id: str | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Leases:
         """List the live leases of a worker, so that it can go on after a restart.
 
-        The history of each notes once that this instance has resumed it, unless resume is false.
+        Asking is resuming, unless resume is false: each process that resumes a lease counts as a loss of the one before
+        it, and after max_expiries losses the task is on hold.  A repeated resumption_id counts once.
         """
         return self.ask("list_leases", Leases, locals())
 

@@ -433,7 +433,8 @@ class PassingCommand(click.Command):
 @click.option("--capabilities", "--capability", "capabilities", multiple=True, metavar="NAME,…",
               callback=lambda ctx, param, given: split_names(given), help="Capability of the worker; repeatable.")
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Tasks to run at once.")
-@click.option("--ttl", "ttl_seconds", type=calling.Duration(1), help="Duration of a lease without a heartbeat.")
+@click.option("--ttl", "ttl_seconds", type=calling.Duration(1), default=30, show_default="30s",
+              help="How long a task waits if its worker dies; the worker renews its leases at a third of that.")
 @click.option("--drain", "drain_seconds", type=DURATION, default=20.0, show_default="20s",
               help="Time for running tasks to end after SIGTERM.")
 @click.option("--state", type=click.Path(file_okay=False), help="Folder for state that survives restarts.")

@@ -82,6 +82,7 @@ class Lease:
     claim_id: str | None
     length: int                         # in seconds, as it was granted
     renewals: int = 0
+    taken_up: tuple[str | None, int | None] | None = None   # by which instance, and after how many renewals
     ending: str = "live"
     first_outcome: Reply = None         # the answer to the call that ended it
 
@@ -163,12 +164,29 @@ class Model:
         self.paused: dict[Target, tuple[float | None, Principal, str | None]] = {}      # until when, by whom, why
         self.orders: dict[str, BulkOrder] = {}               # by confirmation
         self.admin = False
+        self.before: tuple[Task, Lease, int, list[str], Any] | None = None      # the call that takes a lease up
 
     def perform(self, name: str, by: Principal, ask: Ask, now: float, new_id: NewId, admin: bool = False) -> Reply:
         """Perform one operation for a principal at a time; a refusal changes nothing."""
         self.now, self.new_id, self.admin = now, new_id, admin
-        reply: Reply = getattr(self, name)(by, ask)
+        self.before = None
+        try:
+            reply: Reply = getattr(self, name)(by, ask)
+        except ModelRefusal:
+            self.take_back()
+            raise
+        self.warn_of_loss()
         return reply
+
+    def take_back(self) -> None:
+        """Undo that a refused call took a lease up."""
+        if self.before is not None:
+            task, lease, task.expiries, task.lost_to, lease.taken_up = self.before
+
+    def warn_of_loss(self) -> None:
+        """Write the anomaly that is due when a call took a lease up."""
+        if self.before is not None:
+            self.warn_of_losses(self.before[0])
 
     # Creating and watching tasks.
 
@@ -265,7 +283,8 @@ class Model:
         """Lease tasks to a worker; a repeated claim returns the same leases while they are live."""
         if ask.claim_id:
             again = [task for task in self.tasks.values() if task.lease and self.alive(task.lease)
-                     and same(task.lease.worker, by) and task.lease.claim_id == ask.claim_id]
+                     and same(task.lease.worker, by) and task.lease.claim_id == ask.claim_id
+                     and (not task.lease.renewals or self.take_up(task, task.lease, by))]
             if again:
                 again.sort(key=lambda task: self.queue_order(task, ask))
                 return {"tasks": [self.offer(task) for task in again]}
@@ -314,6 +333,8 @@ class Model:
         task, lease = self.holder(by, ask)
         if self.rules.max_lease_renewals and lease.renewals >= self.rules.max_lease_renewals:
             raise ModelRefusal("lease_renewal_limit")
+        if lease.taken_up and 0 < task.max_expiries <= task.expiries:
+            raise ModelRefusal("lease_invalid_or_expired", "expired")
         longest = self.rules.max_lease_lifetime
         if longest and lease.expires_at >= lease.acquired_at + longest:
             raise ModelRefusal("lease_lifetime_limit")
@@ -339,7 +360,8 @@ class Model:
     def list_leases(self, by: Principal, ask: Any) -> Reply:
         """Return the live leases of a worker."""
         held = [lease for task in self.tasks.values() for lease in task.leases if self.alive(lease)
-                and same(lease.worker, by) and by.instance_id in (None, lease.worker.instance_id)]
+                and same(lease.worker, by) and by.instance_id in (None, lease.worker.instance_id)
+                and self.take_up(task, lease, by)]
         return {"leases": [{"lease_id": lease.lease_id, "fence": lease.fence, "expires_at": lease.expires_at,
                             "renewals": lease.renewals} for lease in sorted(held, key=lambda lease: lease.lease_id)]}
 
@@ -585,6 +607,28 @@ class Model:
                 self.anomaly(task, "deadline_passed", None, status=task.status)
         return None
 
+    def take_up(self, task: Task, lease: Lease, by: Principal) -> bool:
+        """A worker asks for its lease: after a renewal it is another process, and the one before is a loss."""
+        renewals = lease.renewals if lease.worker.instance_id == by.instance_id else 0
+        if lease.taken_up == (by.instance_id, renewals):
+            return True
+        lease.taken_up = (by.instance_id, renewals)
+        if renewals and 0 < task.max_expiries <= task.expiries + 1:
+            self.expire(task, lease)
+        elif renewals:
+            self.lose(task, lease)
+        return lease.ending == "live"
+
+    def lose(self, task: Task, lease: Lease) -> None:
+        """Count the loss of a worker."""
+        task.expiries, task.lost_to = task.expiries + 1, [*task.lost_to, lease.worker.id][-10:]
+        self.warn_of_losses(task)
+
+    def warn_of_losses(self, task: Task) -> None:
+        """Write an anomaly about a task that has lost four workers (H.7.2: requeued more than three times)."""
+        if task.expiries == 4:
+            self.anomaly(task, "lease_expired_often", None, expiries=4)
+
     def expire(self, task: Task, lease: Lease) -> None:
         """Expire a lease: it costs no attempt, but too many expiries put the task on hold."""
         task.status, task.started_at, task.next_eligible_at = "queued", None, None
@@ -594,8 +638,7 @@ class Model:
         self.emit("lease.expired", GATE, task.owner, task, lost(task, lease, "expired"), [lease.accepted],
                   lease.lease_id)
         self.escalate(task, lease, "lease_expired")
-        if task.expiries == 4:      # H.7.2: requeued more than three times
-            self.anomaly(task, "lease_expired_often", None, expiries=4)
+        self.warn_of_losses(task)
         if task.held:
             self.anomaly(task, "task_held", lease, expiries=task.expiries, workers=sorted(set(task.lost_to)),
                          held=task.held, last_progress=task.progress)
@@ -648,6 +691,11 @@ class Model:
         if not self.alive(lease):
             reasons = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
             raise ModelRefusal("lease_invalid_or_expired", reasons.get(lease.ending, "expired"))
+        if by.instance_id and not lease.worker.instance_id and by.instance_id != (lease.taken_up or [None])[0]:
+            # It was granted to a process that gave no name.
+            self.before = task, lease, task.expiries, task.lost_to, lease.taken_up
+            lease.taken_up = (by.instance_id, None)
+            task.expiries, task.lost_to = task.expiries + 1, [*task.lost_to, lease.worker.id][-10:]
         return task, lease
 
     def repeated(self, by: Principal, ask: Any, ending: str) -> Lease | None:

@@ -51,6 +51,7 @@ __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+LEASE_SECONDS = 30          # short, because a worker renews by itself: so long a task waits if its worker is killed
 CLAIM_WAIT_SECONDS = 25.0         # how long a claim waits for a task
 SHORT_WAIT_SECONDS = 1.0          # how long it waits while an undelivered result is kept
 DELIVERY_TRIES = 50                  # attempts to deliver a result: about twenty seconds in all
@@ -74,13 +75,13 @@ class Worker:
     def __init__(
             self, gate: Any = None, worker_id: str | None = None, *, token: str | None = None,
             worker_kind: str | None = None, capabilities: Sequence[str] = (), concurrency: int = 1,
-            ttl_seconds: int | None = None, state: str | Path | None = DEFAULT_STATE, drain_seconds: float = 20.0,
+            ttl_seconds: int = LEASE_SECONDS, state: str | Path | None = DEFAULT_STATE, drain_seconds: float = 20.0,
             delivery_tries: int = DELIVERY_TRIES) -> None:
         """Make a worker for the gate at a URL, or for the gate of an existing client.
 
         `worker_id` defaults to the principal of the issued key, or to the host's name.  `state` is the folder for data
         that must outlive the process; it defaults to a folder of the user, and None keeps nothing.  `ttl_seconds` is
-        the length of a lease: a task waits so long if its worker dies.  It defaults to the task's or gate's setting.
+        the length of a lease, renewed at a third of it: a task waits so long at most if its worker dies.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, not {concurrency}")
@@ -133,7 +134,7 @@ class Worker:
             raise ValueError("this worker has no function; register one with @worker.task(\"TYPE\")")
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
         self.kept = asyncio.Event()     # set when a result could not be delivered
-        self.instance, self.claim_id = "", uuid.uuid4().hex
+        self.instance, self.claim_id, self.resumption_id = "", uuid.uuid4().hex, uuid.uuid4().hex
         self.tell_at = 0.0      # when to log that the gate is away; 0 while it answers
         self.claimed = False    # whether the gate has ever answered a claim
         self.warned: list[str] = []
@@ -202,7 +203,8 @@ class Worker:
     async def _held(self, resume: bool) -> list[dict[str, Any]]:
         """Return this worker's leases, except those whose result only waits to be delivered."""
         told = {letter.fields["lease_id"] for letter in self.place.letters()}
-        leases = (await self.gate.call("list_leases", **self.me, resume=resume))["leases"]
+        who = {**self.me, "resumption_id": self.resumption_id if resume else None}
+        leases = (await self.gate.call("list_leases", **who, resume=resume))["leases"]
         return [lease for lease in leases if lease["lease_id"] not in told]
 
     async def _resume(self, lease: dict[str, Any]) -> None:

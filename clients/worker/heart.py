@@ -43,7 +43,7 @@ class Pulse:
 class Heart:
     """Renews the leases of one worker, and regularly checks which of them still exist."""
 
-    def __init__(self, url: str, token: str, me: dict[str, Any], ttl_seconds: int | None) -> None:
+    def __init__(self, url: str, token: str, me: dict[str, Any], ttl_seconds: int) -> None:
         self.http, self.me, self.ttl_seconds = Http(url, token), me, ttl_seconds
         self.http.patience_seconds = HEARTBEAT_TIMEOUT_SECONDS
         self.pulses: dict[str, Pulse] = {}

@@ -447,6 +447,7 @@ class ListLeases(AsWorker, kw_only=True):
         "acquired_at": NOW, "expires_at": LATER, "renewals": 0, "renew_every_seconds": 100.0}]})
     next_step = "Continue each task: renew_lease in time, then complete, fail or release_lease."
     resume: Annotated[bool, says("false: only list; no lease.resumed in the history, and no sign of life")] = True
+    resumption_id: Annotated[Name | None, says("draw a new one when a process begins; repeated, it counts once")] = None
 
     def asks_about(self) -> bool:
         return not self.resume

@@ -611,7 +611,7 @@ async def test_progress_that_the_gate_does_not_take_harms_nothing(
 
 
 def test_progress_that_is_refused_takes_no_newer_one_with_it() -> None:
-    heart, pulse = Heart("http://127.0.0.1:9", "", {}, None), Pulse({"task_id": "t", "lease_id": "l"}, 100, print)
+    heart, pulse = Heart("http://127.0.0.1:9", "", {}, 30), Pulse({"task_id": "t", "lease_id": "l"}, 100, print)
     no, old, new = Refusal(413, {"error": "payload_too_large"}), {"page": 1}, {"page": 2}
     heart.keep(pulse)
     heart.tell(pulse, old)
@@ -835,7 +835,7 @@ async def test_a_worker_that_is_started_again_goes_on_under_its_lease(gate: Asyn
 
     assert task["result"]["result"] == ["page", 1, 3]
     left = await gate.call("get_task", task_id=unknown)
-    assert (left["status"], left["expiries"]) == ("queued", 0)
+    assert (left["status"], left["expiries"]) == ("queued", 1)
 
 
 async def test_a_gate_that_is_busy_for_a_moment_costs_a_restarted_worker_no_lease(

@@ -222,6 +222,22 @@ def test_a_program_goes_on_from_the_checkpoint_of_one_that_was_lost(
     assert task["result"]["result"] == {"from": {"page": 7}}
 
 
+def test_a_task_that_kills_its_worker_is_on_hold_although_the_worker_is_restarted_each_time(
+        gate: Http, begin: Begin, tmp_path: Path) -> None:
+    arguments = ("--ttl", "600", *script(tmp_path, 'case $(cat) in *deadly*) kill -9 $PPID;; esac'))
+    task_id, after = create(gate, "t", "deadly", max_expiries=3), create(gate, "t")
+
+    for _ in range(3):
+        assert begin(*arguments).wait(PATIENCE_SECONDS) == -signal.SIGKILL
+    begin(*arguments)
+
+    assert ended(gate, after)["status"] == "succeeded"
+    assert gate.call("get_task", task_id=task_id)["held"] == "lease_expiries"
+    told = gate.call("get_task_history", task_id=task_id)["events"]
+    assert [event["payload"]["expiries"] for event in told if event["event_type"] == "lease.resumed"] == [1, 2, 3]
+    assert "w lost its lease 3 times" in gate.call("explain_task", task_id=task_id)["summary"]
+
+
 def children_of(worker: subprocess.Popen[str]) -> list[int]:
     """The processes that a worker has started."""
     tasks = Path(f"/proc/{worker.pid}/task").glob("*/children")

@@ -212,7 +212,7 @@ class Library:
 
     async def _held(self, ctx: Context, who: JsonObject) -> list[str]:
         try:
-            found = _json(await self.perform(ctx, "list_leases", who))["leases"]
+            found = _json(await self.perform(ctx, "list_leases", {**who, "resume": False}))["leases"]
         except GateError as no:
             if no.status == 403:    # agents hold no leases
                 return []
