@@ -4,11 +4,9 @@ A batch goes to the writer thread once, with its needs and its `decide`, and com
 more than ten statements.  Batches of all tenants that wait meanwhile share one fsync.  `BEGIN IMMEDIATE` takes the
 write lock before the first read, so no row can change after a batch has loaded it.
 
-    generation      the batches of one transaction of SQLite; each is durable by the redo log (redo.py) before it ends
-    to settle       to commit the generation: when it is GENERATION_SECONDS old, when somebody reads, when a batch is
-                    too large for the log, before anything else that the writer does
-
-A file that no gate serves, or that Litestream replicates, has no redo log: each commit then ends a generation.
+A COMMIT that fails leaves open what is on the disk: all of it, where only the report of an fsync was lost, a part, or
+nothing, where the kernel shows pages that the disk never took.  Its batches are answered with a 503, and the next one
+begins on a new connection, with the write-ahead log made durable as it is read (`rewrite_log`).
 """
 
 from __future__ import annotations
@@ -49,16 +47,6 @@ from asyncgate.backends.pages import (
     limit_range,
     narrow_tasks,
     read_leases,
-)
-from asyncgate.backends.redo import (
-    FIND_NEWEST,
-    STORE_MARK,
-    Change,
-    RedoLog,
-    is_replicated,
-    log_of,
-    recover,
-    replay,
 )
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
@@ -122,6 +110,7 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind, LeaseNext
+from asyncgate.parts.process.folders import fsync_folder
 from asyncgate.parts.process.outages import OFTEN
 
 log = logging.getLogger("asyncgate.sqlite")
@@ -180,11 +169,9 @@ COUNTED_ONCE = {"queues": COUNT_QUEUES, "meters": COUNT_STORED}
 MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 COPIED_PAGES = 4096     # of a backup, at once
+REWRITTEN = 1 << 20     # bytes of the log, at once
 SHARE = 64          # the most batches that share one commit
-GENERATION_SECONDS = 0.25   # as long a tool that copies the file may lag behind
-# How long the write lock is free after a generation that held it for long, for other programs that want it: SQLite lets
-# them look again every 100 ms or sooner, our own tools look much more often.
-OPEN_SECONDS, LOOK_AGAIN_SECONDS = 0.002, 0.0005
+LOOK_AGAIN_SECONDS = 0.0005     # our own tools look for a free write lock so often, SQLite every 100 ms or sooner
 BUSY_SECONDS = 30           # how long the write lock of another program is waited for
 PIECE, MOST_WHOLE = 8, 16       # tasks of each of several lanes that a claim reads first, and how many it reads whole
 PROMOTED = 1000     # the most delayed tasks that one batch makes claimable when their time has come
@@ -508,7 +495,6 @@ class WriterCall(NamedTuple):
 
     run: Callable[[], Any]
     answer: asyncio.Future[Any]
-    inside: bool = False        # whether in the transaction of the generation; else it is settled first
 
 
 class Flight(NamedTuple):
@@ -539,9 +525,7 @@ class Sqlite(Pages):
             self.opened.callback(lock.release)
         self.turn = 0
         self.files: dict[str, int] = {}                     # the inodes of those that are open, by name
-        self.redo: RedoLog | None = None
-        self.changes: list[Change] = []                     # of the running batches
-        self.begun = 0.0                                    # when the generation began
+        self.doubted = False                                # whether a COMMIT has failed on the writer's connection
 
     async def open(self) -> Sqlite:
         """Migrate, start the writer and open the readers; close everything again if that fails."""
@@ -555,15 +539,16 @@ class Sqlite(Pages):
         return self
 
     async def _open(self) -> None:
-        self.db = self.opened.enter_context(contextlib.closing(connect(self.path)))
+        self.db = connect(self.path)
+        self.opened.callback(lambda: self.db.close())       # another one after a COMMIT that failed
         require_ours(self.db, self.path)
         self.db.executescript(PRAGMAS)
-        self._recover()
+        if self.path != ":memory:":
+            refuse_left_log(self.path)
+            self._take_over()
         self.carried = self.carries and carry_over(self.db)
         migrate_file(self.db)
         self._load_caches()
-        if self.lock and not is_replicated(self.path):
-            self.redo = self._open_log()
         self.files = inodes(self.path)
         self.loop = asyncio.get_running_loop()
         for _ in range(0 if self.path == ":memory:" else 2):
@@ -575,35 +560,17 @@ class Sqlite(Pages):
         self.writer.start()
         self.opened.push_async_callback(self._stop_writer)
 
-    def _recover(self) -> None:
-        """Make the changes again that a killed gate had in its redo log, unless a gate serves the file."""
-        if self.path == ":memory:" or not os.path.exists(log_of(self.path)):
-            return
+    def _take_over(self) -> None:
+        """Make durable what the last process has left, unless a gate serves the file and so has done it."""
         try:
             lock = self.lock or FileLock(self.path)
         except NotNow:
             return
         try:
-            if number := recover(self.db, self.path):
-                log.info("%s: the last gate was killed; %d changes of its redo log were made again", self.path, number)
+            rewrite_log(self.db, self.path)
         finally:
             if lock is not self.lock:
                 lock.release()
-
-    def _open_log(self) -> RedoLog:
-        """Make a redo log with a new key, which the file has before the log has a record."""
-        redo = RedoLog(self.path)
-        self.opened.callback(self._close_log)
-        self.db.execute(STORE_MARK, (redo.mark,))
-        redo.start_next()
-        return redo
-
-    def _close_log(self) -> None:
-        """Do without the redo log from here on."""
-        if self.redo:       # replaced and not changed: the event loop may be going through the files now
-            self.files = {name: inode for name, inode in self.files.items() if name != log_of(self.path)}
-            self.redo.close()
-            self.redo = None
 
     def _load_caches(self) -> None:
         """Load lanes, tenants and keys, and continue ids after those of earlier processes."""
@@ -653,7 +620,7 @@ class Sqlite(Pages):
 
     async def _stop_writer(self) -> None:
         if self.serving:
-            with contextlib.suppress(sqlite3.Error):    # the disk is full: the next start hears of an older sign
+            with contextlib.suppress(sqlite3.Error, OSError):   # a full disk: the next start hears of an older sign
                 await self.beat()
         self.queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self.writer.join)
@@ -668,7 +635,7 @@ class Sqlite(Pages):
 
     def _write(self) -> None:
         """Take all waiting batches and commit them together, in a loop; the writer thread runs this."""
-        while (first := self._next_item()) is not None:
+        while (first := self.queue.get()) is not None:
             flights, last = [first], False
             while len(flights) < SHARE and not self.queue.empty():
                 if (following := self.queue.get()) is None:
@@ -681,23 +648,42 @@ class Sqlite(Pages):
                 self._answer(self._commit(batches))
             if last:
                 break
-        if problem := attempt(self._settle)[1]:
-            log.error("%s: what was acknowledged last is only in the redo log: %s", self.path, problem)
-
-    def _next_item(self) -> Flight | WriterCall | None:
-        """Wait for work; settle meanwhile when the generation is old enough."""
-        while self._list_pending() or self.db.in_transaction:
-            with contextlib.suppress(queue.Empty):
-                return self.queue.get(timeout=max(self.begun + GENERATION_SECONDS - time.monotonic(), 0.001))
-            if problem := attempt(self._settle)[1]:
-                log.error("what was acknowledged is only in the redo log: %s", problem, extra=OFTEN)
-                time.sleep(GENERATION_SECONDS)
-        return self.queue.get()
 
     def _run_call(self, call: WriterCall) -> Any:
-        """Run something else than a batch, outside of a transaction unless it belongs into the generation."""
-        self._begin() if call.inside else self._settle()
-        return call.run()
+        """Run something else than a batch; some of it commits by itself."""
+        self._renew_doubted()
+        try:
+            return call.run()
+        except sqlite3.Error:
+            self._doubt()
+            raise
+
+    def _doubt(self) -> None:
+        """Use this connection no more: what it could not commit may be on the disk, or not."""
+        self.doubted = self.path != ":memory:"
+        self._roll_back()
+
+    def _renew_doubted(self) -> None:
+        """Replace a connection on which a COMMIT has failed; raises an exception while the disk does not work.
+
+        The old one is closed last: the log of a file that nobody has open would be read from its beginning, and then
+        the COMMIT that has failed may count after all.
+        """
+        if not self.doubted:
+            return
+        self._require_same_file()
+        fresh = connect(self.path)
+        try:
+            fresh.executescript(PRAGMAS)
+            rewrite_log(fresh, self.path)
+        except BaseException:
+            fresh.close()
+            raise
+        self.db, doubted = fresh, self.db
+        doubted.close()
+        self._load_caches()
+        self.tenant_id, self.doubted = None, False
+        log.warning("%s: a commit had failed; the gate writes on a new connection", self.path)
 
     def _answer(self, outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
         def settle() -> None:
@@ -707,90 +693,20 @@ class Sqlite(Pages):
         with contextlib.suppress(RuntimeError):     # the event loop is closed, so nobody waits any more
             self.loop.call_soon_threadsafe(settle)
 
-    def _begin(self) -> None:
-        """Begin a generation, unless one has begun; after a rollback make its acknowledged changes again."""
-        if self.db.in_transaction:
-            return
-        self.db.execute("BEGIN IMMEDIATE")
-        self.tenant_id = None
-        try:
-            if self.redo and self.redo.pending:
-                self._make_again(self.redo)
-            else:
-                self.begun = time.monotonic()
-                if self.redo:
-                    self.redo.newest = self.db.execute(FIND_NEWEST).fetchone()[0]
-        except BaseException:
-            self._roll_back()
-            raise
-
-    def _make_again(self, redo: RedoLog) -> None:
-        """Make the acknowledged changes again that a rollback has taken from the file.
-
-        The generation keeps its age: while it cannot be committed, nothing more is acknowledged.  An error here is no
-        refusal of the batch that comes next, so it is always an OperationalError.
-        """
-        try:
-            replay(self.db, self.path, redo.newest, redo.pending)
-        except (sqlite3.Error, StartupError) as error:
-            raise sqlite3.OperationalError(f"what was acknowledged cannot be made again: {error}") from error
-
-    def _list_pending(self) -> list[Change]:
-        """Return the changes that only the redo log makes durable."""
-        redo = self.redo        # read once: the writer may close it meanwhile
-        return redo.pending if redo else []
-
-    def _run(self, sql: str, rows: list[tuple[Any, ...]]) -> int:
-        """Run a statement that changes rows, and note it for the redo log; return how many rows it changed."""
-        changed = self.db.executemany(sql, rows).rowcount
-        if changed:
-            self.changes.append((sql, rows))
-        return changed
-
-    def _make_durable(self) -> None:
-        """Append the changes of the running batches to the redo log, or commit them."""
-        if self.redo is None or time.monotonic() - self.begun > GENERATION_SECONDS:
-            return self._settle()
-        try:
-            appended = self.redo.append(self.changes)
-        except OSError as error:        # a commit makes them durable too
-            log.error("the redo log cannot be written: %s", error, extra=OFTEN)
-            appended = False
-        if not appended:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Commit the generation, if there is one."""
-        if not self._list_pending() and not self.db.in_transaction:
-            return
-        self._begin()
-        logged = self.redo if self.redo and self.redo.has_records() else None
-        if logged:
-            self.db.execute(STORE_MARK, (logged.mark,))
-        self.db.execute("COMMIT")
-        if logged:
-            logged.start_next()
-            if is_replicated(self.path):        # Litestream was started after the gate, or by the same command
-                self._close_log()
-            if time.monotonic() - self.begun > GENERATION_SECONDS / 2:
-                time.sleep(OPEN_SECONDS)
-
     def _commit(self, flights: list[Flight]) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
         """Run batches in one transaction; if one is refused, run each by itself.
 
         Without savepoints: with one, SQLite writes the pages that each statement touches to a temporary file, which
-        was measured to take longer than everything else.  So a refusal rolls back the whole generation.  It is made
-        again and settled at once, or the next refusals would repeat all that.
+        was measured to take longer than everything else.
         """
         try:
-            self.changes = []
-            self._begin()
+            self._renew_doubted()
+            self.db.execute("BEGIN IMMEDIATE")
             done = [self._decide(flight) for flight in flights]
             self._require_same_file()
-            self._make_durable()
+            self._end()
         except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
             self._roll_back()
-            attempt(self._settle)       # if it fails, the next batch begins with the same changes
             if len(flights) > 1:
                 return [outcome for flight in flights for outcome in self._commit([flight])]
             refused = Refused(str(error))
@@ -798,7 +714,6 @@ class Sqlite(Pages):
             return [(flights[0].landed, None, refused)]
         except BaseException as error:
             self._roll_back()
-            attempt(self._settle)       # at once too: until then another program may write
             return [(flight.landed, None, error) for flight in flights]
         for work in done:
             self.known.add(work.tenant_id)
@@ -806,10 +721,18 @@ class Sqlite(Pages):
                 self.lanes[work.tenant_id].learn(lane, type, capabilities)
         return [(flight.landed, None, None) for flight in flights]
 
+    def _end(self) -> None:
+        """Commit; one that fails takes the trust in its connection with it."""
+        try:
+            self.db.execute("COMMIT")
+        except BaseException:
+            self._doubt()
+            raise
+
     def _decide(self, flight: Flight) -> Work:
         """Load, decide and save one batch, without a commit."""
         if flight.tenant_id != self.tenant_id:
-            self._run(WALL, [(flight.tenant_id,)])
+            self.db.execute(WALL, (flight.tenant_id,))
             self.tenant_id = flight.tenant_id
         work = self._load(flight.tenant_id, flight.needs)
         flight.decide(work)
@@ -817,7 +740,7 @@ class Sqlite(Pages):
         return work
 
     def _roll_back(self) -> None:
-        """Leave the transaction, which some errors have ended already; the next begins with its acknowledged part."""
+        """Leave the transaction, which some errors have ended already."""
         self.tenant_id = None
         if self.db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
@@ -859,7 +782,7 @@ class Sqlite(Pages):
 
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch."""
-        self._run(PROMOTE, [(work.tenant_id, work.now, PROMOTED)])
+        self.db.execute(PROMOTE, (work.tenant_id, work.now, PROMOTED))
         enough, lanes = sum(ask.max_tasks or 1 for ask in claims), self.lanes[work.tenant_id]
         for row in self.db.execute(RECORD[Pauses], (work.tenant_id,)):
             lanes.pauses = Pauses(*row)
@@ -904,7 +827,7 @@ class Sqlite(Pages):
 
         def many(sql: str, rows: Collection[tuple[Any, ...]]) -> None:
             if rows:
-                self._run(sql, [(tenant_id, *row) for row in rows])
+                self.db.executemany(sql, [(tenant_id, *row) for row in rows])
 
         if tenant_id not in self.known:
             many(TENANT, [(work.now,)])
@@ -913,8 +836,8 @@ class Sqlite(Pages):
         many(COUNT_MOVES, [(*row, work.now) for row in moves])
         many(ADD_TASK, [(*astuple(task), task.offerable(work.now), summarize(task)) for task in work.added.values()])
         if work.moved:
-            self._run(MOVE, [(*astuple(task)[-len(MUTABLE):], task.priority, task.offerable(work.now), tenant_id,
-                              task.task_id) for task in work.moved.values()])
+            self.db.executemany(MOVE, [(*astuple(task)[-len(MUTABLE):], task.priority, task.offerable(work.now),
+                                        tenant_id, task.task_id) for task in work.moved.values()])
         many(ADD_LEASE, [astuple(lease) for lease in work.leased.values()])
         many(ADD_PROGRESS, [astuple(progress) for progress in work.progressed.values()])
         before = self.db.total_changes
@@ -933,7 +856,7 @@ class Sqlite(Pages):
                 many(sql, [astuple(row) if row is not None else key])
         many(ADD_DELIVERY, work.delivered.items())
         for (kind, place), erased in work.erased.items():       # behind the records: the triggers look at those
-            self._run(ERASE[kind], [(*(getattr(erased, name) for name in ERASABLE[kind][0]), tenant_id, *place)])
+            self.db.execute(ERASE[kind], (*(getattr(erased, name) for name in ERASABLE[kind][0]), tenant_id, *place))
 
     def _measure_bodies(self, work: Work, added: int) -> int:
         """Return how many bytes a batch stores in receipts; one that was stored already is not stored again."""
@@ -962,22 +885,17 @@ class Sqlite(Pages):
         """Run a query on a reader; a database in memory has only the writer's connection."""
         if not self.readers:
             return await self._on_writer(sql, given)
-        if self._list_pending():        # a reader sees what is committed, so everything acknowledged must be
-            try:
-                await self._call_writer(lambda: None)
-            except sqlite3.OperationalError:    # such as a full disk: the writer's transaction has everything too
-                return await self._on_writer(sql, given, inside=True)
         self.turn = (self.turn + 1) % len(self.readers)
         return await self.readers[self.turn].execute_fetchall(sql, given)  # type: ignore[return-value]
 
-    async def _on_writer(self, sql: str, given: tuple[Any, ...], inside: bool = False) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = await self._call_writer(lambda: self.db.execute(sql, given).fetchall(), inside)
+    async def _on_writer(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = await self._call_writer(lambda: self.db.execute(sql, given).fetchall())
         return rows
 
-    async def _call_writer(self, run: Callable[[], Any], inside: bool = False) -> Any:
+    async def _call_writer(self, run: Callable[[], Any]) -> Any:
         """Run something on the writer thread, behind everything that was acknowledged."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.queue.put(WriterCall(run, answer, inside))
+        self.queue.put(WriterCall(run, answer))
         return await answer
 
     async def task(self, tenant_id: str, task_id: str) -> tuple[Task, Lease | None, Progress | None] | None:
@@ -1236,14 +1154,12 @@ class Sqlite(Pages):
             log.error("%s was not rewritten: %s", self.path, error)
             raise DatabaseUnavailable(f"the rest is done, but the file was not rewritten and keeps its free pages: "
                                       f"{error}; this needs room for a second copy of it; call again") from error
-        await self._call_writer(lambda: self.redo.clear() if self.redo else None)
 
     async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
         """Copy a consistent snapshot of the database to a new file while the gate goes on.
 
         `told` is called with the number of copied pages and of all pages.
         """
-        await self._call_writer(lambda: None)       # settle: the copy is made of what is committed
         await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target, told)
 
     async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
@@ -1279,7 +1195,7 @@ ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id
 
 def inodes(path: str) -> dict[str, int]:
     """Return the inodes of a database's files."""
-    return {name: os.stat(name).st_ino for name in (path, f"{path}-wal", log_of(path)) if os.path.exists(name)}
+    return {name: os.stat(name).st_ino for name in (path, f"{path}-wal") if os.path.exists(name)}
 
 
 def attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -1309,6 +1225,39 @@ def require_ours(db: sqlite3.Connection, path: str) -> None:
         some = ", ".join(names[:3]) + ", …" * (len(names) > 3)
         raise StartupError(f"{path} is a database of another program (its tables are {some}): name another file; a new "
                            "one is created if it does not exist")
+
+
+def refuse_left_log(path: str) -> None:
+    """Refuse a file beside the redo log of a killed gate of an earlier release; raises StartupError.
+
+    Only that release can tell what of it the file has already, and it takes the rest over.
+    """
+    if os.path.exists(f"{path}-redo"):
+        raise StartupError(f"{path}-redo was left by a gate of an earlier release that was killed, and may have "
+                           f"acknowledged work that {path} lacks: start that release once and stop it in order, then "
+                           f"start this one; or move {path}-redo away, and give that work up")
+
+
+def rewrite_log(db: sqlite3.Connection, path: str) -> None:
+    """Write the write-ahead log once more as it is read, and wait for the disk; raises OSError.
+
+    After an fsync that has failed, the kernel may show what the disk never took, also to the next process, and does
+    not write it any more.  A commit behind such a piece would be lost with it.  The folder is synced too: SQLite does
+    not look whether that has worked when it makes its log.
+    """
+    begin_beside(db)        # nobody appends meanwhile
+    try:
+        with open(f"{path}-wal", "r+b") as file:
+            while piece := file.read(REWRITTEN):
+                file.seek(-len(piece), os.SEEK_CUR)
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        fsync_folder(os.path.dirname(path))
+    except FileNotFoundError:       # nothing was written yet
+        pass
+    finally:
+        db.execute("ROLLBACK")
 
 
 def migrations(folder: Path = SCHEMA) -> list[Path]:

@@ -12,8 +12,15 @@ from typing import NamedTuple
 
 from asyncgate.backends.judged import NO_WAY_IN, judge_outbox, judge_overdue, needs_issued_key
 from asyncgate.backends.lineage import digest, require_lineage
-from asyncgate.backends.redo import log_of
-from asyncgate.backends.sqlite import CARRIED, HOW_TO_MIGRATE, LAST_SIGN, beginning, migrations, require_ours
+from asyncgate.backends.sqlite import (
+    CARRIED,
+    HOW_TO_MIGRATE,
+    LAST_SIGN,
+    beginning,
+    migrations,
+    refuse_left_log,
+    require_ours,
+)
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
 from asyncgate.parts.model.settings import Settings
@@ -77,6 +84,10 @@ def examine_file(path: str, settings: Settings, now: float) -> Iterator[Finding]
     yield from judge_holder(path, holder)
     yield from judge_log(path)
     try:
+        refuse_left_log(path)
+    except StartupError as left:
+        yield alarm(str(left), "docs/operating.md says more under Upgrade")
+    try:
         with contextlib.closing(open_to_read(path)) as db:
             require_ours(db, path)
             yield from judge_schema(db, path)
@@ -96,7 +107,7 @@ def judge_holder(path: str, holder: Holder | None) -> Iterator[Finding]:
         yield all_well(f"process {holder.pid} serves {path}" + (f" at {holder.url}" if holder.url else ""))
     else:
         yield note(f"process {holder.pid} served {path} and ended without closing it; nothing is lost by that: the "
-                   f"next start does again what only {log_of(path)} has", "start the gate again: `asyncgate serve`")
+                   f"next start reads {path}-wal, too", "start the gate again: `asyncgate serve`")
 
 
 def judge_log(path: str) -> Iterator[Finding]:

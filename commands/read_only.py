@@ -1,6 +1,6 @@
 """A database file that may only be read, such as a backup on a read-only mount: commands open a copy of it.
 
-SQLite keeps a log and locks beside a file, also to read it, and a killed gate's logs have to be taken over first.
+SQLite keeps a log and locks beside a file, also to read it, and a killed gate's log has to be taken over first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from asyncgate.backends.sqlite import refuse_left_log
 from asyncgate.parts.model.errors import NotNow
 
-LOGS = ("", "-wal", "-redo")    # what belongs to a file; the newest work is in the logs
+LOGS = ("", "-wal")     # what belongs to a file; the newest work is in the log
 
 
 @contextmanager
@@ -26,6 +27,7 @@ def open_for_reading(url: str, beside: str | None = None) -> Iterator[str]:
     if not url.startswith("sqlite:///") or not os.path.isfile(path) or is_writable(path):
         yield url
         return
+    refuse_left_log(path)
     with tempfile.TemporaryDirectory(prefix=".asyncgate-read-", dir=beside) as own:
         yield f"sqlite:///{copy_still(path, os.path.join(own, 'gate.db'))}"
 
@@ -36,7 +38,7 @@ def is_writable(path: str) -> bool:
 
 
 def copy_still(path: str, target: str) -> str:
-    """Copy a file with its logs; raises NotNow if somebody writes them, elsewhere where they can be written."""
+    """Copy a file with its log; raises NotNow if somebody writes them, elsewhere where they can be written."""
     before = read_states(path)
     try:
         for end in before:

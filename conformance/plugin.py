@@ -227,7 +227,7 @@ def make_empty_file() -> bytes:
         asyncio.run(migrate(path))
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
             # Each copy gets what tells one database from another when it is opened.
-            db.execute("DELETE FROM meta WHERE name IN ('cursor_key', 'instance_id', 'redo')")
+            db.execute("DELETE FROM meta WHERE name IN ('cursor_key', 'instance_id')")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return path.read_bytes()
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from asyncgate.backends import redo
 from asyncgate.commands.bench.load import COMPLETIONS
 from asyncgate.commands.bench.rounds import Figures, count_clients
 from asyncgate.commands.dev import watch_lifeline
@@ -32,12 +31,6 @@ class SlowConnection(sqlite3.Connection):
         return super().execute(sql, parameters)
 
 
-def sync_slowly(sync: Callable[[int], None], file: int) -> None:
-    """Sync the redo log, after the same pause."""
-    time.sleep(SlowConnection.pause_seconds)
-    sync(file)
-
-
 def compare_clients(rows: list[Figures]) -> Iterator[str]:
     """Compare the completed tasks of several clients with those of the fewest."""
     ends = sorted((one for one in rows if one.operation in COMPLETIONS), key=lambda one: (one.mode, one.clients))
@@ -51,7 +44,6 @@ def compare_clients(rows: list[Figures]) -> Iterator[str]:
 def serve_slowly(pause_ms: str, *arguments: str) -> None:
     """Serve a gate whose SQLite file is slow to commit."""
     SlowConnection.pause_seconds = float(pause_ms) / 1000
-    redo.sync = partial(sync_slowly, redo.sync)
     sqlite3.connect = partial(sqlite3.connect, factory=SlowConnection)      # type: ignore[assignment]
     main(["bench-server", *arguments])
 

@@ -37,7 +37,7 @@ def list_private_files(at: Installation) -> Iterator[tuple[Path, str]]:
     """Yield the files that only the gate's own user may read."""
     security = at.settings.security
     if file := at.database_file:
-        for ending in ("", "-wal", "-shm", "-redo", ".lock"):
+        for ending in ("", "-wal", "-shm", ".lock"):
             if (part := file.with_name(file.name + ending)).exists():
                 yield part, DATABASE
     for path, what in ((security.tls.private_key_path or security.tls.certificate_path, "the key of TLS"),

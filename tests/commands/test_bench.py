@@ -45,9 +45,7 @@ class Gate:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Ask the database itself."""
-        connection = sqlite3.connect(self.file, isolation_level=None, timeout=PATIENCE_SECONDS)
-        with contextlib.closing(connection):
-            connection.execute("BEGIN IMMEDIATE")       # waits for what the gate has only in its redo log
+        with contextlib.closing(sqlite3.connect(self.file, timeout=PATIENCE_SECONDS)) as connection:
             return connection.execute(query).fetchall()
 
     def tasks(self) -> dict[tuple[str, str], int]:

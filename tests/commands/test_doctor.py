@@ -553,7 +553,7 @@ def test_nothing_is_changed_whether_the_file_was_closed_or_its_gate_was_killed(b
     _, found = bench.examined()
 
     assert contents(bench.folder) == killed
-    assert {*killed} == {"gate.db", "gate.db-wal", "gate.db-redo", "gate.db.lock"}
+    assert {*killed} == {"gate.db", "gate.db-wal", "gate.db.lock"}
     [note] = [one for one in found if "ended without closing it" in one.seen]
     assert (note.severity, "asyncgate serve" in note.cure) == ("note", True)
 
