@@ -1088,9 +1088,9 @@ class Engine:
             if item.tenant_id:
                 self.check_tenant(caller, item.tenant_id)
             return run(item)
-        except GateError as no:
+        except Exception as wrong:      # a bug in one item must spare the others too
             work.take_back(mark)
-            return refuse_item(item, no)
+            return refuse_item(item, wrong if isinstance(wrong, GateError) else log_fault(type(item).__name__, wrong))
 
     async def run_task(self, caller: Caller, ask: RunTask) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.

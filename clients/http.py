@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import msgspec
 
 from asyncgate.clients.events import StreamEvent, read_events
-from asyncgate.clients.finite import encode_finite
+from asyncgate.clients.finite import encode_finite, encode_request
 from asyncgate.clients.operations import CALLS
 from asyncgate.parts.model.connection import BROWSER_POLICY, GATE_MARK, is_loopback
 from asyncgate.parts.process.spans import Tracing, find_tracing
@@ -117,7 +117,7 @@ class Exchange:
             params = {name: format_query_value(value) for name, value in said.items()}
             return {**request, "params": params, "headers": headers}
         headers["content-type"] = "application/json"
-        return {**request, "content": encode_finite(said), "headers": headers}
+        return {**request, "content": encode_request(said), "headers": headers}
 
     def reply(self, operation: str, response: httpx2.Response) -> CheckedReply:
         """Read a successful answer; raise NotAGate for one of another server, Refusal for any other."""

@@ -49,6 +49,7 @@ from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_se
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import GateError, NotNow, StartupError
+from asyncgate.parts.model.screening import mark_spoilt
 from asyncgate.parts.model.settings import Configured, SettingsError, list_values, load_settings, mask_credentials
 from asyncgate.parts.model.wire import Ask, names_caller
 from asyncgate.parts.operations import OPERATIONS
@@ -133,7 +134,7 @@ class JsonValue(click.ParamType[msgspec.Raw]):
         """Return the text unchanged, after a check that it is JSON."""
         text = self._text(str(value), param, ctx)
         try:
-            msgspec.json.decode(text)
+            msgspec.json.decode(mark_spoilt(text))      # a string that cannot be stored is refused with its item only
         except (ValueError, RecursionError) as wrong:
             quoted = "" if value == "-" or value.startswith("@") else "; a string needs quotes: '\"text\"'"
             self.fail(f"this is not JSON: {wrong}{quoted if text.strip()[:1] not in b'{[' else ''}", param, ctx)
@@ -315,7 +316,7 @@ def read_data(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.
     if data is None:
         return {}
     try:
-        parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        parts = msgspec.json.decode(mark_spoilt(bytes(data)), type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
         raise click.BadParameter("it must be a JSON object", param_hint="'--data'") from None
     if unknown := [name for name in parts if name not in fields]:

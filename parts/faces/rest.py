@@ -28,7 +28,7 @@ from asyncgate.parts.model.members import (
     read_member,
     read_warnings,
 )
-from asyncgate.parts.model.screening import is_light, let_others_run, screen_body
+from asyncgate.parts.model.screening import is_light, let_others_run, mark_body, screen_body
 from asyncgate.parts.model.trace import Trace, find_trace
 from asyncgate.parts.model.wire import Ask
 
@@ -123,7 +123,10 @@ class Endpoint:
                 ask, unknown = op.reader.query(query, rule)
             else:
                 if heavy := not is_light(body, most := self.gate.settings.max_request_values):
-                    await screen_body(body, most)
+                    if op.reader.is_batch:
+                        body, _ = await mark_body(body, most)
+                    else:
+                        await screen_body(body, most)
                 body = drop_null_members(body) if body else b"{}"
                 if heavy:
                     await let_others_run(len(body))

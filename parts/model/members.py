@@ -22,7 +22,7 @@ import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
 from asyncgate.parts.model.errors import GateError, InvalidRequest, PayloadTooLarge
-from asyncgate.parts.model.screening import check_members
+from asyncgate.parts.model.screening import NUL, check_members, find_mark
 from asyncgate.parts.model.wire import UNTAGGED, Batch, Requirements
 
 Rule = Literal["warn", "refuse", "ignore"]
@@ -94,6 +94,11 @@ class Reader(Generic[K]):
         """Return the members that hold times."""
         return frozenset(name for name, hint in get_type_hints(self.takes).items() if holds_time(hint))
 
+    @cached_property
+    def is_batch(self) -> bool:
+        """Whether each of its items is carried out or refused by itself."""
+        return self._batch is not None
+
     def rule(self, setting: Rule) -> Rule:
         """Return the rule for unknown members."""
         return "refuse" if self.refuses else setting
@@ -105,6 +110,8 @@ class Reader(Generic[K]):
         """
         if len(body) > LONGEST_NAMES and self._names:
             self._check_names(body)
+        if self._batch is not None and NUL.encode() in bytes(body):
+            return self._slowly(body, self.rule(setting), most)
         try:
             ask = self._exactly(body)
         except msgspec.ValidationError:
@@ -165,6 +172,8 @@ class Reader(Generic[K]):
                 items.append(read)
                 below += strays
             body = msgspec.json.encode({**members, held: VALID})
+            if refusal := find_marked(body):
+                raise refusal
         named = tuple(islice(find_unknown_members(self.takes, members), most))
         ask, own = self._settle(lambda: self._loosely(body), named, rule)
         if items:
@@ -175,6 +184,8 @@ class Reader(Generic[K]):
         """Read an item of a batch, or return why it is invalid."""
         try:
             check_members(bytes(item))
+            if refusal := find_marked(item, place):
+                return Unreadable(refusal, read_task_id(item)), []
             read, strays = self.body(item, rule, max(most, 0))
         except (msgspec.DecodeError, GateError) as no:
             return Unreadable(InvalidRequest(f"{place}: {describe_problem(no, self.takes)}"), read_task_id(item)), []
@@ -242,6 +253,11 @@ def naming(name: str) -> Iterator[None]:
         yield
     except msgspec.ValidationError as wrong:
         raise msgspec.ValidationError(f"{wrong} - at `$.{name}`") from None
+
+
+def find_marked(body: bytes | Raw, place: str = "") -> GateError | None:
+    """Return the refusal of what `mark_body` has marked, if there is any."""
+    return find_mark(_any(body), place) if NUL.encode() in bytes(body) else None
 
 
 def read_task_id(item: Raw) -> str | None:

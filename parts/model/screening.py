@@ -3,6 +3,9 @@
 A decoder makes an object of every value: 16 MiB of `[],` are five million lists, 400 MiB and many seconds.  So a
 body is checked as bytes first, in slices, with a constant number of native passes over each; other requests run
 between two slices.  A body that passes has so few values that decoding it takes milliseconds.
+
+Some JSON cannot be stored: a NUL character, half of a surrogate pair, bytes that are not UTF-8, values nested too deep.
+A batch is not refused for it: a mark takes the place of each, and the item that holds a mark is refused alone.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import codecs
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from asyncgate.parts.model.errors import GateError, InvalidRequest, PayloadTooDeep, PayloadTooLarge
 
@@ -19,21 +23,34 @@ MOST_MEMBERS = 1000     # of a request: naming or dropping members makes an obje
 SLICE = 2**15       # bytes that are checked in one turn of the event loop
 LARGE = 8 * SLICE   # for larger bodies the event loop rests between two turns
 REST_SECONDS = 0.002
+NUL = "\\u0000"     # its escape begins a mark; a letter of SPOILT follows
+SPOILT: dict[str, tuple[type[GateError], str]] = {
+    "n": (InvalidRequest, "strings may not contain the NUL character"),
+    "s": (InvalidRequest, "strings may not contain half of a surrogate pair (U+D800 to U+DFFF)"),
+    "b": (InvalidRequest, "strings may not contain bytes that are not UTF-8"),
+    "d": (PayloadTooDeep, f"JSON may be nested {MAX_DEPTH} deep at most")}
 QUOTE, OPENS, COMMA = b'"', ord("["), ord(",")
 BLANK, MOST_BLANKS = b" \t\r\n", 2**20       # between values; a decoder scans them repeatedly, a byte at a time
 _rest = bytes(set(range(256)) - set(b'"[]{},' + BLANK))    # bytes without structure, once escapes are removed
 _brackets = bytes.maketrans(b"{}", b"[]")
 _marks = re.compile(rb"[\[\]]|,+").findall     # a run of commas lies at one depth
+_may_be_spoilt = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])").search
+_find_sound = re.compile(rb"(?:[^\\]++|\\[^u]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+                         rb"|\\u(?!0000|[dD][89a-fA-F]))*+", re.DOTALL).match
+_skip_to_bracket = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL).match
 
 
 class BodyScreen:
     """Checks one body, slice by slice; each slice raises the errors found so far.
 
-    `around` is the number of levels around the request, which MCP puts into a message.
+    `around` is the number of levels around the request, which MCP puts into a message.  The first of SPOILT is kept
+    instead of raised if the body can be `marked` afterwards.
     """
 
-    def __init__(self, most_values: int, most_depth: int = MAX_DEPTH, around: int = 0) -> None:
+    def __init__(self, most_values: int, most_depth: int = MAX_DEPTH, around: int = 0, marked: bool = False) -> None:
         self.most_values, self.most_depth, self.outer = most_values, most_depth + around, around + 1
+        self.marked = marked
+        self.spoilt: GateError | UnicodeDecodeError | None = None
         self.values = self.depth = self.blanks = self.members = 0
         self.inside = False         # a string
         self.before = b""           # the end of the previous slice: an escape may span two slices
@@ -41,17 +58,30 @@ class BodyScreen:
 
     def look(self, slice: bytes) -> None:
         """Check the next slice, which must not end in the middle of an escape (see `cut_slices`)."""
-        if not slice.isascii():
-            self.decode(slice)      # msgspec does not check the text that it keeps raw or skips
+        if not slice.isascii() and not isinstance(self.spoilt, UnicodeDecodeError):
+            self._decode(slice)     # msgspec does not check the text that it keeps raw or skips
         text = slice.replace(b"\\\\", b"  ")
-        if b"\\u0000" in (joined := self.before + text):
-            raise InvalidRequest("strings may not contain the NUL character")
+        if NUL.encode() in (joined := self.before + text):
+            self.refuse(describe_spoilt("n"))
         self.before = joined[-5:]
         self._count(self._outside(text.replace(b'\\"', b"  ")))
 
     def end(self) -> None:
         """Check the end: a character may be cut off there."""
-        self.decode(b"", True)
+        if not isinstance(self.spoilt, UnicodeDecodeError):
+            self._decode(b"", True)
+
+    def _decode(self, slice: bytes, final: bool = False) -> None:
+        try:
+            self.decode(slice, final)
+        except UnicodeDecodeError as wrong:
+            self.refuse(wrong)
+
+    def refuse(self, why: GateError | UnicodeDecodeError) -> None:
+        """Raise why the body cannot be stored, or keep it for the marks."""
+        if not self.marked:
+            raise why
+        self.spoilt = self.spoilt or why
 
     def _outside(self, text: bytes) -> bytes:
         """Return the brackets, commas and blanks outside strings."""
@@ -82,7 +112,7 @@ class BodyScreen:
             return
         self.depth += 1 if mark[0] == OPENS else -1
         if self.depth > self.most_depth:
-            raise PayloadTooDeep(f"JSON may be nested {MAX_DEPTH} deep at most")
+            self.refuse(describe_spoilt("d"))
         if self.depth < 0:
             raise InvalidRequest("the JSON closes a list or an object that it never opened")
 
@@ -103,22 +133,82 @@ def is_light(body: bytes, most_values: int) -> bool:
     """Whether a body is too short, too flat and too plain to be refused, so that it needs no check in slices."""
     return (len(body) <= min(SLICE, 2 * most_values) and body.count(b"{") + body.count(b"[") <= MAX_DEPTH
             and body.count(b",") <= MOST_MEMBERS
-            and body.isascii() and b"\\u0000" not in body)
+            and body.isascii() and not (b"\\u" in body and _may_be_spoilt(body)))
 
 
 async def screen_body(body: bytes, most_values: int, most_depth: int = MAX_DEPTH, around: int = 0) -> None:
     """Refuse a body that some database or reader cannot handle; block the event loop for one slice at a time.
 
-    Raises PayloadTooLarge for too many values, PayloadTooDeep, InvalidRequest for NUL characters, and
-    UnicodeDecodeError.
+    Raises PayloadTooLarge for too many values, what is SPOILT, and UnicodeDecodeError.
     """
-    if is_light(body, most_values):
+    await _judge(body, BodyScreen(most_values, most_depth, around))
+
+
+async def mark_body(body: bytes, most_values: int, around: int = 0
+                    ) -> tuple[bytes, GateError | UnicodeDecodeError | None]:
+    """Put marks in the places of what cannot be stored; return the first reason, too, if there is one."""
+    await _judge(body, judge := BodyScreen(most_values, around=around, marked=True))
+    if judge.spoilt is not None:
+        body = await asyncio.to_thread(mark_spoilt, body, judge.most_depth)
+    return body, judge.spoilt
+
+
+async def _judge(body: bytes, judge: BodyScreen) -> None:
+    if is_light(body, judge.most_values):
         return
-    judge = BodyScreen(most_values, most_depth, around)
     for piece in cut_slices(body):
         judge.look(piece)
         await let_others_run(len(body))
     judge.end()
+    at = 0 if _may_be_spoilt(body) else len(body)
+    while at < len(body):
+        begun, at = at, _find_sound(body, at, at + SLICE).end()     # type: ignore[union-attr]
+        if at == begun:     # half of a pair, or NUL, which was refused above
+            return judge.refuse(describe_spoilt("s"))
+        await let_others_run(len(body))
+
+
+def mark_spoilt(body: bytes, most_depth: int = MAX_DEPTH) -> bytes:
+    """Put a mark in the place of each value that cannot be stored; a body that is not JSON stays so."""
+    parts, at = list[bytes](), 0
+    while (end := _find_sound(body, at).end()) < len(body):     # type: ignore[union-attr]
+        bad = body[end:end + 6]
+        parts += [body[at:end], (NUL + ("n" if bad == NUL.encode() else "s")).encode()]
+        at = end + len(bad)
+    text = b"".join([*parts, body[at:]]).decode("utf-8", "surrogateescape")
+    # The blank: an escape before it would take the mark apart.
+    return _mark_deep(re.sub("[\udc80-\udcff]+", rf" \{NUL}b", text).encode(), most_depth)
+
+
+def _mark_deep(body: bytes, most_depth: int) -> bytes:
+    parts, depth, begun, at = list[bytes](), 0, 0, 0
+    while (at := _skip_to_bracket(body, at).end() + 1) <= len(body):    # type: ignore[union-attr]
+        depth += 1 if body[at - 1:at] in b"[{" else -1
+        if depth == most_depth + 1 and body[at - 1:at] in b"[{":
+            parts.append(body[begun:at - 1])
+        elif depth == most_depth and body[at - 1:at] in b"]}":
+            parts.append(f'"{NUL}d"'.encode())
+            begun = at
+    return b"".join([*parts, body[begun:]])
+
+
+def describe_spoilt(letter: str, place: str = "") -> GateError:
+    """Return the refusal that a letter of SPOILT stands for."""
+    kind, why = SPOILT.get(letter, SPOILT["n"])
+    return kind(f"{place}: {why}" if place else why)
+
+
+def find_mark(value: Any, path: str = "") -> GateError | None:
+    """Return the refusal that the first mark in a decoded value stands for, if it has any; it names the place."""
+    if isinstance(value, str):
+        return describe_spoilt(value.partition("\0")[2][:1], path) if "\0" in value else None
+    named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, held in named:
+        found = find_mark(name, path and f"{path}, name of a member") or find_mark(
+            held, f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}")
+        if found:
+            return found
+    return None
 
 
 async def let_others_run(size: int) -> None:
@@ -135,12 +225,3 @@ def check_members(body: bytes) -> None:
     """Refuse an item of a batch with too many members; it passed `screen_body` as part of its batch."""
     if body.count(b",") > MOST_MEMBERS:
         BodyScreen(len(body)).look(body)
-
-
-async def find_refusal(body: bytes, most_values: int, around: int) -> GateError | None:
-    """Return why `screen_body` refuses a body, if it does, for a façade with its own form of answers."""
-    try:
-        await screen_body(body, most_values, around=around)
-    except GateError as no:
-        return no
-    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncgate import ANOMALY, Caller, Engine, Needs, Operation, Sweep, Work, instant, its_tasks, speaker
+from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.members import Unreadable
 from asyncgate.parts.model.overdue import has_passed
 from asyncgate.parts.model.stored import Schedule
@@ -29,9 +30,12 @@ def report_schedule(engine: Engine, work: Work, caller: Caller, ask: ReportSched
         if known is None or not known.scheduler.same(by):
             unknown.append(state.schedule_id)
             continue
-        known = update_schedule(known, state)
-        work.keep_record(known)
-        tell_if_late(engine, work, known)
+        try:
+            work.keep_record(known := update_schedule(known, state))
+        except GateError as no:
+            refused.append(Problem(no.code, f"{state.schedule_id}: {no}"))
+        else:
+            tell_if_late(engine, work, known)
     return Reported(True, unknown, refused)
 
 

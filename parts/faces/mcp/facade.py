@@ -81,7 +81,7 @@ from asyncgate.parts.model.members import (
     read_warnings,
 )
 from asyncgate.parts.model.naming import names_nobody
-from asyncgate.parts.model.screening import find_refusal, let_others_run
+from asyncgate.parts.model.screening import let_others_run, mark_body
 from asyncgate.parts.model.trace import Trace, find_trace, read_trace
 from asyncgate.parts.model.wire import Ask, ListOpenObligations, Principal, RunTask
 
@@ -291,9 +291,14 @@ class Facade:
 
     async def _read_apart(self, body: bytes) -> JsonRpcMessage | None:
         """Check and parse a message; keep errors in the arguments alone for the answer to the call."""
-        wrong = None
+        wrong: GateError | UnicodeDecodeError | None = None
+        spoilt = False
         try:
-            wrong = await find_refusal(body, self.settings.max_request_values, AROUND)
+            try:
+                body, wrong = await mark_body(body, self.settings.max_request_values, AROUND)
+                spoilt = wrong is not None
+            except GateError as no:
+                wrong = no
             # A message with too many values is not parsed at all.
             message = None if isinstance(wrong, PayloadTooLarge) else await parse_message(body)
         except RecursionError:
@@ -303,10 +308,14 @@ class Facade:
                 raise InvalidRequest(found) from None
             message = None
         await let_others_run(len(body))
-        if wrong is not None and (message is None or self._called(message) is None):
+        op = self._called(message) if message else None
+        if wrong is None or (spoilt and op is not None and op.reader.is_batch):
+            return message      # an item that holds a mark is refused by itself
+        if isinstance(wrong, UnicodeDecodeError):
+            return None
+        if message is None or op is None:
             raise wrong
-        if message is not None:
-            message.refusal = wrong
+        message.refusal = wrong
         return message
 
     async def _known(self, scope: Scope, standard: bool) -> Caller | None:
