@@ -773,7 +773,7 @@ class Extension:
 
     # Around a call.
 
-    async def charge(self, caller: Caller, more: int) -> None:
+    async def charge(self, caller: Caller, op: Operation, more: int) -> None:
         """Count a call with many items as so many more calls, or raise to refuse it."""
 
     async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
@@ -884,7 +884,7 @@ class Engine:
         self.check_request(op, caller, ask)     # first: who may not create cannot use up what others may
         if ask.items and (more := ask.weigh() - 1) > 0:
             for charge in self.on.charge:
-                await charge(caller, more)
+                await charge(caller, op, more)
         run = partial(self._carry_out, op, ask)
         reply = await (self.create(caller, ask, run) if ask.creates else run(caller))
         for after_call in self.on.after_call:
@@ -2292,7 +2292,7 @@ class Operation:
 
     def __init__(self, run: Callable[..., Any], rest: str, roles: str, scopes: str, kind: Literal["W", "R", "B"],
                  loads: Loads | None = None, *, idempotent: bool = False, destructive: bool = False,
-                 heartbeat: bool = False, successor: str = "", nothing: str = "") -> None:
+                 heartbeat: bool = False, ends_leases: bool = False, successor: str = "", nothing: str = "") -> None:
         hints = get_type_hints(run)
         self.run, self.name, self.kind, self.loads = run, run.__name__, kind, loads
         self.rest = [(way.split()[0], way.split()[1]) for way in rest.split(", ")]
@@ -2302,6 +2302,7 @@ class Operation:
         self.open = not roles           # no credential needed
         self.idempotent, self.destructive = idempotent or kind != "W", destructive      # what MCP is told of it
         self.heartbeat = heartbeat      # it keeps a lease, and is counted apart from other calls
+        self.ends_leases = ends_leases  # it is counted, but no limit of calls refuses it: finished work would be lost
         self.successor, self.nothing = successor, nothing   # what to call instead; what no answer means (204)
         self.takes: type[Ask] = hints["ask"]
         self.gives: type[Struct] = next(kind for kind in (*get_args(hints["return"]), hints["return"])
@@ -2321,17 +2322,17 @@ CORE_OPERATIONS = {op.name: op for op in (
     Operation(Engine.lease_next, "POST /v1/leases/claim", "w A", "tasks:lease", "W", its_claim),
     Operation(Engine.create_task, "POST /v1/tasks", "a A s", "tasks:write", "W", its_key),
     Operation(Engine.complete, "POST /v1/tasks/{task_id}/complete", "w A", "tasks:lease", "W", its_task,
-              idempotent=True),
+              idempotent=True, ends_leases=True),
     Operation(Engine.get_task, "GET /v1/tasks/{task_id}", "a w A s", "tasks:read tasks:lease", "R"),
     Operation(Engine.renew_lease, "POST /v1/leases/renew, POST /v1/leases/{lease_id}/extend", "w A", "tasks:lease", "W",
               its_lease, idempotent=True, heartbeat=True),
     Operation(Engine.report_progress, "POST /v1/tasks/{task_id}/progress", "w A", "tasks:lease", "W", its_task,
               heartbeat=True),
     Operation(Engine.fail, "POST /v1/tasks/{task_id}/fail", "w A", "tasks:lease", "W", its_end, idempotent=True,
-              destructive=True),
+              destructive=True, ends_leases=True),
     Operation(Engine.create_tasks, "POST /v1/tasks/batch", "a A", "tasks:write", "W", of_each(its_key, list_creations)),
     Operation(Engine.complete_tasks, "POST /v1/tasks/complete-batch", "w A", "tasks:lease", "W",
-              of_each(its_task, list_completions), idempotent=True),
+              of_each(its_task, list_completions), idempotent=True, ends_leases=True),
     Operation(Engine.run_task, "POST /v1/tasks/run", "a A", "tasks:write", "W", its_key),
     Operation(Engine.list_tasks, "GET /v1/tasks", "a A s", "tasks:read", "R"),
     Operation(Engine.get_task_history, "GET /v1/tasks/{task_id}/history", EVERYONE, "tasks:read tasks:lease", "R"),
@@ -2342,7 +2343,8 @@ CORE_OPERATIONS = {op.name: op for op in (
     Operation(Engine.release_hold, "POST /v1/tasks/{task_id}/release", "a A", "tasks:write", "W", its_task),
     Operation(Engine.start_task, "POST /v1/tasks/{task_id}/running", "w A", "tasks:lease", "W", its_task,
               idempotent=True),
-    Operation(Engine.release_lease, "POST /v1/leases/release", "w A", "tasks:lease", "W", its_end, idempotent=True),
+    Operation(Engine.release_lease, "POST /v1/leases/release", "w A", "tasks:lease", "W", its_end, idempotent=True,
+              ends_leases=True),
     Operation(Engine.list_leases, "GET /v1/leases", "w A", "tasks:lease", "R"),
     Operation(Engine.list_receipts, "GET /v1/receipts", "a w A s", "receipts:read", "R"),
     Operation(Engine.get_receipt, "GET /v1/receipts/{receipt_id}", EVERYONE, "receipts:read", "R"),

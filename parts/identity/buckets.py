@@ -2,9 +2,9 @@
 
 Every call draws from up to four buckets: the server's, its tenant's, its principal's and its address's; one with many
 items draws once for each.  Heartbeats
-(`renew_lease`, `report_progress`) draw from buckets of their own, so that a worker can live on the free tier: four
-heartbeats for each call are 4,000 an hour, and ten leases that report every ten seconds and are renewed every hundred
-need 3,960.
+(`renew_lease`, `report_progress`) draw from buckets of their own, so that a worker can live on the free tier: five
+heartbeats for each call are 5,000 an hour, of which one principal may use 80 percent, and ten leases that report every
+ten seconds and are renewed every hundred need 3,960.  Ends of leases are counted and never refused (`Guard.meter`).
 How a bucket fills and empties is described in `asyncgate.parts.identity.limits`.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import (
     GateError,
     InvalidToken,
+    LimiterUnavailable,
     RateLimitExceeded,
     StartupError,
     TwoCredentials,
@@ -339,23 +341,23 @@ class Guard(Extension):
         return address
 
     async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
-        """Count a call against its rate limits; raises RateLimitExceeded."""
+        """Count a call against its rate limits; raises RateLimitExceeded, but not for the end of a lease."""
         scope["asyncgate.operation"] = op.name if op else ""
-        await self._meter(scope, caller, heartbeat=op is not None and op.heartbeat)
+        await self._meter(scope, caller, op)
 
-    async def charge(self, caller: Caller, more: int) -> None:
+    async def charge(self, caller: Caller, op: Operation, more: int) -> None:
         """Count a call with many items as so many more calls: they cost as much as calls of their own."""
         if (scope := visit.get()) is not None:
-            await self._meter(scope, caller, cost=more)
+            await self._meter(scope, caller, op, more)
 
-    async def _meter(self, scope: Scope, caller: Caller, *, heartbeat: bool = False, cost: int = 1) -> None:
-        may = await self._find_limits(caller)
+    async def _meter(self, scope: Scope, caller: Caller, op: Operation | None, cost: int = 1) -> None:
+        may, passes = await self._find_limits(caller), op is not None and op.ends_leases
         if self.enforced:
             principal = caller.principal if caller.bound else None
             await self._draw(scope, self.find_buckets(may, caller.tenant_id, principal, scope["asyncgate.address"],
-                                                      heartbeat=heartbeat), cost)
+                                                      heartbeat=op is not None and op.heartbeat), cost, passes)
         elif may is not None:
-            await self._draw(scope, [call_bucket(may, caller.tenant_id)], cost)
+            await self._draw(scope, [call_bucket(may, caller.tenant_id)], cost, passes)
 
     async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Count new tasks before they are created (21.4.2); those refused then, or existing already, do not count.
@@ -484,13 +486,21 @@ class Guard(Extension):
     def _strangers(self, address: str) -> list[Bucket]:
         return buckets_for(self.settings, None, None, None, address) if self.enforced else []
 
-    async def _draw(self, scope: Scope, buckets: list[Bucket], cost: int = 1) -> None:
+    async def _draw(self, scope: Scope, buckets: list[Bucket], cost: int = 1, passes: bool = False) -> None:
+        """Count a call; one that passes is counted where there is room, and never refused."""
         if not buckets:
             return
-        verdict = await self.limits.take(buckets, cost)
-        scope["asyncgate.limits"] = limit_headers(verdict)
-        if not verdict.admitted:
-            raise limit_error(verdict, cost)
+        if passes:
+            scope["asyncgate.limits"] = ()      # known, also without the store: it is not drawn from any other bucket
+        with contextlib.suppress(*(LimiterUnavailable,) if passes else ()):
+            verdict = await self.limits.take(buckets, cost)
+            scope["asyncgate.limits"] = limit_headers(verdict)
+            if verdict.admitted:
+                return
+            if not passes:
+                raise limit_error(verdict, cost)
+            for bucket in buckets:
+                await self.limits.take([bucket], cost)
 
     def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
         """Note the refusal of one call of a request that has several."""

@@ -246,7 +246,7 @@ def test_a_call_draws_from_its_tenant_its_principal_and_its_address() -> None:
     assert by_tier(buckets_for(FREE, TIER, TENANT, ADA, "192.0.2.7")) == {
         "server": ("server:api_calls", 600_000, 60),
         "tenant": (f"tenant:{TENANT}:api_calls", 1000, 3600),
-        "principal": (f"principal:{TENANT}:agent:ada:api_calls", 1000, 3600),
+        "principal": (f"principal:{TENANT}:agent:ada:api_calls", 800, 3600),
         "ip": ("ip:192.0.2.7:api_calls", 6000, 60),
     }
 
@@ -259,7 +259,7 @@ def test_without_a_credential_only_the_address_counts() -> None:
 def test_heartbeats_have_their_own_and_larger_budget() -> None:
     calls, beats = (buckets_for(FREE, TIER, TENANT, ADA, "192.0.2.7", heartbeat=on) for on in (False, True))
 
-    assert [one.limit for one in beats] == [600_000, 4000, 4000, 6000]
+    assert [one.limit for one in beats] == [600_000, 5000, 4000, 6000]
     assert {one.key for one in calls} & {one.key for one in beats} == {"server:api_calls", "ip:192.0.2.7:api_calls"}
 
 

@@ -19,10 +19,11 @@ from msgspec.structs import replace
 from asyncgate.backends import open_backend
 from asyncgate.parts.app import Gate
 from asyncgate.parts.faces import front
-from asyncgate.parts.identity.limits import open_limits
+from asyncgate.parts.identity.limits import LimitVerdict, open_limits
 from asyncgate.parts.identity.limits.memory import MemoryLimits
 from asyncgate.parts.model import quotas
-from asyncgate.parts.model.settings import ArchiveSettings, RateLimits, Settings, Tier
+from asyncgate.parts.model.errors import LimiterUnavailable
+from asyncgate.parts.model.settings import ArchiveSettings, RateLimiting, RateLimits, Settings, Tier
 from asyncgate.parts.receipts import archive
 from tests.conftest import Served
 from tests.identity.test_limits_redis import Valkey, started
@@ -454,11 +455,52 @@ async def test_heartbeats_have_a_budget_of_their_own(limited: Limited, facade: s
 
     beats = [(await house.ask(name, {**held, **more}, token=worker, facade=facade)) for _ in range(11)
              for name, more in (("renew_lease", {}), ("report_progress", {"progress": 1}))]
-    called = await house.ask("complete", held, token=worker, facade=facade)
+    called = await house.ask("lease_next", token=worker, facade=facade)
 
     assert [answer.code for answer in beats] == [""] * 20 + ["rate_limit_exceeded"] * 2
     assert standing(beats[0])[:3] == (f"tenant:{OTHER}:heartbeats", 20, 19)
     assert (called.code, called.body["limit"]) == ("rate_limit_exceeded", 5)
+
+
+@pytest.mark.parametrize("facade", FACADES)
+@pytest.mark.parametrize("name", ["complete", "complete_tasks", "fail", "release_lease"])
+async def test_the_end_of_a_lease_is_counted_and_no_limit_of_calls_refuses_it(
+        limited: Limited, name: str, facade: str) -> None:
+    house, ada, _ = await limited(9, principal_percent=50)
+    worker = await house.key("worker", "w1", tenant=OTHER)
+    for _ in range(2):
+        await house.good("create_task", {"type": "demo", "payload": None}, token=ada)
+    offers = (await house.good("lease_next", {"max_tasks": 2}, token=worker))["tasks"]
+    held = [{"task_id": offer["task_id"], "lease_id": offer["lease_id"]} for offer in offers]
+    asks = [{"tasks": [one]} if name == "complete_tasks" else {**one, "error": 1} if name == "fail" else one
+            for one in held]
+
+    counted = await house.ask(name, asks[0], token=worker, facade=facade)
+    spent = await passed(house, worker, 5)
+    beyond = await house.ask(name, asks[1], token=worker, facade=facade)
+
+    assert (counted.code, spent, beyond.code) == ("", 2, "")
+    assert standing(counted)[2] == 2
+    assert standing(beyond)[2] == 0
+    assert (await house.ask("lease_next", token=worker, facade=facade)).code == "rate_limit_exceeded"
+
+
+async def test_without_the_store_of_the_limits_a_lease_can_still_be_ended(limited: Limited) -> None:
+    house, ada, _ = await limited(9)
+    worker = await house.key("worker", "w1", tenant=OTHER)
+    await house.good("create_task", {"type": "demo", "payload": None}, token=ada)
+    (offer,) = (await house.good("lease_next", token=worker))["tasks"]
+
+    async def take(buckets: object, cost: int = 1) -> LimitVerdict:
+        raise LimiterUnavailable("the store is away")
+    house.guard.limits.take = take
+
+    ended = await house.ask("complete", {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}, token=worker)
+    assert (ended.code, (await house.ask("lease_next", token=worker)).code) == ("", "rate_limiter_unavailable")
+
+
+def test_one_principal_cannot_spend_the_calls_of_its_tenant() -> None:
+    assert 1 <= RateLimiting().principal_percent < 100
 
 
 async def test_a_heartbeat_by_the_other_path_is_one_too(limited: Limited) -> None:

@@ -40,7 +40,7 @@ STATUSES = {"rate_limit_exceeded": 429, "unauthenticated": 401, "invalid_request
 def security(*, limits: bool = False, audit: bool = True, **limiting: Any) -> SecuritySettings:
     """Settings under which a key costs next to nothing to prove."""
     return SecuritySettings(api_keys=ApiKeys(hash_time_cost=1, hash_memory_cost=8),
-                            rate_limiting=RateLimiting(enabled=limits, **limiting),
+                            rate_limiting=RateLimiting(enabled=limits, **{"principal_percent": 100, **limiting}),
                             audit_logging=AuditLogging(enabled=audit))
 
 
