@@ -72,8 +72,8 @@ if "__path__" not in globals():  # a bare checkout: its folders are this module'
 
 from asyncgate.parts.model.caller import NOBODY, Caller, forbid_scope
 from asyncgate.parts.model.content import (
-    check_size, decode_json, enclose_digest, enclose_whole, find_ordered_types, find_summary, is_proof, needs_of,
-    parse_json, read_artifacts, sha256, to_canonical)
+    check_size, decode_json, enclose_digest, enclose_whole, find_location, find_ordered_types, find_summary,
+    needs_of, parse_json, read_artifacts, sha256, to_canonical)
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.errors import (
     DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest,
@@ -1278,7 +1278,8 @@ class Engine:
             raise InvalidTransition(f"task {task.task_id} is {task.status}; artifacts are attached to a succeeded one",
                                     status=task.status)
         if not (located := self._find_result(ask.artifacts, ask.delivery_proof)):
-            raise NotLocatable("attach_artifacts needs artifacts, or a delivery_proof that does not say failed (PH.3)")
+            raise NotLocatable("attach_artifacts needs artifacts with a pointer (a uri, path or id), or a "
+                               "delivery_proof whose status is succeeded (PH.3)")
         if task.owed:
             self._locate_result(work, task, lease, by, located)
         return answer_success(work.require_task(ask.task_id))
@@ -1487,8 +1488,8 @@ class Engine:
         task, lease = self.require_lease(work, caller, ask)
         located = located or self._find_inline(task, ask)
         if not located and self.settings.locatability == "strict":
-            raise NotLocatable(f"task {task.task_id} needs artifacts, or a delivery_proof that does not say failed, to "
-                               "succeed (PH.3); the lease lives on, complete it again with them")
+            raise NotLocatable(f"task {task.task_id} needs artifacts with a pointer, or a delivery_proof whose "
+                               "status is succeeded (PH.3); the lease lives on, complete it again with them")
         where = located.get("artifacts")
         work.set_lease(replace(lease, ending="completed"))
         task = work.move_task(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
@@ -1518,9 +1519,7 @@ class Engine:
         return located, body
 
     def _find_result(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
-        """Return what locates a result (PH.3); a failed delivery proof locates nothing."""
-        located = {"artifacts": self.check_artifacts(artifacts), "delivery_proof": proof if is_proof(proof) else None}
-        return {name: said for name, said in located.items() if said}
+        return find_location(self.check_artifacts(artifacts), proof)
 
     def check_artifacts(self, artifacts: Any) -> list[Any]:
         """Return the artifacts that a request names; raises TooManyArtifacts."""

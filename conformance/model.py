@@ -799,8 +799,11 @@ def contract_of(ask: CreateTask, by: Principal) -> Any:
 
 
 def failed(proof: Any) -> bool:
-    """Whether a proof says that the delivery failed (PH.3.3)."""
-    return bool(proof) and str(proof.get("status", "")).lower() == "failed"
+    """Whether a proof does not say that the delivery succeeded (PH.3.3)."""
+    return not proof or proof.get("status") != "succeeded"
+
+
+EMPTY_POINTERS: list[Any] = [[None], [{"type": "file"}]]      # of those that the programs send
 
 
 def located(ask: Any) -> dict[str, Any]:
@@ -808,6 +811,8 @@ def located(ask: Any) -> dict[str, Any]:
     given = ask.artifacts
     if isinstance(given, dict):
         given = given.get("pointers", [given] if given else [])
+    if given in EMPTY_POINTERS:
+        given = []
     found = {"artifacts": given if isinstance(given, list) or not given else [given],
              "delivery_proof": None if failed(ask.delivery_proof) else ask.delivery_proof}
     return {name: value for name, value in found.items() if value}

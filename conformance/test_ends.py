@@ -17,6 +17,62 @@ SUCCEEDED = {**FAILED, "status": "succeeded"}
 FILE = [{"uri": "file:///out"}]
 
 
+# A pointer has something to point with; else it leads nobody to a result.
+EMPTY: list[Any] = [
+    [None], [{}], [""], [" "], [[]], [False], [True], [0], {"pointers": [{}]}, {"pointers": [None]}, {"a": None},
+    {"uri": ""}, [{"uri": None}], [{"uri": "NA"}], [{"type": "file", "size_bytes": 3}], [{"note": "in the drawer"}],
+    [{"metadata": {"uri": "x"}}], [[{"a": [{"b": " "}]}]], [{"n": 1}]]
+POINTING: list[Any] = [
+    ["file:///out"], [{"url": "https://h/x"}], [None, {"uri": "x"}], {"output_path": "/out"}, [{"a": {"b": ["x"]}}],
+    [{"type": "db", "table": "reports", "row_id": 12345}], [{"type": "db", "row_id": 12345}],
+    {"pointers": [{"sink_id": "s", "uri": "s://a", "metadata": {}}]}, {"artifacts": {"items": [{"href": "h:1"}]}}]
+
+
+@pytest.mark.parametrize("locatability", ["lenient", "strict"])
+async def test_artifacts_without_a_pointer_discharge_nothing(make_gate: Callable[..., Gate], locatability: str) -> None:
+    gate = make_gate(locatability=locatability)
+    for artifacts in EMPTY:
+        offer = await gate.leased()
+        if locatability == "strict":
+            with refused("not_locatable"):
+                await gate.as_worker().complete(**under(offer, artifacts=artifacts))
+            continue
+        done = await gate.as_worker().complete(**under(offer, artifacts=artifacts))
+        assert (done.status, done.obligation) == ("succeeded", "open")
+        with refused("not_locatable"):
+            await gate.as_agent().attach_artifacts(task_id=offer.task_id, artifacts=artifacts)
+        assert (await gate.as_worker().complete(**under(offer, artifacts=artifacts))).obligation == "open"
+
+    assert len(await gate.owed()) == len(EMPTY)
+
+
+async def test_artifacts_with_a_pointer_of_any_form_discharge(gate: Gate) -> None:
+    for artifacts in POINTING:
+        offer = await gate.leased()
+        assert (await gate.as_worker().complete(**under(offer, artifacts=artifacts))).obligation == "discharged"
+
+
+@pytest.mark.parametrize("proof", [{"x": 1}, {"status": "pending"}, {"mode": "push"}, {"status": None},
+                                   {"status": "not succeeded"}, {"status": {"status": "succeeded"}}], ids=str)
+async def test_a_proof_that_does_not_say_succeeded_discharges_nothing(gate: Gate, proof: Any) -> None:
+    offer = await gate.leased()
+
+    done = await gate.as_worker().complete(**under(offer, delivery_proof=proof))
+
+    assert (done.status, done.obligation) == ("succeeded", "open")
+    with refused("not_locatable"):
+        await gate.as_agent().attach_artifacts(task_id=offer.task_id, delivery_proof=proof)
+
+
+@pytest.mark.parametrize("status", ["succeeded", "Success", " delivered ", True])
+async def test_a_proof_that_says_succeeded_discharges(gate: Gate, status: Any) -> None:
+    offer = await gate.leased()
+
+    done = await gate.as_worker().complete(**under(offer, delivery_proof={"status": status}))
+
+    assert done.obligation == "discharged"
+
+
 @pytest.mark.parametrize("status", ["failed", "FAILED", " failure ", "error"])
 async def test_a_proof_that_says_failed_discharges_nothing(gate: Gate, status: str) -> None:
     offer = await gate.leased()
@@ -40,6 +96,8 @@ async def test_a_strict_gate_refuses_a_proof_that_says_failed(make_gate: Callabl
     async with gate.unchanged():
         with refused("not_locatable"):
             await gate.as_worker().complete(**under(offer, delivery_proof=FAILED))
+        with refused("not_locatable"):
+            await gate.as_worker().complete(**under(offer, delivery_proof={"mode": "push"}))
 
 
 async def test_artifacts_discharge_beside_a_proof_that_says_failed(gate: Gate) -> None:

@@ -49,8 +49,8 @@ LARGE = "large"             # stands for a value too long for a receipt, so that
 JSON: list[Any] = [None, {"n": 1, "a": [1.5, "ü"]}, {"summary": "done"}, [], LARGE]
 PAYLOADS: list[Any] = [*JSON, {"escalation_class": 2}, {"escalation_class": 3}, {"escalation_class": True}]
 ARTIFACTS: list[Any] = [None, None, [], {}, {"pointers": []}, [{"uri": "file:///out"}], {"uri": "s3://one"},
-                        {"pointers": [{"uri": "a"}, {"uri": "b"}]}]
-PROOFS = [None, None, None, {}, {"mode": "push", "status": "succeeded"}]
+                        {"pointers": [{"uri": "a"}, {"uri": "b"}]}, [None], {"pointers": [{"type": "file"}]}]
+PROOFS = [None, None, None, {}, {"mode": "push"}, {"mode": "push", "status": "succeeded"}]
 ORDINARY: dict[str, Any] = {"type": "demo", "payload": None, "lease_minutes": None, "deadline_minutes": None}
 VERBS = ["renew_lease", "start_task", "report_progress", "release_lease", "complete", "fail"]
 ENDINGS = ["release_lease", "complete", "fail"]

@@ -230,9 +230,9 @@ async def test_a_receipt_has_a_hundred_artifacts_at_most(gate: Gate) -> None:
 
     async with gate.unchanged():
         with refused("too_many_artifacts"):
-            await gate.as_worker().complete(**under(offer, artifacts=[{"n": n} for n in range(101)]))
+            await gate.as_worker().complete(**under(offer, artifacts=[{"uri": f"f:{n}"} for n in range(101)]))
 
-    assert (await gate.as_worker().complete(**under(offer, artifacts=[{"n": n} for n in range(100)]))).ok
+    assert (await gate.as_worker().complete(**under(offer, artifacts=[{"uri": f"f:{n}"} for n in range(100)]))).ok
 
 
 async def test_a_receipt_body_is_64_kb_at_most_and_nothing_is_written_otherwise(gate: Gate) -> None:
@@ -240,7 +240,7 @@ async def test_a_receipt_body_is_64_kb_at_most_and_nothing_is_written_otherwise(
 
     async with gate.unchanged():
         with refused("receipt_too_large"):
-            await gate.as_worker().complete(**under(offer, artifacts=[{"note": "x" * 70_000}]))
+            await gate.as_worker().complete(**under(offer, artifacts=[{"uri": "x" * 70_000}]))
     async with gate.unchanged():
         with refused("receipt_too_large"):
             await gate.create(success_criteria="x" * 70_000)

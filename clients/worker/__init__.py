@@ -349,7 +349,7 @@ class Worker:
 
     def _result(self, job: Job, value: Any) -> dict[str, Any]:
         done = value if isinstance(value, Done) else Done(value)
-        if done.artifacts is None and done.delivery_proof is None:
+        if not done.artifacts and not done.delivery_proof:
             where = f"asyncgate://{self.instance}/tasks/{job.task_id}/result"
             done = msgspec.structs.replace(done, artifacts=[{"type": "inline", "uri": where}])
         return encode_completion(done)

@@ -14,7 +14,14 @@ from asyncgate.parts.model.wire import Requirements
 
 JsonObject = dict[str, Any]
 
-UNDELIVERED = {"failed", "failure", "fail", "error", "rejected", "undelivered", "canceled", "cancelled"}
+DELIVERED = {"succeeded", "success", "successful", "delivered", "ok", "done", "complete", "completed", "true"}
+# Members of an artifact that describe it, and point to nothing; and words that stand for nothing.
+DESCRIBING = frozenset((
+    "type", "kind", "mime", "mime_type", "media_type", "content_type", "artifact_mime", "format", "encoding",
+    "language", "title", "description", "note", "notes", "summary", "status", "metadata", "size", "size_bytes",
+    "artifact_size_bytes", "bytes", "length", "checksum", "artifact_checksum", "content_hash", "sha256", "md5", "etag",
+    "digest", "created_at", "updated_at", "timestamp", "at", "store", "sink", "sink_id", "bucket"))
+NOTHING = {"", "na", "n/a", "none", "null", "nil", "tbd", "undefined", "unknown", "-"}
 to_canonical = msgspec.json.Encoder(order="sorted").encode
 encode_json = msgspec.json.Encoder().encode
 decode_json = msgspec.json.Decoder().decode
@@ -55,9 +62,27 @@ def read_artifacts(artifacts: Any) -> list[Any]:
     raise InvalidRequest("artifacts must be a list, an object or null")
 
 
+def points_somewhere(artifact: Any, name: str = "") -> bool:
+    """Whether an artifact has something to point with: a text, or the number of an id, that does not only describe."""
+    if isinstance(artifact, Mapping):
+        return any(points_somewhere(held, key.lower()) for key, held in artifact.items()
+                   if key.lower() not in DESCRIBING)
+    if isinstance(artifact, list):
+        return any(points_somewhere(held, name) for held in artifact)
+    if isinstance(artifact, str):
+        return artifact.strip().lower() not in NOTHING
+    return name.endswith("id") and isinstance(artifact, int) and not isinstance(artifact, bool)
+
+
 def is_proof(proof: Mapping[str, Any] | None) -> bool:
-    """Whether a delivery proof proves a delivery; a proof whose status says that it failed does not."""
-    return bool(proof) and str((proof or {}).get("status", "")).strip().lower() not in UNDELIVERED
+    """Whether a delivery proof says that the delivery succeeded; one that says nothing of it proves nothing."""
+    return str((proof or {}).get("status", "")).strip().lower() in DELIVERED
+
+
+def find_location(artifacts: list[Any], proof: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what locates a result (PH.3): artifacts if one of them points somewhere, and a proof of delivery."""
+    found = {"artifacts": artifacts} if any(map(points_somewhere, artifacts)) else {}
+    return {**found, "delivery_proof": proof} if is_proof(proof) else found
 
 
 def check_size(text: bytes, most: int, what: str) -> None:

@@ -54,7 +54,7 @@ class InvalidWorkerId(GateError):
 
 
 class NotLocatable(GateError):
-    """A success must locate its result: send `artifacts`, or a `delivery_proof` whose status is not a failure."""
+    """A success must locate its result: send `artifacts` with a pointer, or a `delivery_proof` that says succeeded."""
     code, status = "not_locatable", 400
 
 

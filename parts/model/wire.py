@@ -479,7 +479,8 @@ class Complete(LeaseAsk, kw_only=True):
                       says("the result, up to 1 MB; default: none")] = field(default_factory=nothing)
     result_summary: Summary | None = None
     artifacts: Artifacts = None
-    delivery_proof: Annotated[dict[str, Any] | None, says("proof that the result was delivered elsewhere")] = None
+    delivery_proof: Annotated[dict[str, Any] | None,
+                              says("proof that the result was delivered elsewhere: its status is succeeded")] = None
     completion_metadata: dict[str, Any] | None = None
 
 

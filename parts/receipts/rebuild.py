@@ -29,7 +29,7 @@ from asyncgate import (
     Work,
     receipt_key,
 )
-from asyncgate.parts.model.content import needs_of
+from asyncgate.parts.model.content import find_location, needs_of
 from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.stored import Receipt, Schedule
@@ -131,7 +131,8 @@ def find_adopted(collected: Collected, statement: Receipt) -> Receipt | None:
         return None
     told = collected.get(ready)[ready[0]]
     duties = [one for one in collected.of_task(statement.task_id) if one.receipt_type == "task.assigned"]
-    located = contract is FAILED or bool(body_of(told).keys() & {"artifacts", "delivery_proof"})
+    body = body_of(told)
+    located = contract is FAILED or bool(find_location(body.get("artifacts") or [], body.get("delivery_proof")))
     parents = (duties[0].receipt_id,) if duties and located else ()
     mark = "located" if located and contract is COMPLETED else ""
     key = receipt_key(contract, statement.task_id, statement.sender, statement.lease_id, parents, mark)

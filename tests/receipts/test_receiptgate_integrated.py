@@ -182,7 +182,7 @@ async def test_every_story_ends_at_the_ledger_as_it_ends_here(ledger: StandIn, s
     dropped = await gate.leased()
     await lost(gate, dropped)
     taken = await claim(gate, "fallback")
-    await complete(gate, taken, "fallback", delivery_proof={"mode": "push"})
+    await complete(gate, taken, "fallback", delivery_proof={"mode": "push", "status": "succeeded"})
     told[dropped["task_id"]] = [
         ("accepted", "NA"), *given_back, ("escalate", "NA"), again_accepted, ("complete", "success")]
 
