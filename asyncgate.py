@@ -81,6 +81,7 @@ from asyncgate.parts.model.errors import (
     NotNow, outcome_unknown, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
     TooManyArtifacts, TooManyParents)
 from asyncgate.parts.model.granted import GrantedLeases
+from asyncgate.parts.model.identities import check_identities
 from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
@@ -957,6 +958,7 @@ class Engine:
         """Refuse a caller without the role, scope or tenant; the batch checks who owns a task."""
         self.permit(op, caller)
         check_needed(ask)
+        check_identities(ask)
         if not op.open and ask.tenant_id is not None:
             self.check_tenant(caller, ask.tenant_id)
 
@@ -1085,6 +1087,7 @@ class Engine:
             if isinstance(item, Unreadable):
                 raise item.problem
             check_needed(item)
+            check_identities(item)
             if item.tenant_id:
                 self.check_tenant(caller, item.tenant_id)
             return run(item)

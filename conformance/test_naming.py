@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.parts.model.identities import NAMED
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 
@@ -178,3 +180,66 @@ async def test_bootstrap_without_a_cursor_shows_the_most_recent_ones(gate: Gate)
 
     assert [receipt.task_id for receipt in welcome.attention.inbox_receipts] == tasks[3:5]
     assert [receipt.task_id for receipt in later.attention.inbox_receipts] == tasks[5:]
+
+
+# Each of these would otherwise be resolved in silence, and somebody would act as another than they wrote.
+CONTRADICTIONS: list[dict[str, Any]] = [
+    {"agent_id": "al", "principal_id": "bo"}, {"agent_id": "al", "principal_kind": "human"},
+    {"agent_id": "al", "principal_id": "al", "principal_kind": "service"},
+    {"worker_id": "w", "principal_id": "bo"}, {"worker_id": "w", "agent_id": "w"},
+    {"worker_id": "w", "principal_kind": "agent", "principal_id": "w"},
+    {"worker_id": "w", "worker_kind": "worker", "principal_kind": "agent"},
+    {"agent_id": "al", "agent_instance_id": "a", "principal_instance_id": "b"},
+    {"worker_id": "w", "worker_instance_id": "a", "principal_instance_id": "b"},
+    {"created_by": {"id": "al"}, "principal_id": "bo"}, {"created_by": {"id": "al", "principal_id": "bo"}},
+    {"created_by": {"kind": "human", "principal_kind": "agent", "id": "al"}},
+    {"created_by": {"kind": "human", "id": "al"}, "agent_id": "al"},
+    {"created_by": {"id": "al", "instance_id": "a"}, "principal_instance_id": "b"}]
+AGREEMENTS: list[dict[str, Any]] = [
+    {"agent_id": "al", "principal_id": "al"}, {"agent_id": "al", "principal_kind": "agent", "principal_id": "al"},
+    {"agent_id": "al", "agent_instance_id": "a", "principal_instance_id": "a"},
+    {"created_by": {"kind": "agent", "id": "al", "principal_kind": "agent", "principal_id": "al"}},
+    {"created_by": {"id": "al"}, "agent_id": "al"}]
+
+
+@pytest.mark.parametrize("named", CONTRADICTIONS, ids=str)
+async def test_a_request_that_names_two_principals_is_refused_by_each_operation(
+        gate: Gate, named: dict[str, Any]) -> None:
+    tried = 0
+    async with gate.unchanged():
+        for op in OPERATIONS.values():
+            if set(named) <= set(op.takes.__struct_fields__) and not (
+                    op.open or op.reader.is_batch or ("created_by" in named and not op.takes.creates)):
+                tried += 1
+                least = {name: value for name, value in op.takes.example[0].items() if name not in NAMED}
+                with refused("invalid_request") as told:
+                    await getattr(shared(gate), op.name)(**{**least, **named})
+                assert "one principal" in str(told.value), op.name
+    assert tried
+
+
+@pytest.mark.parametrize("named", AGREEMENTS, ids=str)
+async def test_a_request_may_name_one_principal_twice(gate: Gate, named: dict[str, Any]) -> None:
+    made = await shared(gate).create_task(type="demo", payload=None, **named)
+
+    assert (await gate.task(made.task_id)).created_by.id == "al"
+
+
+async def test_two_principals_in_an_item_of_a_batch_refuse_that_item_only(gate: Gate) -> None:
+    reply = await shared(gate).create_tasks(tasks=[
+        {"type": "demo", "payload": None, "agent_id": "al", "principal_id": "bo"}, {"type": "demo", "payload": None}])
+
+    assert [item.error and item.error.error for item in reply.results] == ["invalid_request", None]
+
+
+async def test_two_spellings_of_one_member_may_not_differ(gate: Gate) -> None:
+    both = {"lease_ttl": 9, "lease_ttl_seconds": 9}
+    same = await gate.as_agent().create_task(type="demo", payload=None, timeouts=both)
+    for wrong in ({"timeouts": {"lease_ttl": 9, "lease_ttl_seconds": 10}},
+                  {"created_by": {"id": "ada"}, "tasker_principal": {"id": "bob"}}):
+        with refused("invalid_request"):
+            await gate.as_agent().create_task(type="demo", payload=None, **wrong)
+
+    timeouts = (await gate.task(same.task_id)).timeouts
+    assert timeouts is not None
+    assert timeouts.lease_ttl_seconds == 9

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
 from asyncgate.parts.model.errors import GateError, InvalidRequest, PayloadTooLarge
+from asyncgate.parts.model.identities import NAMED, check_names
 from asyncgate.parts.model.screening import NUL, check_members, find_mark
 from asyncgate.parts.model.wire import UNTAGGED, Batch, Requirements
 
@@ -145,6 +146,8 @@ class Reader(Generic[K]):
         try:
             return msgspec.convert(query, self.exact, strict=False), NONE
         except msgspec.ValidationError:
+            if not (NAMED & query.keys()).issubset(self.takes.__struct_fields__):
+                check_names(query.items())
             said = {name: Raw(b"null") for name in query}
             return self._settle(lambda: msgspec.convert(query, self.takes, strict=False),
                                 tuple(islice(find_unknown_members(self.takes, said), MOST_TOLD)), self.rule(setting))
@@ -174,6 +177,8 @@ class Reader(Generic[K]):
             body = msgspec.json.encode({**members, held: VALID})
             if refusal := find_marked(body):
                 raise refusal
+        if not (NAMED & members.keys()).issubset(self.takes.__struct_fields__):
+            check_names((name, read_text(members[name])) for name in NAMED & members.keys())
         named = tuple(islice(find_unknown_members(self.takes, members), most))
         ask, own = self._settle(lambda: self._loosely(body), named, rule)
         if items:
@@ -260,10 +265,18 @@ def find_marked(body: bytes | Raw, place: str = "") -> GateError | None:
     return find_mark(_any(body), place) if NUL.encode() in bytes(body) else None
 
 
+def read_text(value: Raw) -> str | None:
+    """Return the text that a member holds, if it holds one."""
+    try:
+        return msgspec.json.decode(value, type=str)
+    except msgspec.DecodeError:
+        return None
+
+
 def read_task_id(item: Raw) -> str | None:
     """Return the task that an invalid item names, if it names one."""
     try:
-        return msgspec.json.decode(_members(item)["task_id"], type=str)
+        return read_text(_members(item)["task_id"])
     except (msgspec.DecodeError, KeyError):
         return None
 

@@ -8,7 +8,7 @@ member is ignored, and the sender is warned; an explicit null means absent, exce
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
@@ -52,6 +52,7 @@ from asyncgate.parts.model.examples import (
     Example,
 )
 
+V = TypeVar("V")
 Status = Literal["queued", "leased", "running", "succeeded", "failed", "canceled"]
 Kind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
 GivenKind = Literal["agent", "worker", "service", "human"]     # to a credential; the others are reserved for the gate
@@ -186,6 +187,13 @@ def names_caller(takes: type[Ask], field: str) -> bool:
     return field in AsEither.__struct_fields__ and any(field in kind.__struct_fields__ for kind in kinds)
 
 
+def choose(name: str, value: V | None, other: V | None) -> V | None:
+    """Return the value of a member with two spellings; raises ValueError if they differ."""
+    if value is not None and other is not None and value != other:
+        raise ValueError(f"{name} has two spellings here, and they say {value} and {other}: send one")
+    return other if value is None else value
+
+
 class Timeouts(Struct, omit_defaults=True):
     """The time limits of a task's creator."""
 
@@ -194,7 +202,7 @@ class Timeouts(Struct, omit_defaults=True):
     deadline: Annotated[Moment | None, says("when it passes, one anomaly is written; nothing else happens")] = None
 
     def __post_init__(self) -> None:
-        self.lease_ttl_seconds, self.lease_ttl = self.lease_ttl_seconds or self.lease_ttl, None
+        self.lease_ttl_seconds, self.lease_ttl = choose("lease_ttl", self.lease_ttl_seconds, self.lease_ttl), None
 
 
 # The examples of result_delivery in 14.1, and their meaning here.
@@ -274,7 +282,7 @@ class CreateTask(AsPrincipal, kw_only=True):
 
     def __post_init__(self) -> None:
         self.result_delivery = delivery_of(self.result_delivery)
-        self.created_by, self.tasker_principal = self.created_by or self.tasker_principal, None
+        self.created_by, self.tasker_principal = choose("created_by", self.created_by, self.tasker_principal), None
 
 
 class CreateTasks(AsPrincipal, kw_only=True):

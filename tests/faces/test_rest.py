@@ -302,21 +302,34 @@ async def test_the_query_says_who_creates_when_the_body_does_not(served: Any) ->
                                     "principal_id": "billing"}
 
 
-async def test_the_body_has_the_last_word_over_the_query_about_who_creates(served: Any) -> None:
-    made = await served.post("/v1/tasks?principal_id=eve", {"type": "x", "payload": None, "principal_id": "ada"})
-
-    record = await served.get(f"/v1/tasks/{made['task_id']}")
-
-    assert record["created_by"]["id"] == "ada"
-
-
 async def test_the_last_of_a_name_given_twice_counts_in_query_and_body(served: Any) -> None:
-    made = await served.post("/v1/tasks?principal_id=eve&principal_id=bob",
-                             b'{"type":"first","payload":0,"type":"second"}')
+    made = await served.post("/v1/tasks?tenant_id=x&tenant_id=default", b'{"type":"first","payload":0,"type":"second"}')
 
-    record = await served.get(f"/v1/tasks/{made['task_id']}")
+    assert (await served.get(f"/v1/tasks/{made['task_id']}"))["type"] == "second"
 
-    assert (record["type"], record["created_by"]["id"]) == ("second", "bob")
+
+@pytest.mark.parametrize(("target", "more"), [
+    ("/v1/tasks?principal_id=eve", {"principal_id": "ada"}), ("/v1/tasks?principal_id=eve&principal_id=bob", {}),
+    ("/v1/tasks?principal_kind=human", {"agent_id": "ada"}), ("/v1/tasks?principal_instance_id=a", {
+        "agent_id": "ada", "agent_instance_id": "b"})])
+async def test_a_query_that_names_another_principal_than_the_body_is_refused(
+        served: Any, target: str, more: dict[str, str]) -> None:
+    async with served.unchanged():
+        answer = await served.call("POST", target, {"type": "x", "payload": None, **more})
+
+    assert (answer.status, answer.json()["error"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/tasks/TASK/complete", {"worker_id": "w", "principal_id": "bo"}), ("/v1/leases/renew", {
+        "lease_id": "x", "agent_id": "al", "principal_id": "bo"}), ("/v1/receipts/check-terminator", {
+            "parent_receipt_id": "x", "agent_id": "al", "principal_id": "bo"})])
+async def test_names_that_an_operation_does_not_know_may_not_contradict_either(
+        served: Any, path: str, body: dict[str, str]) -> None:
+    answer = await served.call("POST", path, body)
+
+    assert (answer.status, answer.json()["error"]) == (400, "invalid_request")
+    assert "one principal" in answer.json()["message"]
 
 
 async def test_an_empty_body_is_an_empty_request(served: Any) -> None:

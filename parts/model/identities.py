@@ -1,0 +1,63 @@
+"""The members with which a request names a principal.  All of them must name the same one.
+
+Whichever of two names counted, the other would be ignored, and somebody would act or ask as another than they wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from msgspec import Struct
+
+from asyncgate.parts.model.errors import InvalidRequest
+
+KINDS, IDS = ("principal_kind", "worker_kind", "kind"), ("principal_id", "agent_id", "worker_id", "id")
+INSTANCES = ("principal_instance_id", "agent_instance_id", "worker_instance_id", "instance_id")
+CREATORS = ("created_by", "tasker_principal")
+NAMED = frozenset((*KINDS[:2], *IDS[:3], *INSTANCES[:3]))       # in a request itself, and CREATORS hold all of them
+IMPLIED = {"agent_id": "agent", "worker_id": "worker"}          # kinds
+
+
+@cache
+def list_identity_fields(kind: type[Struct]) -> tuple[str, ...]:
+    """Return the fields with which a request of a type may name a principal."""
+    return tuple(name for name in kind.__struct_fields__ if name in NAMED or name in CREATORS)
+
+
+def check_identities(ask: Struct) -> None:
+    """Refuse a request that names two principals, or two sessions of one."""
+    named = list_identities(ask)
+    if len(named) > 1 or any(name in CREATORS for name, _ in named):
+        check_names(named)
+
+
+def list_identities(ask: Struct) -> list[tuple[str, Any]]:
+    """Return the members of a request that name a principal, with their values."""
+    return [(name, value) for name in list_identity_fields(type(ask)) if (value := getattr(ask, name)) is not None]
+
+
+def check_names(named: Iterable[tuple[str, Any]]) -> None:
+    """Refuse members that name two principals, or two sessions of one."""
+    given = dict(spread_creators(named))
+    for part in (KINDS, IDS, INSTANCES):
+        told = {path: value for path, value in given.items() if path.rpartition(".")[2] in part}
+        if part is KINDS:
+            told |= {path: IMPLIED[name] for path in given if (name := path.rpartition(".")[2]) in IMPLIED
+                     and not (name == "worker_id" and path[:-2] + "kind" in given)}
+        if len(set(told.values())) > 1:
+            said = " and ".join(f"{path} says {value}" for path, value in told.items())
+            raise InvalidRequest(f"{said}: a request names one principal, and one session of it; leave the others out")
+
+
+def spread_creators(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the members with texts, those of a creator with their paths."""
+    for name, value in named:
+        if isinstance(value, Struct):
+            value = {inner: getattr(value, inner) for inner in value.__struct_fields__}
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{inner}", text) for inner, text in value.items()
+                        if isinstance(text, str) and (inner in NAMED or name in CREATORS))
+        elif isinstance(value, str) and name in NAMED:
+            yield name, value
