@@ -640,8 +640,10 @@ class Model:
         self.escalate(task, lease, "lease_expired")
         self.warn_of_losses(task)
         if task.held:
+            text = json.dumps(task.progress, separators=(",", ":"), ensure_ascii=False)
+            last = enclosed("last_progress", text.encode(), task.task_id)
             self.anomaly(task, "task_held", lease, expiries=task.expiries, workers=sorted(set(task.lost_to)),
-                         held=task.held, last_progress=task.progress)
+                         held=task.held, **(last or {"last_progress": None}))
 
     def escalate(self, task: Task, lease: Lease, reason: str) -> None:
         """Escalate to the target of the payload's class, by default class 1."""

@@ -289,14 +289,12 @@ async def test_wrong_credentials_are_on_the_address_and_not_on_the_tenant(limite
 
 
 @pytest.mark.parametrize("facade", FACADES)
-@pytest.mark.parametrize("operation", ["create_tasks", "complete_tasks"])
-async def test_a_call_with_many_items_is_as_many_calls(limited: Limited, facade: str, operation: str) -> None:
+async def test_a_call_with_many_items_is_as_many_calls(limited: Limited, facade: str) -> None:
     house, _, _ = await limited(10)
     root = await house.key("admin", "root", tenant=OTHER)
-    item = {"type": "demo", "payload": None} if operation == "create_tasks" else {"task_id": "t", "lease_id": "l"}
 
-    told = [await house.ask(operation, {"tasks": [item] * number, **({"worker_id": "w"} if "task_id" in item else {})},
-                            token=root, facade=facade) for number in (4, 11, 5, 1)]
+    told = [await house.ask("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * number}, token=root,
+                            facade=facade) for number in (4, 11, 5, 1)]
 
     assert [answer.code for answer in told] == ["", "rate_limit_exceeded", "", "rate_limit_exceeded"]
     assert [standing(answer)[2] for answer in told] == [6, 5, 0, 0]
@@ -483,6 +481,18 @@ async def test_the_end_of_a_lease_is_counted_and_no_limit_of_calls_refuses_it(
     assert standing(counted)[2] == 2
     assert standing(beyond)[2] == 0
     assert (await house.ask("lease_next", token=worker, facade=facade)).code == "rate_limit_exceeded"
+
+
+async def test_a_batch_of_more_ends_than_the_limit_has_left_ends_them_all(limited: Limited) -> None:
+    house, ada, _ = await limited(30)
+    worker = await house.key("worker", "w1", tenant=OTHER)
+    await house.good("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 20}, token=ada)
+    offers = (await house.good("lease_next", {"max_tasks": 20}, token=worker))["tasks"]
+    tasks = [{"task_id": offer["task_id"], "lease_id": offer["lease_id"]} for offer in offers]
+
+    ended = await house.good("complete_tasks", {"tasks": tasks}, token=worker)
+
+    assert [item["status"] for item in ended["results"]] == ["succeeded"] * 20
 
 
 async def test_without_the_store_of_the_limits_a_lease_can_still_be_ended(limited: Limited) -> None:
