@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
+from asyncgate.parts.model.findings import LIMIT_CURE, Finding, alarm, all_well, note, warn
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.words import say_length
 
@@ -44,6 +44,13 @@ def judge_outbox(waiting: int, parked: int, oldest_seconds: float, settings: Set
                    "see what is said of the ledger; receipts are sent as soon as it takes them")
     elif integrated and not parked:
         yield all_well(f"receipts that wait for the ledger: {waiting}; none is parked")
+
+
+def judge_sharing(tenants: int, settings: Settings) -> Iterator[Finding]:
+    """Yield what it means that so many tenants share a gate."""
+    if tenants > 1 and settings.security.rate_limiting.enabled is False:
+        yield warn(f"{tenants} tenants share this gate, and limits are off: one can use up the others' time and disk",
+                   LIMIT_CURE)
 
 
 def judge_skew(skew: float, unsure: float) -> Iterator[Finding]:

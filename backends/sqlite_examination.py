@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncgate.backends.judged import NO_WAY_IN, judge_outbox, judge_overdue, needs_issued_key
+from asyncgate.backends.judged import NO_WAY_IN, judge_outbox, judge_overdue, judge_sharing, needs_issued_key
 from asyncgate.backends.lineage import digest, require_lineage
 from asyncgate.backends.sqlite import (
     CARRIED,
@@ -150,5 +150,6 @@ def judge_rows(db: sqlite3.Connection, settings: Settings, now: float, holder: H
     yield from judge_overdue(None if oldest is None else now - oldest, "a lease", serving, settings)
     waiting, parked, since = db.execute(OUTBOX).fetchone()
     yield from judge_outbox(waiting, parked, 0.0 if since is None else now - since, settings)
+    yield from judge_sharing(db.execute("SELECT count(*) FROM tenants").fetchone()[0], settings)
     if not serving and needs_issued_key(settings) and not db.execute("SELECT 1 FROM api_keys LIMIT 1").fetchone():
         yield NO_WAY_IN

@@ -20,6 +20,7 @@ from asyncgate.parts.faces.changes import Changes
 from asyncgate.parts.faces.front import Front
 from asyncgate.parts.faces.traffic import Traffic
 from asyncgate.parts.identity.guard import Guard
+from asyncgate.parts.identity.startup import settle_limits
 from asyncgate.parts.identity.ways import Identity, Keys
 from asyncgate.parts.metrics.counting import Metrics
 from asyncgate.parts.metrics.page import METRICS_PATH, MetricsPage
@@ -75,6 +76,7 @@ class Gate(Front):
         async with contextlib.AsyncExitStack() as opened:   # on a failure, everything opened so far is closed
             backend = self.backend or await open_backend(database.url, serving=True, settings=database)
             opened.push_async_callback(backend.close)
+            self.settings = settle_limits(self.settings, len(await backend.tenants()))
             self._add_parts(engine_over(backend, self.settings))
             opened.push_async_callback(self.engine.batches.wait_for_all)
             opened.push_async_callback(self.mcp.close)

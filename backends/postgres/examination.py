@@ -8,7 +8,14 @@ from typing import Any
 
 import asyncpg
 
-from asyncgate.backends.judged import NO_WAY_IN, judge_outbox, judge_overdue, judge_skew, needs_issued_key
+from asyncgate.backends.judged import (
+    NO_WAY_IN,
+    judge_outbox,
+    judge_overdue,
+    judge_sharing,
+    judge_skew,
+    needs_issued_key,
+)
 from asyncgate.backends.postgres.hosts import AWAY, Hosts, as_user, startup_error
 from asyncgate.backends.postgres.instances import LIVING
 from asyncgate.backends.postgres.migrations import SCHEMA_VERSION, is_migrated, require_beginning
@@ -206,6 +213,7 @@ async def judge_tenants(db: Any, settings: Settings) -> list[Finding]:
         waiting, parked, since = waiting + more, parked + refused, min(filter(None, (since, oldest)), default=None)
     now = await db.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
     found = [*judge_outbox(waiting, parked, 0.0 if since is None else now - since, settings)]
+    found += judge_sharing(await db.fetchval("SELECT count(*) FROM asyncgate.all_tenants()"), settings)
     served = bool(await db.fetch(LIVING))       # with settings that may not be ours
     if not served and needs_issued_key(settings) and not await has_issued_key(db):
         found.append(NO_WAY_IN)

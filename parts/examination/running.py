@@ -63,12 +63,17 @@ async def check_sending(at: Installation) -> AsyncIterator[Finding]:
                    "see what is said of the ledger; the breaker closes by itself when the ledger answers")
 
 
-def check_shared_limits(at: Installation) -> Iterator[Finding]:
-    """Look whether this gate has lost the store of the limits."""
+async def check_shared_limits(at: Installation) -> AsyncIterator[Finding]:
+    """Look whether this gate counts calls where it should, and whether it has lost the store of the limits."""
     guard = at.running.find_extension(Guard) if at.running else None
-    if guard is None or not guard.enforced:
+    if at.running is None or guard is None:
         return
-    if guard.limits.degraded:
+    if not guard.enforced:
+        tenants = len(await at.running.backend.tenants())
+        if tenants > 1 and at.settings.security.rate_limiting.enabled is None and not at.settings.allow_insecure_dev:
+            yield warn(f"{tenants} tenants share this gate, and it had one when it started: limits are off",
+                       "restart the gate: it then has limits")
+    elif guard.limits.degraded:
         yield warn("this gate has lost the store of the limits, and counts alone or refuses calls",
                    "start the store; the gate tries it again every few seconds")
     else:

@@ -10,7 +10,7 @@ from asyncgate.parts.examination.installation import Installation
 from asyncgate.parts.identity.startup import require_strong_token
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
+from asyncgate.parts.model.findings import LIMIT_CURE, Finding, alarm, all_well, note, warn
 from asyncgate.parts.model.settings import IDLE, AuditLogging, Settings, list_settings
 
 LATE_ADOPTION_SECONDS = 300.0       # a pause between beats after which the tasks of a dead gate wait for long
@@ -51,6 +51,9 @@ RULES = [
     Rule(lambda s: is_reached(s) and not (s.security.tls.certificate_path or s.trusted_proxies), warn,
          "others reach the gate over plain HTTP: tokens travel readable",
          "set security.tls.certificate_path, or name the TLS proxy in front of the gate in trusted_proxies"),
+    Rule(lambda s: is_reached(s) and s.security.rate_limiting.enabled is False and not s.allow_insecure_dev, warn,
+         "others reach the gate, and limits are off: one caller can use up the time and the disk of all",
+         LIMIT_CURE),
     Rule(trusts_everybody, warn, "trusted_proxies holds every address: anybody may say which address a call is from",
          "name only the addresses of your proxies in trusted_proxies"),
     Rule(lambda s: s.security.oauth.enabled and not s.public_url, alarm,
@@ -110,7 +113,7 @@ IDLE_GROUPS = [
          " ".join(f"ledger.circuit_breaker.{one}" for one in (
              "failure_threshold", "timeout_seconds", "half_open_max_calls", "success_threshold")),
          "ledger.circuit_breaker.enabled is false"),
-    Idle(lambda s: not s.security.rate_limiting.enabled,
+    Idle(lambda s: s.security.rate_limiting.enabled is False,
          f"{LIMITING}.storage {LIMITING}.redis_url {LIMITING}.address_calls_per_minute "
          f"{LIMITING}.anonymous_calls_per_minute {LIMITING}.server_calls_per_minute {LIMITING}.principal_percent "
          f"{LIMITING}.heartbeat_factor {LIMITING}.gates rate_limits", f"{LIMITING}.enabled is false"),

@@ -370,9 +370,10 @@ def as_limits_record(settings: Settings, tenant_id: str, account: Account | None
     account = replace(account or Account("", 0.0), exempt_until=None)
     may = apply_stricter_limits(find_allowance(settings, account, now), account, now)
     strict = is_throttled(account, now)
-    return Limits(tenant_id, tier_of(settings, account), settings.security.rate_limiting.enabled, may.tasks_per_hour,
-                  may.api_calls_per_hour, may.active_tasks, may.concurrent_leases, may.receipt_storage_gb,
-                  may.terminal_tasks, may.receipts_per_task, find_largest_payload(settings, account, now),
+    enforced = bool(settings.security.rate_limiting.enabled)
+    return Limits(tenant_id, tier_of(settings, account), enforced, may.tasks_per_hour, may.api_calls_per_hour,
+                  may.active_tasks, may.concurrent_leases, may.receipt_storage_gb, may.terminal_tasks,
+                  may.receipts_per_task, find_largest_payload(settings, account, now),
                   find_longest_lease(settings, account, now), to_utc_or_none(exempt),
                   to_utc_or_none(account.stricter_until) if strict else None, account.stricter_why if strict else None)
 

@@ -192,7 +192,7 @@ class Guard(Extension):
         self.revocations = self._watch_revocations()
         self.sessions = self._open_sessions()
         self.relieving: dict[str, asyncio.Task[None]] = {}
-        self.enforced = security.rate_limiting.enabled      # if not, only tenants with stricter limits are limited
+        self.enforced = bool(security.rate_limiting.enabled)     # if not, only tenants with stricter limits are limited
         self.limits = open_limits(engine.settings, shared=self.enforced)
         self.find_buckets = lru_cache(MOST_ALLOTMENTS)(partial(buckets_for, engine.settings))
 

@@ -6,6 +6,8 @@ import logging
 import os
 import re
 
+from msgspec.structs import replace
+
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Configured, Settings, Tls, list_idle, mask_credentials
@@ -28,6 +30,20 @@ def require_safe_start(settings: Settings) -> None:
                            f"not {settings.host}")
     if settings.allow_insecure_dev:
         log.warning("INSECURE: allow_insecure_dev is on, so everybody who reaches %s is an admin", settings.host)
+
+
+def settle_limits(settings: Settings, tenants: int) -> Settings:
+    """Return the settings with limits where strangers or several tenants share the gate, unless they say otherwise."""
+    limiting = settings.security.rate_limiting
+    why = "" if is_loopback(settings.host) else f"others reach {settings.host}"
+    why = f"{tenants} tenants share this gate" if tenants > 1 else why
+    if limiting.enabled is not None or settings.allow_insecure_dev or not why:
+        return settings
+    log.info("rate limits and quotas are on, because %s: a tenant has the tier %s until `asyncgate set-limits TENANT "
+             "--tier TIER` gives it another; security.rate_limiting.enabled decides it for all", why,
+             limiting.default_tier)
+    security = replace(settings.security, rate_limiting=replace(limiting, enabled=True))
+    return replace(settings, security=security)
 
 
 def warn_of_idle_settings(configured: Configured) -> None:

@@ -10,6 +10,7 @@ from asyncgate.parts.model.errors import Forbidden
 from asyncgate.parts.model.wire import Ask, says
 
 Gravity = Literal["ok", "note", "warning", "error"]
+LIMIT_CURE = "unset security.rate_limiting.enabled; `asyncgate set-limits TENANT --tier TIER` says what each may use"
 GRAVITIES: tuple[Gravity, ...] = ("ok", "note", "warning", "error")     # from the least to the worst
 
 

@@ -230,7 +230,8 @@ class ApiKeys(Group, frozen=True):
 class RateLimiting(Group, frozen=True):
     """Whether, where and up to what limits calls are counted."""
 
-    enabled: Annotated[bool, says("Whether rate limits and quotas are enforced")] = False
+    enabled: Annotated[bool | None, Meta(title="true, false, or null: beyond loopback and with several tenants"), says(
+        "Whether rate limits and quotas are enforced")] = None
     storage: Annotated[Literal["memory", "redis"], says("Where rate-limit counters live")] = "memory"
     redis_url: Annotated[Url, says("Redis that holds the counters when several gates share them")] = ""
     default_tier: Annotated[Literal["free", "paid", "enterprise"], says("Tier of a tenant that has none")] = "free"

@@ -381,6 +381,18 @@ def a_store_of_limits_that_is_away_and_needed(bench: Bench) -> list[str]:
     return [*a_store_of_limits_that_is_away(bench), "security.rate_limiting.on_store_failure=deny"]
 
 
+@fault("settings", "warning", "others reach the gate, and limits are off", "set-limits")
+def limits_that_are_off_for_others(bench: Bench) -> list[str]:
+    return ["host=0.0.0.0", "security.rate_limiting.enabled=false"]
+
+
+@fault("database", "warning", "2 tenants share this gate, and limits are off", "set-limits")
+def limits_that_are_off_for_several_tenants(bench: Bench) -> list[str]:
+    for tenant in ("t", "u"):
+        bench.change("INSERT INTO tenants (tenant_id, since) VALUES (?, 0)", tenant)
+    return ["security.rate_limiting.enabled=false"]
+
+
 @fault("versions", "warning", "click is 0.1", "pip install --upgrade 'click>=")
 def a_package_that_is_too_old(bench: Bench) -> list[str]:
     old = bench.folder / "site" / "click-0.1.dist-info"

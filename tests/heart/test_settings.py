@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import attrgetter
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pytest
@@ -334,7 +335,7 @@ def test_the_engine_reads_plain_values(load: Load) -> None:
     configured = load()
 
     for setting in list_settings(Settings):
-        assert type(value(configured, setting.name)) in (int, float, str, bool, tuple), setting.name
+        assert type(value(configured, setting.name)) in (int, float, str, bool, tuple, NoneType), setting.name
 
 
 def test_an_empty_configuration_is_the_declared_defaults(load: Load) -> None:

@@ -25,7 +25,7 @@ from asyncgate.parts.model import quotas
 from asyncgate.parts.model.errors import LimiterUnavailable
 from asyncgate.parts.model.settings import ArchiveSettings, RateLimiting, RateLimits, Settings, Tier
 from asyncgate.parts.receipts import archive
-from tests.conftest import Served
+from tests.conftest import TOKEN, Served
 from tests.identity.test_limits_redis import Valkey, started
 from tests.support.identity_tools import (
     FACADES,
@@ -145,6 +145,28 @@ async def test_without_limits_nothing_is_said_and_nothing_refused(serve: Any) ->
 
     assert [answer.headers.keys() & LIMIT_NAMES for answer in told] == [set()] * 5
     assert {answer.code for answer in told} == {""}
+
+
+@pytest.mark.parametrize(("host", "tenants", "enabled", "on"), [
+    ("127.0.0.1", 1, None, False), ("127.0.0.1", 2, None, True), ("0.0.0.0", 1, None, True),
+    ("0.0.0.0", 2, False, False), ("127.0.0.1", 1, True, True)])
+async def test_a_gate_that_is_shared_has_limits_unless_told_otherwise(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, tenants: int, enabled: bool | None,
+        on: bool) -> None:
+    caplog.set_level(logging.INFO)
+    url, told = f"sqlite:///{tmp_path / 'gate.db'}", []
+    for settings in (Settings(api_key=TOKEN, security=security()), Settings(
+            api_key=TOKEN, host=host, security=security(limits=enabled))):
+        gate = Gate(settings, await open_backend(url, serving=True))
+        async with gate.app.router.lifespan_context(gate.app):
+            house = House(Served(gate))
+            for number in range(1, tenants):
+                await house.ask("create_tenant", {"tenant": (OTHER, THIRD)[number - 1], "name": "another"})
+            await house.good("create_task", {"type": "demo", "payload": None})
+            told.append(await house.ask("list_tasks"))
+
+    assert [bool(answer.headers.keys() & LIMIT_NAMES) for answer in told] == [False, on]
+    assert ("rate limits and quotas are on" in caplog.text) == (on and enabled is None)
 
 
 async def test_health_is_never_counted(limited: Limited) -> None:

@@ -37,7 +37,7 @@ START = 490_000 * HOUR_MS       # a window begins here
 STATUSES = {"rate_limit_exceeded": 429, "unauthenticated": 401, "invalid_request": 400, "lease_invalid_or_expired": 409}
 
 
-def security(*, limits: bool = False, audit: bool = True, **limiting: Any) -> SecuritySettings:
+def security(*, limits: bool | None = False, audit: bool = True, **limiting: Any) -> SecuritySettings:
     """Settings under which a key costs next to nothing to prove."""
     return SecuritySettings(api_keys=ApiKeys(hash_time_cost=1, hash_memory_cost=8),
                             rate_limiting=RateLimiting(enabled=limits, **{"principal_percent": 100, **limiting}),
