@@ -1301,7 +1301,9 @@ class Engine:
         if ask.wait_seconds <= 0:
             return await self._claim_once(caller, ask)
         begun = asyncio.get_running_loop().time()
-        with self.waiting.take_place(caller.tenant_id, ask, speaker(caller, ask).id) as place:
+        worker = speaker(caller, ask)
+        seen = self.sightings.watch_claim(caller.tenant_id, worker)
+        with seen, self.waiting.take_place(caller.tenant_id, ask, worker.id) as place:
             while True:     # the place is taken before the claim, or a task created in between would be missed
                 offers = await self._claim_once(caller, ask)
                 place.leave_rest(offers.tasks)
@@ -1739,7 +1741,7 @@ class Engine:
         """List receipts, oldest first: an inbox, or those of one task.
 
         Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
-        next_cursor, or since_receipt_id later on: every receipt comes exactly once.
+        next_cursor, or since_receipt_id later on: every receipt comes exactly once.  With newest it is the last page.
         """
         alone = self.settings.receipt_mode == "standalone"      # in a ledger there are types of others
         if alone and ask.receipt_type not in (None, *RECEIPT_TYPES):
@@ -1748,7 +1750,7 @@ class Engine:
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._open_since(caller, ask.since_receipt_id or ask.cursor, *mark)
         limit = self.limit_page(ask.limit)
-        query = ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1)
+        query = ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + (not ask.newest), ask.newest)
         rows = await self.backend.page(caller.tenant_id, query)
         given = ask.since_receipt_id or ask.cursor
         ends = self.seal_cursors(caller, [row.receipt_id for row in rows], limit, given, *mark)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -273,6 +274,11 @@ def split_url(url: str) -> SplitResult:
 def fits_header(text: str) -> bool:
     """Whether a text is valid in an HTTP header."""
     return text.isascii() and text.isprintable() and text == text.strip()
+
+
+def name_process() -> str:
+    """Name this process for people who look for it: its host and pid."""
+    return f"{socket.gethostname()[:200]}:{os.getpid()}"
 
 
 def pause_after(failures: int, least: float = 0.0) -> float:

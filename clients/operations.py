@@ -839,7 +839,7 @@ class AsyncOperations:
         return await self.ask("get_limits", Limits, locals())
 
     async def get_queue(
-        self, queue_id: str, *, tenant_id: str | None = None,
+        self, queue_id: str, *, minutes: int | None = None, tenant_id: str | None = None,
     ) -> QueueRecord:
         """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately.
 
@@ -941,8 +941,9 @@ class AsyncOperations:
     async def lease_next(
         self, *, capabilities: Names | None = None, accept_types: Names | None = None,
         preferred_kinds: Names | None = None, max_tasks: int | None = None, lease_ttl_seconds: int | None = None,
-        wait_seconds: float | None = None, claim_id: str | None = None, tenant_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        wait_seconds: float | None = None, claim_id: str | None = None, process: str | None = None,
+        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
     ) -> Offers:
         """Lease the next tasks that this worker can do: highest priority first, then oldest.
 
@@ -1043,10 +1044,10 @@ class AsyncOperations:
         return await self.ask("list_leases", Leases, locals())
 
     async def list_obligations(
-        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, count: bool | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AllObligations:
         """List what is still owed to anybody in the tenant, oldest first: to whom, how old, and for which task.
 
@@ -1074,9 +1075,10 @@ class AsyncOperations:
 
     async def list_queues(
         self, *, limit: int | None = None, cursor: str | None = None, type: str | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        minutes: int | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
     ) -> Queues:
         """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
 
@@ -1090,15 +1092,15 @@ class AsyncOperations:
     async def list_receipts(
         self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,
         to_id: str | None = None, task_id: str | None = None, receipt_type: str | None = None,
-        since_receipt_id: str | None = None, wait_seconds: float | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        since_receipt_id: str | None = None, wait_seconds: float | None = None, newest: bool | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Receipts:
         """List receipts, oldest first: an inbox, or those of one task.
 
         Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
-        next_cursor, or since_receipt_id later on: every receipt comes exactly once.
+        next_cursor, or since_receipt_id later on: every receipt comes exactly once.  With newest it is the last page.
         """
         return await self.ask("list_receipts", Receipts, locals())
 
@@ -1898,7 +1900,7 @@ class SyncOperations:
         return self.ask("get_limits", Limits, locals())
 
     def get_queue(
-        self, queue_id: str, *, tenant_id: str | None = None,
+        self, queue_id: str, *, minutes: int | None = None, tenant_id: str | None = None,
     ) -> QueueRecord:
         """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately.
 
@@ -2000,8 +2002,9 @@ class SyncOperations:
     def lease_next(
         self, *, capabilities: Names | None = None, accept_types: Names | None = None,
         preferred_kinds: Names | None = None, max_tasks: int | None = None, lease_ttl_seconds: int | None = None,
-        wait_seconds: float | None = None, claim_id: str | None = None, tenant_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        wait_seconds: float | None = None, claim_id: str | None = None, process: str | None = None,
+        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
     ) -> Offers:
         """Lease the next tasks that this worker can do: highest priority first, then oldest.
 
@@ -2102,10 +2105,10 @@ class SyncOperations:
         return self.ask("list_leases", Leases, locals())
 
     def list_obligations(
-        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, count: bool | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AllObligations:
         """List what is still owed to anybody in the tenant, oldest first: to whom, how old, and for which task.
 
@@ -2133,9 +2136,10 @@ class SyncOperations:
 
     def list_queues(
         self, *, limit: int | None = None, cursor: str | None = None, type: str | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        minutes: int | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
     ) -> Queues:
         """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
 
@@ -2149,15 +2153,15 @@ class SyncOperations:
     def list_receipts(
         self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,
         to_id: str | None = None, task_id: str | None = None, receipt_type: str | None = None,
-        since_receipt_id: str | None = None, wait_seconds: float | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        since_receipt_id: str | None = None, wait_seconds: float | None = None, newest: bool | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Receipts:
         """List receipts, oldest first: an inbox, or those of one task.
 
         Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
-        next_cursor, or since_receipt_id later on: every receipt comes exactly once.
+        next_cursor, or since_receipt_id later on: every receipt comes exactly once.  With newest it is the last page.
         """
         return self.ask("list_receipts", Receipts, locals())
 

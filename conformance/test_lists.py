@@ -280,6 +280,20 @@ async def test_a_page_of_receipts_is_full_while_more_remains(gate: Gate) -> None
     assert (len(found), len(inbox)) == (4, 8)
 
 
+async def test_the_newest_receipts_are_the_last_page_still_oldest_first(gate: Gate) -> None:
+    for _ in range(5):
+        await gate.finished()
+    whole = await paged(gate.as_admin(), "list_receipts", "receipts", limit=50, receipt_type="task.accepted")
+
+    last = await gate.as_admin().list_receipts(receipt_type="task.accepted", limit=2, newest=True)
+    await gate.finished()
+    later = await gate.as_admin().list_receipts(receipt_type="task.accepted", since_receipt_id=last.cursor)
+
+    assert last.receipts == whole[-2:]
+    assert last.next_cursor is None
+    assert len(later.receipts) == 1
+
+
 async def test_an_agent_lists_its_inbox(gate: Gate) -> None:
     await gate.finished()
     await gate.create(by="bob")

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from asyncgate.conformance.harness import Gate, View, refused, under
 
@@ -158,6 +159,19 @@ async def test_a_cursor_is_good_for_its_own_list_only(gate: Gate) -> None:
         await gate.as_admin().list_schedules(cursor=page.next_cursor)
     with refused("invalid_cursor"):
         await gate.stranger().as_admin().list_obligations(cursor=page.next_cursor)
+
+
+async def test_what_is_owed_to_whom_is_counted_if_it_is_asked_for(gate: Gate) -> None:
+    for by, many in (("ada", 3), ("bo", 1), ("cy", 2)):
+        for _ in range(many):
+            await gate.create(by=by)
+
+    page = await gate.as_admin().list_obligations(limit=1, count=True)
+    without = await gate.as_admin().list_obligations(limit=1)
+
+    assert [(one.to.id, one.open, one.at_least) for one in page.owed_to] == [
+        ("ada", 3, False), ("cy", 2, False), ("bo", 1, False)]
+    assert without.owed_to is UNSET
 
 
 async def test_only_admins_see_what_is_owed_to_others(gate: Gate) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import astuple
 
 from asyncgate.conformance.harness import Gate, miscounted, refused, under
@@ -238,6 +239,23 @@ async def test_what_happens_in_a_queue_is_counted_by_the_minute_and_by_the_hour(
     gate.skip(3700)
 
     assert await flows(gate) == ((0, 0, 0, 0), (0, 0, 0, 0))
+
+
+async def test_the_minutes_are_returned_one_by_one_if_they_are_asked_for(gate: Gate) -> None:
+    other = gate.beside()
+    await to_a_new_minute(gate)
+    await gate.finished()
+    gate.skip(120)
+    await other.finished()
+    await Upkeep(other.engine).store_traffic()
+    await gate.leased()
+
+    [row] = (await gate.as_admin().list_queues(minutes=4)).queues
+    [without] = (await gate.as_admin().list_queues()).queues
+
+    assert (row.by_minute.started, row.by_minute.ended) == ([0, 1, 0, 2], [0, 1, 0, 1])
+    assert row.by_minute == (await gate.as_admin().get_queue(queue_id=row.queue_id, minutes=4)).by_minute
+    assert without.by_minute is UNSET
 
 
 async def test_the_minute_slides(gate: Gate) -> None:

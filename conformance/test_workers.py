@@ -147,6 +147,78 @@ async def test_a_claim_that_waits_is_seen_before_it_is_answered(gate: Gate) -> N
     assert one.claims[0].tasks == 1
 
 
+async def wait_for_work(gate: Gate, process: str) -> asyncio.Task[Any]:
+    """Let a process claim, and return when its claim waits."""
+    waiting = asyncio.create_task(gate.as_worker().lease_next(
+        wait_seconds=20, process=process, capabilities=[process[:3]]))
+    async with asyncio.timeout(PATIENCE):
+        while not any(one.process == process for one in await workers(gate)):      # noqa: ASYNC110  # a claim under way has no event
+            await asyncio.sleep(0)
+    return waiting
+
+
+async def hang_up(gate: Gate) -> None:
+    """Break off a claim that waits, as a killed process does."""
+    waiting = await wait_for_work(gate, "web-3:4711")
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_worker_that_hangs_up_while_its_claim_waits_is_silent_until_it_asks_again(
+        gate: Gate, stored: bool) -> None:
+    await gate.claim()
+    assert [one.state for one in await workers(gate)] == ["idle"]
+
+    gate.skip(1)
+    await hang_up(gate)
+    if stored:
+        await store(gate)
+    [gone] = await workers(gate)
+    gate.skip(1)
+    await gate.claim()
+    [back] = await workers(gate)
+
+    assert (gone.state, gone.process) == ("silent", "web-3:4711")
+    assert gone.claims[0].gone_at is not None
+    assert (back.state, back.claims[0].gone_at) == ("idle", None)
+
+
+async def test_it_is_idle_while_another_claim_of_the_same_worker_waits(gate: Gate) -> None:
+    others = await wait_for_work(gate, "one:1")
+
+    await hang_up(gate)
+    [one] = await workers(gate)
+    others.cancel()
+    await asyncio.wait([others])
+
+    assert one.state == "idle"
+    assert [row.state for row in await workers(gate)] == ["silent"]
+
+
+async def test_a_worker_that_loses_a_lease_is_silent_until_it_asks_again(gate: Gate) -> None:
+    offer = await gate.leased()
+    assert [one.state for one in await workers(gate)] == ["working"]
+
+    await gate.lose(offer)
+    [lost] = await workers(gate)
+    await gate.claim("w1", accept_types=["other"])
+
+    assert lost.state == "silent"
+    assert [one.state for one in await workers(gate)] == ["idle"]
+
+
+async def test_who_hung_up_counts_for_no_queue_and_explains_why_a_task_waits(gate: Gate) -> None:
+    await hang_up(gate)
+
+    task_id = await gate.create()
+    [queue] = (await gate.as_admin().list_queues()).queues
+    why = await gate.as_agent().explain_task(task_id=task_id)
+
+    assert queue.workers == 0
+    assert why.cause == "no_worker"
+
+
 async def test_workers_are_paged_in_the_order_of_their_ids_stored_or_not(gate: Gate) -> None:
     for at, name in enumerate(("w3", "w1", "w5", "w2", "w4")):
         await gate.claim(name)

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
-from asyncgate.clients.http import FIRST_PAUSE, Refusal, Unreachable, pause_after
+from asyncgate.clients.http import FIRST_PAUSE, Refusal, Unreachable, name_process, pause_after
 from asyncgate.clients.scheduler.calendar import find_due_runs, format_time
 from asyncgate.clients.scheduler.plan import InvalidOrder, ScheduleRef, read_payload, read_plan
 from asyncgate.clients.scheduler.store import Control, Fired, Firing, Schedule, Store
@@ -266,7 +266,7 @@ class Scheduler:
         """Wait for a control task and carry it out; return whether one came."""
         reply = await self.worker.call(
             "lease_next", **self.as_worker, accept_types=list(CONTROL_TYPES), capabilities=["scheduler"],
-            lease_ttl_seconds=TTL_SECONDS, wait_seconds=wait_seconds)
+            lease_ttl_seconds=TTL_SECONDS, wait_seconds=wait_seconds, process=name_process())
         for offer in reply["tasks"]:
             await self.carry_out(offer)
         return bool(reply["tasks"])

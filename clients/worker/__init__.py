@@ -40,6 +40,7 @@ from asyncgate.clients.http import (
     Refusal,
     Unreachable,
     WrongAddress,
+    name_process,
     pause_after,
 )
 from asyncgate.clients.worker.heart import Heart, is_temporary
@@ -234,7 +235,7 @@ class Worker:
             "lease_next", **self.me, accept_types=None if None in self.tasks else list(self.tasks),
             capabilities=self.capabilities, max_tasks=self.concurrency - len(self.jobs),
             lease_ttl_seconds=self.ttl_seconds, wait_seconds=SHORT_WAIT_SECONDS if left else CLAIM_WAIT_SECONDS,
-            claim_id=self.claim_id))
+            claim_id=self.claim_id, process=name_process()))
         if reply is None:
             return      # the next claim repeats this one, with the same id
         self.claimed = True

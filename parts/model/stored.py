@@ -209,6 +209,12 @@ class Claimed(Struct, frozen=True):
     capabilities: list[str]             # sorted
     given: int = 0                      # number of tasks that it got
     why: str | None = None              # why it got none, if it was told
+    process: str | None = None          # where the worker runs, as it said: its host and pid
+    gone_at: float | None = None        # when it hung up while a claim waited, or lost a lease, and has not asked since
+
+    def asks(self, since: float) -> bool:
+        """Whether the worker has asked since a time, and is not known to be gone."""
+        return self.at > since and self.gone_at is None
 
     @property
     def profile(self) -> tuple[list[str], list[str]]:
@@ -218,7 +224,7 @@ class Claimed(Struct, frozen=True):
     @property
     def letters(self) -> int:
         """Return about how large it is."""
-        return 50 + sum(len(name) + 3 for names in self.profile for name in names)
+        return 50 + len(self.process or "") + sum(len(name) + 3 for names in self.profile for name in names)
 
 
 class Holding(Struct, frozen=True):

@@ -411,6 +411,7 @@ class LeaseNext(AsWorker, kw_only=True):
     lease_ttl_seconds: Seconds | None = None
     wait_seconds: Annotated[Wait, says("seconds to wait for work; clamped to 30")] = 0.0
     claim_id: Annotated[Name | None, says("repeating a claim_id returns the same leases while they are live")] = None
+    process: Annotated[Name | None, says("where the worker runs: its host and pid; list_workers shows it")] = None
 
     def weigh(self) -> int:
         """Return how many leases it may write."""
@@ -527,6 +528,7 @@ class ListReceipts(PageAsk, kw_only=True):
     receipt_type: Name | None = None
     since_receipt_id: Annotated[str | None, says("a cursor, or the id of the last receipt seen")] = None
     wait_seconds: Annotated[Wait, says("seconds to wait for one if there is none; clamped to 30")] = 0.0
+    newest: Annotated[bool, says("the last ones instead of the first; still oldest first")] = False
 
 
 class ReceiptAsk(AsEither, kw_only=True):

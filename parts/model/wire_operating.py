@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from asyncgate.parts.model.errors import BulkNotFound, InvalidConfirmation, QueueNotFound, QuotaExceeded, TenantNotFound
 from asyncgate.parts.model.examples import ADA, DUTY, FAR, LATER, NEXT_TASK_ID, NOW, PAUSED, TASK_ID
@@ -50,6 +50,10 @@ class ListObligations(PageAsk, kw_only=True):
         "created_at": NOW, "age_seconds": 300.0}]})
     next_step = "get_task for a task_id shows what the task waits for."
     lists = "all"
+    count: Annotated[bool, says("also count what is owed to whom, up to 10,000 obligations")] = False
+
+
+Minutes = Annotated[int, Meta(ge=0, le=60), says("of how many minutes to return the numbers one by one")]
 
 
 class ListQueues(PageAsk, kw_only=True):
@@ -59,6 +63,7 @@ class ListQueues(PageAsk, kw_only=True):
     next_step = "get_queue shows one queue; list_tasks with its type the tasks."
     lists = "all"
     type: Annotated[Name | None, says("queues with tasks of this type only")] = None
+    minutes: Minutes = 0
 
 
 class GetQueue(Ask, kw_only=True):
@@ -68,6 +73,7 @@ class GetQueue(Ask, kw_only=True):
     example = ({"queue_id": QUEUE["queue_id"]}, QUEUE)
     refusals = (QueueNotFound,)
     queue_id: Name = ""
+    minutes: Minutes = 0
 
 
 class Flow(Struct):
@@ -77,6 +83,15 @@ class Flow(Struct):
     ended: int                          # tasks that succeeded, failed or were canceled
     failed: int                         # attempts that failed, whether or not another one followed
     expired: int                        # leases that ran out
+
+
+class Series(Struct):
+    """What happened in a queue by the minute, the oldest first; the last minute is not over yet."""
+
+    started: list[int]
+    ended: list[int]
+    failed: list[int]
+    expired: list[int]
 
 
 class QueueRecord(Struct):
@@ -94,6 +109,7 @@ class QueueRecord(Struct):
     workers: int                        # of the last 100 that asked, those that can take these and give signs of life
     last_minute: Flow                   # about: counted by whole minutes; of other processes up to half a minute late
     last_hour: Flow
+    by_minute: Series | UnsetType = UNSET     # if minutes were asked for
 
 
 class Queues(Struct):
@@ -139,6 +155,14 @@ class OpenObligation(Struct):
     age_seconds: float
 
 
+class Owed(Struct):
+    """How much is owed to somebody."""
+
+    to: Principal
+    open: int
+    at_least: bool                      # whether there are more than were counted
+
+
 class AllObligations(Struct):
     """A page of open obligations, oldest first."""
 
@@ -146,6 +170,7 @@ class AllObligations(Struct):
     obligations: list[OpenObligation]
     next_cursor: str | None = None
     cursor: str | None = None
+    owed_to: list[Owed] | UnsetType = UNSET     # if it was asked for: the most first
 
 
 Reason = Annotated[str, Meta(max_length=500)]

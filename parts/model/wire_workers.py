@@ -18,9 +18,14 @@ class ListWorkers(PageAsk, kw_only=True):
         "worker": {**WORKER, "instance_id": "host-1"}, "first_seen_at": NOW, "last_seen_at": LATER, "sessions": 2,
         "last_claim_at": LATER, "holding": 1, "leased": 42, "completed": 40, "failed": 1, "expired": 0, "released": 0,
         "claims": [{"claimed_at": LATER, "accept_types": [], "capabilities": ["web.read"], "tasks": 0,
-                    "why_none": None}]}]})
+                    "why_none": None, "process": "web-3:4711", "gone_at": None}],
+        "state": "working", "process": "web-3:4711"}]})
     next_step = "explain_task tells why a task is not leased by any of them."
     lists = "all"
+
+
+# working: it holds leases and gives signs of life; idle: it asks for tasks; silent: neither.
+WorkerState = Literal["working", "idle", "silent"]
 
 
 class LastClaim(Struct):
@@ -31,6 +36,8 @@ class LastClaim(Struct):
     capabilities: list[str]
     tasks: int                          # that it got
     why_none: str | None                # why it got none, if it was told
+    process: str | None                 # where it ran, as it said: host and pid
+    gone_at: datetime | None            # when it hung up or lost a lease; null if it has asked since
 
 
 class WorkerRecord(Struct):
@@ -48,12 +55,14 @@ class WorkerRecord(Struct):
     expired: int
     released: int
     claims: list[LastClaim]             # its last profiles, the latest first
+    state: WorkerState
+    process: str | None                 # of its latest claim
 
 
 class Workers(Struct):
     """A page of workers, in the order of their kinds and ids."""
 
-    columns = "worker last_seen_at last_claim_at holding leased completed failed expired released claims"
+    columns = "worker state process last_seen_at last_claim_at holding leased completed failed expired released claims"
     workers: list[WorkerRecord]
     next_cursor: str | None = None
     cursor: str | None = None

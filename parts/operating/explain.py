@@ -25,7 +25,6 @@ from asyncgate.parts.model.overdue import alive, is_lost
 from asyncgate.parts.model.pausing import Pause, find_pauses
 from asyncgate.parts.model.queries import AheadOf, InstanceOf, ReceiptFilter, UnsentOf, WorkerFilter
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
-from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     ACTIVE,
     TERMINAL,
@@ -55,8 +54,8 @@ from asyncgate.parts.model.wire_workers import (
 from asyncgate.parts.model.words import begin_sentence, cut_line, say_count, say_length, say_list, say_times
 from asyncgate.parts.operating import pausing, workers
 from asyncgate.parts.operating.pausing import describe_pause
-from asyncgate.parts.operating.workers import count_holdings
-from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, decode_claims
+from asyncgate.parts.operating.workers import count_holdings, find_patience, find_silence
+from asyncgate.parts.process.presence import decode_claims
 
 MOST_AHEAD = 1000           # tasks before it that are counted
 MOST_ASKED = 100            # workers looked at, the last that asked
@@ -65,7 +64,6 @@ MOST_EVIDENCE = 5           # workers, and receipts, in one evidence
 MOST_NAMED = 3              # workers in one sentence
 MOST_SAID = 200             # letters of an error or a reason in a summary
 MOST_REASON = 8_000         # and in its evidence; get_task has the whole error
-SLACK_SECONDS = 60.0        # after which a worker that could wait no longer counts as one that no longer asks
 WAIT_SECONDS = 30
 
 
@@ -116,7 +114,7 @@ class Facts(Struct, kw_only=True):
     @property
     def asking(self) -> list[Able]:
         """Return those who can do the task and ask for work."""
-        return [(row, claim) for row, claim in self.able if claim.at > self.now - self.patience]
+        return [(row, claim) for row, claim in self.able if claim.asks(self.now - self.patience)]
 
     @property
     def busy(self) -> list[Able]:
@@ -132,25 +130,11 @@ class Facts(Struct, kw_only=True):
     def holders(self) -> list[Able]:
         """Return those who can do the task, ask for nothing, and hold leases."""
         return [(row, claim) for row, claim in self.able
-                if claim.at <= self.now - self.patience and self.holding.get((row.kind, row.id))]
+                if not claim.asks(self.now - self.patience) and self.holding.get((row.kind, row.id))]
 
     def count_leases(self, workers: list[Able]) -> int:
         """Return how many leases workers have together."""
         return sum(self.holding[row.kind, row.id] for row, _ in workers)
-
-
-def find_patience(settings: Settings) -> float:
-    """Return the seconds after which a worker that has not asked for tasks again asks for none."""
-    return settings.max_wait_seconds + STORED_EVERY_SECONDS + SLACK_SECONDS
-
-
-def find_silence(settings: Settings) -> float:
-    """Return the seconds without a call after which a worker that holds leases gives no sign of life.
-
-    Whoever lives renews a lease after a third of it.
-    """
-    renewal = settings.default_lease_ttl_seconds / 3
-    return max(find_patience(settings), renewal + STORED_EVERY_SECONDS + SLACK_SECONDS)
 
 
 # The causes.  Each is a pure function of the facts.

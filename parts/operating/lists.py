@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from msgspec import UNSET
+
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.model.naming import read_principal
 from asyncgate.parts.model.overdue import has_passed
-from asyncgate.parts.model.queries import ObligationFilter, ScheduleFilter
-from asyncgate.parts.model.stored import Receipt, Schedule
+from asyncgate.parts.model.queries import ObligationFilter, Rows, ScheduleFilter
+from asyncgate.parts.model.stored import Obligation, Receipt, Schedule
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.model.wire_operating import (
@@ -14,11 +18,13 @@ from asyncgate.parts.model.wire_operating import (
     ListObligations,
     ListSchedules,
     OpenObligation,
+    Owed,
     ScheduleRecord,
     Schedules,
 )
 
 MISSED_RUNS = 2         # H.7.4
+MOST_OWED = 10_000   # obligations that are counted
 
 
 async def list_schedules(engine: Engine, caller: Caller, ask: ListSchedules) -> Schedules:
@@ -55,7 +61,15 @@ async def list_obligations(engine: Engine, caller: Caller, ask: ListObligations)
     rows = await engine.backend.page(caller.tenant_id, ObligationFilter(to, after, limit + 1))
     ends = engine.seal_cursors(caller, [row.receipt_id for row in rows], limit, ask.cursor, *mark)
     now = engine.backend.now()
-    return AllObligations([show_obligation(row, now) for row in rows[:limit]], *ends)
+    owed = await count_owed(engine, caller.tenant_id) if ask.count else UNSET
+    return AllObligations([show_obligation(row, now) for row in rows[:limit]], *ends, owed)
+
+
+async def count_owed(engine: Engine, tenant_id: str) -> list[Owed]:
+    """Return how much is owed to whom, the most first, among the first obligations."""
+    rows = await engine.backend.page(tenant_id, Rows(Obligation, "", MOST_OWED + 1))
+    counts = Counter((row.to_kind, row.to_id) for row in rows[:MOST_OWED])
+    return [Owed(Principal(*who), count, len(rows) > MOST_OWED) for who, count in counts.most_common()]
 
 
 def show_obligation(row: Receipt, now: float) -> OpenObligation:

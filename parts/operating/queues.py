@@ -12,9 +12,9 @@ from asyncgate.parts.model.errors import QueueNotFound
 from asyncgate.parts.model.queries import QueueFilter
 from asyncgate.parts.model.stored import Queue
 from asyncgate.parts.model.wire_operating import GetQueue, ListQueues, QueueRecord, Queues
-from asyncgate.parts.operating.explain import Claimant, find_able, find_patience, find_silence, read_asked
+from asyncgate.parts.operating.explain import Claimant, find_able, read_asked
 from asyncgate.parts.operating.traffic import Flows, read_flows
-from asyncgate.parts.operating.workers import count_holdings
+from asyncgate.parts.operating.workers import count_holdings, find_patience, find_silence
 
 
 async def list_queues(engine: Engine, caller: Caller, ask: ListQueues) -> Queues:
@@ -28,7 +28,7 @@ async def list_queues(engine: Engine, caller: Caller, ask: ListQueues) -> Queues
     place = engine.open_cursor(caller, ask.cursor, *mark)
     rows = await engine.backend.page(caller.tenant_id, QueueFilter(ask.type, None, read_place(place), limit + 1))
     ends = engine.seal_cursors(caller, [f"{row.lane} {row.type}" for row in rows], limit, ask.cursor, *mark)
-    return Queues(await show_queues(engine, caller.tenant_id, rows[:limit]), *ends)
+    return Queues(await show_queues(engine, caller.tenant_id, rows[:limit], ask.minutes), *ends)
 
 
 def read_place(place: str | None) -> tuple[str, int] | None:
@@ -50,13 +50,13 @@ async def get_queue(engine: Engine, caller: Caller, ask: GetQueue) -> QueueRecor
     if not rows:
         raise QueueNotFound(f"no queue {ask.queue_id} has had a task in the last hour; list_queues shows those that "
                             "had")
-    return (await show_queues(engine, caller.tenant_id, rows))[0]
+    return (await show_queues(engine, caller.tenant_id, rows, ask.minutes))[0]
 
 
-async def show_queues(engine: Engine, tenant_id: str, rows: list[Queue]) -> list[QueueRecord]:
+async def show_queues(engine: Engine, tenant_id: str, rows: list[Queue], minutes: int) -> list[QueueRecord]:
     """Show queues, with what happened in them and how many workers can take their tasks."""
     now = engine.backend.now()
-    flows = await read_flows(engine, tenant_id, {row.lane for row in rows}, now)
+    flows = await read_flows(engine, tenant_id, {row.lane for row in rows}, now, minutes)
     asked = await read_active(engine, tenant_id, now) if rows else []
     return [show_queue(row, now, asked, flows[row.lane]) for row in rows]
 
@@ -67,7 +67,7 @@ async def read_active(engine: Engine, tenant_id: str, now: float) -> list[Claima
     patience, silence = find_patience(engine.settings), find_silence(engine.settings)
     holding = await count_holdings(engine, tenant_id, [row for row, _ in asked], 1)
     return [(row, claims) for row, claims in asked
-            if (row.claimed_at or 0.0) > now - patience
+            if any(claim.asks(now - patience) for claim in claims)
             or (row.last_seen_at > now - silence and holding.get((row.kind, row.id)))]
 
 
@@ -77,7 +77,8 @@ def show_queue(row: Queue, now: float, asked: list[Claimant], flows: Flows) -> Q
     waits = max(now - row.oldest_at, 0.0) if row.oldest_at is not None else None
     return QueueRecord(write_queue_id(row.lane), row.type, needed, row.queued - row.delayed, row.delayed,
                        row.more_delayed, row.held, row.leased, waits,
-                       len(find_able(row.type, frozenset(needed), asked)), flows.minute, flows.hour)
+                       len(find_able(row.type, frozenset(needed), asked)), flows.minute, flows.hour,
+                       flows.by_minute)
 
 
 def write_queue_id(lane: int) -> str:

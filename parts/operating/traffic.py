@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from asyncgate import Caller, Engine, Extension, Work
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import TERMINAL, Traffic, export_key
 from asyncgate.parts.model.wire import Ask
-from asyncgate.parts.model.wire_operating import Flow
+from asyncgate.parts.model.wire_operating import Flow, Series
 
 HOUR = 60           # minutes
 STARTED, ENDED, FAILED, EXPIRED = range(4)
@@ -133,12 +133,14 @@ class Flows(Struct):
 
     minute: Flow
     hour: Flow
+    by_minute: Series | UnsetType
 
 
-async def read_flows(engine: Engine, tenant_id: str, lanes: set[int], now: float) -> dict[int, Flows]:
+async def read_flows(engine: Engine, tenant_id: str, lanes: set[int], now: float, minutes: int) -> dict[int, Flows]:
     """Return what happened in some queues; of other processes what they have stored, of this one all."""
     minute, share = int(now // 60), 1 - now % 60 / 60       # of the oldest minute that counts
     parts: dict[int, dict[str, list[float]]] = {lane: {"minute": [0.0] * 4, "hour": [0.0] * 4} for lane in lanes}
+    series = {lane: Series(*([0] * minutes for _ in range(4))) for lane in lanes} if minutes else {}
     async for row in iterate_recent(engine, tenant_id, minute):
         age = minute - int(row.minute)
         weights = {"minute": 1.0 if age <= 0 else share if age == 1 else 0.0, "hour": share if age >= HOUR else 1.0}
@@ -147,8 +149,16 @@ async def read_flows(engine: Engine, tenant_id: str, lanes: set[int], now: float
             for span, weight in weights.items():
                 parts[lane][span] = [have + weight * more
                                      for have, more in zip(parts[lane][span], counted[lane], strict=True)]
-    return {lane: Flows(*(Flow(*map(round, spans[span])) for span in ("minute", "hour")))
+            if 0 <= age < minutes:
+                add_minute(series[lane], age, counted[lane])
+    return {lane: Flows(Flow(*map(round, spans["minute"])), Flow(*map(round, spans["hour"])), series.get(lane, UNSET))
             for lane, spans in parts.items()}
+
+
+def add_minute(series: Series, age: int, counted: tuple[int, int, int, int]) -> None:
+    """Add what one process has counted in a minute."""
+    for numbers, more in zip((series.started, series.ended, series.failed, series.expired), counted, strict=True):
+        numbers[-1 - age] += more
 
 
 async def iterate_recent(engine: Engine, tenant_id: str, minute: int) -> AsyncIterator[Traffic]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.model.naming import read_principal
 from asyncgate.parts.model.queries import HoldingsOf, WorkerFilter
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Claimed, Presence
-from asyncgate.parts.model.views import to_utc
+from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Principal
-from asyncgate.parts.model.wire_workers import LastClaim, ListWorkers, WorkerRecord, Workers
-from asyncgate.parts.process.presence import decode_claims
+from asyncgate.parts.model.wire_workers import LastClaim, ListWorkers, WorkerRecord, Workers, WorkerState
+from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, decode_claims
 
 MOST_HELD = 1000        # leases of a worker that are counted
+SLACK_SECONDS = 60.0        # after which a worker that could wait no longer counts as one that no longer asks
 
 
 async def list_workers(engine: Engine, caller: Caller, ask: ListWorkers) -> Workers:
@@ -31,7 +33,8 @@ async def list_workers(engine: Engine, caller: Caller, ask: ListWorkers) -> Work
             else await read_worker(engine, caller.tenant_id, who))
     ends = engine.seal_cursors(caller, [f"{row.kind} {row.id}" for row in rows], limit, ask.cursor, *mark)
     held = await count_holdings(engine, caller.tenant_id, rows[:limit], MOST_HELD)
-    return Workers([show_worker(row, held[row.kind, row.id]) for row in rows[:limit]], *ends)
+    shown = [show_worker(row, held[row.kind, row.id], engine.settings, engine.backend.now()) for row in rows[:limit]]
+    return Workers(shown, *ends)
 
 
 async def read_workers(engine: Engine, tenant_id: str, after: tuple[str, str], limit: int) -> list[Presence]:
@@ -61,17 +64,40 @@ async def count_holdings(engine: Engine, tenant_id: str, rows: list[Presence], m
     return {(one.kind, one.id): one.leases for one in found}
 
 
-def show_worker(row: Presence, holding: int) -> WorkerRecord:
+def show_worker(row: Presence, holding: int, settings: Settings, now: float) -> WorkerRecord:
     """Show a worker."""
-    claims = [show_claim(claim) for claim in decode_claims(row.claims)]
+    claims = decode_claims(row.claims)
     return WorkerRecord(Principal(row.kind, row.id, row.instance_id), to_utc(row.first_seen_at),
-                        to_utc(row.last_seen_at), row.sessions, claims[0].claimed_at, holding, row.leased,
-                        row.completed, row.failed, row.expired, row.released, claims)
+                        to_utc(row.last_seen_at), row.sessions, to_utc(claims[0].at), holding, row.leased,
+                        row.completed, row.failed, row.expired, row.released, [show_claim(claim) for claim in claims],
+                        judge_worker(row, claims, holding, settings, now), claims[0].process)
+
+
+def judge_worker(row: Presence, claims: list[Claimed], holding: int, settings: Settings, now: float) -> WorkerState:
+    """Tell whether a worker works, asks for tasks, or does neither."""
+    if holding and row.last_seen_at > now - find_silence(settings):
+        return "working"
+    return "idle" if any(claim.asks(now - find_patience(settings)) for claim in claims) else "silent"
+
+
+def find_patience(settings: Settings) -> float:
+    """Return the seconds after which a worker that has not asked for tasks again asks for none."""
+    return settings.max_wait_seconds + STORED_EVERY_SECONDS + SLACK_SECONDS
+
+
+def find_silence(settings: Settings) -> float:
+    """Return the seconds without a call after which a worker that holds leases gives no sign of life.
+
+    Whoever lives renews a lease after a third of it.
+    """
+    renewal = settings.default_lease_ttl_seconds / 3
+    return max(find_patience(settings), renewal + STORED_EVERY_SECONDS + SLACK_SECONDS)
 
 
 def show_claim(claim: Claimed) -> LastClaim:
     """Show a claim."""
-    return LastClaim(to_utc(claim.at), claim.types, claim.capabilities, claim.given, claim.why)
+    return LastClaim(to_utc(claim.at), claim.types, claim.capabilities, claim.given, claim.why, claim.process,
+                     to_utc_or_none(claim.gone_at))
 
 
 OPERATIONS = [

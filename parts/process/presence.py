@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -40,6 +43,7 @@ class Sighting(Struct):
     instances: dict[str | None, tuple[float, float]] = {}   # when each was first and last seen
     claims: dict[Profile, Claimed] = {}                     # its last claim with each profile
     steps: dict[str, int] = {}                              # number of leases granted ("leased"), and ended in each way
+    gone_at: float | None = None                            # when it last hung up while a claim waited, or lost a lease
 
 
 class Sightings:
@@ -50,6 +54,8 @@ class Sightings:
         self.calls: list[tuple[str, Principal, float]] = []     # tenant, caller, and time by this process's own clock
         self.claims: list[tuple[str, Principal, LeaseNext, Offers, float]] = []
         self.leases: list[tuple[str, Iterable[Lease], float]] = []      # changed by a committed batch, and its time
+        self.waiting = Counter[tuple[str, str, str]]()          # claims of each worker that wait now
+        self.hangups: list[tuple[str, Principal, float]] = []   # workers whose last waiting claim was broken off
         self.fresh: dict[tuple[str, str, str], Sighting] = {}
         self.leaving = self.fresh       # the sightings that upkeep is storing now
         self.letters = 0                # of all noted claims
@@ -60,10 +66,26 @@ class Sightings:
         if len(self.claims) >= MOST_CALLS:
             self.count()
 
+    @contextlib.contextmanager
+    def watch_claim(self, tenant_id: str, worker: Principal) -> Iterator[None]:
+        """Note it if the worker hangs up while its claim waits: a killed one does, long before it would ask again."""
+        key = tenant_id, worker.kind, worker.id
+        self.waiting[key] += 1
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.waiting[key] == 1:      # else another process of this worker waits
+                self.hangups.append((tenant_id, worker, time.time() + self.clock.skew))
+            raise
+        finally:
+            self.waiting[key] -= 1
+            if not self.waiting[key]:
+                del self.waiting[key]
+
     def count(self) -> None:
         """Count what is noted; convert its times to the database's clock."""
-        calls, claims, leases = self.calls, self.claims, self.leases
-        self.calls, self.claims, self.leases = [], [], []
+        calls, claims, leases, hangups = self.calls, self.claims, self.leases, self.hangups
+        self.calls, self.claims, self.leases, self.hangups = [], [], [], []
         ahead = self.clock.now() - self.clock.skew - time.time()
         for tenant_id, who, at in calls:
             self._count(tenant_id, who, at + ahead)
@@ -72,6 +94,8 @@ class Sightings:
         for tenant_id, leased, now in leases:
             for lease in leased:
                 self._count_lease(tenant_id, lease, now)
+        for tenant_id, worker, at in hangups:
+            self._count_gone(tenant_id, worker, at + ahead)
 
     def _sighting(self, tenant_id: str, who: Principal) -> Sighting | None:
         """Return the sighting of a principal; None when there is no room for another one."""
@@ -93,12 +117,12 @@ class Sightings:
         given = len(offers.tasks)
         profile = (ask.accept_types or None, ask.capabilities or None)
         if (known := sighting.claims.pop(profile, None)) is None:
-            known = Claimed(now, sorted(ask.accept_types or ()), sorted(ask.capabilities or ()))
+            known = Claimed(now, sorted(ask.accept_types or ()), sorted(ask.capabilities or ()), process=ask.process)
             self.letters += known.letters
             if self.letters > MOST_CLAIMED:
                 return
         why = None if given or not offers.warnings else offers.warnings[0]
-        sighting.claims[profile] = replace(known, at=now, given=given, why=why)     # the latest at the end
+        sighting.claims[profile] = replace(known, at=now, given=given, why=why, process=ask.process)  # latest last
         while len(sighting.claims) > MOST_PROFILES:
             del sighting.claims[next(iter(sighting.claims))]
 
@@ -107,6 +131,12 @@ class Sightings:
             self._count_step(tenant_id, lease.worker, "leased")
         if lease.ending in COUNTED:
             self._count_step(tenant_id, lease.worker, lease.ending)
+        if lease.ending == "expired" and not self.waiting[tenant_id, lease.worker_kind, lease.worker_id]:
+            self._count_gone(tenant_id, lease.worker, now)
+
+    def _count_gone(self, tenant_id: str, worker: Principal, now: float) -> None:
+        if (sighting := self._sighting(tenant_id, worker)) is not None:
+            sighting.gone_at = max(now, sighting.gone_at or now)
 
     def _count_step(self, tenant_id: str, worker: Principal, step: str) -> None:
         if (sighting := self._sighting(tenant_id, worker)) is not None:
@@ -163,7 +193,14 @@ def add_sighting(known: Presence | None, who: Principal, sighting: Sighting) -> 
     first = claims[0].at if claims else 0.0     # a claim is a call, too, but may have been noted just before it
     known = known or Presence(who.kind, who.id, None, first, first, 0)
     steps = {name: getattr(known, name) + number for name, number in sighting.steps.items()}
-    return add_claims(replace(known, **steps), claims)
+    known = add_claims(replace(known, **steps), claims)
+    return known if sighting.gone_at is None else mark_gone(known, sighting.gone_at)
+
+
+def mark_gone(known: Presence, at: float) -> Presence:
+    """Mark the claims of a worker that are older than its disappearance."""
+    claims = [replace(claim, gone_at=at) if claim.at <= at else claim for claim in decode_claims(known.claims)]
+    return replace(known, claims=msgspec.json.encode(claims).decode())
 
 
 def add_visit(known: Presence | None, who: Principal, first: float, last: float) -> Presence:

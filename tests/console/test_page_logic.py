@@ -28,7 +28,7 @@ def run(module: str, script: str) -> Any:
 
 WORKERS = """
 const worker = (id, asked, claims, holding = 0) => ({worker: {kind: "worker", id}, holding,
-  last_claim_at: new Date(now - asked * 1000).toISOString(),
+  state: asked > 120 ? "silent" : holding ? "working" : "idle",
   claims: claims.map(([accept_types, capabilities]) => ({accept_types, capabilities}))});
 const queue = {type: "ocr", capabilities: ["gpu", "ocr"]};
 """
@@ -50,7 +50,7 @@ def test_workers_are_split_into_those_who_can_and_the_others_and_silent_ones_com
           worker("kept", 1, [[[], ["gpu", "ocr"]]]), worker("free", 1, [[[], ["gpu", "ocr"]]]),
           worker("other", 1, [[[], []]])];
         const pauses = [{type: null, capabilities: null, worker: "kept", whole_tenant: false}];
-        const {able, others} = its.splitWorkers(all, queue, pauses, now);
+        const {able, others} = its.splitWorkers(all, queue, pauses);
         return [able, others].map(some => some.map(one => `${one.worker.id} ${one.state}`));""")
 
     assert told == [["free idle", "busy working", "kept paused", "gone silent"], ["other idle"]]

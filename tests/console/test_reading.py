@@ -133,14 +133,21 @@ def test_an_export_says_that_the_page_has_not_read_all(chromium: Chromium, conso
     assert item.inner_text() == f"CSV: only the {rows} rows read so far"
 
 
-def test_the_last_attempts_say_how_far_back_they_go(chromium: Chromium, console: Console, gate_to_read: Filled) -> None:
-    tasks = gate_to_read.call("list_tasks", limit=1)["tasks"] * 100
-    console.page.route("**/v1/tasks?*", lambda route: route.fulfill(json={"tasks": tasks}))
-    console.page.route("**/v1/receipts?*", lambda route: route.fulfill(json={"receipts": []}))
+def test_the_last_attempts_are_the_newest_however_many_leases_there_were(
+        chromium: Chromium, open_console: OpenConsole, gate_to_change: Filled) -> None:
+    made = gate_to_change.call("create_task", type="often", payload=None, agent_id="ada", task_summary="The newest")
+    leases = range(1, 1006)      # a page reads 1,000 rows of a list at most
+    for fence in leases:
+        [offer] = gate_to_change.call("lease_next", worker_id="w", accept_types=["often"])["tasks"]
+        assert offer["fence"] == fence
+        gate_to_change.call("release_lease", worker_id="w", task_id=made["task_id"], lease_id=offer["lease_id"])
+    console = open_console(gate_to_change)
 
     console.visit("workers")
 
-    console.page.get_by_text("No lease was granted since the newest 100 tasks were created").wait_for()
+    first = console.page.get_by_role("region", name="Last attempts").locator("tr[data-row]").first
+    first.get_by_text("The newest").wait_for()
+    assert first.locator("[data-title=Attempt]").inner_text() == "1,005"
 
 
 def test_what_is_on_hold_is_counted_in_all_queues_of_many(

@@ -215,6 +215,19 @@ class Presentable(Story):
     async def stranger(self) -> None:
         """There is nobody else."""
 
+    async def running(self) -> None:
+        """Tasks that ended in the last hour, those that workers hold now, and their signs of life."""
+        for minute in range(50, 10, -1):
+            await self.ago(60 * minute)
+            for number in range((5, 3, 2, 0, 1, 4, 2)[minute % 7]):
+                await self.create("page.read", "linus", json.dumps({"doc": 100 * minute + number}))
+                await self.finish(f"reader-{number % 3 + 1}", "page.read")
+        await super().running()
+        await self.ago(0)
+        for number in (1, 2):
+            await self.served.post("/v1/leases/claim", {
+                "worker_id": f"reader-{number}", "accept_types": ["page.read"], "process": f"web-{number}:4711"})
+
 
 async def fill_gate(url: str, tell: type[Story] = Story) -> None:
     """Fill an empty database."""

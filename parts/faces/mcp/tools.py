@@ -93,13 +93,16 @@ def make_input_schema(op: Any) -> JsonObject:
     return {**schema, "properties": properties, "required": required}
 
 
+FOR_PROGRAMS = frozenset({"process", "newest"})     # arguments that no model needs
+
+
 def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
     """Return the schema of a tool's arguments, reduced to what a model needs.
 
     It omits other spellings of the caller's name (all spellings if the credential names the caller), limits that no
     sensible call reaches, and the fact that null means absent.  The gate still accepts all arguments.
     """
-    hidden = {*(ASKER_ARGUMENTS if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
+    hidden = {*FOR_PROGRAMS, *(ASKER_ARGUMENTS if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
     schema: JsonObject = shorten_schema(make_input_schema(op), hidden)
     for name in schema["properties"].keys() & ASKER_ARGUMENTS.keys() if issubclass(op.takes, ASKING) else ():
         schema["properties"][name]["description"] = ASKER_ARGUMENTS[name]

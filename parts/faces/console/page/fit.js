@@ -1,8 +1,5 @@
 // Who can take what: the gate's rules of claims, applied to what list_workers and list_pauses say.  Pure.
 
-/** A worker is silent after this time without a claim: as long as a claim may wait, and a minute and a half more. */
-export const SILENT_SECONDS = 120;
-
 /** Return what keeps one of a worker's last claims from a queue: null, or `{type, missing}` of the nearest one. */
 export function findLack(worker, queue) {
   const lacks = worker.claims.map((claim) => ({
@@ -23,11 +20,10 @@ function isSameSet(some, others) {
   return [...some].sort().join("\n") === [...others].sort().join("\n");
 }
 
-/** Return the state of a worker: paused, working, idle or silent. */
-export function stateOf(worker, pauses, now) {
-  if (pauses.some((pause) => pause.whole_tenant || pause.worker === worker.worker.id)) return "paused";
-  if (worker.holding > 0) return "working";
-  return now - Date.parse(worker.last_claim_at) > SILENT_SECONDS * 1000 ? "silent" : "idle";
+/** Return the state of a worker: paused, or else as the gate judges it: working, idle or silent. */
+export function stateOf(worker, pauses) {
+  if (worker.state === "silent") return "silent";
+  return pauses.some((pause) => pause.whole_tenant || pause.worker === worker.worker.id) ? "paused" : worker.state;
 }
 
 /** Return the tone of the badge that shows a worker's state. */
@@ -36,9 +32,9 @@ export function toneOf(state) {
 }
 
 /** Split workers into those that can take a queue's tasks and the others, with what these lack; silent ones last. */
-export function splitWorkers(workers, queue, pauses, now) {
+export function splitWorkers(workers, queue, pauses) {
   const order = ["idle", "working", "paused", "silent"];
-  const judge = (worker) => ({...worker, state: stateOf(worker, pauses, now), lack: findLack(worker, queue)});
+  const judge = (worker) => ({...worker, state: stateOf(worker, pauses), lack: findLack(worker, queue)});
   const known = workers.map(judge).sort((one, other) => order.indexOf(one.state) - order.indexOf(other.state));
   return {able: known.filter((one) => !one.lack), others: known.filter((one) => one.lack)};
 }
@@ -57,10 +53,16 @@ function sumLanes(type, lanes) {
     lanes.reduce((total, one) => total + one[time][name], 0)]));
   const waits = lanes.map((one) => one.oldest_wait_seconds).filter((one) => one !== null);
   return {queue_id: `all ${type}`, type, lanes: lanes.length, capabilities: [], workers: null,
-    claimable: sum("claimable"), leased: sum("leased"), held: sum("held"),
+    by_minute: sumMinutes(lanes), claimable: sum("claimable"), leased: sum("leased"), held: sum("held"),
     delayed: sum("delayed"), delayed_at_least: lanes.some((one) => one.delayed_at_least),
     oldest_wait_seconds: waits.length ? Math.max(...waits) : null,
     last_minute: flow("last_minute"), last_hour: flow("last_hour")};
+}
+
+function sumMinutes(lanes) {
+  const all = lanes.map((one) => one.by_minute).filter(Boolean);
+  return all.length ? Object.fromEntries(Object.keys(all[0]).map((name) => [name,
+    all[0][name].map((none, at) => all.reduce((total, one) => total + one[name][at], 0))])) : undefined;
 }
 
 const SAMPLE_MS = 5000;

@@ -3,6 +3,7 @@
 import {h} from "./dom.js";
 import {link} from "./route.js";
 import {copy} from "./share.js";
+import {sayNumber} from "./words.js";
 
 /** Show a status with its colour and its word. */
 export function badge(status, tone = status) {
@@ -50,12 +51,12 @@ export function say(text) {
 
 /** Say below a list that it is not whole. */
 export function sayThereAreMore(rows, what) {
-  return h("p", {class: "quiet"}, `These are the first ${rows.length} ${what}; there are more.`);
+  return h("p", {class: "quiet"}, `These are the first ${sayNumber(rows.length)} ${what}; there are more.`);
 }
 
 /** Show a number with a word under it. */
 export function tile(value, label, {href, tone, onclick} = {}) {
-  const content = [h("strong", null, value), h("span", null, label)];
+  const content = [h("strong", null, sayNumber(value)), h("span", null, label)];
   const shown = `tile ${tone ?? ""}`;
   return href ? h("a", {class: shown, href, onclick}, content) : h("div", {class: shown}, content);
 }
@@ -78,7 +79,8 @@ export function meter(title, used, most) {
   if (used === null || used === undefined) return null;
   const bounded = most >= 0;
   return h("div", {key: title},
-    h("span", null, title), h("span", null, bounded ? `${used} of ${most}` : `${used}, no limit`),
+    h("span", null, title), h("span", null, bounded ? `${sayNumber(used)} of ${sayNumber(most)}`
+      : `${sayNumber(used)}, no limit`),
     bounded && h("meter", {"aria-label": title, min: 0, max: most || 1, high: most * 0.8, optimum: 0,
       value: Math.min(used, most)}));
 }
@@ -105,11 +107,11 @@ export function chart(samples, label, {key, usual = null} = {}) {
   if (samples.length < 2) points.unshift(`0,${y(numbers[0])}`);
   const says = `${label}: now ${last}, at most ${Math.max(...numbers)}, at least ${Math.min(...numbers)}`;
   const mean = usual === null ? "" : `; mean of the hour ${usual < 10 ? usual.toFixed(1) : Math.round(usual)}`;
-  return h("figure", {class: "chart", key}, h("figcaption", null, label, h("strong", null, last)),
+  return h("figure", {class: "chart", key}, h("figcaption", null, label, h("strong", null, sayNumber(last))),
     h("svg", {viewBox: "0 0 100 50", preserveAspectRatio: "none", role: "img", "aria-label": says},
       usual === null ? null : h("line", {x1: 0, x2: 100, y1: y(usual), y2: y(usual)}),
       h("polyline", {points: points.join(" "), fill: "none"})),
-    h("p", {class: "quiet"}, `0 to ${most}${mean}`));
+    h("p", {class: "quiet"}, `0 to ${sayNumber(most)}${mean}`));
 }
 
 /** Show the text filter of a view; it is the parameter `q` of the address. */

@@ -3,6 +3,7 @@
 import {h} from "./dom.js";
 import {download, menu, writeCsv} from "./share.js";
 import {writeJson} from "./exact.js";
+import {sayNumber} from "./words.js";
 
 const SPARE_ROWS = 12;          // above and below what is in sight
 const FEW_ROWS = 60;            // so few rows are all drawn, without a window
@@ -55,8 +56,13 @@ export function table(page, {name, caption, columns, rows, key, open, selected, 
         {key: key(row), "data-row": "", "aria-rowindex": from + at + 2, class: mark?.(row)},
         selected && h("td", {class: "pick"}, box(`Select ${key(row)}`, selected.has(key(row)), () => pick(key(row)))),
         columns.map((column, index) => h("td", {class: classOf(column), "data-title": column.title},
-          index === 0 && open ? h("a", {href: open(row), class: "row-link"}, column.show(row)) : column.show(row))))),
+          index === 0 && open ? h("a", {href: open(row), class: "row-link"}, showCell(column, row))
+            : showCell(column, row))))),
       gap(rows.length - to, "after")));
+}
+
+function showCell(column, row) {
+  return column.number ? sayNumber(column.show(row)) : column.show(row);
 }
 
 function classOf({wide, widest, number, grow, whole}) {

@@ -36,6 +36,13 @@ const HOLDS = {
 };
 const ANY = {accept_types: "any type", capabilities: "nothing", needed: "nothing", missing: "nothing"};
 
+const numbers = new Intl.NumberFormat();
+
+/** Say a number with the separators of the reader's language; other values stay as they are. */
+export function sayNumber(value) {
+  return typeof value === "number" ? numbers.format(value) : value;
+}
+
 const plain = (code) => String(code).replaceAll("_", " ");
 
 /** Say a cause; a code that is unknown here is said as it is. */

@@ -12,6 +12,7 @@ import {copyMenu} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {askToAttach, askToCancel} from "../task_questions.js";
 import {sayLength, secondsSince, when} from "../time.js";
+import {sayNumber} from "../words.js";
 import {look} from "./inbox_look.js";
 
 const PAGE = 200;
@@ -66,7 +67,6 @@ export async function load(page) {
     await pages.look({}, same ? local["table owed"] : {});
     if (values.type) await readType(page, pages, values.type);
     Object.assign(local, {key, values, pages});     // what was shown stays until the new rows are there
-    if (!values.to && values.olderThan === undefined) countPeople(local);
   }
   return {values: local.values ?? {}, problems};
 }
@@ -129,12 +129,15 @@ async function readType(page, pages, type) {
   }
 }
 
-function countPeople(local) {
-  const {rows, done} = local.pages;
-  const counts = new Map();
-  for (const row of rows) counts.set(nameOf(row.to), (counts.get(nameOf(row.to)) ?? 0) + 1);
-  const people = [...counts].sort(([, one], [, other]) => other - one);
-  Object.assign(local, {people, whole: done, all: rows.length});
+function sayOwed(some) {
+  const sum = some.reduce((total, one) => total + one.open, 0);
+  return `${sayNumber(sum)}${some.some((one) => one.at_least) ? "+" : ""}`;
+}
+
+// The gate counts what is owed to whom: a list has only its beginning.
+function readOwed(page) {
+  const read = () => page.call("list_obligations", {limit: 1, count: true});
+  return page.may("list_obligations") ? known(page, "owed", read).value?.owed_to : null;
 }
 
 export function concerns(event, page) {
@@ -293,16 +296,17 @@ function showTiles(page, rows) {
   const {pages} = page.local;
   const mine = me();
   const age = rows.length ? secondsSince(rows[0].created_at, page.now()) : null;
-  const owed = mine && page.may("list_obligations")
-    && known(page, "mine", () => page.call("list_obligations", {...callOf(mine), limit: PAGE})).value;
+  const owed = readOwed(page);
+  const isWhole = owed && !page.params.q;
   const held = readQueues(page);
   const count = held && held.rows.reduce((sum, one) => sum + one.held, 0);
   return h("div", {class: "tiles", key: "tiles"},
-    tile(`${rows.length}${pages && !pages.done ? "+" : ""}`, page.params.q ? "owed, as filtered" : sayWhose(page)),
+    tile(isWhole ? sayOwed(owed) : `${sayNumber(rows.length)}${pages && !pages.done ? "+" : ""}`,
+      page.params.q ? "owed, as filtered" : sayWhose(page)),
     tile(age === null ? "–" : sayLength(age), "the oldest", {tone: age > 3600 ? "warning" : ""}),
-    owed && tile(`${owed.obligations.length}${owed.next_cursor ? "+" : ""}`, `owed to ${mine.id}`,
+    owed && mine && tile(sayOwed(owed.filter(({to}) => nameOf(to) === nameOf(mine))), `owed to ${mine.id}`,
       {href: link(["inbox"], {q: withWord("", "to", nameOf(mine))})}),
-    held && tile(`${count}${held.more ? "+" : ""}`, page.params.q ? "on hold in all" : "on hold",
+    held && tile(`${sayNumber(count)}${held.more ? "+" : ""}`, page.params.q ? "on hold in all" : "on hold",
       {href: link(["tasks"], {q: "held:yes"}), tone: count ? "warning" : ""}),
     look.tile(page));
 }
@@ -313,14 +317,14 @@ function sayWhose(page) {
 }
 
 function showPeople(page, q, {to}) {
-  const {people = [], whole} = page.local;
+  const people = (readOwed(page) ?? []).map((one) => [nameOf(one.to), sayOwed([one])]);
   if (!page.may("list_obligations") || (!people.length && !to)) return null;
   const named = to ? nameOf(to) : null;
   const shown = people.slice(0, 8);
   const isShown = ([name]) => shown.some(([other]) => other === name);
   if (to && !isShown([named])) shown.unshift([named, ""]);
   const others = (to?.others ?? []).map((kind) => [`${kind}:${to.id}`, ""]).filter((one) => !isShown(one));
-  const showCount = (count) => count !== "" && h("span", {class: "quiet"}, ` ${count}${whole ? "" : "+"}`);
+  const showCount = (count) => count !== "" && h("span", {class: "quiet"}, ` ${count}`);
   const choices = [...shown, ...others].map(([name, count]) => [
     [say(name), showCount(count)], withWord(q, "to", name), name === named]);
   return filterChips(page, "Owed to", [["everybody", withWord(q, "to", null), !to], ...choices]);
@@ -356,7 +360,7 @@ function showCase(page, {key, row, type, status, held, more}) {
       h("span", {class: "quiet"}, who(row.to), " for ", sayLength(secondsSince(row.created_at, page.now())))),
     h("p", {class: problem ? "problem" : ""}, value ? say(value.summary) : problem ? problem.message : "…"),
     h("div", {class: "actions"}, taskDeeds(page, row.task_id, name),
-      more > 0 && h("a", {href: link(["tasks"], {q: alike})}, `and ${more} more of `, say(type))));
+      more > 0 && h("a", {href: link(["tasks"], {q: alike})}, `and ${sayNumber(more)} more of `, say(type))));
 }
 
 function nameTask(page, row) {
@@ -395,7 +399,8 @@ function showOwed(page, rows, {to, type}) {
       open: (row) => row.task_id ? link(["task", row.task_id]) : link(["schedules", row.schedule_id]),
       empty: sayEmpty(page, to, type)}),
     !pages.done && h("p", {class: "list-end quiet"},
-      type ? `Of the ${pages.rows.length} oldest that are owed. ` : `${rows.length} read so far. `,
+      type ? `Of the ${sayNumber(pages.rows.length)} oldest that are owed. `
+        : `${sayNumber(rows.length)} read so far. `,
       h("button", {onclick: read}, "Read more")));
 }
 

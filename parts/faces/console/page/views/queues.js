@@ -23,6 +23,9 @@ const STANDINGS = {
   waiting: (queue) => queue.claimable > 0, stuck: isStuck, paused: (queue, pauses) => isPaused(queue, pauses),
   held: (queue) => queue.held > 0, leased: (queue) => queue.leased > 0};
 
+const LIST_MINUTES = 30;     // that a line of the list draws
+const MINUTES = 60;
+const MINUTE_MS = 60000;
 const FEW = 5;      // how many queues that nobody can take the warning names
 
 // What this page has seen of each queue.  It outlives a visit, so that a look at one queue does not begin anew.
@@ -33,11 +36,11 @@ export async function load(page) {
   const [id] = page.parts;
   const {pauses} = page.may("list_pauses") ? await page.call("list_pauses") : {pauses: []};
   if (!id) {
-    const found = await callAll(page, "list_queues", "queues");
+    const found = await callAll(page, "list_queues", "queues", {minutes: LIST_MINUTES});
     for (const queue of found.rows) note(queue, page.now());
     return {...found, pauses};
   }
-  const queue = await page.call("get_queue", {queue_id: id});
+  const queue = await page.call("get_queue", {queue_id: id, minutes: MINUTES});
   note(queue, page.now());
   const [{queues}, workers] = await Promise.all([page.call("list_queues", {limit: 200, type: queue.type}),
     page.may("list_workers") ? callAll(page, "list_workers", "workers") : null]);
@@ -45,8 +48,7 @@ export async function load(page) {
 }
 
 function note(queue, now) {
-  const {claimable, leased, last_minute: {started, ended, failed, expired}} = queue;
-  addSample(samplesOf(queue), {at: now, claimable, leased, started, ended, lost: failed + expired});
+  addSample(samplesOf(queue), {at: now, claimable: queue.claimable});
 }
 
 function samplesOf({queue_id: id}) {
@@ -77,7 +79,7 @@ function listColumns(pauses) {
   return [
     {name: "type", title: "Type", grow: true, show: (queue) => nameQueue(queue)},
     {name: "claimable", title: "Waiting", number: true, show: (queue) => queue.claimable},
-    {name: "chart", title: "Lately", wide: true, value: () => null, show: (queue) => drawWaiting(queue)},
+    {name: "chart", title: "Ended by minute", wide: true, value: () => null, show: (queue) => drawEnded(queue)},
     {name: "oldest_wait_seconds", title: "Oldest waits", number: true, show: (queue) => sayWait(queue)},
     {name: "leased", title: "Leased", number: true, show: (queue) => queue.leased},
     {name: "delayed", title: "Delayed", number: true, wide: true, show: (queue) => sayDelayed(queue)},
@@ -112,9 +114,9 @@ function showStanding(queue, pauses) {
   return queue.workers || (queue.claimable ? badge("nobody", "warning") : h("span", {class: "quiet"}, "nobody"));
 }
 
-function drawWaiting(queue) {
-  const waited = queue.lanes ? [] : samplesOf(queue).map((one) => one.claimable);
-  return waited.length > 1 && sparkline(waited, `Waiting: ${waited.join(", ")}`);
+function drawEnded({by_minute: minutes}) {
+  return minutes?.ended.some(Boolean) && sparkline(minutes.ended,
+    `Ended in each of the last ${LIST_MINUTES} minutes: ${minutes.ended.join(", ")}`);
 }
 
 function showQueues({rows, more, pauses}, page) {
@@ -123,7 +125,6 @@ function showQueues({rows, more, pauses}, page) {
   const sum = (name) => queues.reduce((total, queue) => total + queue[name], 0);
   const columns = listColumns(pauses);
   const exported = [{name: "queue_id"}, {name: "capabilities"}, ...columns.filter((one) => one.name !== "chart")];
-  const began = () => sayClock(Math.min(...queues.map((queue) => samplesOf(queue)[0].at)), page.now());
   return [
     h("div", {class: "head"}, h("h1", null, "Queues"),
       h("div", {class: "actions"}, page.may("pause_work") && h("button", {onclick: () => askPause(page)}, "Pause …"),
@@ -140,7 +141,7 @@ function showQueues({rows, more, pauses}, page) {
       empty: page.params.q ? "No queue fits this filter." : NO_QUEUES}),
     more && sayThereAreMore(rows, "queues"),
     queues.length > 0 && h("p", {class: "quiet"},
-      `The small charts show what has waited since ${began()}, from 0 to the most.`)];
+      `The small charts show how many tasks ended in each of the last ${LIST_MINUTES} minutes, from 0 to the most.`)];
 }
 
 // Only a type is chosen alike in both views: other words choose queues, and no tasks.
@@ -172,7 +173,7 @@ function warnOfStuck(queues) {
 function showQueue({queue, lanes, workers, pauses}, page) {
   const lane = {type: queue.type, capabilities: queue.capabilities};
   const mine = pauses.filter((one) => stopsQueue(one, queue));
-  const split = splitWorkers(workers?.rows ?? [], queue, pauses, page.now());
+  const split = splitWorkers(workers?.rows ?? [], queue, pauses);
   const waiting = link(["tasks"], {q: `${writeWord("type", queue.type)} status:queued`});
   return [
     h("div", {class: "head"}, h("h1", null, say(queue.type)), mine.length > 0 && badge("paused"),
@@ -230,7 +231,7 @@ function sayLack({type, capabilities}, others) {
   return ["Start a worker that accepts ", say(type), has, "."];
 }
 
-const CHARTS = [["claimable", "Waiting"], ["started", "Leases granted in a minute"], ["ended", "Ended in a minute"],
+const CHARTS = [["started", "Leases granted in a minute"], ["ended", "Ended in a minute"],
   ["lost", "Failed or expired in a minute"]];
 const FLOWS = [["Leases granted", "started"], ["Ended", "ended"], ["Attempts failed", "failed"],
   ["Leases expired", "expired"]];
@@ -238,12 +239,14 @@ const FLOWS = [["Leases granted", "started"], ["Ended", "ended"], ["Attempts fai
 function showFlow(queue, page) {
   const samples = samplesOf(queue);
   const hour = {...queue.last_hour, lost: queue.last_hour.failed + queue.last_hour.expired};
+  const {started, ended, failed, expired} = queue.by_minute;
+  const counted = {started, ended, lost: failed.map((count, at) => count + expired[at])};
+  const timed = (numbers) => numbers.map((number, at) => [page.now() - (MINUTES - 1 - at) * MINUTE_MS, number]);
   return section("What happens", {},
-    h("div", {class: "charts"}, CHARTS.map(([name, label]) => chart(samples.map((one) => [one.at, one[name]]), label, {
-      key: name, usual: name in hour ? hour[name] / 60 : null}))),
-    h("p", {class: "quiet"},
-      `Left is ${sayClock(samples[0].at, page.now())}, when this page began to look; right is now. `,
-      "The dashed line is the mean of the last hour."),
+    h("div", {class: "charts"}, chart(samples.map((one) => [one.at, one.claimable]), "Waiting", {key: "claimable"}),
+      CHARTS.map(([name, label]) => chart(timed(counted[name]), label, {key: name, usual: hour[name] / 60}))),
+    h("p", {class: "quiet"}, `Waiting is drawn from ${sayClock(samples[0].at, page.now())} on, when this page began `
+      + "to look; all else is what the gate counted in the last hour. The dashed line is the mean."),
     h("table", {class: "rows"}, h("caption", {class: "off-screen"}, "What happened lately"),
       h("thead", null, h("tr", null,
         ["", ...FLOWS.map(([label]) => label)].map((label) => h("th", {scope: "col"}, label)))),
@@ -255,12 +258,12 @@ function showLately(name, flow) {
     FLOWS.map(([label, one]) => h("td", {"data-title": label}, flow[one])));
 }
 
-const toldColumn = {name: "why", title: "Told", grow: true, wide: true,
+const toldColumn = {name: "why", title: "Answer", grow: true, wide: true,
   show: (one) => say(one.claims[0]?.why_none ?? "–")};
 
 const workerColumns = (page, kind) => [
   {name: "worker", title: "Worker", show: ({worker}) => showWorker(worker)},
-  {name: "state", title: "Is", show: ({state}) => badge(state, toneOf(state))},
+  {name: "state", title: "State", show: ({state}) => badge(state, toneOf(state))},
   kind === "able" ? {name: "holding", title: "Holds", number: true, show: (one) => one.holding}
     : {name: "lack", title: "Lacks", grow: true, show: ({lack}) => [lack.type && "does not accept the type",
       lack.type && lack.missing.length > 0 && "; ", lack.missing.length > 0 && nameCapabilities(lack.missing)]},

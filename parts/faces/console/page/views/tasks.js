@@ -12,6 +12,7 @@ import {copyMenu, menu} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {CANCEL_REASON, CANCEL_SAYS} from "../task_questions.js";
 import {when} from "../time.js";
+import {sayNumber} from "../words.js";
 
 const PAGE = 200;
 const PAGES_FOR_END = 5;    // of the newest tasks, that are looked through for the end of an id
@@ -150,7 +151,7 @@ export function show({values, problems, queues, pauses, pages, types, ends}, pag
 }
 
 function showCounts({rows, more}, {type}) {
-  const sum = (read) => `${rows.reduce((total, queue) => total + read(queue), 0)}${more ? "+" : ""}`;
+  const sum = (read) => `${sayNumber(rows.reduce((total, queue) => total + read(queue), 0))}${more ? "+" : ""}`;
   const word = type ? `${withWord("", "type", type)} ` : "";
   const to = (rest) => ({href: link(["tasks"], {q: word + rest})});
   const held = sum((one) => one.held);
@@ -226,8 +227,8 @@ function showRows(page, pages, q, ends) {
       open: (task) => link(["task", task.task_id]), more: read,
       selected: page.may("cancel_task") ? page.local.picked : undefined, empty}),
     h("p", {class: "quiet list-end", "aria-live": "polite"},
-      done ? `${rows.length} ${rows.length === 1 ? "task" : "tasks"}`
-        : [`${rows.length} read so far. `, h("button", {onclick: read}, "Read more")]));
+      done ? `${sayNumber(rows.length)} ${rows.length === 1 ? "task" : "tasks"}`
+        : [`${sayNumber(rows.length)} read so far. `, h("button", {onclick: read}, "Read more")]));
 }
 
 const DEEDS = {

@@ -13,7 +13,7 @@ import {when} from "../time.js";
 
 const STATES = ["working", "idle", "paused", "silent"];
 const SHOWN_ATTEMPTS = 20;
-const ATTEMPTS_MS = 5000;
+const READ_ATTEMPTS = 200;      // of all workers, among which those of one are looked for
 const NO_WORKERS = "Nobody has asked for tasks yet. "
   + "A worker begins with lease_next, or with the command asyncgate worker.";
 const words = {
@@ -33,36 +33,38 @@ export async function load(page) {
     page.call("list_workers", {worker_kind: kind, worker_id: id}),
     page.may("list_leases") ? page.call("list_leases", {worker_kind: kind, worker_id: id, resume: false}) : null,
     page.may("list_queues") ? callAll(page, "list_queues", "queues") : null]);
-  const its = attempts && {...attempts, found: attempts.found.filter(({by}) => by.kind === kind && by.id === id)};
-  return {one: {worker, leases: leases?.leases, queues: queues?.rows}, pauses, attempts: its};
+  return {one: {worker, leases: leases?.leases, queues: queues?.rows}, pauses, attempts};
 }
 
-/** Read the last attempts, newest first: the leases granted since the oldest of the newest tasks was created.
- *
- * That is much to read, so it is read again only after five seconds.
- */
+/** Read the last attempts of all workers or of one, newest first: a lease that is granted writes a receipt. */
 async function readAttempts(page) {
-  if (!page.may("list_receipts") || !page.may("list_tasks")) return null;
-  const known = page.local.attempts;
-  if (known && page.now() - known.at < ATTEMPTS_MS) return known.read;
-  const read = await readNewestAttempts(page);
-  page.local.attempts = {at: page.now(), read};
-  return read;
-}
-
-async function readNewestAttempts(page) {
+  if (!page.may("list_receipts") || !page.may("get_task")) return null;
+  const [kind, id] = page.parts;
   try {
-    const {tasks} = await page.call("list_tasks", {limit: 100});
-    const known = new Map(tasks.map((task) => [task.task_id, task]));
-    const oldest = tasks.length < 100 ? null : tasks.at(-1);
-    const since = oldest && {since_receipt_id: oldest.obligation_receipt_id};
-    const {rows, more} = await callAll(page, "list_receipts", "receipts", {receipt_type: "task.accepted", ...since});
-    return {more, since: oldest?.created_at, found: rows.reverse().map((one) => ({id: one.receipt_id, by: one.from,
-      at: one.created_at, fence: one.body.fence, task_id: one.task_id, task: known.get(one.task_id)}))};
+    const {receipts} = await page.call("list_receipts",
+      {receipt_type: "task.accepted", newest: true, limit: id ? READ_ATTEMPTS : SHOWN_ATTEMPTS});
+    const rows = receipts.reverse().filter(({from: by}) => !id || (by.kind === kind && by.id === id))
+      .slice(0, SHOWN_ATTEMPTS);
+    const tasks = await readTasks(page, rows.map((one) => one.task_id));
+    return {found: rows.map((one) => ({id: one.receipt_id, by: one.from, at: one.created_at, fence: one.body.fence,
+      task_id: one.task_id, task: tasks.get(one.task_id)}))};
   } catch (problem) {
     if (problem.status === undefined || problem.status === 401) throw problem;
     return {found: [], problem: problem.message};
   }
+}
+
+// An ended task changes no more, so it is read once.
+async function readTasks(page, ids) {
+  const known = page.local.ended ??= new Map();
+  const read = async (id) => {
+    const task = known.get(id) ?? await page.call("get_task", {task_id: id}).catch((problem) => {
+      if (problem.status !== 404) throw problem;      // it is archived or pruned
+    });
+    if (["succeeded", "failed", "canceled"].includes(task?.status)) known.set(id, task);
+    return [id, task];
+  };
+  return new Map(await Promise.all([...new Set(ids)].map(read)));
 }
 
 /** The worker's id stands in the title of its page. */
@@ -92,7 +94,8 @@ const nameOf = ({worker}) => `${worker.kind}:${worker.id}`;
 
 const columns = (page) => [
   {name: "worker", title: "Worker", value: nameOf, show: ({worker}) => showWorker(worker)},
-  {name: "state", title: "Is", show: ({state}) => badge(state, toneOf(state))},
+  {name: "state", title: "State", show: ({state}) => badge(state, toneOf(state))},
+  {name: "process", title: "Runs on", wide: true, value: (one) => one.process, show: (one) => sayProcess(one.process)},
   {name: "holding", title: "Holds", number: true, show: (one) => one.holding},
   {name: "accepts", title: "Accepts", grow: true, value: (one) => acceptsOf(one).join(" "),
     show: (one) => nameAccepted(acceptsOf(one))},
@@ -102,6 +105,10 @@ const columns = (page) => [
   {name: "failed", title: "Failed", number: true, wide: true, show: (one) => one.failed},
   {name: "expired", title: "Lost", number: true, show: (one) => one.expired},
   {name: "last_seen_at", title: "Last seen", show: (one) => when(one.last_seen_at, page.now())}];
+
+function sayProcess(process) {
+  return process ? h("span", {class: "code"}, say(process)) : h("span", {class: "quiet"}, "–");
+}
 
 function acceptsOf({claims}) {
   if (claims.some((claim) => !claim.accept_types.length)) return [];      // any type
@@ -113,7 +120,7 @@ function canOf({claims}) {
 }
 
 function nameAbilities(names) {
-  return names.length ? nameCapabilities(names) : h("span", {class: "quiet"}, "nothing special");
+  return names.length ? nameCapabilities(names) : h("span", {class: "quiet"}, "–");
 }
 
 function nameAccepted(types) {
@@ -130,7 +137,7 @@ function fits(worker, {type, can, name, is}, state) {
 function showWorkers({rows, more, pauses, attempts}, page) {
   const q = page.params.q ?? "";
   const {values, problems} = readFilter(q, words);
-  const known = rows.map((one) => ({...one, state: stateOf(one, pauses, page.now())}));
+  const known = rows.map((one) => ({...one, state: stateOf(one, pauses)}));
   const workers = known.filter((one) => fits(one, values, one.state))
     .sort((one, other) => STATES.indexOf(one.state) - STATES.indexOf(other.state));
   const count = (state) => known.filter((one) => fits(one, {...values, is: state}, one.state)).length;
@@ -150,7 +157,7 @@ function showWorkers({rows, more, pauses, attempts}, page) {
       empty: page.params.q ? "No worker fits this filter." : NO_WORKERS}),
     more && sayThereAreMore(rows, "workers"),
     h("p", {class: "quiet"},
-      "Silent: has not asked for tasks for two minutes, and holds none. Lost: leases that ran out."),
+      "Silent: it hung up, lost a lease, or has not asked for tasks for two minutes. Lost: leases that ran out."),
     attempts && showAttempts(attempts, page)];
 }
 
@@ -166,18 +173,12 @@ const attemptColumns = (page, alone) => [
   {name: "status", title: "The task is now", whole: true, show: ({task, fence}) => task
     ? [taskBadge(task), task.fence > fence && h("span", {class: "quiet"}, " by a later attempt")] : "–"}];
 
-// Where many tasks are created, that is not long.
-function sayNone(since, page) {
-  return since ? ["No lease was granted since the newest 100 tasks were created, the first of them ",
-    when(since, page.now()), "."] : "No lease was granted.";
-}
-
-function showAttempts({found, more, since, problem}, page, {alone = false} = {}) {
+function showAttempts({found, problem}, page, {alone = false} = {}) {
+  const none = alone ? `None of the last ${READ_ATTEMPTS} leases was its.` : "No lease was granted yet.";
   const caption = h("span", {class: "off-screen"}, "Last attempts, newest first");
   return section("Last attempts", {}, problem && h("p", {class: "problem"}, problem),
-    more && h("p", {class: "quiet"}, "There are newer ones than the page has read."),
-    table(page, {name: "attempts", caption, columns: attemptColumns(page, alone), rows: found.slice(0, SHOWN_ATTEMPTS),
-      key: ({id}) => id, open: ({task_id: id}) => link(["task", id]), empty: problem ? "" : sayNone(since, page)}));
+    table(page, {name: "attempts", caption, columns: attemptColumns(page, alone), rows: found,
+      key: ({id}) => id, open: ({task_id: id}) => link(["task", id]), empty: problem ? "" : none}));
 }
 
 // One worker.
@@ -189,14 +190,15 @@ function missing(page) {
 
 function showOne({one: {worker: row, leases, queues}, pauses, attempts}, page) {
   const {worker} = row;
-  const state = stateOf(row, pauses, page.now());
+  const state = stateOf(row, pauses);
   const asked = {worker_kind: worker.kind, worker_id: worker.id};
   return [
     h("div", {class: "head"}, h("h1", null, showWorker(worker)), badge(state, toneOf(state)),
       h("div", {class: "actions"},
         pauseButtons(page, {worker: worker.id}, pauses), copyMenu("list_workers", asked))),
     h("p", null, h("a", {href: link(["workers"])}, "Workers"), " · last seen ", when(row.last_seen_at, page.now()),
-      ", last asked for tasks ", when(row.last_claim_at, page.now())),
+      ", last asked for tasks ", when(row.last_claim_at, page.now()),
+      row.process && [", on ", sayProcess(row.process)]),
     h("div", {class: "tiles"}, tile(row.holding, "holds now"), tile(row.leased, "leases granted"),
       tile(row.completed, "done"), tile(row.failed, "failed"),
       tile(row.expired, "lost: expired", {tone: row.expired ? "warning" : ""}), tile(row.released, "given back")),
@@ -205,7 +207,7 @@ function showOne({one: {worker: row, leases, queues}, pauses, attempts}, page) {
     section("Offers", {}, listClaims(row.claims, page), nameQueues(queues?.filter((queue) => !findLack(row, queue)))),
     attempts && showAttempts(attempts, page, {alone: true}),
     section("Who it is", {}, facts([["Kind", worker.kind], ["Id", say(worker.id)],
-      ["Instance", worker.instance_id && say(worker.instance_id)],
+      ["Runs on", sayProcess(row.process)], ["Instance", worker.instance_id && say(worker.instance_id)],
       ["First seen", when(row.first_seen_at, page.now())], ["Sessions", row.sessions]]))];
 }
 
@@ -226,7 +228,7 @@ function listClaims(claims, page) {
     {name: "can", title: "Can do", show: (claim) => nameAbilities(claim.capabilities)},
     {name: "claimed_at", title: "Asked", show: (claim) => when(claim.claimed_at, page.now())},
     {name: "tasks", title: "Got", number: true, show: (claim) => claim.tasks},
-    {name: "why_none", title: "Told", grow: true, wide: true, show: (claim) => say(claim.why_none ?? "–")}];
+    {name: "why_none", title: "Answer", grow: true, wide: true, show: (claim) => say(claim.why_none ?? "–")}];
   return table(page, {name: "claims", columns, rows: claims,
     key: (claim) => `${claim.accept_types.join()} ${claim.capabilities.join()}`});
 }
