@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -47,6 +48,8 @@ R = TypeVar("R")
 DEFAULT_PATIENCE_SECONDS = 30.0     # for one call with all its retries, in addition to `wait_seconds`
 LONG_POLL_SECONDS = 25.0    # how many seconds one call waits for a task to end
 ENDED_STATUSES = ("succeeded", "failed", "canceled")
+NOT_OPEN = "this client is not open; call it inside `async with AsyncGate(...) as gate`"
+FORKED = "this client was opened before this process was forked; open it here, too, in a `with` block of this process"
 # NOT_DONE: the gate did nothing.  OUTCOME_UNKNOWN: the gate may have carried out the call.
 NOT_DONE = {408, 429, 503}
 OUTCOME_UNKNOWN = {"database_unavailable", "unexpected_answer"}
@@ -102,12 +105,12 @@ class AsyncGate(AsyncOperations):
     ) -> None:
         self.agent_id, self.worker_id, self.patience_seconds = agent_id, worker_id, patience_seconds
         self.way: Way = make_way(via, url, token, transport)
-        self.opened = False
+        self.opened_by = 0      # the process; its connections are not for its children
         self.tracing: Tracing | None = None     # if there is a provider of spans when the client is opened
 
     async def __aenter__(self) -> Self:
         await self.way.__aenter__()
-        self.opened, self.tracing = True, find_tracing()
+        self.opened_by, self.tracing = os.getpid(), find_tracing()
         return self
 
     async def __aexit__(
@@ -156,8 +159,8 @@ class AsyncGate(AsyncOperations):
 
     async def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
         """Call an operation, with retries while they are safe and time is left; return the reply, checked."""
-        if not self.opened:
-            raise RuntimeError("this client is not open; call it inside `async with AsyncGate(...) as gate`")
+        if self.opened_by != os.getpid():
+            raise RuntimeError(FORKED if self.opened_by else NOT_OPEN)
         if self.tracing is None:
             return await self._send(operation, fields)
         with self.tracing.call(operation, fields) as span:

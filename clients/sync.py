@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -19,7 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
-from asyncgate.clients.client import DEFAULT_PATIENCE_SECONDS, AsyncGate, Handle
+from asyncgate.clients.client import DEFAULT_PATIENCE_SECONDS, FORKED, AsyncGate, Handle
 from asyncgate.clients.operations import Names, SyncOperations, TaskRecord, TaskTerms
 from asyncgate.parts.model.wire import Status
 
@@ -34,9 +35,14 @@ class LoopThread(Generic[T]):
         self.what = what
         self.opened: Future[T] = Future()
         self.left: Future[None] = Future()
-        self.thread = threading.Thread(target=lambda: asyncio.run(self._stay()), name="asyncgate", daemon=True)
+        self.pid = 0        # of the process that has opened it
 
     def __enter__(self) -> T:
+        if self.pid == os.getpid() and not self.left.done():
+            raise RuntimeError("this client is open already; leave its `with` block before you enter another")
+        # Made here: of a thread from before a fork, Python says in the child that it has ended.
+        self.opened, self.left, self.pid = Future(), Future(), os.getpid()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._stay()), name="asyncgate", daemon=True)
         self.thread.start()
         try:
             return self.opened.result()
@@ -72,9 +78,9 @@ class LoopThread(Generic[T]):
         if not self.opened.done() or self.left.done():
             work.close()
             raise RuntimeError("this client is not open; call it inside its `with` block")
-        if not self.thread.is_alive():      # nobody would ever answer
+        if self.pid != os.getpid():         # nobody would ever answer
             work.close()
-            raise RuntimeError("this client was opened before this process was forked; open one in each process")
+            raise RuntimeError(FORKED)
         call = PendingCall(work)
         try:
             return asyncio.run_coroutine_threadsafe(call.make(), self.loop).result()

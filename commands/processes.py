@@ -24,6 +24,7 @@ from asyncgate.backends import is_shared
 from asyncgate.parts.faces import server
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.process.forks import release_children
 from asyncgate.parts.process.notify import Notifier
 
 log = logging.getLogger("asyncgate")
@@ -186,6 +187,7 @@ class Parent:
         return self.status
 
     def _obey_signals(self) -> None:
+        release_children()
         loop = asyncio.get_running_loop()
         ends = (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if sys.stdin and sys.stdin.isatty() else []))
         loop.add_signal_handler(signal.SIGHUP, self._restart)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sqlite3
 
 import click
@@ -14,6 +13,7 @@ from asyncgate.clients.http import AsyncHttp, read_token, read_token_file
 from asyncgate.clients.scheduler import Scheduler
 from asyncgate.clients.scheduler.store import Store, StoreError
 from asyncgate.commands.calling import CREDENTIAL
+from asyncgate.parts.process.forks import obey_signals
 
 
 def find_key(variable: str, given: str | None) -> str:
@@ -84,8 +84,7 @@ async def serve_scheduler(store: Store, url: str | None, keys: tuple[str, str],
     async with AsyncHttp(url, keys[0]) as worker, AsyncHttp(url, keys[1]) as agent:
         served = Scheduler(store, worker, agent, as_worker=who[0], as_agent=who[1], say=say)
         working = asyncio.ensure_future(served.run())
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(sign, working.cancel)
+        obey_signals(working.cancel)
         say(f"{len(store.live())} schedules, at {worker.url}")
         with contextlib.suppress(asyncio.CancelledError):
             await working

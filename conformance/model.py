@@ -181,7 +181,8 @@ class Model:
     def take_back(self) -> None:
         """Undo that a refused call took a lease up."""
         if self.before is not None:
-            task, lease, task.expiries, task.lost_to, lease.taken_up = self.before
+            task, lease, expiries, lost_to, taken_up = self.before
+            task.expiries, task.lost_to, lease.taken_up = expiries, lost_to, taken_up
 
     def warn_of_loss(self) -> None:
         """Write the anomaly that is due when a call took a lease up."""

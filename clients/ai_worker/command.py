@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from asyncgate.clients.ai_worker.profile import ProfileError, Secrets, load_prof
 from asyncgate.clients.worker import Done, Fail, Job, Retry, Worker
 from asyncgate.clients.worker.children import hide_credential
 from asyncgate.clients.worker.program import start_logging
+from asyncgate.parts.process.forks import obey_signals
 
 log = logging.getLogger("asyncgate.worker.ai")
 HEARD_SECONDS = 2.0         # how long a step waits for the previous report; an unreachable gate gets the report later
@@ -82,9 +82,7 @@ async def serve_ai_worker(worker: Worker, executor: Executor, types: Sequence[st
     async with executor:
         tools = await executor.toolbox.open()
         worker.task(*types)(task(executor))
-        loop = asyncio.get_running_loop()
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sign, worker.stop)
+        obey_signals(worker.stop)
         log.info("%s takes %s of %s; %s with %d tools", worker.worker_id or "this worker", ", ".join(types),
                  worker.gate.url, executor.profile.model, len(tools))
         await worker.serve()

@@ -20,8 +20,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -46,6 +46,7 @@ from asyncgate.clients.http import (
 from asyncgate.clients.worker.heart import Heart, is_temporary
 from asyncgate.clients.worker.job import Done, Fail, Job, Lost, Retry, TaskFunction, describe_error, to_json_value
 from asyncgate.clients.worker.state import Letter, Place, default_folder, take_place
+from asyncgate.parts.process.forks import obey_signals, release_children
 from asyncgate.parts.process.spans import Tracing, find_tracing
 
 __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
@@ -115,24 +116,31 @@ class Worker:
         return declare
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT; then take no more tasks, finish the running ones, and release the rest."""
+        """Work until SIGTERM or SIGINT; then take no more tasks, finish the running ones, and release the rest.
+
+        Outside the main thread, where no signals arrive, `stop` ends it; call it from any thread.
+        """
         asyncio.run(self._until_told())
 
     async def _until_told(self) -> None:
-        loop = asyncio.get_running_loop()
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sign, self.stop)
+        if threading.current_thread() is threading.main_thread():     # elsewhere no signals arrive: call stop()
+            obey_signals(self.stop)
         await self.serve()
 
     def stop(self) -> None:
         """Take no more tasks and finish the running ones within `drain_seconds`; a second call stops at once."""
         if self.running:
-            (self.hurried if self.stopping.is_set() else self.stopping).set()
+            with contextlib.suppress(RuntimeError):     # the loop has ended meanwhile
+                self.loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        (self.hurried if self.stopping.is_set() else self.stopping).set()
 
     async def serve(self) -> None:
         """Work until `stop`; if canceled, release all leases at once."""
         if not self.tasks:
             raise ValueError("this worker has no function; register one with @worker.task(\"TYPE\")")
+        release_children()      # from the signals of the program that serves, whoever handles them
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
         self.kept = asyncio.Event()     # set when a result could not be delivered
         self.instance, self.claim_id, self.resumption_id = "", uuid.uuid4().hex, uuid.uuid4().hex

@@ -23,6 +23,7 @@ from urllib.parse import quote
 import msgspec
 
 from asyncgate.parts.process.folders import fsync_folder
+from asyncgate.parts.process.forks import close_in_children, keep_in_children
 
 LETTERS = ".letters"
 LONGEST_FILE_NAME = 150      # without the file's suffixes
@@ -91,6 +92,7 @@ class Place:
         for letter in self.unwritten:
             log.error("task %s: its result is lost: %s", letter.fields.get("task_id"), letter.why)
         if self.lock >= 0:
+            keep_in_children(self.lock)
             os.close(self.lock)
             self.lock = -1
 
@@ -154,6 +156,7 @@ def lock_file(path: Path) -> int | None:
     except BlockingIOError:
         os.close(lock)
         return None
+    close_in_children(lock)     # a child that outlives a killed worker would keep its place
     return lock
 
 

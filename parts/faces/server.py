@@ -37,6 +37,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from asyncgate.parts.faces.traffic import Traffic
 from asyncgate.parts.model.connection import BROWSER_POLICY, GATE_MARK, STRICT_TRANSPORT, is_https_by_proxy
 from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.process.forks import release_children
 
 MAX_HEAD_BYTES = 32 * 1024
 # A polling client returns within 30 seconds, and common proxies keep a connection for 60. The side that closes first
@@ -357,6 +358,7 @@ class HttpServer(uvicorn.Server):
         """Obey SIGTERM and SIGINT, and the end of the terminal unless whoever started this ignores it (nohup)."""
         obeyed = (hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread()
                   and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL)
+        release_children()
         with super().capture_signals():
             if obeyed:
                 signal.signal(signal.SIGHUP, self.handle_exit)

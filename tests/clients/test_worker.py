@@ -1137,3 +1137,15 @@ async def test_the_end_of_a_function_that_nobody_waits_for_is_not_logged_as_an_e
     gc.collect()
 
     assert problems == [], "asyncio says so of an error that was never retrieved"
+
+
+async def test_a_worker_runs_in_a_thread_and_is_stopped_from_another(gate: AsyncHttp) -> None:
+    worker = Worker(gate.url, "w", token=TOKEN, state=None)
+    worker.task("t")(lambda payload: payload)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+
+    made = await gate.call("create_task", type="t", payload=7)
+    assert (await ended(gate, made["task_id"]))["result"]["result"] == 7
+    worker.stop()
+    await asyncio.to_thread(thread.join)
