@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from asyncgate import Caller, Work
 from asyncgate.parts.identity.admin import audit_change
 from asyncgate.parts.identity.keys_stored import decode_names, encode_names
+from asyncgate.parts.identity.oauth.documents import list_methods
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.stored_oauth import Consent, OAuthClient, User
@@ -43,8 +44,19 @@ def covers(given: Consent | None, redirect_uri: str, scopes: frozenset[str]) -> 
 async def is_allowed(server: AuthorizationServer, client: OAuthClient, user: User, redirect_uri: str,
                      scopes: frozenset[str]) -> bool:
     """Whether a person need not be asked."""
+    if client.trusted or can_be_anybody(client, redirect_uri):
+        return bool(client.trusted)
     given = await server.directory.find(Consent, user.user_id, client.client_id)
-    return client.trusted or covers(given, redirect_uri, scopes)
+    return covers(given, redirect_uri, scopes)
+
+
+def can_be_anybody(client: OAuthClient, redirect_uri: str) -> bool:
+    """Whether any program on the person's machine can send a request in this one's name, and take the answer.
+
+    It has no secret, and its redirect goes to a port or a scheme of that machine (RFC 8252 8.6).
+    """
+    on_the_machine = is_local(redirect_uri) or urlsplit(redirect_uri).scheme != "https"
+    return on_the_machine and "none" in list_methods(client)
 
 
 async def give_consent(server: AuthorizationServer, client: OAuthClient, user: User, redirect_uri: str,

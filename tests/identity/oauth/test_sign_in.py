@@ -201,7 +201,20 @@ async def test_consent_is_asked_again_for_another_place(oauth_gate: Served, brow
         if page.status == 200:
             await browser.submit(page, "allow")
 
-    assert asked == [200, 303, 200, 200, 303]
+    assert asked == [200, 303, 200, 200, 200]
+
+
+@pytest.mark.parametrize("back", ["http://127.0.0.1:5001/cb", "http://localhost/cb", "cursor://anysphere/oauth",
+                                  "com.example.app:/cb"])
+@pytest.mark.parametrize(("secret", "again"), [(False, 200), (True, 303)])
+async def test_a_program_that_any_other_of_the_machine_can_pose_as_is_asked_about_each_time(
+        oauth_gate: Served, browser: Browser, back: str, secret: bool, again: int) -> None:
+    program = await Program(oauth_gate, back).register(with_secret=secret)
+    await browser.submit(await sign_in(browser, program), "allow")
+
+    assert (await sign_in(browser, program)).status == again
+    await oauth_gate.post(f"/v1/clients/{program.client_id}", {"trusted": True})
+    assert (await sign_in(browser, program)).status == 303
 
 
 async def test_consent_is_of_one_person_and_one_program(
