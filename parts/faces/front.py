@@ -179,7 +179,7 @@ class Front:
         counted = not self.opened or "asyncgate.limits" in scope or not self.guard.enforced
         if not counted and (no := await self.guard.passing(scope)):
             status, body, more, type = no.status, encode_json(no.body()), self.describe_refusal(scope, no), JSON_TYPE
-        if status == HTTPStatus.TOO_MANY_REQUESTS:
+        if status == HTTPStatus.TOO_MANY_REQUESTS or scope.get("asyncgate.over_limit"):
             await asyncio.sleep(REFUSAL_PAUSE_SECONDS)
         limits = scope.get("asyncgate.limits", ())
         if not more and type is JSON_TYPE and status not in EMPTY and (whole := find_shortcut(scope)) is not None:

@@ -582,6 +582,11 @@ class CycleShortcut:
         return True
 
 
+def _is_for_mcp(scope: Any) -> bool:
+    path: str = scope["path"].removeprefix(scope["root_path"])
+    return path.startswith("/mcp")
+
+
 async def _overloaded(scope: Any, receive: Any, send: Any) -> None:
     """Answer 503 in place of the app when `limit_concurrency` is reached."""
     # Only the app knows which proxies to trust; over plain HTTP, browsers ignore Strict-Transport-Security anyway.
@@ -846,6 +851,8 @@ class Http(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.running = cycle
+        if app is not self.app and _is_for_mcp(cycle.scope):      # whose clients need an answer in JSON-RPC
+            cycle.scope["asyncgate.overloaded"], app = True, self.app
         super()._start_asgi_task(cycle, app if app is self.app else _overloaded)
 
     def _start_clock(self) -> None:

@@ -31,6 +31,8 @@ from asyncgate.parts.model.errors import (
     StartupError,
     TwoCredentials,
     Unauthenticated,
+    refuse_credential,
+    refuse_suspended,
 )
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import STORAGE_QUOTA, apply_stricter_limits, find_allowance, is_exempt, is_throttled
@@ -100,7 +102,7 @@ class Accounts:
             if now - self.tenants_at >= STATUS_SECONDS:
                 self.tenants, self.tenants_at = frozenset(await self.engine.backend.tenants()), now
             if caller.tenant_id not in self.tenants:
-                raise make_refusal("token_tenant", "the tenant of the token does not exist")
+                raise refuse_credential("token_tenant", "the tenant of the token does not exist")
 
     def _is_mine(self, tenant_id: str) -> bool:
         """Whether the running task's query is still valid: nobody changed the account since it began."""
@@ -132,16 +134,10 @@ class Accounts:
             return await self._require_known(caller)
         since, issued = account.tokens_since, caller.issued_at
         if account.suspended_at is not None:
-            raise make_refusal("tenant_suspended", "the tenant is suspended")
+            raise refuse_suspended()
         if since is not None and issued is not None and issued < since:
-            raise make_refusal("token_revoked", "all access tokens of the tenant issued before that time were revoked")
-
-
-def make_refusal(code: str, why: str) -> InvalidToken:
-    """Make the refusal of a credential that was valid once; the reason is only for the audit log."""
-    no = InvalidToken("this credential is no longer valid")
-    no.because = code, why
-    return no
+            raise refuse_credential("token_revoked",
+                                    "all access tokens of the tenant issued before that time were revoked")
 
 
 def refuse_token_in_query(scope: Scope) -> None:

@@ -47,7 +47,7 @@ from asyncgate.parts.identity.keys_stored import (
     proves_secret,
 )
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.errors import Overloaded, RateLimitExceeded
+from asyncgate.parts.model.errors import Overloaded, RateLimitExceeded, refuse_suspended
 from asyncgate.parts.model.stored import Key
 from asyncgate.parts.model.wire import Principal
 
@@ -127,12 +127,14 @@ class Proven(Struct, eq=False):
     places: list[str] = []              # known networks that it was used from
     addresses: set[str | None] = set()  # addresses that this process has already checked
     stale: bool = True                  # the row may have changed since the last query for it
+    suspended: bool = False             # the tenant is
     void: bool = False                  # the row is gone, or has another hash
     reading: asyncio.Task[None] | None = None
 
     def take(self, tenant_id: str, suspended: bool, key: Key, read_at: float) -> None:
         """Take over the row; it is read again if the clock goes back."""
         barred = suspended or key.revoked_at is not None or key.role == "system" or key.principal_kind in UNREACHABLE
+        self.suspended = suspended
         self.begins = inf if barred else key.not_before
         self.ends = inf if key.expires_at is None else key.expires_at
         self.since = max(read_at, self.begins)
@@ -365,6 +367,8 @@ class IssuedKeys:
     async def _verify(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Caller | None:
         while entry := self._find_proven(key_id, digest) or await self._prove_once(key_id, secret, digest, address):
             if await self._is_current(key_id, entry):
+                if entry.suspended:
+                    raise refuse_suspended()
                 return entry.caller if entry.begins <= self.clock() < entry.ends else None
         return None
 

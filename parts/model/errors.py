@@ -286,6 +286,18 @@ class NotNow(StartupError):
     exit_status = 1
 
 
+def refuse_credential(code: str, why: str) -> InvalidToken:
+    """Return the refusal of a credential that was valid once; the reason is only for the audit log."""
+    refusal = InvalidToken("this credential is no longer valid")
+    refusal.because = code, why
+    return refusal
+
+
+def refuse_suspended() -> InvalidToken:
+    """Return the refusal of a credential of a suspended tenant, which no other credential of it would mend."""
+    return refuse_credential("tenant_suspended", "the tenant is suspended")
+
+
 def log_fault(where: str, error: BaseException) -> GateError:
     """Log a defect, and return an error that tells the caller no details."""
     log.error("%s failed", where, exc_info=error)

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
+from http import HTTPStatus
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from mcp.server.caching import CacheableMethod, CacheHint
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec.structs import replace
 
 from asyncgate.parts.faces.http import (
@@ -53,9 +55,11 @@ from asyncgate.parts.model.challenges import lacks_scopes
 from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, read_token
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import (
+    Forbidden,
     GateError,
     InvalidRequest,
     MethodNotAllowed,
+    Overloaded,
     PayloadTooDeep,
     PayloadTooLarge,
     Unauthenticated,
@@ -99,6 +103,7 @@ AROUND = 2      # levels of a message around the arguments of its call
 PASSING = (408, 429)        # statuses of refusals after which a retry may succeed
 NULL, EMPTY_OBJECT = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # key in the ASGI scope that passes a visit through the SDK
+MESSAGE = "asyncgate.message"   # key in the ASGI scope of the message of a request, once it is read
 COMPLETE = {"resultType": "complete"}       # required by the newest revision, not sent to older ones
 HANDSHAKE = {"initialize", "ping", "server/discover"}
 
@@ -169,6 +174,12 @@ class JsonRpcMessage(msgspec.Struct):
     method: str = ""
     name: str = ""
     refusal: GateError | None = None        # the error in its JSON, if any
+    standard: bool = False      # whether it is MCP, not the dialect of peers
+
+    @property
+    def asks_nothing(self) -> bool:
+        """Whether it is a notification or an answer, to which there is no reply."""
+        return not self.method or self.method.startswith("notifications/")
 
     @property
     def arguments_are_an_object(self) -> bool:
@@ -259,28 +270,53 @@ class Facade:
         """Answer one request: refuse it, pass it to the SDK, or answer it in the dialect of peers."""
         try:
             await self._answer(scope, receive, send)
-        except GateError as no:
-            self._note_refusal(scope, no)
-            await self.gate.send(send, scope, no.status, encode_json(no.body()), self.gate.describe_refusal(scope, no))
+        except GateError as refusal:
+            self.gate.guard.refused(scope, refusal)
+            if self.gate.meter is not None:
+                self.gate.meter.note_refusal("mcp", refusal)
+            await self._refuse(scope, send, refusal)
         except asyncio.CancelledError:
             return      # the client has disconnected
         except Exception as bug:
-            await self.gate.send(send, scope, 500, encode_json(log_fault(scope["path"], bug).body()))
+            await self._refuse(scope, send, log_fault(scope["path"], bug))
 
-    def _note_refusal(self, scope: Scope, no: GateError) -> None:
-        self.gate.guard.refused(scope, no)
-        if self.gate.meter is not None:
-            self.gate.meter.note_refusal("mcp", no)
+    async def _refuse(self, scope: Scope, send: Send, refusal: GateError) -> None:
+        """Answer a refusal: in JSON-RPC if the message is known, except one that asks for another credential.
+
+        A client of MCP ends its session at other statuses than 200, or shows nobody the body.
+        """
+        message: JsonRpcMessage | None = scope.get(MESSAGE)
+        if message is None or (message.standard and asks_for_credential(refusal)):
+            return await self.gate.send(send, scope, refusal.status, encode_json(refusal.body()),
+                                        self.gate.describe_refusal(scope, refusal))
+        refusal = await self.gate.guard.passing(scope) or refusal       # which `send` would tell as REST does
+        scope["asyncgate.over_limit"] = refusal.status == HTTPStatus.TOO_MANY_REQUESTS
+        headers = self.gate.describe_refusal(scope, refusal)
+        if message.standard and message.asks_nothing:
+            return await self.gate.send(send, scope, HTTPStatus.ACCEPTED, b"", headers)
+        id = message.members.get("id", NULL)
+        if not message.standard or self._called(message) is None:
+            return await self._error(scope, send, id, CODES.get(refusal.status, INTERNAL_ERROR), refusal,
+                                     HTTPStatus.OK if message.standard else None)
+        result = make_refusal_result(refusal) | (COMPLETE if is_modern(scope["headers"]) else {})
+        await self.gate.send(send, scope, HTTPStatus.OK,
+                             encode_json({"jsonrpc": "2.0", "id": id, "result": result}), headers)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":       # no streams and no sessions: every POST stands alone
             raise MethodNotAllowed(f"{scope['path']} does not support {scope['method']}; POST JSON-RPC", allow=["POST"])
-        headers: Headers = scope["headers"]
-        standard = has_mcp_headers(headers)
-        caller = await self._known(scope, standard)
-        body = await read_body(scope, receive, self.settings if caller else self.stranger)
-        message = await self._read_apart(body)
-        if not standard and not (message and is_mcp_message(message)):
+        standard = has_mcp_headers(scope["headers"])
+        caller, refusal = await self._known(scope, standard)
+        try:
+            body = await read_body(scope, receive, self.settings if caller else self.stranger)
+            scope[MESSAGE] = message = await self._read_apart(body)
+        except GateError as unread:
+            raise refusal or unread from None
+        if message is not None:
+            message.standard = standard = standard or is_mcp_message(message)
+        if refusal is not None:
+            raise refusal
+        if not standard:
             return await self._bare(scope, receive, send, message)
         caller = caller or await self.gate.guard.resolve(scope)
         op = self._called(message) if message else None
@@ -318,14 +354,24 @@ class Facade:
         message.refusal = wrong
         return message
 
-    async def _known(self, scope: Scope, standard: bool) -> Caller | None:
-        """Return the caller from the headers; only a peer may omit the token there, and only in a small message."""
-        if not standard and read_token(scope["headers"]) is None:
-            try:
-                await self.gate.guard.known(scope["headers"])
-            except Unauthenticated:
-                return None
-        return await self.gate.guard.resolve(scope)
+    async def _known(self, scope: Scope, standard: bool) -> tuple[Caller | None, GateError | None]:
+        """Return the caller from the headers, or a refusal that waits for the message which it answers.
+
+        Only a peer may omit the token in the headers, and only in a small message.
+        """
+        try:
+            if "asyncgate.overloaded" in scope:
+                raise Overloaded("the server is at its limit of connections; repeat the call", retry_after=1)
+            if not standard and read_token(scope["headers"]) is None:
+                try:
+                    await self.gate.guard.known(scope["headers"])
+                except Unauthenticated:
+                    return None, None
+            return await self.gate.guard.resolve(scope), None
+        except GateError as refusal:
+            if asks_for_credential(refusal):
+                raise
+            return None, refusal
 
     async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: JsonRpcMessage | None,
                    caller: Caller) -> None:
@@ -482,14 +528,10 @@ class Facade:
             wrong = InvalidRequest("the body is not a JSON-RPC message")
             return await self._error(scope, send, NULL, PARSE_ERROR, wrong)
         id = message.members.get("id", NULL)
-        try:
-            if message.method not in ("tools/list", "tools/call"):
-                no = InvalidRequest(f"no method {message.method!r}; the methods are tools/list and tools/call")
-                return await self._error(scope, send, id, UNKNOWN_METHOD, no)
-            result = await self._bare_result(scope, receive, message)
-        except GateError as no:
-            self._note_refusal(scope, no)
-            return await self._error(scope, send, id, CODES.get(no.status, INTERNAL_ERROR), no)
+        if message.method not in ("tools/list", "tools/call"):
+            no = InvalidRequest(f"no method {message.method!r}; the methods are tools/list and tools/call")
+            return await self._error(scope, send, id, UNKNOWN_METHOD, no)
+        result = await self._bare_result(scope, receive, message)
         reply = encode_json({"jsonrpc": "2.0", "id": id, "result": result})
         await self.gate.send(send, scope, 200, reply, make_warning_headers(scope))
 
@@ -515,12 +557,13 @@ class Facade:
             scope["asyncgate.beside"] = call.beside
         return {**_members(reply), **make_result(reply)}
 
-    async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
+    async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError,
+                     status: int | None = None) -> None:
         """Answer a failure: an integer code for JSON-RPC, and in `data` the error code that every façade uses."""
         unknown = {"warnings": scope["asyncgate.unknown"]} if "asyncgate.unknown" in scope else {}
         error = {"code": code, "message": str(no), "data": {**make_refusal_data(no), **unknown}}
         # Some workers ignore the body: they stop at 4xx and retry other failures, even with status 200.
-        status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
+        status = status or (no.status if 400 <= no.status < 500 and no.status not in PASSING else 200)
         await self.gate.send(send, scope, status, encode_json({"jsonrpc": "2.0", "id": id, "error": error}),
                              [*self.gate.describe_refusal(scope, no), *make_warning_headers(scope)])
 
@@ -555,6 +598,18 @@ def has_mcp_headers(headers: Headers) -> bool:
     """Whether the headers come from an MCP client, which accepts event streams in every revision."""
     return any(name.startswith(b"mcp-") or (name == b"accept" and b"text/event-stream" in value.lower())
                for name, value in headers)
+
+
+def is_modern(headers: Headers) -> bool:
+    """Whether a request is of the revision without a handshake."""
+    return any(name == b"mcp-protocol-version" and value.decode("latin-1").strip() in MODERN_PROTOCOL_VERSIONS
+               for name, value in headers)
+
+
+def asks_for_credential(refusal: GateError) -> bool:
+    """Whether a client can mend a refusal by authorization: it learns that from the HTTP status and its headers."""
+    suspended = refusal.because is not None and refusal.because[0] == "tenant_suspended"
+    return isinstance(refusal, Unauthenticated | Forbidden) and not suspended
 
 
 def is_mcp_message(message: JsonRpcMessage) -> bool:

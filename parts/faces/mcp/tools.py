@@ -218,7 +218,8 @@ def allow_null(schema: JsonObject) -> JsonObject:
 
 def describe_refusal(no: GateError) -> JsonObject:
     """Return the code of a refusal, and whether the same call may succeed later."""
-    return {"code": no.code, "retryable": no.status in (408, 429, 503)}
+    later = {"retry_after": no.more["retry_after"]} if "retry_after" in no.more else {}
+    return {"code": no.code, "retryable": no.status in (408, 429, 503), **later}
 
 
 def make_refusal_data(no: GateError) -> JsonObject:
