@@ -2295,8 +2295,8 @@ class Operation:
     ROLES: ClassVar[dict[str, Role]] = {"a": "agent", "w": "worker", "A": "admin", "s": "system"}
 
     def __init__(self, run: Callable[..., Any], rest: str, roles: str, scopes: str, kind: Literal["W", "R", "B"],
-                 loads: Loads | None = None, *, idempotent: bool = False, destructive: bool = False,
-                 heartbeat: bool = False, ends_leases: bool = False, successor: str = "", nothing: str = "") -> None:
+                 loads: Loads | None = None, *, idempotent: bool = False, heartbeat: bool = False,
+                 ends_leases: bool = False, successor: str = "", nothing: str = "") -> None:
         hints = get_type_hints(run)
         self.run, self.name, self.kind, self.loads = run, run.__name__, kind, loads
         self.rest = [(way.split()[0], way.split()[1]) for way in rest.split(", ")]
@@ -2304,7 +2304,7 @@ class Operation:
         self.scopes = frozenset(scopes.split() + (ADMIN_SCOPES[kind] if scopes else []))
         self.scope = scopes             # what the table says; an admin's scopes are good for all
         self.open = not roles           # no credential needed
-        self.idempotent, self.destructive = idempotent or kind != "W", destructive      # what MCP is told of it
+        self.idempotent = idempotent or kind != "W"         # what MCP is told of it
         self.heartbeat = heartbeat      # it keeps a lease, and is counted apart from other calls
         self.ends_leases = ends_leases  # it is counted, but no limit of calls refuses it: finished work would be lost
         self.successor, self.nothing = successor, nothing   # what to call instead; what no answer means (204)
@@ -2333,7 +2333,7 @@ CORE_OPERATIONS = {op.name: op for op in (
     Operation(Engine.report_progress, "POST /v1/tasks/{task_id}/progress", "w A", "tasks:lease", "W", its_task,
               heartbeat=True),
     Operation(Engine.fail, "POST /v1/tasks/{task_id}/fail", "w A", "tasks:lease", "W", its_end, idempotent=True,
-              destructive=True, ends_leases=True),
+              ends_leases=True),
     Operation(Engine.create_tasks, "POST /v1/tasks/batch", "a A", "tasks:write", "W", of_each(its_key, list_creations)),
     Operation(Engine.complete_tasks, "POST /v1/tasks/complete-batch", "w A", "tasks:lease", "W",
               of_each(its_task, list_completions), idempotent=True, ends_leases=True),
@@ -2341,7 +2341,7 @@ CORE_OPERATIONS = {op.name: op for op in (
     Operation(Engine.list_tasks, "GET /v1/tasks", "a A s", "tasks:read", "R"),
     Operation(Engine.get_task_history, "GET /v1/tasks/{task_id}/history", EVERYONE, "tasks:read tasks:lease", "R"),
     Operation(Engine.cancel_task, "POST /v1/tasks/{task_id}/cancel", "a A s", "tasks:write", "W", its_task,
-              idempotent=True, destructive=True),
+              idempotent=True),
     Operation(Engine.attach_artifacts, "POST /v1/tasks/{task_id}/artifacts", EVERYONE, "tasks:write tasks:lease", "W",
               its_task, idempotent=True),
     Operation(Engine.release_hold, "POST /v1/tasks/{task_id}/release", "a A", "tasks:write", "W", its_task),

@@ -382,7 +382,7 @@ def dev(configured: Configured, no_worker: bool) -> None:
 @click.option("--profile", metavar="NAME", help="Profile of `asyncgate login`, instead of --url and --token.")
 @click.option("--agent", metavar="ID", help="Agent id for calls that name no caller.")
 @click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that do not allow dots.")
-@click.option("--tools", default="", metavar="SETS", help="List only these sets of tools: delegate,work,admin.")
+@click.option("--tools", default="", metavar="SETS", help="List these sets of tools: delegate,work,admin,more or all.")
 @add_settings_options
 def mcp(configured: Configured, url: str | None, token: str | None, profile: str | None, agent: str | None,
         underscores: bool, tools: str) -> None:

@@ -158,27 +158,27 @@ class Ask(Struct, kw_only=True):
 class AsPrincipal(Ask, kw_only=True):
     """A request that may name its sender, for credentials that do not."""
 
-    principal_kind: Kind | None = None
-    principal_id: Name | None = None
-    principal_instance_id: Name | None = None
+    principal_kind: Annotated[Kind | None, says("kind of who asks; default: agent")] = None
+    principal_id: Annotated[Name | None, says("id of who asks, if the credential names nobody")] = None
+    principal_instance_id: Annotated[Name | None, says("the session of who asks")] = None
     agent_id: Annotated[Name | None, says("the same as principal_id of kind agent")] = None
-    agent_instance_id: Name | None = None
+    agent_instance_id: Annotated[Name | None, says("the same as principal_instance_id")] = None
 
 
 class AsWorker(Ask, kw_only=True):
     """A request by a worker."""
 
     worker_id: Annotated[Name | None, says("the worker; stable across its restarts")] = None
-    worker_kind: Kind | None = None
-    worker_instance_id: Name | None = None
+    worker_kind: Annotated[Kind | None, says("kind of the worker; default: worker")] = None
+    worker_instance_id: Annotated[Name | None, says("the process of the worker; it holds its leases alone")] = None
 
 
 class AsEither(AsPrincipal, kw_only=True):
     """A request by a principal or by a worker."""
 
-    worker_id: Name | None = None
-    worker_kind: Kind | None = None
-    worker_instance_id: Name | None = None
+    worker_id: Annotated[Name | None, says("the worker, if one asks")] = None
+    worker_kind: Annotated[Kind | None, says("kind of the worker; default: worker")] = None
+    worker_instance_id: Annotated[Name | None, says("the process of the worker")] = None
 
 
 def names_caller(takes: type[Ask], field: str) -> bool:
@@ -254,30 +254,34 @@ class CreateTask(AsPrincipal, kw_only=True):
     refusals = (ReceiptTooLarge, IdempotencyConflict, QuotaExceeded)
     creates = True
     kept: ClassVar[tuple[str, ...]] = Terms.__struct_fields__       # fields that the gate keeps and passes on
-    type: Name
+    type: Annotated[Name, says("what kind of work it is; a worker takes tasks by their type")]
     payload: Annotated[AnyJson, says(
         "what the worker needs, up to 1 MB; required unless payload_pointer is set; null is a payload"
     )] = field(default_factory=absent)
-    payload_pointer: Annotated[str, Meta(max_length=2000)] | None = None
+    payload_pointer: Annotated[Annotated[str, Meta(max_length=2000)] | None,
+                               says("where the payload is, if it is not in payload")] = None
     principal_ai: Annotated[Name | None, says("a label for peers; has no effect")] = None
     requirements: Annotated[Raw, says("{\"capabilities\": [...]}: a worker needs all of them",
                                       type=["object", "null"])] = field(default_factory=nothing)
     priority: Annotated[Integer | None, says("higher is offered first; default 0")] = None
     idempotency_key: Annotated[Name | None, says("repeating a key returns the first task")] = None
-    max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    retry_backoff_seconds: Annotated[int, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)] | None = None
+    max_attempts: Annotated[Annotated[int, Meta(ge=1, le=1000)] | None,
+                            says("failures after which it ends as failed")] = None
+    retry_backoff_seconds: Annotated[Annotated[int, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)] | None,
+                                     says("pause before the second attempt; it doubles")] = None
     delay_seconds: Annotated[Pause | None, says("seconds before the task may be leased")] = None
-    max_expiries: Annotated[int, Meta(ge=0, le=WIDEST), says("lost leases before a hold; 0: never")] | None = None
-    task_summary: Text | None = None
-    instructions: Text | None = None
-    success_criteria: Any = None
-    expected_outcome_kind: Name | None = None
-    expected_artifact_mime: Name | None = None
+    max_expiries: Annotated[Annotated[int, Meta(ge=0, le=WIDEST)] | None,
+                            says("lost leases before a hold; 0: never")] = None
+    task_summary: Annotated[Text | None, says("one line for people")] = None
+    instructions: Annotated[Text | None, says("what the worker is to do, in words")] = None
+    success_criteria: Annotated[Any, says("when it is done; kept and passed on")] = None
+    expected_outcome_kind: Annotated[Name | None, says("kept and passed on")] = None
+    expected_artifact_mime: Annotated[Name | None, says("kept and passed on")] = None
     result_delivery: Annotated[Text | None, says("inline (or \"return result payload\"): a result in the task record "
                                                  "discharges the task; artifact (or \"store artifact pointer\"); other "
                                                  "text is kept and has no effect")] = None
-    timeouts: Timeouts | None = None
-    created_by: CreatedBy | None = None
+    timeouts: Annotated[Timeouts | None, says("default lease and a deadline")] = None
+    created_by: Annotated[CreatedBy | None, says("the creator, as peers spell it")] = None
     tasker_principal: Annotated[CreatedBy | None, says("the same as created_by")] = None
 
     def __post_init__(self) -> None:
@@ -292,7 +296,7 @@ class CreateTasks(AsPrincipal, kw_only=True):
     next_step = "Check each entry of results: it has a task_id or an error. Then call get_task for each."
     creates = True
     items = "tasks"
-    tasks: Annotated[list[CreateTask], Batch]
+    tasks: Annotated[list[CreateTask], Batch, says("each as in create_task")]
 
 
 class RunTask(CreateTask, kw_only=True):
@@ -309,7 +313,7 @@ class TaskAsk(AsEither, kw_only=True):
 
     needed: ClassVar[tuple[str, ...]] = ("task_id",)
     refusals: ClassVar[Refusals] = (TaskNotFound,)
-    task_id: Name = ""
+    task_id: Annotated[Name, says("the task")] = ""
 
 
 class GetTask(TaskAsk, kw_only=True):
@@ -338,7 +342,7 @@ class GetTaskHistory(PageAsk, kw_only=True):
         "event_id": DUTY, "event_type": "task.assigned", "created_at": NOW, "receipt": ASSIGNED}]})
     refusals = (TaskNotFound,)
     next_step = "While next_cursor is not null, repeat with it as cursor."
-    task_id: Name = ""
+    task_id: Annotated[Name, says("the task")] = ""
 
 
 class ListTasks(PageAsk, kw_only=True):
@@ -347,12 +351,12 @@ class ListTasks(PageAsk, kw_only=True):
     example = ({"status": "succeeded", "limit": 20}, {"tasks": [TASK_RECORD]})
     next_step = "While next_cursor is not null, repeat with it as cursor; get_task shows one task."
     lists = "all"
-    status: Status | None = None
-    type: Name | None = None
+    status: Annotated[Status | None, says("only tasks in this status")] = None
+    type: Annotated[Name | None, says("only tasks of this type")] = None
     created_by: Annotated[Name | None, says("id of the creator; if absent, an admin sees all tasks")] = None
     created_by_kind: Annotated[Kind | None, says("kind of created_by; default: any")] = None
     created_after: Annotated[Moment | None, says("created then or later")] = None
-    created_before: Moment | None = None
+    created_before: Annotated[Moment | None, says("created earlier")] = None
     id_prefix: Annotated[Name | None, says("how the task_id begins")] = None
     held: Annotated[bool | None, says("true: only those on hold; false: none of them")] = None
     type_prefix: Annotated[Name | None, says("how the type begins")] = None
@@ -365,7 +369,7 @@ class CancelTask(TaskAsk, kw_only=True):
     example = ({"task_id": TASK_ID, **ASKER, "reason": "no longer needed"}, {"ok": True, "status": "canceled"})
     refusals = (*TaskAsk.refusals, ReceiptTooLarge)
     next_step = "After ok: true the task stays canceled, and nothing is owed."
-    reason: Text | None = None
+    reason: Annotated[Text | None, says("why; in the receipt")] = None
 
 
 class ReleaseHold(TaskAsk, kw_only=True):
@@ -394,7 +398,7 @@ class AttachArtifacts(TaskAsk, kw_only=True):
     refusals = (*TaskAsk.refusals, *OF_ARTIFACTS, InvalidTransition)
     next_step = "check_terminator with the obligation_receipt_id shows whether the obligation is discharged."
     artifacts: Artifacts = None
-    delivery_proof: dict[str, Any] | None = None
+    delivery_proof: Annotated[dict[str, Any] | None, says("proof that the result was delivered elsewhere")] = None
 
 
 class LeaseNext(AsWorker, kw_only=True):
@@ -404,11 +408,11 @@ class LeaseNext(AsWorker, kw_only=True):
                {"tasks": [OFFER]})
     next_step = ("For each task: do the work, call renew_lease in time, then exactly one of complete, fail, "
                  "release_lease, always with its task_id and lease_id. If progress is not null, continue from it.")
-    capabilities: Capabilities | None = None
-    accept_types: Types | None = None
+    capabilities: Annotated[Capabilities | None, says("what the worker can do; tasks that need more stay")] = None
+    accept_types: Annotated[Types | None, says("only tasks of these types")] = None
     preferred_kinds: Annotated[Types | None, says("types that are offered first; other types still follow")] = None
     max_tasks: Annotated[Whole | None, says("default 1, clamped to 100")] = None
-    lease_ttl_seconds: Seconds | None = None
+    lease_ttl_seconds: Annotated[Seconds | None, says("how long the lease lasts; clamped to the maximum")] = None
     wait_seconds: Annotated[Wait, says("seconds to wait for work; clamped to 30")] = 0.0
     claim_id: Annotated[Name | None, says("repeating a claim_id returns the same leases while they are live")] = None
     process: Annotated[Name | None, says("where the worker runs: its host and pid; list_workers shows it")] = None
@@ -423,8 +427,8 @@ class LeaseAsk(AsWorker, kw_only=True):
 
     needed: ClassVar[tuple[str, ...]] = ("task_id", "lease_id")
     refusals: ClassVar[Refusals] = (TaskNotFound, LeaseInvalid)
-    task_id: Name = ""
-    lease_id: Name = ""
+    task_id: Annotated[Name, says("the task")] = ""
+    lease_id: Annotated[Name, says("the lease, as lease_next gave it")] = ""
     fence: Annotated[Integer | None, says("checked if it is sent")] = None
 
 
@@ -486,11 +490,11 @@ class Complete(LeaseAsk, kw_only=True):
     next_step = "lease_next leases more work. On lease_invalid_or_expired drop the work; do not repeat the call."
     result: Annotated[AnyJson,
                       says("the result, up to 1 MB; default: none")] = field(default_factory=nothing)
-    result_summary: Summary | None = None
+    result_summary: Annotated[Summary | None, says("the result in a few words")] = None
     artifacts: Artifacts = None
     delivery_proof: Annotated[dict[str, Any] | None,
                               says("proof that the result was delivered elsewhere: its status is succeeded")] = None
-    completion_metadata: dict[str, Any] | None = None
+    completion_metadata: Annotated[dict[str, Any] | None, says("further facts, for the receipt")] = None
 
 
 class CompleteTasks(AsWorker, kw_only=True):
@@ -500,7 +504,7 @@ class CompleteTasks(AsWorker, kw_only=True):
                {"results": [{"task_id": TASK_ID, "status": "succeeded"}]})
     next_step = "Check each entry of results for an error; lease_next leases more work."
     items = "tasks"
-    tasks: Annotated[list[Complete], Batch]
+    tasks: Annotated[list[Complete], Batch, says("each as in complete")]
 
 
 class Fail(LeaseAsk, kw_only=True):
@@ -512,7 +516,7 @@ class Fail(LeaseAsk, kw_only=True):
     next_step = "lease_next leases more work; with requeued: true the task is offered again."
     error: Annotated[AnyJson, says("what went wrong, up to 1 MB")]
     retryable: Annotated[bool | None, says("whether another attempt may succeed; default false")] = None
-    retry_after_seconds: Pause | None = None
+    retry_after_seconds: Annotated[Pause | None, says("pause before another attempt; default: the backoff")] = None
 
 
 class ListReceipts(PageAsk, kw_only=True):
@@ -524,8 +528,8 @@ class ListReceipts(PageAsk, kw_only=True):
     lists = "all"
     to_kind: Annotated[Kind | None, says("kind of to_id; default: any")] = None
     to_id: Annotated[Name | None, says("id of the recipient")] = None
-    task_id: Name | None = None
-    receipt_type: Name | None = None
+    task_id: Annotated[Name | None, says("only receipts of this task")] = None
+    receipt_type: Annotated[Name | None, says("only this type, such as task.completed")] = None
     since_receipt_id: Annotated[str | None, says("a cursor, or the id of the last receipt seen")] = None
     wait_seconds: Annotated[Wait, says("seconds to wait for one if there is none; clamped to 30")] = 0.0
     newest: Annotated[bool, says("the last ones instead of the first; still oldest first")] = False
@@ -536,7 +540,7 @@ class ReceiptAsk(AsEither, kw_only=True):
 
     needed: ClassVar[tuple[str, ...]] = ("receipt_id",)
     refusals = (ReceiptNotFound,)
-    receipt_id: Name = ""
+    receipt_id: Annotated[Name, says("the receipt")] = ""
 
 
 class GetReceipt(ReceiptAsk, kw_only=True):
@@ -561,11 +565,11 @@ class EmitReceipt(AsWorker, kw_only=True):
     next_step = "After schedule.created, call report_schedule regularly."
     receipt_type: Annotated[Name, says("receipts of schedulers; the steps of a task write all others",
                                        enum=["schedule.created", "schedule.deleted"])]
-    task_id: Name | None = None
-    lease_id: Name | None = None
-    fence: Integer | None = None
-    schedule_id: Name | None = None
-    parents: list[Name] | None = None
+    task_id: Annotated[Name | None, says("the task to create the schedule")] = None
+    lease_id: Annotated[Name | None, says("the lease of that task")] = None
+    fence: Annotated[Integer | None, says("checked if it is sent")] = None
+    schedule_id: Annotated[Name | None, says("the schedule")] = None
+    parents: Annotated[list[Name] | None, says("ids of the receipts that it answers")] = None
     body: Annotated[dict[str, Any] | None, says("the facts, up to 64 KB")] = None
 
 
@@ -584,7 +588,7 @@ class ReportSchedule(AsWorker, kw_only=True):
     example = ({"worker_id": "clock-1", "schedules": [{
         "schedule_id": "nightly", "next_run_at": LATER, "interval_seconds": 86400}]}, {"ok": True, "unknown": []})
     next_step = "For a schedule in unknown, emit_receipt schedule.created first."
-    schedules: Annotated[list[ScheduleState], Batch]
+    schedules: Annotated[list[ScheduleState], Batch, says("what the scheduler knows of each")]
 
 
 class CheckTerminator(Ask, kw_only=True):
@@ -593,7 +597,7 @@ class CheckTerminator(Ask, kw_only=True):
     needed: ClassVar[tuple[str, ...]] = ("parent_receipt_id",)
     example = ({"parent_receipt_id": DUTY}, {"parent_receipt_id": DUTY, "has_terminator": True})
     next_step = "With has_terminator: false the obligation is still open: get_task shows the state of the task."
-    parent_receipt_id: Name = ""
+    parent_receipt_id: Annotated[Name, says("the receipt that opened the obligation")] = ""
 
 
 class OwedAsk(AsEither, kw_only=True):
@@ -621,8 +625,8 @@ class Bootstrap(OwedAsk, kw_only=True):
         "server": SERVER, "relationship": SEEN, "attention": {"inbox_receipts": [ASSIGNED]},
         "cursor": {"latest_receipt_id": DUTY}, "environment": "local"})
     next_step = ""
-    agent_version: Text | None = None
-    client_capabilities: Any = None
+    agent_version: Annotated[Text | None, says("has no effect")] = None
+    client_capabilities: Annotated[Any, says("has no effect")] = None
     max_items: Annotated[Whole | None, says("default 50, clamped to 200")] = None
 
 

@@ -64,8 +64,8 @@ class SuspendTenant(TenantAsk, kw_only=True):
     """Suspend a tenant, or end its suspension."""
 
     example = ({"tenant": OTHER, "reason": "a key of theirs was published"}, {**ROOM, "suspended_at": LATER})
-    suspended: bool = True
-    reason: Text | None = None
+    suspended: Annotated[bool, says("false lets it in again")] = True
+    reason: Annotated[Text | None, says("why; in the audit log")] = None
 
 
 class GetLimits(Ask, kw_only=True):
@@ -81,7 +81,7 @@ class SetLimits(TenantAsk, kw_only=True):
 
     example = ({"tenant": TENANT_ID, "tier": "free", "exempt_until": LATER, "reason": "the move of all their tasks"},
                {**ALLOWED, "exempt_until": LATER})
-    tier: Tier | None = None
+    tier: Annotated[Tier | None, says("the limits that apply unless others are set")] = None
     exempt_until: Annotated[Moment | None, says("no limits until then; a past time ends the exemption")] = None
     stricter_calls_per_hour: Annotated[Amount | None, says("limit of calls an hour until stricter_until")] = None
     stricter_tasks_per_hour: Annotated[Amount | None, says("limit of new tasks an hour until stricter_until")] = None
@@ -101,15 +101,15 @@ class IssueKey(Ask, kw_only=True):
     refusals = (TenantNotFound,)
     tenant: Whose = None
     name: Annotated[Name, says("a name for people")]
-    principal_kind: GivenKind = "agent"
+    principal_kind: Annotated[GivenKind, says("kind of whom the key stands for")] = "agent"
     principal_id: Annotated[Name, says("the principal of the key")]
-    principal_instance_id: Name | None = None
+    principal_instance_id: Annotated[Name | None, says("the session that the key is for; default: any")] = None
     role: Annotated[GivenRole | None, says("default worker for a worker, agent for others")] = None
     scopes: Annotated[Scopes | None, says("default: those of the role")] = None
     capabilities: Annotated[Capabilities | None, says("capabilities that it may claim tasks for; default any")] = None
     task_types: Annotated[Types | None, says("types that it may create and claim; default any")] = None
-    not_before: Moment | None = None
-    expires_at: Moment | None = None
+    not_before: Annotated[Moment | None, says("from when it is valid")] = None
+    expires_at: Annotated[Moment | None, says("until when it is valid")] = None
 
 
 class ListKeys(PageAsk, kw_only=True):
@@ -125,7 +125,7 @@ class KeyAsk(Ask, kw_only=True):
 
     needed: ClassVar[tuple[str, ...]] = ("key_id",)
     refusals = (TenantNotFound, KeyNotFound)
-    key_id: Name = ""
+    key_id: Annotated[Name, says("the key; list_keys shows it")] = ""
     tenant: Whose = None
 
 
@@ -147,14 +147,14 @@ class RotateCredentials(Ask, kw_only=True):
     tenant: Whose = None
     overlap_seconds: Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds that the old keys stay valid")] = 0.0
     issued_before: Annotated[Moment | None, says("only replace keys issued before then; default now")] = None
-    reason: Text | None = None
+    reason: Annotated[Text | None, says("why; in the audit log")] = None
 
 
 class RevokeKey(KeyAsk, kw_only=True):
     """Revoke a key."""
 
     example = ({"key_id": KEY_ID, "reason": "published by mistake"}, {"ok": True})
-    reason: Text | None = None
+    reason: Annotated[Text | None, says("why; in the audit log")] = None
 
 
 class ListAudit(PageAsk, kw_only=True):
@@ -167,8 +167,8 @@ class ListAudit(PageAsk, kw_only=True):
         "details": {"principal_kind": "human", "principal_id": "ada", "revoked": KEY_ID}, "hash": "5d0c1e72" * 8}]})
     refusals = (TenantNotFound,)
     tenant: Whose = None
-    event: Name | None = None
-    severity: Severity | None = None
+    event: Annotated[Name | None, says("only this event")] = None
+    severity: Annotated[Severity | None, says("only this severity")] = None
     key_id: Annotated[Name | None, says("only lines about this key or its calls")] = None
     session_id: Annotated[Name | None, says("only lines about this session or calls with its tokens")] = None
     token_id: Annotated[Name | None, says("only lines about calls with this access token, its jti")] = None

@@ -38,7 +38,7 @@ class ErasePrincipal(Ask, kw_only=True):
     refusals = (TenantNotFound, InvalidConfirmation, ArchiveUnavailable, Forbidden)
     next_step = NEXT_CALL
     tenant: Whose = None
-    principal_kind: Kind = "agent"
+    principal_kind: Annotated[Kind, says("kind of who is erased")] = "agent"
     principal_id: Annotated[Name, says("of whom everything goes")]
     plan: PlanOnly = False
     confirm: Annotated[Name | None, says("the same principal_id again: what is erased never comes back")] = None

@@ -80,8 +80,8 @@ class ChangeClient(ClientAsk, kw_only=True):
 
     example = ({"client_id": CLIENT_ID, "disabled": True, "reason": "its maker is gone"},
                {"client_id": CLIENT_ID, "client": {**CLIENT, "disabled_at": LATER}})
-    client_name: Name | None = None
-    redirect_uris: RedirectUris | None = None
+    client_name: Annotated[Name | None, says("the name that people see")] = None
+    redirect_uris: Annotated[RedirectUris | None, says("where people are sent back to, instead of the old ones")] = None
     scopes: Annotated[Scopes | None, says("the most it may get; an empty list is any")] = None
     trusted: Annotated[bool | None, says("whether people are not asked for consent")] = None
     pinned: Annotated[bool | None, says("whether its metadata document is not read again")] = None
@@ -171,7 +171,7 @@ class UserAsk(Ask, kw_only=True):
 
     needed: ClassVar[tuple[str, ...]] = ("user_id",)
     refusals = (UserNotFound,)
-    user_id: Name = ""
+    user_id: Annotated[Name, says("the user; list_users shows it")] = ""
     reason: Annotated[Text | None, says("why; audited")] = None
 
 
@@ -200,7 +200,7 @@ class MakeSignInLink(Ask, kw_only=True):
         "expires_at": LATER, "tenant": TENANT_ID, "principal_kind": "human", "principal_id": "ada", "role": "agent"})
     refusals = (TenantNotFound,)
     tenant: Whose = None
-    principal_kind: GivenKind = "human"
+    principal_kind: Annotated[GivenKind, says("kind of whom the link stands for")] = "human"
     principal_id: Annotated[Name, says("the principal as which the person acts")]
     role: Annotated[GivenRole, says("the role that the person gets")] = "agent"
     scopes: Annotated[Scopes | None, says("the scopes that the person may grant; default: those of the role")] = None
@@ -309,8 +309,8 @@ class EndSession(Ask, kw_only=True):
 
     example = ({"session_id": SESSION_ID}, {"ok": True})
     refusals = (SessionNotFound,)
-    session_id: Name
-    reason: Text | None = None
+    session_id: Annotated[Name, says("the session; list_sessions shows it")]
+    reason: Annotated[Text | None, says("why; in the audit log")] = None
 
 
 class SignOutEverywhere(Ask, kw_only=True):
@@ -319,7 +319,7 @@ class SignOutEverywhere(Ask, kw_only=True):
     example = ({"reason": "a laptop was stolen"}, {"sessions_ended": 2})
     refusals = (UserNotFound,)
     user_id: OfUser = None
-    reason: Text | None = None
+    reason: Annotated[Text | None, says("why; in the audit log")] = None
 
 
 class ListConsents(PageAsk, kw_only=True):
@@ -336,9 +336,9 @@ class WithdrawConsent(Ask, kw_only=True):
 
     example = ({"client_id": CLIENT_ID}, {"sessions_ended": 1})
     refusals = (UserNotFound,)
-    client_id: ClientId
+    client_id: Annotated[ClientId, says("the client; list_consents shows it")]
     user_id: OfUser = None
-    reason: Text | None = None
+    reason: Annotated[Text | None, says("why; in the audit log")] = None
 
 
 class SessionRecord(Struct, omit_defaults=True):

@@ -72,7 +72,7 @@ class GetQueue(Ask, kw_only=True):
     needed: ClassVar[tuple[str, ...]] = ("queue_id",)
     example = ({"queue_id": QUEUE["queue_id"]}, QUEUE)
     refusals = (QueueNotFound,)
-    queue_id: Name = ""
+    queue_id: Annotated[Name, says("the queue; list_queues shows it")] = ""
     minutes: Minutes = 0
 
 
@@ -274,12 +274,12 @@ class PreviewBulk(Ask, kw_only=True):
         "but none that was run again before")]
     priority: Annotated[Integer | None, says("with prioritize: the new priority")] = None
     reason: Annotated[Reason | None, says("why; audited, and told to the owner of a canceled task")] = None
-    status: Status | None = None
-    type: Name | None = None
+    status: Annotated[Status | None, says("only tasks in this status")] = None
+    type: Annotated[Name | None, says("only tasks of this type")] = None
     created_by: Annotated[Name | None, says("id of the creator")] = None
     created_by_kind: Annotated[Kind | None, says("kind of created_by; default: any")] = None
     created_after: Annotated[Moment | None, says("created then or later")] = None
-    created_before: Moment | None = None
+    created_before: Annotated[Moment | None, says("created earlier")] = None
     ended_after: Annotated[Moment | None, says("ended then or later")] = None
     id_prefix: Annotated[Name | None, says("how the task_id begins")] = None
     held: Annotated[bool | None, says("true: only those on hold; false: none of them")] = None
@@ -303,7 +303,7 @@ class GetBulk(Ask, kw_only=True):
     example = ({"bulk_id": NEXT_TASK_ID}, BULK)
     refusals = (BulkNotFound,)
     next_step = "While ended is false, run_bulk with its confirmation goes on."
-    bulk_id: Name = ""
+    bulk_id: Annotated[Name, says("the bulk that run_bulk began")] = ""
 
 
 class BulkSample(Struct):

@@ -72,7 +72,8 @@ class ImportReceipts(Ask, kw_only=True):
         "receipt_id": DUTY, "reason": "differs", "message": "another receipt has this id here"}]})
     paged = True
     items = "receipts"
-    receipts: Annotated[list[StoredReceipt], Meta(max_length=MOST_IMPORTED)]
+    receipts: Annotated[list[StoredReceipt], Meta(max_length=MOST_IMPORTED),
+                        says("as export_receipts gives them, in its order")]
 
 
 class RunArchive(Ask, kw_only=True):
@@ -100,7 +101,7 @@ class RestoreArchive(Ask, kw_only=True):
     needed: ClassVar[tuple[str, ...]] = ("task_id",)
     example = ({"task_id": TASK_ID}, {"task_ids": [TASK_ID], "receipts": 4})
     refusals = (ReceiptNotFound, ArchiveUnavailable)
-    task_id: Name = ""
+    task_id: Annotated[Name, says("the task whose receipts come back")] = ""
 
 
 class ArchiveRun(Struct):

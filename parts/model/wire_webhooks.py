@@ -56,7 +56,7 @@ class WebhookAsk(Ask, kw_only=True):
 
     needed: ClassVar[tuple[str, ...]] = ("webhook_id",)
     refusals = (TenantNotFound, WebhookNotFound)
-    webhook_id: Name = ""
+    webhook_id: Annotated[Name, says("the endpoint; list_webhooks shows it")] = ""
     tenant: Whose = None
 
 
@@ -65,9 +65,9 @@ class ChangeWebhook(WebhookAsk, kw_only=True):
 
     example = ({"webhook_id": WEBHOOK_ID, "active": False}, {**WEBHOOK, "state": "disabled",
                                                              "reason": "disabled by human root"})
-    endpoint: EndpointUrl | None = None
-    types: EventTypes | None = None
-    principals: Recipients | None = None
+    endpoint: Annotated[EndpointUrl | None, says("its new URL")] = None
+    types: Annotated[EventTypes | None, says("the events that it gets; replaces the old ones")] = None
+    principals: Annotated[Recipients | None, says("whose events it gets; replaces the old ones")] = None
     description: Annotated[Name | None, says("a name for people")] = None
     active: Annotated[bool | None, says("whether events are delivered; active also ends a parking")] = None
     skip_missed: Annotated[bool, says("go on with events from now, and park those that wait")] = False
@@ -102,7 +102,7 @@ class ListDeliveries(PageAsk, kw_only=True):
     example = ({"webhook_id": WEBHOOK_ID, "state": "waiting"}, {"deliveries": [DELIVERY]})
     refusals = (TenantNotFound, WebhookNotFound)
     next_step = "replay_deliveries delivers events again, for example those that are parked."
-    webhook_id: Name = ""
+    webhook_id: Annotated[Name, says("the endpoint; list_webhooks shows it")] = ""
     tenant: Whose = None
     state: Annotated[DeliveryState | None, says("default: any")] = None
 

@@ -364,6 +364,6 @@ def show_bulk(bulk: Bulk) -> BulkRecord:
 
 OPERATIONS = [
     Operation(preview_bulk, "POST /v1/bulks/preview", "A", "admin:read", "R"),
-    Operation(run_bulk, "POST /v1/bulks", "A", "admin:write", "W", idempotent=True, destructive=True),
+    Operation(run_bulk, "POST /v1/bulks", "A", "admin:write", "W", idempotent=True),
     Operation(get_bulk, "GET /v1/bulks/{bulk_id}", "A", "admin:read", "R"),
 ]

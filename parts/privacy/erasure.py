@@ -393,8 +393,7 @@ def show_erasure(row: Erasure) -> ErasureRecord:
 
 
 OPERATIONS = [
-    Operation(erase_principal, "POST /v1/principals/erase", "A", "admin:write", "W", idempotent=True, destructive=True),
-    Operation(erase_tenant, "POST /v1/tenants/{tenant}/erase", "A", "admin:write", "W", idempotent=True,
-              destructive=True),
+    Operation(erase_principal, "POST /v1/principals/erase", "A", "admin:write", "W", idempotent=True),
+    Operation(erase_tenant, "POST /v1/tenants/{tenant}/erase", "A", "admin:write", "W", idempotent=True),
     Operation(list_erasures, "GET /v1/erasures", "A", "admin:read", "R"),
 ]

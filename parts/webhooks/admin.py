@@ -427,7 +427,7 @@ OPERATIONS = [
     Operation(create_webhook, "POST /v1/webhooks", "A", "admin:write", "W"),
     Operation(list_webhooks, "GET /v1/webhooks", "A", "admin:read", "R"),
     Operation(change_webhook, "POST /v1/webhooks/{webhook_id}", "A", "admin:write", "W", idempotent=True),
-    Operation(remove_webhook, "POST /v1/webhooks/{webhook_id}/remove", "A", "admin:write", "W", destructive=True),
+    Operation(remove_webhook, "POST /v1/webhooks/{webhook_id}/remove", "A", "admin:write", "W"),
     Operation(rotate_webhook_secret, "POST /v1/webhooks/{webhook_id}/rotate", "A", "admin:write", "W"),
     Operation(test_webhook, "POST /v1/webhooks/{webhook_id}/test", "A", "admin:write", "W"),
     Operation(list_deliveries, "GET /v1/webhooks/{webhook_id}/deliveries", "A", "admin:read", "R"),

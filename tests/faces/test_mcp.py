@@ -72,7 +72,7 @@ async def posted(served: Any, operation: str, arguments: Any, path: str = "/mcp"
 
 @eras
 async def test_both_eras_list_every_operation_once_in_a_fixed_order(live_for_all: Any, connect: Any, mode: str) -> None:
-    async with connect(live_for_all, mode) as client:
+    async with connect(live_for_all, mode, "/mcp?tools=all") as client:
         first, second = [await client.list_tools() for _ in range(2)]
 
         assert client.protocol_version == {"legacy": LEGACY, "auto": MODERN}[mode]

@@ -48,7 +48,7 @@ class Inspector:
 
     def __init__(self, node: Any, url: str, era: str) -> None:
         self.node = node
-        self.at = ["--cli", "--server-url", f"{url}/mcp", "--transport", "http", "--protocol-era", era,
+        self.at = ["--cli", "--server-url", f"{url}/mcp?tools=all", "--transport", "http", "--protocol-era", era,
                    "--header", f"Authorization: Bearer {TOKEN}", "--format", "json",
                    "--connect-timeout", f"{PATIENCE_SECONDS * 1000:.0f}"]
 
@@ -115,7 +115,7 @@ def test_the_inspector_waits_for_the_end_of_a_task_by_its_handle(node: Any, live
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 def test_the_inspector_works_over_standard_input_and_output(node: Any, live: Any, era: str) -> None:
-    bridge = [sys.executable, "-m", "asyncgate", "mcp", "--url", live.url, "--token", TOKEN]
+    bridge = [sys.executable, "-m", "asyncgate", "mcp", "--url", live.url, "--token", TOKEN, "--tools", "all"]
     ran = node.run("mcp-inspector", "--cli", "--protocol-era", era, "--method", "tools/list", "--format", "json",
                    "-e", f"PYTHONPATH={ROOT}", "--", *bridge)
 
@@ -126,7 +126,7 @@ def test_the_inspector_works_over_standard_input_and_output(node: Any, live: Any
 @pytest.mark.parametrize(("generation", "era"), [("v1", "legacy"), ("v2", "legacy"), ("v2", "auto")])
 def test_a_typescript_client_takes_a_task_from_its_creation_to_its_end(
         node: Any, live: Any, generation: str, era: str) -> None:
-    ran = node.run("node", "--input-type=module", "-", generation, era, f"{live.url}/mcp", TOKEN,
+    ran = node.run("node", "--input-type=module", "-", generation, era, f"{live.url}/mcp?tools=all", TOKEN,
                    input=SCRIPT.read_text(encoding="utf-8"))
 
     assert ran.returncode == 0, ran.stderr
@@ -139,7 +139,8 @@ def test_a_typescript_client_takes_a_task_from_its_creation_to_its_end(
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_fastmcp_takes_a_task_from_its_creation_to_its_end(live: Any, mode: str) -> None:
     fastmcp, transports = [pytest.importorskip(name) for name in ("fastmcp", "fastmcp.client.transports")]
-    transport = transports.StreamableHttpTransport(f"{live.url}/mcp", headers={"authorization": f"Bearer {TOKEN}"})
+    transport = transports.StreamableHttpTransport(f"{live.url}/mcp?tools=all",
+                                                   headers={"authorization": f"Bearer {TOKEN}"})
 
     async with fastmcp.Client(transport, mode=mode) as client:
         tools = await client.list_tools()

@@ -10,7 +10,14 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from asyncgate.parts.faces.mcp.tools import SETS, describe_tools, is_in, make_brief_schema, make_input_schema
+from asyncgate.parts.faces.mcp.tools import (
+    ADDITIVE,
+    SETS,
+    describe_tools,
+    is_in,
+    make_brief_schema,
+    make_input_schema,
+)
 from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
@@ -43,13 +50,15 @@ def every(node: Any) -> list[Any]:
         node, dict) else []
 
 
-@pytest.mark.parametrize(("role", "most"), [("agent", 25 * KB), ("worker", 20 * KB)])
-async def test_a_list_is_small_also_where_the_credential_has_every_scope(served: Any, role: str, most: int) -> None:
+@pytest.mark.parametrize("role", ["agent", "worker"])
+async def test_a_list_is_small_also_where_the_credential_has_every_scope(served: Any, role: str) -> None:
     key = await key_of(served, role, scopes=EVERY_SCOPE[role])
+    most = 16 * KB
 
     answer = await served.call("POST", "/mcp", LIST, token=key)
 
     assert len(answer.content) <= most
+    assert len(answer.json()["result"]["tools"]) <= 20
     # And where arguments say who asks, because the credential does not.
     sets = frozenset({name for name, of in SETS.items() if of == role})
     may = [op for op in OPERATIONS.values() if is_in(op, sets)]
@@ -64,7 +73,7 @@ async def test_a_credential_is_shown_what_its_role_and_scopes_allow(
         served: Any, role: str, scopes: list[str] | None, headers: Any) -> None:
     key = await key_of(served, role, **({"scopes": scopes} if scopes else {}))
 
-    shown = await listed(served, headers=headers, token=key)
+    shown = await listed(served, "/mcp?tools=all", headers=headers, token=key)
 
     for name in OPERATIONS:
         answer = await served.call("POST", "/mcp", {"method": "tools/call", "params": {
@@ -78,16 +87,56 @@ async def test_an_address_picks_sets_of_tools_and_all_can_be_called(served: Any)
     sets = {name: set(await listed(served, f"/mcp?tools={name}")) for name in SETS}
     both = set(await listed(served, "/mcp?tools=work,delegate"))
 
-    assert set.union(*sets.values()) == set(await listed(served)) == set(OPERATIONS)
+    assert set.union(*sets.values()) == set(await listed(served, "/mcp?tools=all")) == set(OPERATIONS)
     assert both == sets["work"] | sets["delegate"]
     assert {"create_task", "get_task"} <= sets["delegate"] - {"lease_next"}
     assert {"lease_next", "complete", "get_task"} <= sets["work"]
     assert "create_task" not in sets["work"]
     assert "issue_key" in sets["admin"]
-    assert sets["admin"] & both == {"health", "ready"}
+    assert not sets["admin"] & both
+    assert {"health", "bootstrap", "end_session"} <= sets["more"]
     call = {"method": "tools/call", "params": {"name": "asyncgate.create_task", "arguments": {"type": "demo",
                                                                                               "payload": None}}}
     assert (await served.post("/mcp?tools=work", call))["result"]["status"] == "queued"
+
+
+@pytest.mark.parametrize("headers", [[], STANDARD], ids=["bare", "standard"])
+async def test_a_credential_that_names_nobody_is_shown_the_tools_of_an_agent(served: Any, headers: Any) -> None:
+    shown, as_worker = [set(await listed(served, path, headers=headers)) for path in (
+        "/mcp", "/mcp?principal_kind=worker&principal_id=w1")]
+    admin = set(await listed(served, token=await key_of(served, "admin")))
+
+    assert {"create_task", "run_task", "get_task", "list_open_obligations", "explain_task"} <= shown
+    assert shown == set(await listed(served, "/mcp?tools=delegate"))
+    assert as_worker == set(await listed(served, "/mcp?tools=work"))
+    assert "erase_tenant" in admin      # a credential that names an administrator
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_argument_of_a_tool_is_described(name: str) -> None:
+    for schema in (make_input_schema(OPERATIONS[name]), make_brief_schema(OPERATIONS[name], named=False)):
+        assert [argument for argument, about in schema["properties"].items() if not about.get("description")] == []
+
+
+# What the first word of a writing operation's name says about what was there before.
+TAKES_AWAY = {"cancel", "change", "drain", "end", "erase", "fail", "pause", "remove", "revoke", "rotate", "run", "set",
+              "sign", "suspend", "withdraw"}
+
+
+@pytest.mark.parametrize("name", [op.name for op in OPERATIONS.values() if op.kind == "W"])
+def test_a_tool_says_that_it_is_destructive_if_it_ends_stops_replaces_or_removes_anything(name: str) -> None:
+    [tool] = describe_tools([OPERATIONS[name]], ".")
+    verb = name.partition("_")[0]
+
+    assert (verb in TAKES_AWAY) != (verb in ADDITIVE), f"say which of the two {verb} is"
+    assert tool["annotations"]["destructiveHint"] == (verb in TAKES_AWAY and name != "run_task")
+
+
+def test_no_tool_that_only_reads_is_destructive() -> None:
+    reads = {op.name for op in OPERATIONS.values() if op.kind != "W"}
+
+    assert not [tool["name"] for tool in describe_tools(OPERATIONS.values(), ".")
+                if tool["name"].partition(".")[2] in reads and tool["annotations"]["destructiveHint"]]
 
 
 @pytest.mark.parametrize("headers", [[], STANDARD], ids=["bare", "standard"])
@@ -95,7 +144,7 @@ async def test_a_set_that_there_is_not_is_refused_by_name(served: Any, headers: 
     answer = await served.call("POST", "/mcp?tools=work,play", LIST, headers=headers)
 
     assert "play" in answer.content.decode()
-    assert "delegate, work, admin" in answer.content.decode()
+    assert "delegate, work, admin, more and all" in answer.content.decode()
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -122,7 +171,7 @@ def test_no_schema_lets_a_required_argument_be_null_because_null_means_absent(na
 
 
 async def test_who_asks_is_no_argument_where_the_credential_says_it(served: Any) -> None:
-    agent, everybody = await listed(served, token=await key_of(served, "agent")), await listed(served)
+    agent, everybody = await listed(served, token=await key_of(served, "agent")), await listed(served, "/mcp?tools=all")
     in_address = await listed(served, "/mcp?principal_kind=agent&principal_id=ada")
 
     def names(tools: Any, name: str) -> set[str]:
@@ -135,7 +184,7 @@ async def test_who_asks_is_no_argument_where_the_credential_says_it(served: Any)
 
 
 async def test_everything_there_is_to_say_is_shown_on_demand(served: Any) -> None:
-    shown = await listed(served, "/mcp?schemas=full")
+    shown = await listed(served, "/mcp?schemas=full&tools=all")
 
     names = {tool["name"] for tool in describe_tools(OPERATIONS.values(), ".")}
     assert names == {tool["name"] for tool in shown.values()}

@@ -485,14 +485,14 @@ class Facade:
         underscored = path.endswith("/u") or self.settings.mcp_tool_names == "underscore"
         named = (caller.bound and not caller.sees_all) or "principal_id" in query
         form = FULL_FORM if query.get("schemas") == "full" else BRIEF_NAMED if named else BRIEF_FORM
-        sets = read_sets(query.get("tools"))
+        sets = read_sets(query.get("tools"), *find_default_sets(caller, query))
         return [one for one in self.catalog.shelf(UNDERSCORED if underscored else DOTTED, form)
                 if one.op.fits(caller) and is_in(one.op, sets)]
 
     async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         visit = find_visit(ctx)
         if visit.call is None:
-            raise MCPError(types.INVALID_PARAMS, f"no tool {params.name}; tools/list shows the tools")
+            raise MCPError(types.INVALID_PARAMS, describe_no_tool(params.name))
         ask = visit.call.ask
         if by_handle := isinstance(ask, RunTask) and wants_handle(ctx):
             ask.wait_seconds = 0.0      # the client polls the handle itself
@@ -544,7 +544,7 @@ class Facade:
         if message.method == "tools/list":
             return {"tools": [one.plain for one in self._shown(scope["path"], caller, read_query_of(scope))]}
         if op is None:
-            raise InvalidRequest(f"no tool {message.name!r}; tools/list shows the tools")
+            raise InvalidRequest(describe_no_tool(message.name))
         if not message.arguments_are_an_object:
             raise InvalidRequest("arguments must be an object")
         call = self._read(scope, op, self.settings.unknown_members, message, caller)
@@ -576,6 +576,15 @@ async def parse_message(body: bytes) -> JsonRpcMessage:
     method = decode_or_none(_text, members.get("method", NULL)) or ""
     name = decode_or_none(_text, params.get("name", NULL)) or ""
     return JsonRpcMessage(members, params, method, name)
+
+
+def find_default_sets(caller: Caller, query: dict[str, str]) -> tuple[str, ...]:
+    """Return the sets to list for a credential that names nobody: a host of a model should not see administration."""
+    return () if caller.bound else ("work",) if query.get("principal_kind") == "worker" else ("delegate",)
+
+
+def describe_no_tool(name: str) -> str:
+    return f"no tool {name!r}; tools/list shows the tools, with ?tools=all in the address all of them"
 
 
 def read_query_of(scope: Scope) -> dict[str, str]:

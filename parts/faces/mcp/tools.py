@@ -24,10 +24,21 @@ from asyncgate.parts.model.wire import (
     AsPrincipal,
     AsWorker,
     CreateTask,
+    ListTasks,
 )
 
-# The sets that a host may choose with /mcp?tools=…: tools for agents, for workers, and for administration.
-SETS = {"delegate": "agent", "work": "worker", "admin": ""}
+# The sets that a host may choose with /mcp?tools=…: tools for agents, for workers, for administration, and those that
+# few agents and workers need.
+SETS = {"delegate": "agent", "work": "worker", "admin": "", "more": ""}
+ALL = "all"
+RARE = frozenset({
+    "check_terminator", "emit_receipt", "end_session", "get_config", "get_receipt", "health", "list_archived_receipts",
+    "list_consents", "list_schedules", "list_sessions", "ready", "report_schedule", "sign_out_everywhere",
+    "withdraw_consent"})
+# Arguments that few models need: the gate takes them, and brief lists do not show them.
+RARE_ARGUMENTS = frozenset({"expected_artifact_mime", "expected_outcome_kind", "max_expiries", "payload_pointer",
+                            "principal_ai", "retry_backoff_seconds", "success_criteria", "timeouts",
+                            "created_by_kind", "id_prefix", "summary_prefix", "type_prefix"})
 ADMINISTERING = frozenset({"admin:read", "admin:write"})
 # The forms of a listed tool: full; brief, with the caller's id as an argument; or brief without it.
 ToolForm = Literal["full", "brief", "named"]
@@ -39,6 +50,10 @@ ASKER_ARGUMENTS = {"agent_id": "your id", "worker_id": "your worker id; keep it 
 ASKING = (AsPrincipal, AsWorker, AsEither)
 SOME_JSON = [kind for kind in ANY_JSON["type"] if kind != "null"]
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
+# The verbs of operations that only add something, go on with it, or give it back.
+ADDITIVE = frozenset({"ack", "attach", "bootstrap", "complete", "create", "emit", "import", "invite", "issue", "lease",
+                      "make", "register", "release", "renew", "replay", "report", "rerun", "restore", "resume", "seal",
+                      "start", "test"})
 INSTRUCTIONS = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task.
 After a restart, call list_open_obligations first: it lists what is still owed to you. As a worker: lease_next,
 renew_lease every renew_every_seconds, then complete, fail or release_lease; a lease that ran out is lost. Every error
@@ -50,9 +65,9 @@ def describe_tool(op: Any, name: str, form: ToolForm = FULL_FORM) -> JsonObject:
     takes = {"inputSchema": make_input_schema(op), "outputSchema": make_output_schema(op)} if form == FULL_FORM else {
         "inputSchema": make_brief_schema(op, named=form == BRIEF_NAMED)}
     return {
-        "name": name, "title": op.name.replace("_", " ").capitalize(),
+        "name": name, **({"title": op.name.replace("_", " ").capitalize()} if form == FULL_FORM else {}),
         "description": describe_purpose(op, name.startswith(TOOL_PREFIX)), **takes,
-        "annotations": {"readOnlyHint": op.kind != "W", "destructiveHint": op.destructive,
+        "annotations": {"readOnlyHint": op.kind != "W", "destructiveHint": is_destructive(op),
                         "idempotentHint": op.idempotent, "openWorldHint": False}}
 
 
@@ -63,19 +78,26 @@ def describe_tools(operations: Iterable[Any], separator: str, form: ToolForm = F
     return [describe_tool(op, f"{prefix}{separator}{op.name}", form) for op in by_name]
 
 
-def read_sets(named: str | None) -> frozenset[str]:
-    """Return the sets of tools that a query names; all if it names none."""
-    wanted = frozenset(named.split(",")) if named else frozenset(SETS)
-    if unknown := wanted - SETS.keys():
-        raise InvalidRequest(f"tools={','.join(sorted(unknown))} is unknown; the sets are {', '.join(SETS)}")
-    return wanted
+def is_destructive(op: Any) -> bool:
+    """Whether a call may end, stop, replace or remove something: MCP calls every other writing additive."""
+    return op.kind == "W" and not op.takes.creates and op.name.partition("_")[0] not in ADDITIVE
+
+
+def read_sets(named: str | None, default: str = "delegate,work,admin") -> frozenset[str]:
+    """Return the sets of tools that a query names, or the default."""
+    wanted = frozenset((named or default).split(","))
+    if unknown := wanted - SETS.keys() - {ALL}:
+        raise InvalidRequest(f"tools={','.join(sorted(unknown))} is unknown; the sets are {', '.join(SETS)} and {ALL}")
+    return frozenset(SETS) if ALL in wanted else wanted
 
 
 def is_in(op: Any, sets: frozenset[str]) -> bool:
     """Whether an operation belongs to one of these sets; what needs a scope of administration belongs to that."""
-    roles, everyday = {SETS[name] for name in sets}, op.scopes - ADMINISTERING or not op.scopes
+    if op.name in RARE or op.successor:
+        return "more" in sets
+    everyday = op.scopes - ADMINISTERING or not op.scopes
     users = {"agent", "worker"} & {*op.roles} if everyday else set[str]()
-    return op.open or bool(roles & users) or ("" in roles and not users)
+    return bool({SETS[name] for name in sets} & users) or ("admin" in sets and not users)
 
 
 def describe_purpose(op: Any, of_a_gate: bool = True) -> str:
@@ -129,12 +151,13 @@ def shorten_schema(schema: Any, hidden: Set[str]) -> Any:
 
 
 def find_spellings(title: str, hidden: Set[str]) -> Set[str]:
-    """Return the members that name the caller, except those shown to a model."""
+    """Return the members that name the caller, except those shown to a model, and those that few models need."""
     kind = find_kinds(Ask).get(title)
     if kind is None or not issubclass(kind, ASKING):
         return {"tenant_id"} if kind else frozenset()
     creators = {"created_by", "tasker_principal"} if issubclass(kind, CreateTask) else set[str]()
-    return (ASKERS - ASKER_ARGUMENTS.keys()) | hidden | creators
+    rare = RARE_ARGUMENTS if issubclass(kind, CreateTask | ListTasks) else frozenset[str]()
+    return (ASKERS - ASKER_ARGUMENTS.keys()) | hidden | creators | rare
 
 
 @cache

@@ -270,5 +270,5 @@ OPERATIONS = [
     Operation(register_client, "POST /v1/clients, POST /admin/oauth/clients", "A", "admin:write", "W"),
     Operation(list_clients, "GET /v1/clients, GET /admin/oauth/clients", "A", "admin:read", "R"),
     Operation(change_client, "POST /v1/clients/{client_id}", "A", "admin:write", "W"),
-    Operation(remove_client, "POST /v1/clients/{client_id}/remove", "A", "admin:write", "W", destructive=True),
+    Operation(remove_client, "POST /v1/clients/{client_id}/remove", "A", "admin:write", "W"),
 ]

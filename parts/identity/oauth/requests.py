@@ -144,11 +144,15 @@ def list_resources(issuer: str) -> list[str]:
     return [issuer + mount for mount in MOUNTS]
 
 
+TOOLS = re.compile(r"\?tools=[a-z,]*\Z")      # of the address that a host was given
+
+
 def find_resource(issuer: str, named: str | None) -> str | None:
     """Return the URL that tokens are for (RFC 8707); by default the MCP endpoint; None for another's."""
     if not named:
         return issuer + "/mcp"
-    return bare if (bare := named.removesuffix("/")) in list_resources(issuer) else None
+    bare = TOOLS.sub("", named).removesuffix("/")
+    return bare if bare in list_resources(issuer) else None
 
 
 def redirect_back(server: AuthorizationServer, asked: AuthorizationRequest, **parameters: str) -> Answer:

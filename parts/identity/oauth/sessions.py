@@ -282,8 +282,8 @@ def as_consent_record(consent: Consent, names: dict[str, str]) -> ConsentRecord:
 
 OPERATIONS = [
     Operation(list_sessions, "GET /v1/sessions", "a A", "", "R"),
-    Operation(end_session, "POST /v1/sessions/end", "a A", "", "W", idempotent=True, destructive=True),
-    Operation(sign_out_everywhere, "POST /v1/sign-out", "a A", "", "W", idempotent=True, destructive=True),
+    Operation(end_session, "POST /v1/sessions/end", "a A", "", "W", idempotent=True),
+    Operation(sign_out_everywhere, "POST /v1/sign-out", "a A", "", "W", idempotent=True),
     Operation(list_consents, "GET /v1/consents", "a A", "", "R"),
-    Operation(withdraw_consent, "POST /v1/consents/withdraw", "a A", "", "W", idempotent=True, destructive=True),
+    Operation(withdraw_consent, "POST /v1/consents/withdraw", "a A", "", "W", idempotent=True),
 ]

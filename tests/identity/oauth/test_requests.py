@@ -144,6 +144,10 @@ async def test_parameters_that_it_does_not_know_are_ignored(asking: Asking) -> N
     assert await asking.ask(prompt="consent", nonce="n", unknown="x", login_hint="ada") == plain
 
 
+async def test_a_resource_may_have_the_tools_that_the_address_of_its_host_picks(asking: Asking) -> None:
+    assert (await asking.ask(resource=f"{ISSUER}/mcp?tools=delegate,work")).resource == f"{ISSUER}/mcp"
+
+
 async def test_a_resource_is_one_of_the_gates(asking: Asking) -> None:
     named = {...: "/mcp", "": "/mcp", ISSUER: "", ISSUER + "/": "", ISSUER + "/mcp": "/mcp", ISSUER + "/mcp/": "/mcp",
              ISSUER + "/mcp/u": "/mcp/u"}
