@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.harness import Gate, refused, under
-from asyncgate.parts.model.identities import NAMED
+from asyncgate.parts.model.identities import IDENTITY_MEMBERS
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 
@@ -211,7 +211,7 @@ async def test_a_request_that_names_two_principals_is_refused_by_each_operation(
             if set(named) <= set(op.takes.__struct_fields__) and not (
                     op.open or op.reader.is_batch or ("created_by" in named and not op.takes.creates)):
                 tried += 1
-                least = {name: value for name, value in op.takes.example[0].items() if name not in NAMED}
+                least = {name: value for name, value in op.takes.example[0].items() if name not in IDENTITY_MEMBERS}
                 with refused("invalid_request") as told:
                     await getattr(shared(gate), op.name)(**{**least, **named})
                 assert "one principal" in str(told.value), op.name

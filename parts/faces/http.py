@@ -21,7 +21,7 @@ from asyncgate.parts.model.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
-from asyncgate.parts.model.identities import NAMED, check_names, list_identities
+from asyncgate.parts.model.identities import IDENTITY_MEMBERS, check_names, list_identities
 from asyncgate.parts.model.members import read_member
 from asyncgate.parts.model.screening import LARGE, check_members, let_others_run
 from asyncgate.parts.model.settings import Settings
@@ -91,14 +91,14 @@ def read_query(query: bytes) -> dict[str, str]:
     if any("\0" in text for pair in pairs for text in pair):
         raise InvalidRequest("the query may not contain the NUL character")
     said = dict(pairs)
-    if twice := sorted({name for name, value in pairs if name in NAMED and value != said[name]}):
+    if twice := sorted({name for name, value in pairs if name in IDENTITY_MEMBERS and value != said[name]}):
         raise InvalidRequest(f"the query says {twice[0]} twice: a request names one principal")
     return said
 
 
 def fill_principal(ask: Ask, query: dict[str, str]) -> None:
     """Take the principal from the query if the body names none; some clients put it there."""
-    if query.keys() & NAMED:
+    if query.keys() & IDENTITY_MEMBERS:
         check_names([*list_identities(ask), ("query", query)])
     for name in ("principal_kind", "principal_id", "principal_instance_id"):
         if name in query and getattr(ask, name, "") is None:

@@ -13,17 +13,18 @@ from msgspec import Struct
 
 from asyncgate.parts.model.errors import InvalidRequest
 
-KINDS, IDS = ("principal_kind", "worker_kind", "kind"), ("principal_id", "agent_id", "worker_id", "id")
-INSTANCES = ("principal_instance_id", "agent_instance_id", "worker_instance_id", "instance_id")
+KIND_MEMBERS, ID_MEMBERS = ("principal_kind", "worker_kind", "kind"), ("principal_id", "agent_id", "worker_id", "id")
+INSTANCE_MEMBERS = ("principal_instance_id", "agent_instance_id", "worker_instance_id", "instance_id")
 CREATORS = ("created_by", "tasker_principal")
-NAMED = frozenset((*KINDS[:2], *IDS[:3], *INSTANCES[:3]))       # in a request itself, and CREATORS hold all of them
+# In a request itself; CREATORS hold all of them.
+IDENTITY_MEMBERS = frozenset((*KIND_MEMBERS[:2], *ID_MEMBERS[:3], *INSTANCE_MEMBERS[:3]))
 IMPLIED = {"agent_id": "agent", "worker_id": "worker"}          # kinds
 
 
 @cache
 def list_identity_fields(kind: type[Struct]) -> tuple[str, ...]:
     """Return the fields with which a request of a type may name a principal."""
-    return tuple(name for name in kind.__struct_fields__ if name in NAMED or name in CREATORS)
+    return tuple(name for name in kind.__struct_fields__ if name in IDENTITY_MEMBERS or name in CREATORS)
 
 
 def check_identities(ask: Struct) -> None:
@@ -41,9 +42,9 @@ def list_identities(ask: Struct) -> list[tuple[str, Any]]:
 def check_names(named: Iterable[tuple[str, Any]]) -> None:
     """Refuse members that name two principals, or two sessions of one."""
     given = dict(spread_creators(named))
-    for part in (KINDS, IDS, INSTANCES):
+    for part in (KIND_MEMBERS, ID_MEMBERS, INSTANCE_MEMBERS):
         told = {path: value for path, value in given.items() if path.rpartition(".")[2] in part}
-        if part is KINDS:
+        if part is KIND_MEMBERS:
             told |= {path: IMPLIED[name] for path in given if (name := path.rpartition(".")[2]) in IMPLIED
                      and not (name == "worker_id" and path[:-2] + "kind" in given)}
         if len(set(told.values())) > 1:
@@ -58,6 +59,6 @@ def spread_creators(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str
             value = {inner: getattr(value, inner) for inner in value.__struct_fields__}
         if isinstance(value, Mapping):
             yield from ((f"{name}.{inner}", text) for inner, text in value.items()
-                        if isinstance(text, str) and (inner in NAMED or name in CREATORS))
-        elif isinstance(value, str) and name in NAMED:
+                        if isinstance(text, str) and (inner in IDENTITY_MEMBERS or name in CREATORS))
+        elif isinstance(value, str) and name in IDENTITY_MEMBERS:
             yield name, value

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
 from asyncgate.parts.model.errors import GateError, InvalidRequest, PayloadTooLarge
-from asyncgate.parts.model.identities import NAMED, check_names
+from asyncgate.parts.model.identities import IDENTITY_MEMBERS, check_names
 from asyncgate.parts.model.screening import NUL, check_members, find_mark
 from asyncgate.parts.model.wire import UNTAGGED, Batch, Requirements
 
@@ -146,7 +146,7 @@ class Reader(Generic[K]):
         try:
             return msgspec.convert(query, self.exact, strict=False), NONE
         except msgspec.ValidationError:
-            if not (NAMED & query.keys()).issubset(self.takes.__struct_fields__):
+            if not (IDENTITY_MEMBERS & query.keys()).issubset(self.takes.__struct_fields__):
                 check_names(query.items())
             said = {name: Raw(b"null") for name in query}
             return self._settle(lambda: msgspec.convert(query, self.takes, strict=False),
@@ -177,8 +177,8 @@ class Reader(Generic[K]):
             body = msgspec.json.encode({**members, held: VALID})
             if refusal := find_marked(body):
                 raise refusal
-        if not (NAMED & members.keys()).issubset(self.takes.__struct_fields__):
-            check_names((name, read_text(members[name])) for name in NAMED & members.keys())
+        if not (IDENTITY_MEMBERS & members.keys()).issubset(self.takes.__struct_fields__):
+            check_names((name, read_text(members[name])) for name in IDENTITY_MEMBERS & members.keys())
         named = tuple(islice(find_unknown_members(self.takes, members), most))
         ask, own = self._settle(lambda: self._loosely(body), named, rule)
         if items:

@@ -9,7 +9,7 @@ from asyncgate.parts.model.stored import Lease, Task
 from asyncgate.parts.model.wire import Principal
 
 MOST_RESUMED = 20               # of a lease, that its task's history tells of
-MOST_NAMED = 10                 # workers that a task remembers as lost
+MOST_LOST_TO = 10                 # workers that a task remembers as lost
 
 
 def name_process(lease: Lease, worker: Principal, resumption_id: str | None) -> str:
@@ -35,7 +35,7 @@ def is_resumption(lease: Lease, process: str) -> bool:
 
 def add_loss(task: Task, lease: Lease) -> dict[str, Any]:
     """Return what changes of a task when the holder of its lease is lost."""
-    lost_to = [*decode_json(task.lost_to), lease.worker_id][-MOST_NAMED:]
+    lost_to = [*decode_json(task.lost_to), lease.worker_id][-MOST_LOST_TO:]
     return {"expiries": task.expiries + 1, "lost_to": to_canonical(lost_to).decode()}
 
 
