@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import heapq
 import json
 import logging
@@ -168,6 +169,11 @@ FROM tenants AS t
 COUNTED_ONCE = {"queues": COUNT_QUEUES, "meters": COUNT_STORED}
 MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
+WAY_ON = ("; what was acknowledged is in the file and its -wal, which stay as they are: make room on the disk, or "
+          "repair it, then start again")
+WAYS_ON = {sqlite3.SQLITE_IOERR: WAY_ON, sqlite3.SQLITE_FULL: WAY_ON,
+           sqlite3.SQLITE_READONLY: "; the system did not open it for writing: see its rights and its disk, then start "
+                                    "again"}
 COPIED_PAGES = 4096     # of a backup, at once
 REWRITTEN = 1 << 20     # bytes of the log, at once
 SHARE = 64          # the most batches that share one commit
@@ -534,7 +540,8 @@ class Sqlite(Pages):
         except BaseException as error:
             await self.close()
             if isinstance(error, sqlite3.Error):
-                raise StartupError(f"cannot use {self.path} as a database: {error}") from error
+                cure = WAYS_ON.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "")
+                raise StartupError(f"cannot use {self.path} as a database: {error}{cure}") from error
             raise
         return self
 
@@ -1440,7 +1447,8 @@ async def open_or_explain(backend: Sqlite) -> Sqlite:
     try:
         return await backend.open()
     except OSError as error:
-        raise StartupError(f"cannot open {backend.path}: {error.strerror or error}") from error
+        cure = WAY_ON if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT) else ""
+        raise StartupError(f"cannot open {backend.path}: {error.strerror or error}{cure}") from error
 
 
 async def migrate_database(url: str) -> list[str]:
