@@ -37,6 +37,7 @@ from asyncgate.clients.http import (
     pause_after,
 )
 from asyncgate.clients.operations import CALLS, AsyncOperations, Names, TaskRecord, TaskTerms
+from asyncgate.clients.values import make_reader
 from asyncgate.parts.model.wire import Status
 from asyncgate.parts.process.spans import PRODUCERS, Tracing, find_tracing
 
@@ -317,8 +318,8 @@ class Handle:
         """Cancel the task; return whether its status is canceled now: False if the task had already ended."""
         return (await self.gate.cancel_task(self.task_id, reason=reason)).status == "canceled"
 
-    async def result(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109  # as asyncio's own waits
-        """Wait until the task has ended and return its result.
+    async def result(self, timeout: float | None = None, *, type: Any = Any) -> Any:  # noqa: ASYNC109  # as asyncio
+        """Wait until the task has ended and return its result, as a value of this type (a model, say).
 
         An unreachable gate does not end the wait.  Raises TaskFailed, TaskCanceled, or TimeoutError after `timeout`
         seconds; a timeout does not stop the task.
@@ -328,7 +329,7 @@ class Handle:
             raise TaskFailed(ended)
         if ended.status == "canceled":
             raise TaskCanceled(ended)
-        return ended.result.result if ended.result else None
+        return make_reader(type)(ended.result.result if ended.result else None)
 
     async def ended(self, timeout: float | None = None) -> TaskRecord:  # noqa: ASYNC109
         """Wait until the task has ended, in success or not, and return the whole task."""

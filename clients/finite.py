@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from asyncgate.clients.values import dump_model
+
 
 def encode_finite(value: Any, name: str = "") -> bytes:
     """Encode a value as JSON; raises ValueError with the path of a NaN or an infinity, below `name`."""
-    text = msgspec.json.encode(value)
+    text = msgspec.json.encode(value, enc_hook=dump_model)
     if b"null" in text:
         plain = msgspec.to_builtins(value, str_keys=True, enc_hook=leave_out)
         if found := find_infinite(plain, name):
@@ -25,13 +27,17 @@ def encode_request(value: Any) -> bytes:
     try:
         return encode_finite(value)
     except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=msgspec.json.decode)).encode()
+        return json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=decode_raw)).encode()
 
 
-def leave_out(value: Any) -> None:
-    """Leave out what is JSON already, which has no such number; raises TypeError for any other value."""
-    if not isinstance(value, msgspec.Raw):
-        raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+def decode_raw(value: Any) -> Any:
+    """Decode what is JSON already, and dump a model."""
+    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else dump_model(value)
+
+
+def leave_out(value: Any) -> Any:
+    """Leave out what is JSON already, which has no such number; dump a model."""
+    return None if isinstance(value, msgspec.Raw) else dump_model(value)
 
 
 def find_infinite(value: Any, name: str = "") -> str:

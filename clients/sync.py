@@ -181,9 +181,9 @@ class SyncHandle:
         """Cancel the task; return whether its status is canceled now: False if the task had already ended."""
         return self.loop_thread.run(self.handle.cancel(reason))
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None, *, type: Any = Any) -> Any:
         """Wait until the task has ended and return its result; see `Handle.result`."""
-        return self.loop_thread.run(self.handle.result(timeout))
+        return self.loop_thread.run(self.handle.result(timeout, type=type))
 
     def ended(self, timeout: float | None = None) -> TaskRecord:
         """Wait until the task has ended, in success or not, and return the whole task."""

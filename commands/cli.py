@@ -444,6 +444,8 @@ class PassingCommand(click.Command):
 @click.option("--plain-http", is_flag=True, help="http_get: allow http:// as well as https://.")
 @click.option("--timeout", "timeout_seconds", type=calling.Duration(0.001), default=30.0, show_default="30s",
               help="http_get: timeout of a request.")
+@click.option("--no-tracebacks", "tracebacks", is_flag=True, flag_value=False, default=True,
+              help="Do not keep where in the code an error was raised.")
 @click.option("--lifeline", "quiet", is_flag=True, hidden=True)
 @add_gate_options
 @click.pass_context

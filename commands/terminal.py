@@ -202,9 +202,20 @@ def flatten_reply(reply: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((name if at == 0 else "", one) for at, one in enumerate(value))
             continue
         if name in OPENED and isinstance(value, dict):
-            yield from ((f"{name}.{inner}", held) for inner, held in value.items())
+            for inner, held in value.items():
+                yield from split_traceback(f"{name}.{inner}", held)
         else:
             yield name, value
+
+
+def split_traceback(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """List a value; the traceback of a task's error gets a line for each of its own."""
+    trace = value.get("traceback") if isinstance(value, dict) else None
+    if not isinstance(trace, str):
+        yield name, value
+        return
+    yield name, {inner: held for inner, held in value.items() if inner != "traceback"}
+    yield from ((f"{name}.traceback" if at == 0 else "", line) for at, line in enumerate(trace.split("\n")))
 
 
 def format_cell(value: Any, no: str | None = None) -> str:

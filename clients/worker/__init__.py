@@ -78,12 +78,13 @@ class Worker:
             self, gate: Any = None, worker_id: str | None = None, *, token: str | None = None,
             worker_kind: str | None = None, capabilities: Sequence[str] = (), concurrency: int = 1,
             ttl_seconds: int = LEASE_SECONDS, state: str | Path | None = DEFAULT_STATE, drain_seconds: float = 20.0,
-            delivery_tries: int = DELIVERY_TRIES) -> None:
+            delivery_tries: int = DELIVERY_TRIES, tracebacks: bool = True) -> None:
         """Make a worker for the gate at a URL, or for the gate of an existing client.
 
         `worker_id` defaults to the principal of the issued key, or to the host's name.  `state` is the folder for data
         that must outlive the process; it defaults to a folder of the user, and None keeps nothing.  `ttl_seconds` is
         the length of a lease, renewed at a third of it: a task waits so long at most if its worker dies.
+        `tracebacks`: whether the error of a task tells where in your code it was raised.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, not {concurrency}")
@@ -95,6 +96,7 @@ class Worker:
         self.worker_kind, self.capabilities = worker_kind, split_capabilities(capabilities)
         self.concurrency = concurrency
         self.ttl_seconds, self.drain_seconds, self.delivery_tries = ttl_seconds, drain_seconds, delivery_tries
+        self.tracebacks = tracebacks
         self.state = default_folder(self.gate.url) if state is DEFAULT_STATE else None if state is None else Path(state)
         self.tasks: dict[str | None, TaskFunction] = {}
         self.jobs: dict[str, asyncio.Task[None]] = {}       # by lease
@@ -102,12 +104,13 @@ class Worker:
         self.running = False
         self.tracing: Tracing | None = None     # if there is a provider of spans when it begins
 
-    def task(self, *types: str, payload: Any = None, retry: tuple[type[BaseException], ...] = (OSError,),
+    def task(self, *types: str, payload: Any = None, retry: tuple[type[BaseException], ...] = (Exception,),
              ) -> Callable[[F], F]:
         """Register the function for tasks of these types, or of all types if none is named.
 
         The function takes the payload, decoded into its annotated type, and optionally the job.  Its return value is
-        the result.  An error of a class in `retry` fails this attempt; any other error fails the task.
+        the result.  An error of a class in `retry` fails this attempt: by default all but Fail and what can never
+        succeed, such as a NameError.  Any other error fails the task.  Raises TypeError if JSON cannot express a type.
         """
         def declare(function: F) -> F:
             for type in types or (None,):
@@ -294,6 +297,7 @@ class Worker:
         lease_id = offer["lease_id"]
         if lease_id not in self.jobs:
             job = Job(offer, self.heart, self._lost)
+            job.can_cancel = self._task(job).is_async
             job.span = self.tracing.begin_run(offer) if self.tracing else None
             with job.span.current() if job.span else contextlib.nullcontext():      # both tasks copy the context
                 job.work = asyncio.ensure_future(self._task(job).run(job))
@@ -334,14 +338,14 @@ class Worker:
     async def _stopped(self, job: Job) -> None:
         """Stop a function, because this worker stops."""
         job.lose("stopping")
-        await asyncio.wait([job.work], timeout=CANCEL_SECONDS if self._task(job).is_async else NOTICE_SECONDS)
+        await asyncio.wait([job.work], timeout=CANCEL_SECONDS if job.can_cancel else NOTICE_SECONDS)
         if not job.work.done():     # another worker would run the task at the same time
             self.unfinished.add(job.lease_id)
             log.warning("%s: its function did not stop in time; the lease is kept until it runs out", job)
 
     def _lost(self, job: Job) -> None:
         """Called from any thread: stop an async function; a plain one learns it from `job.lost` or its next report."""
-        if self._task(job).is_async:
+        if job.can_cancel:
             with contextlib.suppress(RuntimeError):     # the loop may have ended
                 self.loop.call_soon_threadsafe(job.work.cancel)
 
@@ -352,9 +356,11 @@ class Worker:
                 return self._letter(job, "complete", **self._result(job, work.result()))
         except Fail as invalid:
             error = invalid
+        fields = task.failure(error, traced=self.tracebacks)
+        how = "this attempt failed, and another may follow" if fields["retryable"] else "failed for good"
         expected = isinstance(error, Retry | Fail)
-        log.warning("%s: failed: %s", job, describe_error(error), exc_info=None if expected else error)
-        return self._letter(job, "fail", **task.failure(error))
+        log.warning("%s: %s: %s", job, how, describe_error(error), exc_info=None if expected else error)
+        return self._letter(job, "fail", **fields)
 
     def _result(self, job: Job, value: Any) -> dict[str, Any]:
         done = value if isinstance(value, Done) else Done(value)
@@ -393,7 +399,9 @@ class Worker:
     async def _send(self, letter: Letter) -> tuple[Letter | None, float]:
         """Send a letter; return what is left to send (None if nothing), and the seconds to wait before that."""
         try:
-            await self.gate.call(letter.operation, **letter.fields)
+            reply = await self.gate.call(letter.operation, **letter.fields)
+            if letter.fields.get("retryable") and reply["status"] == "failed":
+                log.warning("task %s: that was its last attempt; it failed for good", letter.fields["task_id"])
         except Unreachable as none:
             return replace(letter, why=str(none)), 0.0
         except Refusal as no:

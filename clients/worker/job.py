@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import inspect
 import math
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import msgspec
 
 from asyncgate.clients.finite import encode_finite
+from asyncgate.clients.values import check_result, dump_model, make_reader
 from asyncgate.clients.worker.heart import Heart, Pulse
 from asyncgate.parts.process.spans import TaskRun
 
 CHECKPOINT = "checkpoint"       # the field of the progress from which the next worker resumes
 MESSAGE_LENGTH = 4000
+MOST_FRAMES = 20                # of a traceback
+HOPELESS = (NameError, SyntaxError, NotImplementedError)    # no further attempt can end otherwise
 # A future refuses the first; the others would stop the event loop.
 UNSPEAKABLE = (StopIteration, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 
@@ -74,6 +79,7 @@ class Job:
         self._heart, self._tell, self._said = heart, lost, {}
 
     work: asyncio.Future[Any]
+    can_cancel = False              # whether its function is awaited now, and so can be stopped
     span: TaskRun | None = None     # if this process has a provider of spans
     _said: dict[str, Any]
 
@@ -143,33 +149,49 @@ class TaskFunction:
 
     def __init__(self, function: Callable[..., Any], retry: tuple[type[BaseException], ...], payload: Any) -> None:
         self.function, self.retry = function, retry
-        body = function if inspect.isroutine(function) else type(function).__call__
-        self.is_async = inspect.iscoroutinefunction(body)
+        core = function
+        while isinstance(core, functools.partial):
+            core = core.func
+        body = core if inspect.isroutine(core) else type(core).__call__
+        self.is_async = inspect.iscoroutinefunction(body)       # another may still return what can be awaited
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise TypeError(f"{function!r} yields: return a list, and report progress with job.report")
         names = [one for one in inspect.signature(function).parameters.values()
                  if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty]
         if len(names) not in (1, 2):
-            raise TypeError(f"{function!r} must take one argument (the payload) or two (the payload and the job)")
+            raise TypeError(f"{function!r} must take one argument (the payload) or two (the payload and the job); a "
+                            "decorator shows those of its function by functools.wraps")
         self.takes_job = len(names) == 2
-        self.payload = find_annotation(body, names[0].name) if payload is None else payload
+        declared = find_annotations(body, names[0].name)
+        try:
+            self.read = make_reader(declared.get(names[0].name, Any) if payload is None else payload)
+            check_result(declared.get("return", Any))
+        except TypeError as wrong:
+            raise TypeError(f"{function!r} cannot be a task function: {wrong}") from None
 
     def decoded(self, payload: Any) -> Any:
         """Convert the payload into the function's type; raises Fail if that is impossible."""
-        if self.payload is Any:
-            return payload
         try:
-            return msgspec.convert(payload, self.payload, str_keys=True)
-        except msgspec.ValidationError as wrong:
+            return self.read(payload)
+        except ValueError as wrong:
             raise Fail(f"the payload is invalid for this task: {wrong}", code="invalid_payload") from None
 
     async def run(self, job: Job) -> Any:
-        """Call the function; a plain function runs in its own thread."""
+        """Call the function, a plain one in its own thread, and await what it returns if that can be awaited."""
         given = [self.decoded(job.offer["payload"]), *([job] if self.takes_job else [])]
         try:
-            return await (self.function(*given) if self.is_async else run_in_thread(self.function, *given))
+            value = await (self.function(*given) if self.is_async else run_in_thread(self.function, *given))
+            while inspect.isawaitable(value):
+                job.can_cancel = True
+                if job.lost.is_set() and inspect.iscoroutine(value):
+                    value.close()
+                job.check()
+                value = await value
+            return value
         except (SystemExit, KeyboardInterrupt) as error:    # they would stop the event loop, and so the worker
             raise RuntimeError(f"the function ended with {error!r}") from error
 
-    def failure(self, error: BaseException) -> dict[str, Any]:
+    def failure(self, error: BaseException, *, traced: bool = False) -> dict[str, Any]:
         """Return the fields of the `fail` request for an error."""
         code = getattr(error, "code", None) if isinstance(error, Retry | Fail) else type(error).__name__
         said: dict[str, Any] = {"code": clean_text(str(code)), "message": describe_error(error)}
@@ -180,12 +202,14 @@ class TaskFunction:
         if isinstance(error, Retry):
             after = error.after if isinstance(error.after, int | float) and 0 <= error.after < math.inf else None
             return {"error": said, "retryable": True, "retry_after_seconds": after}
-        return {"error": said, "retryable": isinstance(error, self.retry)}
+        if traced and (trace := describe_traceback(error)):
+            said["traceback"] = trace
+        return {"error": said, "retryable": isinstance(error, self.retry) and not isinstance(error, HOPELESS)}
 
 
 def to_json_value(value: Any, name: str = "") -> Any:
     """Convert a value into plain JSON values; raises TypeError or ValueError if JSON cannot express it."""
-    found = msgspec.to_builtins(value, str_keys=True)
+    found = msgspec.to_builtins(value, str_keys=True, enc_hook=dump_model)
     encode_finite(found, name)
     return found
 
@@ -198,15 +222,26 @@ def describe_error(error: BaseException) -> str:
         return f"{type(error).__name__}, and its text raised {type(worse).__name__}"
 
 
+def describe_traceback(error: BaseException) -> str:
+    """Return the end of an error's traceback, from the function's own first line on; empty if it did not run."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
+        frame = frame.tb_next
+    if frame is None:
+        return ""
+    text = "".join(traceback.format_exception(type(error), error, frame, limit=-MOST_FRAMES)).rstrip()
+    return clean_text(text if len(text) <= MESSAGE_LENGTH else f"…{text[1 - MESSAGE_LENGTH:]}")
+
+
 def clean_text(text: str) -> str:
     """Return a text that every gate accepts: cut to length, without NUL and lone surrogates."""
     return text[:MESSAGE_LENGTH].encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
-def find_annotation(function: Callable[..., Any], name: str) -> Any:
-    """Return the annotated type of a parameter, or Any."""
+def find_annotations(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    """Return the annotated types of a function, of which the parameter with this name matters."""
     try:
-        return get_type_hints(inspect.unwrap(function), include_extras=True).get(name, Any)
+        return get_type_hints(inspect.unwrap(function), include_extras=True)
     except NameError as unknown:
         raise TypeError(f"the type of {name!r} is unknown ({unknown}); pass it to task() as payload=") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import logging
@@ -273,6 +274,147 @@ class Odd(BaseException):
         raise ValueError("no words")
 
 
+@pytest.mark.parametrize(("error", "runs"), [
+    (ConnectionError("gone"), 2), (ValueError("bug"), 2), (ExceptionGroup("both", [KeyError(1)]), 2), (Fail("no"), 1),
+    (NameError("nobody"), 1), (NotImplementedError(), 1), (Odd(), 1)], ids=repr)
+async def test_by_default_an_attempt_follows_every_error_but_fail_and_what_can_never_succeed(
+        gate: AsyncHttp, error: BaseException, runs: int) -> None:
+    worker, seen = made(gate), []
+
+    @worker.task("t")
+    def read(page: Any) -> None:
+        seen.append(page)
+        raise error
+
+    async with at_work(worker):
+        task = await run(gate, max_attempts=2)
+
+    assert (task["status"], len(seen)) == ("failed", runs)
+
+
+def fetch(page: dict[str, int]) -> int:
+    """Fail below another function, with a long text."""
+    return page["number"] // 0
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
+async def test_the_traceback_of_an_error_is_kept_with_the_failure_unless_it_is_switched_off(
+        gate: AsyncHttp, plain: bool, kept: bool, caplog: pytest.LogCaptureFixture) -> None:
+    worker = made(gate, tracebacks=kept)
+
+    async def read(page: dict[str, int]) -> int:
+        return fetch(page)
+
+    worker.task("t")(fetch if plain else read)
+
+    async with at_work(worker):
+        error = (await run(gate, payload={"number": 1}, max_attempts=1))["result"]["error"]
+
+    assert (error["code"], "traceback" in error) == ("ZeroDivisionError", kept)
+    if kept:
+        first, *_, last = error["traceback"].splitlines()
+        assert (first, last.partition(":")[0]) == ("Traceback (most recent call last):", "ZeroDivisionError")
+        assert "in fetch" in error["traceback"]
+        assert "job.py" not in error["traceback"]
+    told = [one.getMessage() for one in caplog.records if "ZeroDivisionError" in one.getMessage() or
+            "division" in one.getMessage() or "last attempt" in one.getMessage()]
+    assert ["this attempt failed, and another may follow" in told[0], "failed for good" in told[1]] == [True, True]
+
+
+async def test_a_traceback_is_bounded(gate: AsyncHttp) -> None:
+    worker = made(gate)
+
+    @worker.task("t")
+    def deep(depth: int) -> int:
+        if depth:
+            return deep(depth - 1)
+        raise ValueError("x" * 100_000)
+
+    async with at_work(worker):
+        error = (await run(gate, payload=200, max_attempts=1))["result"]["error"]
+
+    assert len(error["traceback"]) <= 4000
+
+
+@pytest.mark.parametrize("way", ["partial", "partial of a method", "decorator", "wraps", "future", "nested"])
+async def test_whatever_can_be_awaited_is_awaited(gate: AsyncHttp, way: str) -> None:
+    async def read(page: Page, *, add: int = 1) -> int:
+        await asyncio.sleep(0)
+        return page.pages + add
+
+    def plain(page: Page) -> Any:
+        return read(page)
+
+    @functools.wraps(read)
+    def wrapped(*given: Any) -> Any:
+        return read(*given)
+
+    async def nested(page: Page) -> Any:
+        return read(page)
+
+    class Reader:
+        async def read(self, page: Page, add: int) -> int:
+            return page.pages + add
+
+    async def future(page: Page) -> Any:
+        return asyncio.ensure_future(read(page))
+
+    worker = made(gate)
+    worker.task("t")({"partial": functools.partial(read, add=1), "partial of a method": functools.partial(
+        Reader().read, add=1), "decorator": plain, "wraps": wrapped, "future": future, "nested": nested}[way])
+
+    async with at_work(worker):
+        task = await run(gate, payload={"document": "a", "pages": 2}, max_attempts=1)
+
+    assert task["result"].get("result") == 3
+
+
+async def test_a_lost_lease_cancels_an_async_function_behind_a_plain_one(gate: AsyncHttp) -> None:
+    worker, begun, canceled = made(gate), asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            canceled.set()
+
+    worker.task("t")(lambda page: wait())
+    async with at_work(worker):
+        made_task = await gate.call("create_task", type="t", payload=None)
+        await begun.wait()
+        await gate.call("cancel_task", task_id=made_task["task_id"])
+        await canceled.wait()
+
+
+def yields(page: Any) -> Any:
+    yield page
+
+
+async def yields_too(page: Any) -> Any:
+    yield page
+
+
+class Opaque:
+    """Nothing that JSON has a word for."""
+
+
+def takes_opaque(page: Opaque) -> None: ...
+def takes_many(page: list[Opaque | int]) -> None: ...
+def gives_opaque(page: Any) -> Opaque | None: ...
+def gives_path(page: Any) -> dict[str, list[Path]]: ...
+async def gives_opaque_later(page: Any) -> Opaque: ...
+
+
+@pytest.mark.parametrize("function", [yields, yields_too, takes_opaque, takes_many, gives_opaque, gives_path,
+                                      gives_opaque_later, functools.partial(gives_opaque)])
+def test_a_function_of_which_json_cannot_express_payload_or_result_is_refused_when_it_is_registered(
+        function: Any) -> None:
+    with pytest.raises(TypeError, match=r"cannot be a task function|yields"):
+        Worker("http://127.0.0.1:9", "w", state=None).task("t")(function)
+
+
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
 @pytest.mark.parametrize(("error", "code"), [
     (Odd(), "Odd"), (SystemExit(3), "RuntimeError"), (KeyboardInterrupt(), "RuntimeError")],
@@ -341,7 +483,7 @@ async def test_a_number_that_json_does_not_have_fails_the_task_and_is_named(
 
 @pytest.mark.parametrize("how", ["report", "save"])
 async def test_progress_with_a_number_that_json_does_not_have_fails_the_task(gate: AsyncHttp, how: str) -> None:
-    worker = made(gate)
+    worker = made(gate, tracebacks=False)
 
     @worker.task("t")
     async def train(page: Any, job: Job) -> None:

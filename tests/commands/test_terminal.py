@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from asyncgate.commands import remembered
-from asyncgate.commands.terminal import Bar, draw_block, draw_table, escape_text, format_table
+from asyncgate.commands.terminal import Bar, draw_block, draw_table, escape_text, flatten_reply, format_table
 
 COLUMNS = ["task_id", "type", "status", "created_by", "created_at", "progress"]
 IDS = ["01a20485-687b-71d8-bc09-771a1970dfca", "01a20495-3884-7cdf-a51e-6fa4457ced0f"]
@@ -129,3 +129,12 @@ def plain_of(line: str) -> str:
     """A line without what sets colours."""
     import re
     return re.sub(r"\x1b\[[0-9;]*m", "", line)
+
+
+def test_the_traceback_of_a_failed_task_is_shown_line_by_line() -> None:
+    error = {"code": "ValueError", "message": "bug", "traceback": "Traceback:\n  at work\nValueError: bug"}
+    task = {"task_id": "t", "result": {"outcome": "failed", "error": error}}
+
+    assert [*flatten_reply(task)] == [
+        ("task_id", "t"), ("result.outcome", "failed"), ("result.error", {"code": "ValueError", "message": "bug"}),
+        ("result.error.traceback", "Traceback:"), ("", "  at work"), ("", "ValueError: bug")]

@@ -353,7 +353,8 @@ function showContents({task, receipts}, page) {
     result && result.outcome !== "canceled" && (result.outcome === "succeeded"
       ? showJson("Result", result.result, task, page, showArtifacts(result.artifacts))
       : showJson("Error", result.error, task, page,
-        result.error !== null && h("p", {class: "error"}, say(sayError(result.error))))),
+        result.error !== null && h("p", {class: "error"}, say(sayError(result.error))),
+        typeof result.error?.traceback === "string" && h("pre", {class: "traceback"}, say(result.error.traceback)))),
     showJson("Payload", task.payload, task, page,
       task.payload_pointer && h("p", null, "It lies at ", showPlace(task.payload_pointer))),
     task.progress !== null && showJson("Progress", task.progress, task, page,
@@ -366,13 +367,13 @@ function showCancellation(receipts) {
     ["Why", body.reason ? say(body.reason) : "no reason was given"]]));
 }
 
-function showJson(name, value, task, page, above) {
+function showJson(name, value, task, page, ...above) {
   const text = sized(value, page);
   return section(name, {actions: [h("span", {class: "quiet"}, sayBytes(text.bytes)),
     h("button", {"aria-label": `Copy: ${name}`, onclick: () => copy(writeJson(value, 2), `${name} copied`)}, "Copy"),
     h("button", {"aria-label": `Download: ${name}`,
       onclick: () => download(`${name.toLowerCase()}-${task.task_id}.json`, "application/json", writeJson(value, 2))},
-      "Download")]}, above, jsonTree(value));
+      "Download")]}, ...above, jsonTree(value));
 }
 
 /** Measure a value once for each time that it was read: the page is drawn more often. */
