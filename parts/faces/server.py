@@ -541,6 +541,9 @@ OVERLOADED = _encode_error(
 TRAILERS = cast("list[tuple[bytes, bytes]]", deque[tuple[bytes, bytes]](maxlen=0))
 
 
+BODIES = frozenset({b"content-length", b"transfer-encoding"})       # headers of requests that have a body
+
+
 class CycleShortcut:
     """A shortcut past ASGI messages, for a body that has arrived completely and an answer that is ready.
 
@@ -585,6 +588,23 @@ class CycleShortcut:
 def _is_for_mcp(scope: Any) -> bool:
     path: str = scope["path"].removeprefix(scope["root_path"])
     return path.startswith("/mcp")
+
+
+class Lingering:
+    """The transport of one request whose body the app may refuse: it closes when the client has read the answer."""
+
+    def __init__(self, http: Http, cycle: Any) -> None:
+        self.http, self.cycle, self.transport = http, cycle, cycle.transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+    def close(self) -> None:
+        """Close now, or when the client is done with sending its body."""
+        if self.cycle.more_body and not self.cycle.disconnected:
+            self.http.discard_rest()
+        else:
+            self.transport.close()
 
 
 async def _overloaded(scope: Any, receive: Any, send: Any) -> None:
@@ -770,6 +790,8 @@ class Http(HttpToolsProtocol):
         super().on_headers_complete()
         if self.traffic.leaving:
             self.cycle.keep_alive = False
+        if any(name in BODIES for name, _ in self.headers):
+            self.cycle.transport = Lingering(self, self.cycle)
         cast(dict[str, Any], self.scope)["extensions"] = {"asyncgate.whole": CycleShortcut(self.cycle)}
         self.headers = TRAILERS
         if self.clock is not None:
@@ -826,8 +848,14 @@ class Http(HttpToolsProtocol):
             cycle.message_event.set()
         if in_head or cycle is None or not cycle.response_complete:
             self.transport.write(refusal.encode(self.server_state.default_headers, self._find_scheme()))
-        # If the server closed while the client still sends, the client's system would discard the answer unread. So
-        # further data is read and dropped until the client is done or the timeout ends.
+        self.discard_rest()
+
+    def discard_rest(self) -> None:
+        """Send the end of the answers, then read and drop what the client still sends, and close (RFC 9112 9.6).
+
+        If the server closed before, the client's system would discard the answer unread.
+        """
+        self.refused = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._start_clock()

@@ -522,6 +522,15 @@ def test_an_answer_given_before_the_body_came_keeps_the_connection(client: Clien
     assert client.say(b"hello").get("/next")["body"] == ""
 
 
+@pytest.mark.parametrize("version", ["HTTP/1.1\r\nConnection: close", "HTTP/1.0"])
+def test_who_sends_a_large_body_and_asks_to_close_can_read_an_early_answer(client: Client, version: str) -> None:
+    client.say(f"POST /early {version}\r\nHost: a\r\nContent-Length: {4 * 2**20}\r\n\r\n".encode())
+    client.socket.sendall(b"x" * 4 * 2**20)         # it would be reset while it sends
+
+    assert client.answer()[0] == 200
+    assert client.reader.read() == b""
+
+
 def test_a_client_that_goes_on_with_an_answered_request_is_closed_without_a_second_answer(client: Client) -> None:
     client.say(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n")
 

@@ -204,7 +204,7 @@ async def test_consent_is_asked_again_for_another_place(oauth_gate: Served, brow
     assert asked == [200, 303, 200, 200, 200]
 
 
-@pytest.mark.parametrize("back", ["http://127.0.0.1:5001/cb", "http://localhost/cb", "cursor://anysphere/oauth",
+@pytest.mark.parametrize("back", ["http://127.0.0.1:5001/cb", "http://localhost:8787/cb", "cursor://anysphere/oauth",
                                   "com.example.app:/cb"])
 @pytest.mark.parametrize(("secret", "again"), [(False, 200), (True, 303)])
 async def test_a_program_that_any_other_of_the_machine_can_pose_as_is_asked_about_each_time(
