@@ -334,9 +334,10 @@ def prolong_lease(lease: Lease, silent_since: float, now: float, grace: float) -
     """Return a lease's new end after no gate served for a while: the time it had left then, and `grace`, from now.
 
     Never more than its own length is left, so a process that dies over this and begins again prolongs it only once.
+    If the clock went back meanwhile, that is sooner than its old end.
     """
     left = min(lease.expires_at - silent_since, lease.ttl_seconds or lease.expires_at - lease.acquired_at)
-    return max(lease.expires_at, now + left + grace)
+    return max(lease.expires_at if silent_since <= now else 0.0, now + left + grace)
 
 
 LOST_REASONS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}

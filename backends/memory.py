@@ -8,7 +8,6 @@ rule.
 from __future__ import annotations
 
 import secrets
-import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -83,6 +82,7 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.process.clock import SteadyClock
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
@@ -223,11 +223,12 @@ class Memory:
 
     def __init__(self) -> None:
         self.ids, self.skew, self.secret = Ids(), 0.0, secrets.token_bytes(32)
+        self.clock = SteadyClock()
         self.all: defaultdict[str, Tenant] = defaultdict(Tenant)
 
     def now(self) -> float:
         """Return the time of this process."""
-        return time.time() + self.skew
+        return self.clock() + self.skew
 
     async def alive(self) -> None:
         """Return at once."""

@@ -111,6 +111,7 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind, LeaseNext
+from asyncgate.parts.process.clock import SteadyClock
 from asyncgate.parts.process.folders import fsync_folder
 from asyncgate.parts.process.outages import OFTEN
 
@@ -591,10 +592,11 @@ class Sqlite(Pages):
         key = self.db.execute("SELECT value FROM meta WHERE name = 'cursor_key'").fetchone()
         self.secret = bytes.fromhex(key[0])
         self.instance: str = self.db.execute("SELECT value FROM meta WHERE name = 'instance_id'").fetchone()[0]
+        self.clock = SteadyClock(after=self.db.execute(LAST_SIGN).fetchone()[0])
 
     def now(self) -> float:
         """Return this process's time: one process owns the file."""
-        return time.time() + self.skew
+        return self.clock() + self.skew
 
     def announce(self, url: str) -> None:
         """Store this process's address in the lock file, for the error of another process that wants the database."""

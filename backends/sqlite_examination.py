@@ -143,8 +143,8 @@ def judge_schema(db: sqlite3.Connection, path: str) -> Iterator[Finding]:
 def judge_rows(db: sqlite3.Connection, settings: Settings, now: float, holder: Holder | None) -> Iterator[Finding]:
     """Yield what the rows say of clock, upkeep, outbox and keys."""
     if (last := db.execute(LAST_SIGN).fetchone()[0]) is not None and last > now + AHEAD_SECONDS:
-        yield alarm(f"the file was written {say_length(last - now)} in the future: the clock was set back, so leases "
-                    "live that much longer", "set the clock, and keep it right: `timedatectl set-ntp true`")
+        yield alarm(f"the file was written {say_length(last - now)} in the future: the clock was set back, and a "
+                    "gate goes on from there", "set the clock, and keep it right: `timedatectl set-ntp true`")
     (oldest,) = db.execute(OLDEST_LEASE, (now,)).fetchone()
     serving = f"process {holder.pid}" if holder and holder.lives else ""
     yield from judge_overdue(None if oldest is None else now - oldest, "a lease", serving, settings)

@@ -2,6 +2,9 @@
 
 It sweeps expired leases, reports that this process is alive, and stores presences.  The sweep runs when the next lease
 expires, and at least every `lease_sweep_interval_seconds`, in case nobody announced an expiry.
+
+Time in which no gate served does not count against leases: after a gap in the heartbeat, of a process that was frozen,
+asleep or without its database, nothing is decided before the leases have got that time back.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
+from math import inf
 
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Work, its_tasks, prolong_lease
+from asyncgate import Caller, Engine, Extension, Needs, News, Refused, Sweep, Transact, Work, prolong_lease
 from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.identity.budgets import BUDGET_SECONDS, Budgets
 from asyncgate.parts.identity.metering import CALLS_SECONDS, SETTLE_SECONDS, CallMeter, Closer, floor_to
 from asyncgate.parts.model.counted import PERIOD_SECONDS
-from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
 from asyncgate.parts.model.overdue import alive
 from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.views import to_utc
@@ -27,6 +32,7 @@ from asyncgate.parts.model.wire import Ask, Healthy, Principal
 from asyncgate.parts.operating.retention import RETENTION_SECONDS, RowPruner
 from asyncgate.parts.operating.traffic import TrafficCounter
 from asyncgate.parts.process.duties import Duties, Duty
+from asyncgate.parts.process.heartbeat import BEAT_SECONDS, Heartbeat, Silence
 from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, Sighting, add_sighting
 from asyncgate.parts.receipts.schedules import load_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
@@ -34,13 +40,6 @@ from asyncgate.parts.webhooks.pruning import DeliveryPruner
 
 log = logging.getLogger("asyncgate")
 ERASURES_SECONDS = 600.0        # between looks for erasures that were interrupted
-
-
-class Prolong(Ask, kw_only=True):
-    """Upkeep's own request: prolong the leases of these tasks that were live when the last gate stopped."""
-
-    tasks: list[str] = []
-    silent_since: float = 0.0
 
 
 class Sighted(Ask, kw_only=True):
@@ -56,11 +55,14 @@ class Upkeep(Duties, Extension):
     PAGE = 1000             # leases found by one read
     SHARED_SECONDS = 1.0    # between sweeps beside other processes: one may die before it announces a lease
     LATER_SECONDS = 0.02    # after a lease's expiry, so that no clock still calls it live
+    NEAR_SECONDS = 60.0     # a lease that lives as long after a short silence is renewed in time
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.closer = engine, Closer(engine)
+        self.heart, self.recovering = Heartbeat(), asyncio.Lock()
         interval = engine.settings.lease_sweep_interval_seconds
-        super().__init__({"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
+        super().__init__({"heartbeat": Duty(BEAT_SECONDS, self.pulse),
+                          "sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
                           "presence": Duty(STORED_EVERY_SECONDS, self.store_presences),
                           "traffic": Duty(STORED_EVERY_SECONDS, self.store_traffic),
                           "calls": Duty(CALLS_SECONDS, self.store_calls),
@@ -80,6 +82,7 @@ class Upkeep(Duties, Extension):
 
     async def __aenter__(self) -> Upkeep:
         self.engine.extend(self)
+        self.heart.resume()
         await super().__aenter__()
         return self
 
@@ -91,24 +94,86 @@ class Upkeep(Duties, Extension):
                 await store()
 
     async def begin(self, silent_since: float | None) -> None:
-        """Prolong leases by the time in which no gate served, before the first sweep and the first call.
-
-        All tasks are found before any is changed: a prolonged lease would be found again.
-        """
+        """Prolong leases by the time in which no gate served, before the first sweep and the first call."""
         if silent_since is not None:
-            for tenant_id, tasks in (await self._leased_at(silent_since)).items():
-                for at in range(0, len(tasks), self.SLICE):
-                    await self._write(tenant_id, Prolong(tasks=tasks[at:at + self.SLICE], silent_since=silent_since))
+            await self._prolong_leases(silent_since, inf, self.engine.settings.restart_grace_seconds)
         await self.beat()
 
-    async def _leased_at(self, moment: float) -> dict[str, list[str]]:
-        """Return the tasks, by tenant, whose leases expire at a moment or later."""
+    async def pulse(self) -> int:
+        """Beat; after a gap in the heartbeat, first give back the time that nobody served."""
+        await self.recover()
+        self.heart.beat()
+        return 1
+
+    async def recover(self) -> None:
+        """Prolong leases by a gap in the heartbeat, less the time in which another process served.
+
+        The grace is at most the gap, for which workers have backed off; else a machine that often stalls would keep the
+        leases of dead workers.
+        """
+        if not self.heart.measure():
+            return
+        async with self.recovering:
+            if not (gap := self.heart.measure()):       # another task has done it
+                return
+            now = self.engine.backend.now()
+            since = max(now - gap, await self.engine.shared.last_served() if self.engine.shared else 0.0)
+            grace = min(self.engine.settings.restart_grace_seconds, now - since)
+            number = await self._prolong_leases(since, now + max(gap, self.NEAR_SECONDS), grace)
+            self.heart.resume()
+            log.warning("nobody was served for %.1f s; %d leases got that time back", now - since, number)
+
+    def wrap_transact(self, transact: Transact) -> Transact:
+        """Decide no batch between a gap in the heartbeat and the prolonging of leases."""
+        async def serve(tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+            begun = self.heart.clock()
+            while True:
+                await self.recover()
+                try:
+                    await transact(tenant_id, needs, partial(self._decide_in_time, decide, begun))
+                except Silence:
+                    begun = inf         # only once, or a batch that waits long for a lock would never be decided
+                except Exception as error:
+                    if isinstance(error, DatabaseUnavailable) or not isinstance(error, GateError | Refused):
+                        self.heart.note_failure(begun)
+                    raise
+                else:
+                    return self.heart.note_commit()
+        return serve
+
+    def _decide_in_time(self, decide: Callable[[Work], None], begun: float, work: Work) -> None:
+        self.heart.require(begun)
+        decide(work)
+
+    async def _prolong_leases(self, since: float, until: float, grace: float) -> int:
+        """Prolong the leases that lived at `since` and end before `until`; return how many.
+
+        All tasks are found before any is changed: a prolonged lease would be found again.  Past the batches, which wait
+        for this.
+        """
+        number = 0
+        for tenant_id, tasks in (await self._find_leased(since, until)).items():
+            for at in range(0, len(tasks), self.SLICE):
+                some, decided = tasks[at:at + self.SLICE], list[Work]()
+                await self.engine.backend.transact(
+                    tenant_id, Needs(tasks=set(some)), partial(self._prolong, decided, some, since, grace))
+                number += sum(len(work.leased) for work in decided)
+                self.engine.batches.after_commit(*decided)
+        return number
+
+    def _prolong(self, decided: list[Work], tasks: list[str], since: float, grace: float, work: Work) -> None:
+        prolong(self.engine, work, tasks, since, grace)
+        decided[:] = [work]         # a repeated attempt starts from nothing
+
+    async def _find_leased(self, since: float, until: float) -> dict[str, list[str]]:
+        """Return the tasks, by tenant, whose leases expire between two moments."""
         found: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        since, limit = moment - self.engine.settings.lease_grace_seconds, self.PAGE
+        since, limit = since - self.engine.settings.lease_grace_seconds, self.PAGE
         while page := await self.engine.backend.lapses(since, limit):
-            for _, tenant_id, task_id in page:
-                found[tenant_id][task_id] = None
-            if len(page) < limit:
+            for moment, tenant_id, task_id in page:
+                if moment <= until:
+                    found[tenant_id][task_id] = None
+            if len(page) < limit or page[-1][0] > until:
                 break
             limit = 2 * limit if page[-1][0] == since else self.PAGE    # more than a page expire at one moment
             since = page[-1][0]
@@ -179,6 +244,7 @@ class Upkeep(Duties, Extension):
         """Report that this process is alive, so that others do not take over its tasks."""
         if self.engine.lasting is None:
             return 0
+        await self.recover()        # first: the sign would say that this process has served meanwhile
         await self.engine.lasting.beat()
         return 1
 
@@ -212,7 +278,7 @@ class Upkeep(Duties, Extension):
         self.duties["usage"].alarm.set(asyncio.get_running_loop().time() + mark - now)
         return await self.closer.run()
 
-    async def _write(self, tenant_id: str, ask: Sweep | Prolong | Sighted) -> None:
+    async def _write(self, tenant_id: str, ask: Sweep | Sighted) -> None:
         run, loads = WRITES[type(ask)]
         await self.engine.write(run, loads, self.engine.make_own_caller(tenant_id), ask)
 
@@ -242,18 +308,17 @@ def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> 
         work.keep_record(add_sighting(work.find_record(Presence, who.kind, who.id), who, sighting))
 
 
-def prolong(engine: Engine, work: Work, caller: Caller, ask: Prolong) -> None:
+def prolong(engine: Engine, work: Work, tasks: list[str], since: float, grace: float) -> None:
     """Prolong leases by the time in which no gate served: their workers could neither renew nor complete."""
-    grace = engine.settings.lease_grace_seconds
-    for task_id in ask.tasks:
+    for task_id in tasks:
         lease = work.leases.get(task_id)
-        if lease is None or not alive(lease, ask.silent_since, grace):
+        if lease is None or not alive(lease, since, engine.settings.lease_grace_seconds):
             continue
-        until = prolong_lease(lease, ask.silent_since, work.now, engine.settings.restart_grace_seconds)
+        until = prolong_lease(lease, since, work.now, grace)
         work.set_lease(replace(lease, expires_at=until))
         work.add_event(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
-                       expires_at=to_utc(until).isoformat(), silent_since=to_utc(ask.silent_since).isoformat())
+                       expires_at=to_utc(until).isoformat(), silent_since=to_utc(since).isoformat())
 
 
 WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {
-    Sweep: (sweep, load_overdue), Prolong: (prolong, its_tasks), Sighted: (note_presences, its_presences)}
+    Sweep: (sweep, load_overdue), Sighted: (note_presences, its_presences)}

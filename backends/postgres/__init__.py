@@ -104,6 +104,7 @@ from asyncgate.parts.model.stored import (
 )
 from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import LeaseNext
+from asyncgate.parts.process.clock import elapsed
 from asyncgate.parts.process.outages import OFTEN
 
 log = logging.getLogger("asyncgate.postgres")
@@ -211,7 +212,8 @@ class Postgres(Pages):
     def __init__(self, pool: asyncpg.Pool, url: str, settings: DatabaseSettings) -> None:
         self.pool, self.url, self.settings = pool, url, settings
         self.parallel = max(settings.pool_size - 2, 1)      # two connections stay free for readers
-        self.skew, self.ahead, self.ids, self.secret = 0.0, 0.0, Ids(), b""
+        self.skew, self.ids, self.secret = 0.0, Ids(), b""
+        self.ahead = time.time() - elapsed()        # how far the database's clock is ahead of `elapsed`
         self.instance = name_of_this_process()
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
         self.queues: defaultdict[str, Queues] = defaultdict(Queues)
@@ -220,8 +222,8 @@ class Postgres(Pages):
         self.member: Membership | None = None
 
     def now(self) -> float:
-        """Return the database's time of its last answer, advanced by this process's clock."""
-        return time.time() + self.ahead + self.skew
+        """Return the database's time of its last answer, advanced by a clock that nobody can set."""
+        return elapsed() + self.ahead + self.skew
 
     async def alive(self) -> None:
         """Return if the database answers; raises DatabaseUnavailable."""
@@ -279,6 +281,11 @@ class Postgres(Pages):
         if self.member:
             with translate_outages():
                 await self.member.beat()
+
+    async def last_served(self) -> float:
+        """Return the last sign of life of any other process, 0 if there is none."""
+        served: float = (await self._ask(sql.LAST_SERVED, self.member.instance_id if self.member else ""))[0][0]
+        return served
 
     def tell(self, news: News) -> None:
         """Send news to the other processes."""
@@ -426,7 +433,7 @@ class Postgres(Pages):
         claims = len(needs.claims)
         statement = sql.load(named, bool(wanted), claims > 0, is_portioned(wanted, claims))
         head, asked_for, offered = await self._rows(db, tenant_id, statement, {**given, "portions": 2 * claims - 1})
-        self.ahead = head.clock - self.skew - time.time()
+        self.ahead = head.clock - self.skew - elapsed()
         self.ids.after(head.newest)     # ids never go back, even if the clock does
         stopped = lanes.find_stopped(now)
         if changed := head.lanes != str(lanes.version):     # another process has added or deleted lanes
@@ -931,8 +938,8 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
         async with pool.acquire() as db:
             await require_schema(db)
             await require_weak_role(db)
-            key = await db.fetchval("SELECT value FROM asyncgate.meta WHERE name = 'cursor_key'")
-            backend.secret = bytes.fromhex(key)
+            key, now = await db.fetchrow(sql.BEGIN_WITH)
+            backend.secret, backend.ahead = bytes.fromhex(key), now - elapsed()
     except BaseException as error:
         pool.terminate()
         if isinstance(error, AWAY):

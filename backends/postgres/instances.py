@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from asyncgate import News
 from asyncgate.backends.postgres.hosts import AWAY, Hosts, startup_error
-from asyncgate.backends.postgres.statements import NAME_IS_HELD, NAME_KEY
+from asyncgate.backends.postgres.statements import NAME_KEY, SERVES
 from asyncgate.parts.model.errors import NotNow, StartupError
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.process.outages import OFTEN
@@ -42,10 +42,10 @@ FORGOTTEN = "1 day"         # how long the row of a dead instance is kept
 # With keepalives, the database releases the locks of a vanished machine after half a minute instead of two hours.
 PROBED = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
 
-# Alive: its name lock is held, or its last sign of life is at most three heartbeats old.
+# Alive: its last sign of life is at most three heartbeats old, or six while its name lock is held.
 LIVING = f"""
 SELECT instance_id::text FROM asyncgate.instances AS i
-WHERE beat_at > now() - make_interval(secs => 3 * beat_seconds) OR {NAME_IS_HELD}"""
+WHERE beat_at > now() - make_interval(secs => 3 * beat_seconds) OR {SERVES}"""
 TAKE_NAME = f"SELECT pg_try_advisory_lock({NAME_KEY.format('$1::text')})"
 # The first free one of the small numbers by which processes tell apart where they count.
 TAKE_NUMBER = f"""
@@ -55,7 +55,7 @@ RELEASE_NAME = f"SELECT pg_advisory_unlock({NAME_KEY.format('$1::text')})"
 # A process that holds its name lock is serving; a recent heartbeat may be that of a process that was killed since.
 LAST_SIGN = f"""
 SELECT extract(epoch FROM max(beat_at))::float8 FROM asyncgate.instances
-WHERE NOT EXISTS (SELECT FROM asyncgate.instances AS i WHERE instance_id <> $1 AND {NAME_IS_HELD})"""
+WHERE NOT EXISTS (SELECT FROM asyncgate.instances AS i WHERE instance_id <> $1 AND {SERVES})"""
 SIGN = """
 INSERT INTO asyncgate.instances (instance_id, beat_seconds) VALUES ($1, $2)
 ON CONFLICT (instance_id) DO UPDATE SET beat_at = now(), beat_seconds = excluded.beat_seconds"""

@@ -155,6 +155,10 @@ NAME_IS_HELD = f"""{NAME_KEY.format('i.instance_id::text')} IN (
     WHERE locktype = 'advisory' AND objsubid = 1 AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
 
+# A frozen process holds its lock, so the lock counts for six heartbeats, or ten seconds if that is more.  Fences make
+# it safe to go on without such a process.
+SERVES = f"({NAME_IS_HELD} AND beat_at > now() - make_interval(secs => greatest(6 * beat_seconds, 10)))"
+
 # Loading.  Parameters are written as `:name`.
 
 # How a batch names tasks: each of these fields of `Needs`, and the query that finds their ids.
@@ -710,7 +714,7 @@ SELECT {listed(OUTGOING, 'o.')} FROM (
     SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = $1 AND task_id = $2 LIMIT 1000) AS r, LATERAL (
     SELECT * FROM asyncgate.outbox WHERE tenant_id = $1 AND receipt_id = r.receipt_id LIMIT 1) AS o LIMIT $3"""
 INSTANCE = f"""
-SELECT instance_id::text, extract(epoch FROM beat_at)::float8, {NAME_IS_HELD}
+SELECT instance_id::text, extract(epoch FROM beat_at)::float8, {SERVES}
 FROM asyncgate.instances AS i WHERE instance_id = $1"""
 RECORD = {kind: record(kind, table) for kind, table in RECORDS.items()}
 EVENTS = f"""
@@ -745,7 +749,11 @@ SELECT l.lane, (
 FROM unnest($2::bigint[]) AS l (lane)"""
 OVERDUE = f"""
 SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, ARRAY(
-    SELECT instance_id::text FROM asyncgate.instances AS i WHERE instance_id <> $4::text AND {NAME_IS_HELD}), $5)"""
+    SELECT instance_id::text FROM asyncgate.instances AS i WHERE instance_id <> $4::text AND {SERVES}), $5)"""
+LAST_SERVED = """
+SELECT coalesce(extract(epoch FROM max(beat_at)), 0)::float8 FROM asyncgate.instances WHERE instance_id <> $1"""
+BEGIN_WITH = """
+SELECT value, extract(epoch FROM clock_timestamp())::float8 FROM asyncgate.meta WHERE name = 'cursor_key'"""
 DEPTHS = f"SELECT * FROM asyncgate.depths($1, {MOST_PRIORITIES}, {DUE_LOOKED_AT})"
 COUNT_OVERDUE = f"SELECT asyncgate.count_overdue($1, {OVERDUE_COUNTED})"
 LAPSES = "SELECT look_at, tenant_id::text, task_id FROM asyncgate.lapses($1, $2)"

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from asyncgate.commands.tables import walk_errors
 from asyncgate.conformance.postgres_server import free_port
+from asyncgate.parts.metrics.counting import Metrics
 from asyncgate.parts.metrics.numbers import OTHER, Buckets, Names
 from asyncgate.parts.metrics.shown import FAMILIES
 from asyncgate.parts.model.settings import MetricsSettings
@@ -257,7 +258,7 @@ async def test_nobody_sees_metrics_without_their_scope(serve: Serve) -> None:
 async def test_a_gate_that_is_not_asked_to_count_has_no_metrics(served: Served) -> None:
     assert (await served.call("GET", "/metrics")).status == 404
     assert served.gate.meter is None
-    assert not served.engine.on.wrap_transact
+    assert served.engine.find_extension(Metrics) is None
 
 
 async def test_every_metric_is_named_and_described_as_prometheus_wants(serve: Serve) -> None:
