@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import random
 import time
 import uuid
 from collections import defaultdict
@@ -42,7 +43,7 @@ from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.pages import Pages, TaskRange, join_queues, read_leases
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.examination import examine_database as examine_database
-from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, Hosts, as_user, startup_error
+from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, PINNED, Hosts, as_user, pin, startup_error
 from asyncgate.backends.postgres.instances import Membership, name_of_this_process, session, turn_key
 from asyncgate.backends.postgres.migrations import SCHEMA_VERSION, require_schema
 from asyncgate.backends.postgres.migrations import migrate_database as migrate_database
@@ -112,6 +113,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Struct)
 
 ATTEMPTS = 8                # how often a batch that lost a race is tried
+RACE_SECONDS = 0.005        # the longest pause after the first lost race; each further one doubles it
 HIDDEN_SECONDS = 0.25       # how long a reader of receipts waits for transactions that may still add to its page
 SLOTS = 3                   # of a tenant, in one process: each of the batches that run at once counts in its own
 PROMOTED = 1000             # the most delayed tasks that one batch makes claimable when their time has come
@@ -135,7 +137,7 @@ OPENED: ContextVar[tuple[Any, str, Any] | None] = ContextVar("opened", default=N
 # The errors of an outage; every other error of the database is logged with a traceback.
 OUTAGE = (*BROKEN, OSError, TimeoutError, asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError,
           asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError,
-          asyncpg.TargetServerAttributeNotMatched)
+          asyncpg.TargetServerAttributeNotMatched, *LOST_RACE[:2])
 
 
 class Queues:
@@ -209,8 +211,9 @@ class Postgres(Pages):
 
     parallel_per_tenant = SLOTS
 
-    def __init__(self, pool: asyncpg.Pool, url: str, settings: DatabaseSettings) -> None:
-        self.pool, self.url, self.settings = pool, url, settings
+    def __init__(self, pool: asyncpg.Pool, hosts: Hosts, url: str, settings: DatabaseSettings) -> None:
+        self.pool, self.hosts, self.url, self.settings = pool, hosts, url, settings
+        self.hosts.now = self.now
         self.parallel = max(settings.pool_size - 2, 1)      # two connections stay free for readers
         self.skew, self.ids, self.secret = 0.0, Ids(), b""
         self.ahead = time.time() - elapsed()        # how far the database's clock is ahead of `elapsed`
@@ -250,10 +253,10 @@ class Postgres(Pages):
     async def register_segment(self, tenant_id: str, segment: str) -> None:
         """Register a written segment of the archive, as the archivist role; only then may its receipts be deleted."""
         settings, direct = self.settings, self.settings.direct_url or self.url
-        trusted = {"server_settings": {"role": ARCHIVIST}} if settings.trusted_role else {}
+        trusted = {"role": ARCHIVIST} if settings.trusted_role else {}
         url = settings.archive_url or (direct if trusted else as_user(direct, ARCHIVIST))
         try:
-            db = await Hosts(url, settings.timeout_seconds).connect(**trusted)
+            db = await Hosts(url, settings.timeout_seconds).connect(server_settings={**PINNED, **trusted})
             try:
                 async with db.transaction():
                     await db.execute("SELECT set_config('app.tenant_id', $1, true)", tenant_id)
@@ -273,7 +276,8 @@ class Postgres(Pages):
 
     async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Join the processes that share the database, under a name that no other living process has."""
-        self.member = Membership(self.settings.direct_url or self.url, self.settings, instance_id, beat_seconds, hear)
+        self.member = Membership(self.settings.direct_url or self.url, self.settings, instance_id, beat_seconds, hear,
+                                 self.now)
         return await self.member.join()
 
     async def beat(self) -> None:
@@ -310,6 +314,7 @@ class Postgres(Pages):
                 return await self._attempt(tenant_id, needs, decide)
             except LOST_RACE as lost:
                 problem = lost
+                await asyncio.sleep(random.uniform(0, RACE_SECONDS * 2 ** attempt))    # else the same ones meet again
             except REFUSED as refused:
                 raise Refused(type(refused).__name__) from refused
             except BROKEN as broken:
@@ -317,7 +322,10 @@ class Postgres(Pages):
                     raise
                 problem = broken
                 await self.pool.expire_connections()
-        raise Refused(f"{type(problem).__name__}, {ATTEMPTS} times") from problem
+        if isinstance(problem, asyncpg.UniqueViolationError):
+            raise Refused(f"{type(problem).__name__}, {ATTEMPTS} times") from problem
+        raise DatabaseUnavailable("other transactions keep changing the same rows; nothing was stored, so try again",
+                                  retry_after=1) from problem
 
     async def _attempt(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         saved = None
@@ -411,10 +419,14 @@ class Postgres(Pages):
                 if isinstance(error, asyncpg.PostgresError) and not isinstance(error, BROKEN):
                     await db.execute("ROLLBACK")
                 else:
-                    db.terminate()      # its state is unknown; security: the tenant must not outlive the transaction
+                    self._lose(db)      # its state is unknown; security: the tenant must not outlive the transaction
                 if isinstance(error, TimeoutError):
                     await self.pool.expire_connections()    # the other connections may be broken too
                 raise
+
+    def _lose(self, db: asyncpg.Connection) -> None:
+        """Give up a connection; PgBouncer ends the sessions behind it, which have other numbers."""
+        db.terminate() if self.settings.pgbouncer else self.hosts.lose(db)
 
     async def _load(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
         """Load the rows that a batch needs; return also whether the cache of queues is out of date then."""
@@ -554,7 +566,7 @@ class Postgres(Pages):
             try:
                 found: list[Any] = await db.fetch(statement, *given)
             except TimeoutError:
-                db.terminate()
+                self._lose(db)
                 await self.pool.expire_connections()
                 raise
             return found
@@ -929,11 +941,12 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
                            "to the address of Postgres itself")
     if settings.pgbouncer and settings.trusted_role:
         raise StartupError("database.trusted_role does not work through PgBouncer: connect as asyncgate_app")
+    hosts = Hosts(url, settings.timeout_seconds)
     try:
-        pool = await connect(url, settings)
+        pool = await connect(hosts, url, settings)
     except (*AWAY, ValueError) as error:
         raise startup_error(error, url) from None
-    backend = Postgres(pool, url, settings)
+    backend = Postgres(pool, hosts, url, settings)
     try:
         async with pool.acquire() as db:
             await require_schema(db)
@@ -948,13 +961,11 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     return backend
 
 
-async def connect(url: str, settings: DatabaseSettings) -> asyncpg.Pool:
+async def connect(hosts: Hosts, url: str, settings: DatabaseSettings) -> asyncpg.Pool:
     """Make the pool; connections are opened when they are needed."""
     # PgBouncer uses another session for each transaction, so prepared statements and session settings do not work.
     ours = session(settings) if settings.pgbouncer else {
-        **session(settings), **PROBES_ONLY, "idle_in_transaction_session_timeout": "60s",
-        "statement_timeout": f"{int(settings.timeout_seconds * 1000)}"}
-    hosts = Hosts(url, settings.timeout_seconds)
+        **session(settings), **pin(settings.timeout_seconds), **PROBES_ONLY}
     return await asyncpg.create_pool(
         url, connect=hosts.connect, min_size=1, max_size=settings.pool_size, reset=keep_session, server_settings=ours,
         statement_cache_size=0 if settings.pgbouncer else 1000, max_cached_statement_lifetime=0,

@@ -1,15 +1,18 @@
 """Connecting to Postgres: choose one of several hosts, and explain to the operator why none can be used.
 
 A hanging server accepts connections and never answers, so each host has a timeout of its own, and the host that worked
-last is tried first.
+last is tried first.  A path may also die in silence, while the server still holds the locks of a transaction: each side
+probes it, and the next connection ends the sessions of those that were lost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +22,21 @@ from asyncgate.parts.model.errors import NotNow, StartupError
 
 CONNECT_SECONDS = 5.0
 PORT = 5432
+# What every statement was written for, whatever a database or a role has as its default.  WARNING is the only word of a
+# COMMIT that no standby has confirmed.
+PINNED = {
+    "default_transaction_isolation": "read committed", "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off", "search_path": "pg_catalog, pg_temp", "row_security": "on",
+    "TimeZone": "UTC", "client_min_messages": "warning", "standard_conforming_strings": "on",
+    "statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0"}
+IDLE, INTERVAL, PROBES = 10, 5, 3       # keepalives: seconds, and how many may be lost
+MOST_LOST = 100
+# A number is given to another session only after its own has ended, so that one began later.
+END_LOST = """
+SELECT pg_terminate_backend(pid)
+FROM unnest($1::int[], $2::float8[]) AS lost (pid, at) JOIN pg_stat_activity USING (pid)
+WHERE usename = session_user AND backend_start < to_timestamp(at)"""
 # The database is unavailable now; asyncpg raises the last one if a connection breaks in the middle.
 AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 # Another host of the same database would answer the same.
@@ -33,6 +51,9 @@ class Hosts:
         most = min(CONNECT_SECONDS, seconds)
         # With several hosts, one hanging host must leave time for the next one and for the query.
         self.seconds = most if len(self.urls) == 1 else most / (len(self.urls) + 1)
+        self.patience = seconds
+        self.lost: dict[int, float] = {}        # sessions whose path may be dead, and since when
+        self.now: Callable[[], float] = time.time       # or the database's clock
 
     async def connect(self, *_: Any, **given: Any) -> asyncpg.Connection:
         """Connect to the first host that answers; takes the arguments of `asyncpg.connect` except the address."""
@@ -49,12 +70,47 @@ class Hosts:
                 self._move(url, len(self.urls))
             else:
                 self._move(url, 0)
+                probe(db, self.patience)
+                await self._end_lost(db)
                 return db
         raise combine_problems(problems)
+
+    def lose(self, db: asyncpg.Connection) -> None:
+        """Give up a connection whose path may be dead; the next one ends its session, which may hold locks."""
+        if not db.is_closed() and len(self.lost) < MOST_LOST:
+            self.lost[db.get_server_pid()] = self.now()
+        db.terminate()
+
+    async def _end_lost(self, db: asyncpg.Connection) -> None:
+        if self.lost:
+            lost, self.lost = self.lost, {}
+            with contextlib.suppress(asyncpg.PostgresError):    # a superuser's: those end by their timeouts
+                await db.fetch(END_LOST, [*lost], [*lost.values()])
 
     def _move(self, url: str, place: int) -> None:
         self.urls.remove(url)
         self.urls.insert(place, url)
+
+
+def pin(seconds: float) -> dict[str, str]:
+    """Return the settings of a session that waits no longer than this, for statements and for a path that is dead."""
+    wait = f"{int(seconds * 1000)}"
+    return {**PINNED, "statement_timeout": wait, "idle_in_transaction_session_timeout": wait,
+            "tcp_user_timeout": wait, "tcp_keepalives_idle": f"{IDLE}", "tcp_keepalives_interval": f"{INTERVAL}",
+            "tcp_keepalives_count": f"{PROBES}"}
+
+
+def probe(db: asyncpg.Connection, seconds: float) -> None:
+    """Have this machine probe the path of a connection, as the server does."""
+    transport: Any = getattr(db, "_transport", None)        # asyncpg has no public way to the socket
+    path = transport.get_extra_info("socket") if transport else None
+    if path is None or path.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    path.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {"TCP_KEEPIDLE": IDLE, "TCP_KEEPINTVL": INTERVAL, "TCP_KEEPCNT": PROBES,
+                        "TCP_USER_TIMEOUT": int(seconds * 1000)}.items():
+        if hasattr(socket, name):       # not every system has all of them
+            path.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def as_user(url: str, user: str) -> str:

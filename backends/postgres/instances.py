@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import News
-from asyncgate.backends.postgres.hosts import AWAY, Hosts, startup_error
+from asyncgate.backends.postgres.hosts import AWAY, Hosts, pin, startup_error
 from asyncgate.backends.postgres.statements import NAME_KEY, SERVES
 from asyncgate.parts.model.errors import NotNow, StartupError
 from asyncgate.parts.model.settings import DatabaseSettings
@@ -39,8 +39,6 @@ NUMBERS = 64                # processes beyond share the first number
 BEGINNING = "job\nbegin"    # the name that a starting process locks
 AGAIN_SECONDS = 0.5         # pause between attempts to reach the database
 FORGOTTEN = "1 day"         # how long the row of a dead instance is kept
-# With keepalives, the database releases the locks of a vanished machine after half a minute instead of two hours.
-PROBED = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
 
 # Alive: its last sign of life is at most three heartbeats old, or six while its name lock is held.
 LIVING = f"""
@@ -102,9 +100,10 @@ class Membership:
     """This process's membership among the processes that share the database."""
 
     def __init__(self, url: str, settings: DatabaseSettings, instance_id: str, beat_seconds: float,
-                 hear: Callable[[News], None]) -> None:
+                 hear: Callable[[News], None], now: Callable[[], float] = time.time) -> None:
         self.url, self.settings, self.instance_id = url, settings, instance_id
         self.hosts = Hosts(url, settings.timeout_seconds)
+        self.hosts.now = now
         self.beat_seconds, self.hear = beat_seconds, hear
         self.others: set[str] = set()       # other living instances
         self.db: asyncpg.Connection | None = None
@@ -197,7 +196,7 @@ class Membership:
 
     async def _connect(self, patience: float) -> None:
         db = await self.hosts.connect(statement_cache_size=0, command_timeout=self.settings.timeout_seconds,
-                                      server_settings=session(self.settings))
+                                      server_settings=session(self.settings) | pin(self.settings.timeout_seconds))
         try:
             deadline = time.monotonic() + patience
             while not await db.fetchval(TAKE_NAME, self.instance_id):
@@ -210,7 +209,6 @@ class Membership:
             self.number = await db.fetchval(TAKE_NUMBER) or 0
             if self.settings.notify:
                 await db.add_listener(CHANNEL, self._receive)
-            await db.execute(PROBED)
         except BaseException:
             db.terminate()
             raise
@@ -243,7 +241,7 @@ class Membership:
             try:
                 return await getattr(self.db, how)(statement, *given)
             except TimeoutError:
-                self.db.terminate()     # a hanging host never closes its connections; another host may answer
+                self.hosts.lose(self.db)        # a hanging host never closes its connections; another may answer
                 raise
 
     async def _keep(self) -> None:

@@ -17,7 +17,7 @@ import asyncpg
 from msgspec import Struct
 
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
-from asyncgate.backends.postgres.hosts import AWAY, Hosts, startup_error
+from asyncgate.backends.postgres.hosts import AWAY, PINNED, Hosts, startup_error
 from asyncgate.backends.postgres.privileges import make_roles, restore_privileges, store_privileges, stored_privileges
 from asyncgate.parts.model.errors import StartupError
 
@@ -137,7 +137,7 @@ SCHEMA_VERSION = len(list(FOLDER.glob("[0-9]*.sql")))
 async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
     """Connect for the duration of a block; raises StartupError if that fails."""
     try:
-        db = await Hosts(url, 10).connect()
+        db = await Hosts(url, 10).connect(server_settings=PINNED)
     except (*AWAY, ValueError) as error:
         raise startup_error(error, url) from None
     try:

@@ -133,7 +133,7 @@ def begin(tenant: uuid.UUID, turns: Iterable[int] | None, alone: bool = False) -
     which transactions may still add receipts; a transaction that is `alone` waits for all of them, and they for it.
     Transactions with the same turn key wait for each other.
     """
-    parts = [f"BEGIN; SET LOCAL app.tenant_id = '{tenant}'"]
+    parts = [f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL app.tenant_id = '{tenant}'"]
     if turns is not None:
         parts.append(f"SELECT pg_advisory_xact_lock{'' if alone else '_shared'}({WRITERS}, {writers_key(tenant)})")
         parts += [f"SELECT pg_advisory_xact_lock({number})" for number in sorted(set(turns))]
