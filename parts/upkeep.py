@@ -24,6 +24,7 @@ from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.identity.budgets import BUDGET_SECONDS, Budgets
 from asyncgate.parts.identity.metering import CALLS_SECONDS, SETTLE_SECONDS, CallMeter, Closer, floor_to
 from asyncgate.parts.model.counted import PERIOD_SECONDS
+from asyncgate.parts.model.database import MemberBackend
 from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
 from asyncgate.parts.model.overdue import alive
 from asyncgate.parts.model.stored import Presence
@@ -116,8 +117,9 @@ class Upkeep(Duties, Extension):
         async with self.recovering:
             if not (gap := self.heart.measure()):       # another task has done it
                 return
-            now = self.engine.backend.now()
-            since = max(now - gap, await self.engine.shared.last_served() if self.engine.shared else 0.0)
+            backend = self.engine.backend
+            now, others = backend.now(), await backend.last_served() if isinstance(backend, MemberBackend) else 0.0
+            since = max(now - gap, others)
             grace = min(self.engine.settings.restart_grace_seconds, now - since)
             number = await self._prolong_leases(since, now + max(gap, self.NEAR_SECONDS), grace)
             self.heart.resume()

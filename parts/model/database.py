@@ -42,9 +42,6 @@ class SharedBackend(LastingBackend, Protocol):
     def tell(self, news: News) -> None:
         """Let other processes know, soon and at most once; it may be lost."""
 
-    async def last_served(self) -> float:
-        """Return the last sign of life of any other process, 0 if there is none."""
-
     async def lead(self, job: str) -> bool:
         """Whether this process is the one, of all that share the database, that does a job; it stays so while it lives.
 
@@ -66,6 +63,9 @@ class MemberBackend(Protocol):
 
     def is_joined(self) -> bool:
         """Whether this process has its place now."""
+
+    async def last_served(self) -> float:
+        """Return the last sign of life of any other process, 0 if there is none."""
 
 
 @runtime_checkable
