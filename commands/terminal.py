@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from asyncgate.commands import remembered
+from asyncgate.parts.model.words import UNSAFE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,6 @@ MOST_SHOWN = 4000           # characters of a value on a terminal
 LEAST_WIDTH = 8             # least width of a narrowed column
 PRINCIPAL = {prefix + name for prefix in ("", "principal_") for name in ("kind", "id", "instance_id")}
 WORDS = ("receipt_type", "event_type", "status")      # columns that are narrowed last
-UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)")
 STYLES = {
     "queued": "yellow", "leased": "cyan", "running": "cyan", "succeeded": "green", "failed": "red",

@@ -119,7 +119,7 @@ async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes
             raise UnsupportedMediaType("send the body without content-encoding")
         if name == b"content-type":
             typed = True
-            if value != b"application/json" and not JSON_LIKE.match(value):
+            if value != b"application/json" and not (JSON_LIKE.match(value) and in_utf8(value)):
                 raise UnsupportedMediaType(AS_JSON)
         elif name == b"content-length" and int(value) > most:
             raise PayloadTooLarge(f"the request has {int(value)} bytes; the limit is {most}")
@@ -137,8 +137,15 @@ async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes
     return body
 
 
-AS_JSON = "send the body as content-type: application/json"
+AS_JSON = "send the body as content-type: application/json, in UTF-8"
+CHARSET = re.compile(rb";\s*charset\s*=\s*[\"']?([^\"';\s]*)", re.IGNORECASE)
+ENCODINGS = {b"utf-8", b"utf8", b"us-ascii"}
 JSON_LIKE = re.compile(rb"\s*(application/([a-z0-9.+-]+\+)?json|\*/\*)\s*(;.*)?$", re.IGNORECASE)
+
+
+def in_utf8(media: bytes) -> bool:
+    """Whether a media type names no other encoding than UTF-8: its bytes would be read as what nobody sent."""
+    return all(name.lower() in ENCODINGS for name in CHARSET.findall(media))
 
 
 async def _receive_body(receive: Receive, most: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ import msgspec
 
 from asyncgate.parts.model.settings import Settings, mask_credentials_in_prose
 from asyncgate.parts.model.views import to_utc
+from asyncgate.parts.model.words import UNSAFE
 from asyncgate.parts.process.outages import Sparse
 
 # Issued keys; codes and refresh tokens; access tokens.
@@ -67,16 +69,14 @@ class Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format a record; other handlers see it unchanged."""
         own = copy(record)
-        own.msg, own.args = CONTROLS.sub(escape_control, record.getMessage()), ()
+        own.msg, own.args = UNSAFE.sub(escape_control, record.getMessage()), ()
         return self.redaction.text(super().format(own))
 
 
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-
 def escape_control(found: re.Match[str]) -> str:
-    """Escape a control character as JSON does, so that JSON within a line stays JSON."""
-    return {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(found[0], f"\\u{ord(found[0]):04x}")
+    """Escape a character that controls, hides or reverses text as JSON does, so that JSON within a line stays JSON."""
+    code = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(found[0], f"\\u{ord(found[0]):04x}")
+    return code if found[0] < "\U00010000" else json.dumps(found[0])[1:-1]      # which has two halves
 
 
 def start_logging(settings: Settings) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from rich.console import Console
 
 from asyncgate.commands import remembered
 from asyncgate.commands.terminal import Bar, draw_block, draw_table, escape_text, flatten_reply, format_table
+from asyncgate.parts.process.logs import Lines
 
 COLUMNS = ["task_id", "type", "status", "created_by", "created_at", "progress"]
 IDS = ["01a20485-687b-71d8-bc09-771a1970dfca", "01a20495-3884-7cdf-a51e-6fa4457ced0f"]
@@ -122,7 +125,16 @@ def test_a_bar_is_silent_where_nobody_looks(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_plain_text_stays_as_it_is() -> None:
-    assert escape_text("überall 日本") == "überall 日本"
+    assert escape_text("überall 日本 ☃") == "überall 日本 ☃"
+
+
+@pytest.mark.parametrize("hidden", "\u00ad\u061c\u180e\u200d\u202e\u2066\u3164\ufeff\ufffb\U000e0001\U000e0041")
+def test_what_hides_or_turns_text_is_escaped_on_a_terminal_and_in_the_log(hidden: str) -> None:
+    record = logging.LogRecord("asyncgate", logging.INFO, "", 0, "a%sb", (hidden,), None)
+
+    assert escape_text(f"a{hidden}b") == f"a{hidden.encode('unicode_escape').decode()}b"
+    assert json.loads(f'"{Lines("%(message)s").format(record)}"') == f"a{hidden}b"
+    assert hidden not in Lines("%(message)s").format(record)
 
 
 def plain_of(line: str) -> str:

@@ -397,6 +397,8 @@ async def test_another_method_is_405_and_allow_names_all_that_are_served(served:
         [("content-type", "application/x-www-form-urlencoded")],
         [("content-type", "multipart/form-data; boundary=a")],
         [("content-type", "application/jsonp")],
+        [("content-type", "application/json; charset=utf-16")],
+        [("content-type", 'application/json; a=b; CHARSET = "ISO-8859-1"')],
         [("content-type", "text/plain, application/json")],
         [("content-type", "application/json"), ("content-encoding", "gzip")],
         [("content-encoding", "deflate")],

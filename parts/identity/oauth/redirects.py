@@ -16,6 +16,7 @@ LOOPBACK_URI = re.compile(r"(?P<host>http://(?:localhost|127\.0\.0\.1|\[::1\]))(
                           r"(?P<rest>/[!-~]*)?\Z")
 WRITTEN = re.compile(r"[!-~]+\Z")           # visible ASCII
 CONFUSING = re.compile(r"[\\\"<>^`{|}*]")   # parsers read these differently, or they are wildcards
+ENCODED_PATH = re.compile(r"%(?:2e|2f|5c)", re.IGNORECASE)     # some decode it, and climb out of their folder
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*\Z")
 # Programs whose scheme is older than the rule that it should be a domain name backwards (RFC 8252 7.1).
 KNOWN_APPS = frozenset({
@@ -74,8 +75,8 @@ def find_document_url_flaw(url: str) -> str | None:
         return f"must be an https URL of at most {MOST_DOCUMENT_URL_LENGTH} characters"
     if parts.path in ("", "/") or {".", ".."} & set(parts.path.split("/")):
         return "must have a path, and no . or .. in it"
-    if "%2f" in url.lower() or parts.query:
-        return "may have no query and no encoded slash"
+    if ENCODED_PATH.search(url) or parts.query:
+        return "may have no query, and no encoded slash or dot"
     return None
 
 

@@ -317,7 +317,9 @@ async def test_what_strangers_name_fills_no_memory(server: AuthorizationServer, 
 
 @pytest.mark.parametrize("client_id", [
     "http://localhost:1/client.json", "https://localhost", "https://localhost/", "https://u@localhost/c",
-    "https://localhost/a/../c", "https://localhost/c#f", "https://localhost/c?q", "file:///etc/passwd", "//localhost/c",
+    "https://localhost/a/../c", "https://localhost/a/%2e%2e/c",
+    "https://localhost/a/.%2E/c", "https://localhost/a%5Cc",
+    "https://localhost/c#f", "https://localhost/c?q", "file:///etc/passwd", "//localhost/c",
     "https://localhost/a b", "https://localhost\\@evil/c", "HTTPS://localhost/c", "https://localhost/" + "x" * 500])
 async def test_what_is_no_url_of_a_document_is_not_called(server: AuthorizationServer, client_id: str) -> None:
     async def no(*_: Any, **__: Any) -> None:
