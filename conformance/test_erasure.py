@@ -93,6 +93,19 @@ async def test_nobody_can_confirm_a_guess_of_what_a_receipt_said(gate: Gate) -> 
         assert [word for word in (row.salt, row.hash, row.receipt_key, guessed, guessed[:16]) if word in text] == []
 
 
+async def test_a_plan_that_takes_long_says_that_it_may_be_more_and_the_erasure_is_whole(
+        gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    await asyncio.gather(*(gate.as_agent(MARK).create_task(type="demo", payload=None) for _ in range(5)))
+    whole = await gate.as_admin().erase_principal(principal_kind="agent", principal_id=MARK, plan=True)
+    monkeypatch.setattr("asyncgate.parts.privacy.erasure.PLAN_SECONDS", -1.0)
+    part = await gate.as_admin().erase_principal(principal_kind="agent", principal_id=MARK, plan=True)
+    done = await gate.as_admin().erase_principal(principal_kind="agent", principal_id=MARK, confirm=MARK)
+
+    assert (whole.at_least, part.at_least, done.state) == (False, True, "erased")
+    assert sum(row.changed + row.deleted for row in part.changes) <= 1
+    assert (part.in_flight, part.obligations) == (5, 5)
+
+
 async def test_a_plan_changes_nothing_and_without_confirmation_nothing_goes(gate: Gate) -> None:
     await live(gate)
 

@@ -86,6 +86,7 @@ class ErasureReport(Struct):
     goes: list[str]             # in words: what goes
     stays: list[str]            # what stays, and why
     afterwards: list[str]       # what is outside of the gate's reach, and what to do there
+    at_least: bool = False      # a plan had no time to look at everything: it may be more, and segments are not counted
     erasure_id: str | None = None
     begun_at: datetime | None = None
     ended_at: datetime | None = None

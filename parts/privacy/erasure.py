@@ -57,6 +57,7 @@ from asyncgate.parts.privacy.rules import judge
 from asyncgate.parts.privacy.whom import OURS
 from asyncgate.parts.receipts.archive import note_return
 
+PLAN_SECONDS = 2.0
 MOST_COUNTED = 1000         # tasks in flight, leases and obligations that a plan counts
 SHORTEST_NAME = 3           # of a person, to be looked for in texts
 
@@ -250,15 +251,18 @@ class Planned(Struct):
     leases: int
     obligations: int
     segments: int
+    at_least: bool          # it had no time to look at everything
 
     @property
     def left(self) -> bool:
         """Whether there is anything to erase."""
-        return bool(self.counts or self.in_flight or self.leases or self.obligations or self.segments)
+        return bool(self.counts or self.in_flight or self.leases or self.obligations or self.segments
+                    or self.at_least)
 
 
 async def make_plan(engine: Engine, tenant_id: str, who: Principal | None, under_way: Erasure | None) -> Planned:
-    """Judge each row, and count what would change."""
+    """Judge each row, and count what would change, for a few seconds: nobody waits longer for a plan."""
+    until, over = asyncio.get_running_loop().time() + PLAN_SECONDS, False
     eraser = Eraser(engine, under_way or await draft(engine, tenant_id, who))
     counts: Counts = {}
     for place, kind in places(engine, eraser.whom):
@@ -268,11 +272,16 @@ async def make_plan(engine: Engine, tenant_id: str, who: Principal | None, under
                 of = counts.setdefault(TABLES[kind], {})
                 what = "deleted" if after is None else "changed"
                 of[what] = of.get(what, 0) + 1
+            if over := asyncio.get_running_loop().time() > until:
+                break
+        if over:
+            break
     in_flight = sum([len(await engine.backend.page(tenant_id, TaskFilter(who, status, None, None, MOST_COUNTED)))
                      for status in LIVE])
     leases = await engine.backend.page(tenant_id, LeaseFilter(who)) if who else []
     owed = await engine.backend.page(tenant_id, ObligationFilter(who, None, MOST_COUNTED))
-    return Planned(counts, in_flight, len(leases), len(owed), len(await eraser.find_segments()))
+    return Planned(counts, in_flight, len(leases), len(owed),
+                   0 if over else len(await eraser.find_segments()), over)
 
 
 async def draft(engine: Engine, tenant_id: str, who: Principal | None) -> Erasure:
@@ -303,7 +312,8 @@ def report_plan(settings: Settings, planned: Planned, state: Literal["planned", 
     """Show a plan, or that there is nothing to erase."""
     return ErasureReport(
         state, show_counts(planned.counts), planned.in_flight, planned.leases,
-        planned.obligations, planned.segments, GOES if state == "planned" else [], STAYS, list_afterwards(settings))
+        planned.obligations, planned.segments, GOES if state == "planned" else [], STAYS, list_afterwards(settings),
+        at_least=planned.at_least)
 
 
 def show_counts(counts: Counts) -> list[ErasedRows]:
