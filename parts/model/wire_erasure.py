@@ -86,13 +86,13 @@ class ErasureReport(Struct):
     goes: list[str]             # in words: what goes
     stays: list[str]            # what stays, and why
     afterwards: list[str]       # what is outside of the gate's reach, and what to do there
-    at_least: bool = False      # a plan had no time to look at everything: it may be more, and segments are not counted
     erasure_id: str | None = None
     begun_at: datetime | None = None
     ended_at: datetime | None = None
     digest: str | None = None   # SHA-256 over the list of changed rows
     proof: str | None = None    # the signed statement (JWS), if the gate has a signing key
     ledger_task_id: str | None = None   # the task that asks for erasure at a ledger elsewhere, until it is completed
+    at_least: bool = False      # a plan had no time to look at everything: it may be more, and segments are not counted
 
 
 class ErasureRecord(Struct):
