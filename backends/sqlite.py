@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import heapq
 import json
@@ -120,9 +121,11 @@ R = TypeVar("R", bound=Struct)
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 CURRENT_SCHEMA = len(list(SCHEMA.glob("[0-9]*.sql")))
 FILE_PAGE = 2048       # bytes, of a new file: a commit writes whole pages twice; smaller ones slow large commits down
+COPIED_CHANGES = 4096       # of rows, after which the log is copied back: in small batches some 16 MiB of it
+LARGE_LOG = 64 << 20        # bytes of it, at which it is copied back after each commit
 PRAGMAS = f"""
     PRAGMA page_size = {FILE_PAGE}; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;
-    PRAGMA wal_autocheckpoint = {(16 << 20) // FILE_PAGE}; PRAGMA cache_size = -65536;
+    PRAGMA wal_autocheckpoint = 0; PRAGMA journal_size_limit = {LARGE_LOG}; PRAGMA cache_size = -65536;
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
 """     # recursive_triggers: without it, REPLACE would delete rows without firing the triggers that protect them
@@ -533,6 +536,8 @@ class Sqlite(Pages):
         self.turn = 0
         self.files: dict[str, int] = {}                     # the inodes of those that are open, by name
         self.doubted = False                                # whether a COMMIT has failed on the writer's connection
+        self.copied = 0                                     # changes of the writer when its log was copied back last
+        self.torn = False                                   # whether what was copied back may be lost
 
     async def open(self) -> Sqlite:
         """Migrate, start the writer and open the readers; close everything again if that fails."""
@@ -548,7 +553,7 @@ class Sqlite(Pages):
 
     async def _open(self) -> None:
         self.db = connect(self.path)
-        self.opened.callback(lambda: self.db.close())       # another one after a COMMIT that failed
+        self.opened.callback(self._close_writer)
         require_ours(self.db, self.path)
         self.db.executescript(PRAGMAS)
         if self.path != ":memory:":
@@ -655,8 +660,38 @@ class Sqlite(Pages):
                 self._answer([(call.answer, *attempt(partial(self._run_call, call)))])
             if batches := [item for item in flights if isinstance(item, Flight)]:
                 self._answer(self._commit(batches))
+            self._copy_back()
             if last:
                 break
+
+    def _copy_back(self) -> None:
+        """Copy the write-ahead log into the file, when it has enough.
+
+        SQLite does that by itself, and says nothing when the fsync of the file fails.  What it had copied before may
+        then be lost, because the kernel drops it, and SQLite copies only what is newer.  So nothing more is copied
+        after that, and the log keeps everything for the next start, which copies it from its beginning.
+        """
+        changes = self.db.total_changes
+        try:
+            if self.torn or self.doubted or self.path == ":memory:" or (
+                    changes - self.copied < COPIED_CHANGES and os.stat(f"{self.path}-wal").st_size <= LARGE_LOG):
+                return
+            self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except (sqlite3.Error, OSError) as error:
+            self.torn = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
+            log.error("%s-wal cannot be copied into the file%s: %s", self.path, ", and grows until the gate is started "
+                      "again" if self.torn else "", error, extra=OFTEN)
+        self.copied = changes
+
+    def _close_writer(self) -> None:
+        """Close the writer's connection; after a failed fsync keep it to the end of the process.
+
+        The last connection that is closed copies the rest of the log back, and deletes it.
+        """
+        if self.torn:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.db))
+        else:
+            self.db.close()
 
     def _run_call(self, call: WriterCall) -> Any:
         """Run something else than a batch; some of it commits by itself."""
@@ -691,7 +726,7 @@ class Sqlite(Pages):
         self.db, doubted = fresh, self.db
         doubted.close()
         self._load_caches()
-        self.tenant_id, self.doubted = None, False
+        self.tenant_id, self.doubted, self.copied = None, False, 0
         log.warning("%s: a commit had failed; the gate writes on a new connection", self.path)
 
     def _answer(self, outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -109,6 +110,13 @@ void disk_note(const char *text, int length)
     pthread_mutex_lock(&turn);
     record(NOTE, 0, 0, length, 0, "", text);
     pthread_mutex_unlock(&turn);
+}
+
+void disk_kill(void)
+{
+    pthread_mutex_lock(&turn);
+    kill(getpid(), SIGKILL);
+    pause();
 }
 
 /* What the process calls. */

@@ -57,7 +57,7 @@ LONGEST = 600           # seconds of a life; it is killed then
 CUTS_OF_A_WORLD = 25
 CUT_AGAIN = 0.2         # of the starts after a cut
 BORN = 0.2              # of the worlds begin without a file
-SMALL_LOG = "PRAGMA wal_autocheckpoint = 40;"      # pages, so that a short life has checkpoints, too
+COPIED_CHANGES = 30     # so that the log is copied back in a short life, too
 
 
 class Did(IntEnum):
@@ -77,6 +77,8 @@ FAULTY_CALLS = (1 << Did.SYNC, 1 << Did.WRITE, sum(1 << did for did in Did if di
 FAULT_TIMES = (1, 2, 8, ENDLESS)
 FAULT_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 WAYS = list(product(FAULTY_CALLS, FAULTY_FILES, FAULT_ERRORS, FAULT_TIMES, Harm))
+# What is copied out of the log in parts is lost with the fsync behind it, if the kernel forgets it.
+COPYING = [(1 << Did.SYNC, "gate.db", errno.EIO, times, Harm.LOST) for times in (1, 2)]
 REASONS = (*map(os.strerror, FAULT_ERRORS), "disk I/O error", "disk is full", "unable to open database file",
            "did not open it for writing")
 
@@ -146,6 +148,10 @@ class Shim:
         """Write a call into the trace, between the calls on files."""
         text = msgspec.json.encode((number, call))
         self.library.disk_note(text, len(text))
+
+    def kill(self) -> None:
+        """End this process as `kill -9` does, but not between a call on a file and its record."""
+        self.library.disk_kill()
 
     @property
     def failures(self) -> int:
@@ -222,7 +228,7 @@ def run_life(folder: Path, plan: Life, shim: Shim, trace: Path, whole: bool) -> 
     """Be a gate until the end that the plan says; fork before."""
     logging.disable()
     signal.alarm(LONGEST)
-    sqlite.PRAGMAS += SMALL_LOG
+    sqlite.COPIED_CHANGES = COPIED_CHANGES
     shim.watch(str(folder), str(trace), whole)
     if plan.faulty_start:
         shim.set_rules(plan.rules)
@@ -260,7 +266,7 @@ async def live(path: Path, plan: Life, shim: Shim) -> None:
 def end_life(path: Path, shim: Shim, report: dict[str, Any], plan: Life) -> None:
     """Store what is to be told, then die."""
     Path(f"{path.parent}.report").write_text(json.dumps({**report, "failures": shim.failures}))
-    os.kill(os.getpid(), signal.SIGKILL)
+    shim.kill()
 
 
 def check_file(folder: Path, calls: list[Call], report: Path, trace: Path | None) -> None:
@@ -462,7 +468,8 @@ def tear(waiting: list[Write], draw: random.Random) -> Iterator[Write]:
 def draw_life(seed: str, draw: random.Random, way: tuple[int, str, int, int, int] | None) -> Life:
     """Draw one life, with a disk that fails in some way."""
     rules = [FaultRule(*way, skip=draw.choice([0, 0, 1, 5]))] if way else []
-    return Life(seed, rules, draw.random() < 0.1, draw.randint(15, 60), draw.random() < 0.5, draw.random() < 0.3)
+    return Life(seed, rules, draw.random() < 0.1, draw.randint(15, 60) * draw.choice([1, 1, 3]),
+                draw.random() < 0.5, draw.random() < 0.3)
 
 
 def fill_folder(folder: Path, files: dict[str, bytes]) -> dict[str, bytes]:
@@ -493,6 +500,8 @@ class Rounds:
         report = Path(f"{self.world}.report")
         for life in range(draw.randint(1, 3)):
             way = self.ways[number % len(WAYS)] if life == 0 else draw.choice([None, draw.choice(WAYS)])
+            if whole and number % 3 == 0:
+                way = draw.choice(COPYING)
             plan = draw_life(f"{self.seed}-{number}-{life}", draw, way)
             report.unlink(missing_ok=True)
             ended_by = fork(partial(run_life, self.world, plan, self.shim, self.trace, whole))
@@ -527,6 +536,8 @@ class Rounds:
             for record in read_trace(self.trace):
                 take_note(calls, record)
             self.counts["rounds"] += 1
+            if self.counts["rounds"] % 100 == 0:
+                self.told(f"{self.counts['rounds']} rounds, {len(self.problems)} problems")
             self.count(calls)
             self.blame(f"{self.seed}-{number}", judge(self.world, list_calls(calls)))
 
@@ -538,6 +549,8 @@ class Rounds:
             began = self.run_lives(number, draw, whole=True)
             self.cut_trace(number, Disk(began), draw, min(CUTS_OF_A_WORLD, cuts - self.counts["cuts"]))
             number += 1
+            if number % 10 == 0:
+                self.told(f"{self.counts['cuts']} cuts, {len(self.problems)} problems")
 
     def cut_trace(self, number: int, disk: Disk, draw: random.Random, cuts: int) -> None:
         """Cut at some places of the trace, half of them beside what makes things durable."""
@@ -602,7 +615,7 @@ def run_disks(what: str, number: int, seed: str, folder: Path) -> dict[str, Any]
     """Run rounds in a process with the shim; return what they did.  Raises NoShim."""
     environment = {**os.environ, "LD_PRELOAD": str(compile_shim(folder))}
     done = subprocess.run([sys.executable, "-m", "asyncgate.conformance.disks", what, str(number), seed, str(folder)],
-                          check=False, stdout=subprocess.PIPE, env=environment, text=True)
+                          check=True, stdout=subprocess.PIPE, env=environment, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator
@@ -131,6 +132,38 @@ async def test_while_no_new_connection_can_be_made_nothing_is_acknowledged(gate:
     made.append(await gate.create())
 
     assert {task.task_id for task in (await gate.everything())["Task"]} == set(made)
+
+
+# Copying the log back.
+
+
+async def test_the_log_is_copied_into_the_file_when_it_has_enough(
+        gate: Gate, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await gate.create()
+    assert await tasks_of(copied_alone(path, tmp_path / "before")) == set()
+
+    monkeypatch.setattr(sqlite, "COPIED_CHANGES", 1)
+    await gate.backend.transact(TENANT, Needs(), lambda work: None)
+
+    assert await tasks_of(copied_alone(path, tmp_path / "after")) == {made}
+
+
+async def test_after_a_failed_fsync_of_the_file_its_log_is_kept_for_the_next_start(
+        path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = await open_backend(f"sqlite:///{path}", serving=True)
+    gate = Gate(Engine(backend, Settings()), TENANT)
+    backend.torn = True
+    monkeypatch.setattr(sqlite, "COPIED_CHANGES", 1)
+    made = {await gate.create() for _ in range(3)}
+    await backend.close()
+
+    assert await tasks_of(copied_alone(path, tmp_path / "alone")) == set()
+    assert await tasks_of(path) == made
+
+
+def copied_alone(path: Path, to: Path) -> Path:
+    """Copy a database without its log."""
+    return Path(shutil.copy(path, to))
 
 
 # The files.
