@@ -659,17 +659,17 @@ class Work:
         """Stamp a receipt as delivered, for telemetry."""
         self._set(self.delivered, receipt_id, self.now)
 
-    def new_id(self) -> str:
-        """Return an id that sorts after all earlier ones."""
-        return self.ids.new(self.now, self._mark)
+    def new_id(self, name: object = None) -> str:
+        """Return an id that sorts after all earlier ones; a batch that is decided again gets the same for a name."""
+        return self.ids.new(self.now, self._mark, name)
 
     def replay(self, ids: Ids, now: float) -> None:
         """Take ids from another source, and the time of another moment, from now on: to decide again as before."""
         self.ids, self.now = ids, now
 
-    def new_lease_id(self) -> str:
+    def new_lease_id(self, name: object = None) -> str:
         """Return an id that nobody can guess."""
-        return self.ids.lease(self._mark)
+        return self.ids.lease(self._mark, name)
 
     def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         self._undo.append((table, key, table.get(key, UNSET)))
@@ -1042,9 +1042,11 @@ class Engine:
         session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
         traced = caller.trace.members if caller.trace else {}       # in no receipt: a trace belongs to one request
+        request = (ask.type, payload) if ask.idempotency_key is None else (ask.idempotency_key,)
         task = Task(
-            task_id=work.new_id(), lane=lane_of(ask.type, needed), type=ask.type, payload=payload.decode(),
-            payload_pointer=ask.payload_pointer, requirements=bytes(ask.requirements).decode(),
+            task_id=work.new_id((creator.kind, creator.id, *request)), lane=lane_of(ask.type, needed), type=ask.type,
+            payload=payload.decode(), payload_pointer=ask.payload_pointer,
+            requirements=bytes(ask.requirements).decode(),
             terms=to_canonical({**terms, **session, **traced}).decode(), owner_kind=creator.kind, owner_id=creator.id,
             principal_ai=ask.principal_ai or creator.id,
             priority=limits.default_priority if ask.priority is None else ask.priority,
@@ -1349,7 +1351,8 @@ class Engine:
         timeouts = decode_terms(task.terms).timeouts
         # A worker's wish comes before that of the task's creator.
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
-        task, lease_id = work.move_task(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
+        task = work.move_task(task, CLAIM, fence=task.fence + 1)
+        lease_id = work.new_lease_id((task.task_id, task.fence))
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self.write_receipt(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
         ttl = self._choose_lease_length(work, wished)
@@ -1717,9 +1720,10 @@ class Engine:
         text = to_canonical(said)
         self._check_receipt(text, parents)
         parents = tuple(sorted(parents))
+        key = receipt_key(contract, task_id, sender, lease_id, parents, mark)
         return work.add_receipt(Receipt(
-            receipt_id or work.new_id(), receipt_key(contract, task_id, sender, lease_id, parents, mark), contract.type,
-            work.now, sender.kind, sender.id, to.kind, to.id, task_id, lease_id, schedule_id, self.instance,
+            receipt_id or work.new_id(key), key, contract.type, work.now, sender.kind, sender.id, to.kind, to.id,
+            task_id, lease_id, schedule_id, self.instance,
             receipt_hash(contract.type, sender, to, task_id, lease_id, schedule_id, parents, text),
             text.decode(), make_salt(), parents))
 

@@ -377,7 +377,7 @@ class Memory:
                 of_task = (row for row in tenant.records[Outgoing].values() if row.task_id == query.task_id)
                 return islice(of_task, query.limit)
             case OutboxFilter():
-                rows = {id: row for (id,), row in tenant.records[Outgoing].items() if row.state == "waiting"}
+                rows = {id: row for (id,), row in tenant.records[Outgoing].items() if row.state == query.state}
                 return islice(after(rows, query.after), query.limit)
             case OutboxOf():
                 return (row for (id,), row in tenant.records[Outgoing].items() if id in query.receipt_ids)
@@ -423,7 +423,7 @@ class Memory:
         """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""
         rows = self.all[tenant_id].records[Outgoing].values()
         waiting = [row.posted_at for row in rows if row.state == "waiting"]
-        return Lag(len(waiting), len(rows) - len(waiting), min(waiting, default=None))
+        return Lag(len(waiting), sum(row.state == "parked" for row in rows), min(waiting, default=None))
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""

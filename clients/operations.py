@@ -962,7 +962,9 @@ class AsyncOperations:
     ) -> Receipts:
         """List archived receipts, oldest first: of a task, one by its id, or all; no other list shows them.
 
-        Only an admin may list all; others see the receipts that they sent or received.  Spec H.11.
+        Whoever could read a receipt before can read it here: the owner of its task, the worker that had its last lease,
+        its
+        sender and its recipient, and an admin, who alone may list all.  Spec H.11.
         """
         return await self.ask("list_archived_receipts", Receipts, locals())
 
@@ -2023,7 +2025,9 @@ class SyncOperations:
     ) -> Receipts:
         """List archived receipts, oldest first: of a task, one by its id, or all; no other list shows them.
 
-        Only an admin may list all; others see the receipts that they sent or received.  Spec H.11.
+        Whoever could read a receipt before can read it here: the owner of its task, the worker that had its last lease,
+        its
+        sender and its recipient, and an admin, who alone may list all.  Spec H.11.
         """
         return self.ask("list_archived_receipts", Receipts, locals())
 

@@ -105,12 +105,12 @@ class Numbered(Ids):
         super().__init__()
         self.given = 0
 
-    def new(self, now: float, mark: int = 0) -> str:
+    def new(self, now: float, mark: int = 0, name: object = None) -> str:
         """Return the next id."""
         self.given += 1
         return f"00000000-0000-7000-8000-{self.given:012x}"
 
-    def lease(self, mark: int = 0) -> str:
+    def lease(self, mark: int = 0, name: object = None) -> str:
         """Return the next lease id."""
         return self.new(0)
 

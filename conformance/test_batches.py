@@ -157,7 +157,7 @@ class Once(Numbered):
 
     again = 0
 
-    def new(self, now: float, mark: int = 0) -> str:
+    def new(self, now: float, mark: int = 0, name: object = None) -> str:
         """Return the next id, or the first one again."""
         self.again -= 1
         return f"00000000-0000-7000-8000-{1:012x}" if self.again == 0 else super().new(now)

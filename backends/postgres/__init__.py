@@ -753,7 +753,8 @@ class Postgres(Pages):
 
     async def find_waiting(self, tenant_id: str, of: OutboxFilter) -> list[Outgoing]:
         """Return a page of the receipts that wait for the ledger."""
-        return [Outgoing(*row) for row in await self._read(tenant_id, sql.WAITING, of.after, of.limit)]
+        return [Outgoing(*row) for row in await self._read(
+            tenant_id, sql.WAITING if of.state == "waiting" else sql.STRICTLY_OFFERED, of.after, of.limit)]
 
     async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
         """Return the outbox rows of some receipts."""

@@ -778,6 +778,7 @@ WEBHOOK_TENANTS = "SELECT asyncgate.webhook_tenants()::text"
 WAITING = f"""
 SELECT {listed(OUTGOING)} FROM asyncgate.outbox
 WHERE tenant_id = $1 AND state = 'waiting' AND receipt_id > $2 ORDER BY receipt_id LIMIT $3"""
+STRICTLY_OFFERED = WAITING.replace("'waiting'", "'offered'")    # without an index: a strict gate's outbox is short
 ON_THE_WAY = f"""
 SELECT {listed(OUTGOING, 'o.')} FROM unnest($2::text[]) AS k (id), LATERAL (
     SELECT * FROM asyncgate.outbox WHERE tenant_id = $1 AND receipt_id = k.id LIMIT 1) AS o"""

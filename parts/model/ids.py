@@ -31,13 +31,16 @@ class Ids:
         if seen:
             self._last = max(self._last, _packed(uuid.UUID(seen).int))
 
-    def new(self, now: float, mark: int = 0) -> str:
-        """Return the next id: 12 bits count fractions of the clock's millisecond (RFC 9562 6.2, method 3)."""
+    def new(self, now: float, mark: int = 0, name: object = None) -> str:
+        """Return the next id: 12 bits count fractions of the clock's millisecond (RFC 9562 6.2, method 3).
+
+        `name` says what the id is for; only a strict gate, which decides a batch again, needs to know.
+        """
         noise = self._draw() >> 2 & ~MARKS
         self._last = last = max(int(now * 4_096_000) << 62 | noise, (self._last | MARKS) + 1 + (noise & STEP))
         return _text(last >> 74 << 80 | (last >> 62 & 0xFFF | 0x7000) << 64 | last & LOW | VARIANT | mark)
 
-    def lease(self, mark: int = 0) -> str:
+    def lease(self, mark: int = 0, name: object = None) -> str:
         """Return a lease id, which nobody can guess: a UUIDv4, with 102 random bits."""
         return _text((self._draw() & ~0xF000 | 0x4000) << 64 | self._draw() & LOW & ~MARKS | VARIANT | mark)
 

@@ -7,7 +7,7 @@ apply before limits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 from msgspec import Struct
 
@@ -161,10 +161,11 @@ class QueueFilter(Query[Queue], frozen=True):
 
 
 class OutboxFilter(Query[Outgoing], frozen=True):
-    """Receipts that wait for the ledger, oldest first."""
+    """Receipts that wait for the ledger, oldest first; or those that a strict gate has offered and not committed."""
 
     after: str                  # a receipt_id
     limit: int
+    state: Literal["waiting", "offered"] = "waiting"
 
 
 class OutboxOf(Query[Outgoing], frozen=True):

@@ -282,8 +282,9 @@ class Outgoing(Struct, frozen=True):
     task_id: str                        # receipts of one task are sent in order
     content: str
     posted_at: float
-    state: Literal["waiting", "parked"] = "waiting"     # parked: the ledger refused it; no more tries
-    reason: str | None = None           # the ledger's last answer
+    # parked: the ledger refused it; no more tries.  offered: a strict gate has not committed it yet.
+    state: Literal["waiting", "parked", "offered"] = "waiting"
+    reason: str | None = None           # the ledger's last answer; of an offered one, what settling it needs
     tries: int = 0                      # tries without an answer
 
 

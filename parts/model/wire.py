@@ -875,6 +875,7 @@ class LedgerLag(Struct):
     parked: int
     oldest_seconds: float
     circuit: Literal["closed", "open", "half_open"]
+    unsettled: int = 0          # stored there, perhaps, by calls that failed; the gate settles them within a minute
 
 
 class LedgerComparison(Struct):

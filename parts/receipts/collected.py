@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate import TERMINATES, receipt_hash
-from asyncgate.parts.model.content import decode_json, encode_json, to_canonical
+from asyncgate import ANOMALY, TERMINATES, receipt_hash
+from asyncgate.parts.model.content import decode_json, encode_json, sha256, to_canonical
 from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.queries import EntryFilter
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.files import SealedReading
+from asyncgate.parts.receipts.marks import OVERTAKEN, WITHDRAWN
 from asyncgate.parts.receipts.may import broken_rule
+from asyncgate.parts.receipts.restated import body_of
 from asyncgate.parts.receipts.sinks import Filed, Outage, Refusal
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Collected:
         self.file = sqlite3.connect("", isolation_level=None)
         self.file.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA_SQL)
         self.problems: list[str] = []       # problems of the file that was read
+        self.undone = set[str]()            # receipts that, as others say, never counted
 
     def close(self) -> None:
         """Close the file."""
@@ -61,6 +64,7 @@ class Collected:
     def add(self, receipts: Iterable[Receipt]) -> None:
         """Add receipts; a receipt without a key was not written by a gate."""
         receipts = list(receipts)
+        self.undone.update(id for one in receipts for id in list_undone(one))
         self.file.execute("BEGIN")
         self.file.executemany("INSERT OR IGNORE INTO receipts VALUES (?, ?, ?, ?, ?, ?, 0, ?)", [
             (one.receipt_id, one.task_id, one.receipt_type, one.receipt_key, one.asyncgate_instance,
@@ -95,6 +99,11 @@ class Collected:
         """Delete one receipt and its links to parents."""
         self.file.execute("DELETE FROM receipts WHERE receipt_id = ?", (receipt_id,))
         self.file.execute("DELETE FROM edges WHERE child = ?", (receipt_id,))
+
+    def forget_undone(self) -> None:
+        """Delete what a strict gate offered and never committed, and then withdrew or named as overtaken."""
+        for receipt_id in self.undone:
+            self.forget(receipt_id)
 
     def replace(self, receipt: Receipt) -> None:
         """Replace a receipt by a changed one."""
@@ -165,6 +174,16 @@ class Collected:
             last = one.receipt_id
 
 
+def list_undone(receipt: Receipt) -> list[str]:
+    """Return the receipts that never counted, as a gate's receipt says: with its own id if it withdraws another one."""
+    if receipt.from_kind != "asyncgate" or not is_sound(receipt):
+        return []
+    if receipt.parents and receipt.receipt_key == sha256(WITHDRAWN, receipt.parents[0]):
+        return [receipt.receipt_id, receipt.parents[0]]
+    body = body_of(receipt) if receipt.receipt_type == ANOMALY.type else {}
+    return [body["details"]["receipt_id"]] if body.get("kind") == OVERTAKEN else []
+
+
 def computed_hash(receipt: Receipt) -> str:
     """Return the hash of a receipt's content; empty if the content cannot be read."""
     try:
@@ -207,6 +226,7 @@ async def collect_from_ledger(sink: Sink, tenant_id: str, count: CountCopied, *,
             collected.add([as_stored(one) for one in page.receipts])
             count(len(page.receipts))
             if page.cursor in (None, after):
+                collected.forget_undone()
                 return collected
             after = page.cursor
     except BaseException:

@@ -9,6 +9,8 @@ from asyncgate.parts.model.stored import LedgerMark, export_key
 
 ADOPTED_PREFIX = "adopted "     # the gate's id of a receipt, by its author's id
 STATED_PREFIX = "stated "       # the author's id of a receipt, by the gate's id
+OVERTAKEN = "receipt_overtaken"  # the kind of the anomaly that names a receipt in the ledger which did not count
+WITHDRAWN = "never_committed"   # the reason of a receipt that undoes another one, whose change was never committed
 
 
 async def list_adopted(backend: Any, tenant_id: str) -> dict[str, str]:

@@ -33,7 +33,7 @@ from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.collected import is_sound
 from asyncgate.parts.receipts.reconcile import describe_lead, find_behind
 from asyncgate.parts.receipts.restated import Story, body_of, restate_lease, story_of
-from asyncgate.parts.receipts.strict import undo
+from asyncgate.parts.receipts.settling import undo, write_overtaken
 
 if TYPE_CHECKING:
     from asyncgate import Engine, Work
@@ -64,6 +64,13 @@ class TakeOver(Ask, kw_only=True):
     ahead: list[Receipt]
 
 
+class Restate(Ask, kw_only=True):
+    """Internal request of a repair: tell that an end in the ledger did not count."""
+
+    task_id: str
+    receipt_id: str
+
+
 class Withdraw(Ask, kw_only=True):
     """Internal request of a repair: end a task's lease, because the ledger has no task.accepted for it."""
 
@@ -91,6 +98,12 @@ class Mender:
         if collected is not None:
             for one in findings.of(tenant_id, *AHEAD):
                 self.done[one.kind] += await self._take_over(one, collected)
+        for one in findings.of(tenant_id, "ended_twice"):
+            restate = Restate(task_id=one.task_id, receipt_id=one.receipt_id)
+            await self._write(tenant_id, restate_end, load_task, restate)
+            self.done[one.kind] += 1
+        for one in findings.of(tenant_id, "ended_there"):
+            self.done[one.kind] += await self._note_end(one)
         for one in findings.of(tenant_id, "lease_unbacked"):
             ask = Withdraw(task_id=one.task_id, accepted=one.receipt_id)
             self.done[one.kind] += bool(await self._write(tenant_id, end_unbacked_lease, load_task, ask))
@@ -107,6 +120,16 @@ class Mender:
             return False
         await self.engine.backend.transact(one.tenant_id, Needs(tasks={one.task_id}), partial(undo, sink, [row]))
         return True
+
+    async def _note_end(self, one: Difference) -> bool:
+        """Note an end that only the ledger has as offered; the gate adopts it when it serves, if it was lawful."""
+        from asyncgate.parts.receipts import reconcile_receiptgate as part
+        if (found := await self.engine.backend.task(one.tenant_id, one.task_id)) is None:
+            return False
+        row = await part.find_stated_end(self.ledger.sink, one.tenant_id, found[0], one.receipt_id)
+        if row is not None:
+            await self.engine.backend.transact(one.tenant_id, Needs(), lambda work: work.keep_record(row))
+        return row is not None
 
     async def _take_over(self, one: Difference, collected: Collected) -> bool:
         backend = self.engine.backend
@@ -166,7 +189,12 @@ def resend(sink: Sink, engine: Engine, work: Work, caller: Caller, ask: Resend) 
                 work.keep_record(Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
 
 
-def load_task(needs: Needs, caller: Caller, ask: Withdraw) -> None:
+def restate_end(engine: Engine, work: Work, caller: Caller, ask: Restate) -> None:
+    """Tell the owner, and those who read the ledger, that an end there did not count."""
+    write_overtaken(engine, work, ask.task_id, ask.receipt_id)
+
+
+def load_task(needs: Needs, caller: Caller, ask: Withdraw | Restate) -> None:
     """Load the task and its lease."""
     needs.tasks.add(ask.task_id)
 

@@ -75,6 +75,8 @@ class Ledger(Extension):
         self.reading_breaker, self.strict_breaker = Breaker(circuit), Breaker(circuit)
         self.routes = Routes(engine, self.sink, self.lag)
         self.adopting: asyncio.Task[None] | None = None
+        self.settling: asyncio.Task[None] | None = None
+        self.strict: Strict | None = None
         self.compared: Compared = Compared(differences=Counter(dict.fromkeys(DIFFERENCES, 0)))
         self.last_comparison: LedgerComparison | None = None
 
@@ -95,16 +97,17 @@ class Ledger(Extension):
             self.engine.extend(self.routes)
             noticer = Noticer(self.engine, Reading(self.engine, self.sink, self.reading_breaker))
             self.adopting = asyncio.create_task(noticer.run())
-        if self.engine.settings.receipt_consistency_mode == "strict":
-            wires = Wires(pace_of(self.engine.settings))
-            self.engine.extend(Strict(self.engine.backend, self.sink, self.strict_breaker, wires, self.sender.call))
+        self.strict = Strict(self.engine, self.sink, self.strict_breaker, Wires(pace_of(self.engine.settings)),
+                             self.sender.call)
+        self.engine.extend(self.strict)
+        self.settling = asyncio.create_task(self.strict.run())
         self.sender.open()
 
     async def close(self) -> None:
         """Wait a moment for answers to sent receipts, then close the connections."""
-        if self.adopting is not None:
-            self.adopting.cancel()
-            await asyncio.gather(self.adopting, return_exceptions=True)
+        for task in filter(None, (self.adopting, self.settling)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         await self.sender.close()
         await self.sink.close()
 
@@ -149,8 +152,12 @@ class Ledger(Extension):
     async def lag(self, tenant_id: str | None = None) -> LedgerLag:
         """Return how far the ledger lags, for one tenant or all."""
         found = await self.sender.lag(tenant_id)
+        unsettled = 0
+        if self.strict is not None and self.strict.lasting:
+            tenants = [tenant_id] if tenant_id is not None else await self.engine.backend.unsent()
+            unsettled = await self.strict.count_unsettled(tenants)
         age = max(self.engine.backend.now() - found.oldest_at, 0.0) if found.oldest_at is not None else 0.0
-        return LedgerLag(found.waiting, found.parked, round(age, 3), self.circuit)
+        return LedgerLag(found.waiting, found.parked, round(age, 3), self.circuit, unsettled)
 
     @property
     def circuit(self) -> Literal["closed", "open", "half_open"]:

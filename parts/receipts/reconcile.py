@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, RESULT_READY, TERMINATES
 from asyncgate.parts.model.erased import PSEUDONYM, read_note
-from asyncgate.parts.model.queries import OutboxOf, ReceiptFilter, Rows
+from asyncgate.parts.model.queries import OutboxFilter, OutboxOf, ReceiptFilter, Rows
 from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Archived, Lease, Outgoing, Receipt, Task, export_key
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.receipts.collected import (
@@ -34,7 +34,7 @@ from asyncgate.parts.receipts.collected import (
     retry_read,
 )
 from asyncgate.parts.receipts.marks import list_adopted
-from asyncgate.parts.receipts.restated import story_of
+from asyncgate.parts.receipts.restated import list_overtaken, list_ready, story_of
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -77,9 +77,11 @@ KINDS = {
     "stated_by_worker": Kind("none needed: the gate checks it while it serves, and tells the owner if it rejects it"),
     "never_granted": Kind("undo the acceptance at the ledger, because no lease was granted; --repair does",
                           repair=True),
-    "ended_there": Kind("none here: the ledger has an end of the task that this gate lacks; check the work, then "
-                        "complete or cancel the task"),
+    "ended_there": Kind("adopt the end from the ledger: --repair notes it, and the gate does when it serves, if the "
+                        "task still is as it was then", repair=True),
     "state": Kind("`asyncgate verify` tells more; restore a backup, or run `asyncgate rebuild`"),
+    "ended_twice": Kind("tell those who read the ledger that this end did not count: the other one has a "
+                        "task.result_ready; --repair does", repair=True),
     "stated_twice": Kind("none needed: an earlier attempt failed, and a later one counts", harmless=True),
     "overtaken": Kind("none needed: the change did not count, and the task went on", harmless=True),
 }
@@ -181,6 +183,7 @@ class Comparison:
     async def run(self) -> None:
         """Search the ledger for each receipt of the gate, then the gate for each receipt of the ledger."""
         self.stated = {ours: theirs for theirs, ours in (await list_adopted(self.backend, self.tenant_id)).items()}
+        await self._leave_out_offered()
         async for page in self._pages(Receipt):
             await self.compare_page(page)
             self.findings.receipts += len(page)
@@ -189,6 +192,15 @@ class Comparison:
             self._away([one.receipt_id for one in pointers])
         await self._leases()
         await self._there()
+
+    async def _leave_out_offered(self) -> None:
+        """Leave out what a strict gate has offered and settles by itself when it serves."""
+        after = ""
+        while page := await self.backend.page(self.tenant_id, OutboxFilter(after, 500, "offered")):
+            for row in page:
+                self.collected.forget(row.receipt_id)
+            self.findings.waiting += len(page)
+            after = page[-1].receipt_id
 
     async def _pages(self, table: type[Struct]) -> AsyncIterator[list[Any]]:
         after = ""
@@ -299,6 +311,9 @@ class Comparison:
         behind = await find_behind(self.backend, self.tenant_id, self.collected, task)
         for receipt in behind.twice:
             self._found("stated_twice", f"the ledger has two {receipt.receipt_type} that state the same", receipt)
+        for receipt in behind.unmade:
+            self._found("ended_twice", f"the ledger has a {receipt.receipt_type} that did not count: another end of "
+                        "the task has a task.result_ready", receipt)
         for receipt in behind.overtaken:
             self._found("overtaken", f"the ledger has a {receipt.receipt_type} that did not count here", receipt)
         if not behind.ahead:
@@ -349,6 +364,7 @@ class Behind(Struct):
     ahead: list[Receipt]        # newer than all steps known here, and their parents are known: to take over
     overtaken: list[Receipt]
     twice: list[Receipt]
+    unmade: list[Receipt]       # ends that did not count
 
 
 async def find_behind(backend: Backend, tenant_id: str, collected: Collected, task: Task) -> Behind:
@@ -359,6 +375,10 @@ async def find_behind(backend: Backend, tenant_id: str, collected: Collected, ta
     there = {one.receipt_id: one for one in collected.of_task(task.task_id)}
     fresh = [one for one in there.values() if one.receipt_id not in known and one.receipt_key and is_sound(one)
              and one.receipt_type != ASSIGNED.type]
+    every = [*here, *there.values()]
+    false = list_overtaken(every, list_ready(every))
+    unmade = [one for one in fresh if one.receipt_id in false]
+    fresh = [one for one in fresh if one.receipt_id not in false]
     twice = [one for one in fresh if one.receipt_key in keys]
     ahead: list[Receipt] = []
     for one in fresh:       # oldest first, so a receipt whose parent is not taken over is not taken over either
@@ -367,7 +387,7 @@ async def find_behind(backend: Backend, tenant_id: str, collected: Collected, ta
             known.add(one.receipt_id)
     overtaken = [one for one in fresh if one not in twice and one not in ahead]
     whole = [one if one.body else there.get(one.receipt_id, one) for one in here]
-    return Behind([*whole, *ahead], ahead, overtaken, twice)
+    return Behind([*whole, *ahead], ahead, overtaken, twice, unmade)
 
 
 async def list_known_receipts(backend: Backend, tenant_id: str, task_id: str) -> list[Receipt]:

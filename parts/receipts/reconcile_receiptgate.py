@@ -8,13 +8,21 @@ granted.  An end of a task that only ReceiptGate has is reported; the gate does 
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from asyncgate import ANOMALY
+from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.queries import OutboxOf, Rows
 from asyncgate.parts.model.stored import TERMINAL, Outgoing, Receipt, Task, export_key
-from asyncgate.parts.receipts.collected import READ_PAUSE_SECONDS, CountCopied, retry_read
+from asyncgate.parts.receipts.collected import READ_PAUSE_SECONDS, CountCopied, is_sound, retry_read
+from asyncgate.parts.receipts.marks import OVERTAKEN
 from asyncgate.parts.receipts.reconcile import Findings, is_erased, list_known_receipts
-from asyncgate.parts.receipts.sinks.receiptgate_schema import gives_back, is_forwarded, write_canonical
+from asyncgate.parts.receipts.restated import body_of
+from asyncgate.parts.receipts.settling import Memo, offer_row
+from asyncgate.parts.receipts.sinks.receiptgate_schema import UNDONE, gives_back, is_forwarded, write_canonical
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -28,6 +36,7 @@ class GateComparison:
     def __init__(self, backend: Backend, sink: Any, tenant_id: str, findings: Findings, count: CountCopied) -> None:
         self.backend, self.sink, self.tenant_id = backend, sink, tenant_id
         self.findings, self.count = findings, count
+        self.overtaken = set[str]()     # receipts that, as this gate has said, did not count
 
     async def run(self) -> None:
         """Compare every task of the gate."""
@@ -46,6 +55,8 @@ class GateComparison:
         self.findings.receipts += len(ours)
         ids = [*theirs, *(one.receipt_id for one in ours)]
         outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, OutboxOf(tuple(ids)))}
+        self.overtaken = {body_of(one)["details"]["receipt_id"] for one in ours if one.receipt_type == ANOMALY.type
+                          and body_of(one).get("kind") == OVERTAKEN}
         keeps_custody = any("obligation_id" in one for one in rows)
         for receipt in ours:
             sent = is_forwarded(receipt, task) and (keeps_custody or not gives_back(receipt, task))
@@ -91,8 +102,9 @@ class GateComparison:
             if await self._is_open(task, one, theirs):
                 self._found("never_granted", f"the ledger has an acceptance by {one.get('for_principal')} that this "
                             "gate never granted", id, task.task_id)
-        elif ended and task.status not in TERMINAL and metadata_of(one).get("receipt_type") != "lease.undone":
-            self._found("ended_there", f"the ledger has an end of the task ({one.get('status')}), but here the task is "
+        elif ended and metadata_of(one).get("receipt_type") != UNDONE and id not in self.overtaken:
+            kind = "ended_twice" if task.status in TERMINAL else "ended_there"
+            self._found(kind, f"the ledger has an end of the task ({one.get('status')}), but here the task is "
                         f"{task.status}", id, task.task_id)
 
     async def _is_open(self, task: Task, one: dict[str, Any], theirs: Theirs) -> bool:
@@ -109,6 +121,25 @@ def metadata_of(one: dict[str, Any]) -> dict[str, Any]:
     """Return the `metadata` of a ReceiptGate receipt, or an empty object."""
     metadata = one.get("metadata")
     return metadata if isinstance(metadata, dict) else {}
+
+
+async def find_stated_end(sink: Any, tenant_id: str, task: Task, receipt_id: str) -> Outgoing | None:
+    """Return a gate's end of a task at the ledger as an offered row; None if its body is not there as it was."""
+    for one in await sink.of_task(tenant_id, task.task_id):
+        known = metadata_of(one)
+        if one.get("receipt_id") != receipt_id or one.get("source_system") != sink.source:
+            continue
+        try:
+            receipt = msgspec.convert({
+                **known, "receipt_id": receipt_id, "receipt_key": one["dedupe_key"], "task_id": task.task_id,
+                "created_at": datetime.fromisoformat(one["created_at"]).timestamp(), "schedule_id": None,
+                "body": to_canonical(one["body"]).decode()}, type=Receipt)
+        except (KeyError, ValueError, TypeError, msgspec.ValidationError):
+            return None
+        content = write_canonical({**one, "obligation_id": task.duty}).decode()
+        row = Outgoing(receipt_id, task.task_id, content, receipt.created_at)
+        return offer_row(row, Memo(receipt)) if is_sound(receipt) else None
+    return None
 
 
 async def find_acceptance(sink: Any, tenant_id: str, task: Task, receipt_id: str, at: float) -> Outgoing | None:

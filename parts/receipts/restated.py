@@ -54,15 +54,29 @@ class Story(Struct):
 
 def story_of(receipts: Sequence[Receipt]) -> Story:
     """Derive a task's state from its receipts, given oldest first and with their bodies."""
-    story, ready = Story(), set[str]()
+    story, ready = Story(), list_ready(receipts)
+    overtaken = list_overtaken(receipts, ready)
     for receipt in receipts:
         story.updated_at = max(story.updated_at, receipt.created_at)
-        if receipt.receipt_type == RESULT_READY.type:
-            ready.update(receipt.parents)
-        elif (tell := TELLING.get(receipt.receipt_type)) is not None:
+        if receipt.receipt_id in overtaken:
+            continue
+        if (tell := TELLING.get(receipt.receipt_type)) is not None:
             tell(story, receipt, body_of(receipt))
     story.unready = [end for end in story.ends if end.receipt_id not in ready]
     return story
+
+
+def list_ready(receipts: Sequence[Receipt]) -> set[str]:
+    """Return the ends that have a task.result_ready, which is written only with an end that was committed."""
+    return {parent for one in receipts if one.receipt_type == RESULT_READY.type for parent in one.parents}
+
+
+def list_overtaken(receipts: Sequence[Receipt], ready: set[str]) -> set[str]:
+    """Return the ends that a strict gate offered and never committed: another end of the task has a result_ready."""
+    duties = {one.receipt_id for one in receipts if one.receipt_type == ASSIGNED.type}
+    ends = {one.receipt_id for one in receipts if one.receipt_type in ENDING_STATUSES and (
+        not duties.isdisjoint(one.parents) or one.receipt_id in ready)}
+    return ends - ready if ends & ready else set()
 
 
 def body_of(receipt: Receipt) -> dict[str, Any]:

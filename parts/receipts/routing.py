@@ -49,7 +49,8 @@ class Routes(Extension):
     async def add_routing(self, caller: Caller, who: Principal, reply: Welcome) -> None:
         """Add the ledger's lag, its address and a worker's key to a reply of bootstrap (20.5, 20.10)."""
         lag = await self.lag(caller.tenant_id)
-        reply.receipt_ledger_lag = lag if lag.waiting or lag.parked or lag.circuit != "closed" else None
+        behind = lag.waiting or lag.parked or lag.unsettled or lag.circuit != "closed"
+        reply.receipt_ledger_lag = lag if behind else None
         settings = self.engine.settings
         if settings.worker_bootstrap.include_memorygate_routing:
             reply.receipt_routing = Routing(settings.receipt_mode, settings.ledger.url, ledger_profile(settings),

@@ -1,78 +1,116 @@
 """Strict mode: a change is committed only after the ledger has stored its receipts (spec 20.10, option B).
 
-A batch is decided once and rolled back; its receipts are stored at the ledger; then the batch is decided again with the
-same ids and the same time.  If the result is the same, it is committed.  If it differs, because another process changed
-the tasks meanwhile, the batch starts again.  So no transaction is open during a call to the ledger, and no tenant waits
-for another tenant's calls.  Receipts that only inform (anomalies, acknowledgements, progress) go through the outbox.
+A batch is decided once, and its changes are rolled back: only its receipts are stored, as `offered`.  They are stored
+at the ledger.  Then the batch is decided again, on the same rows and at the same time, and each receipt, task and lease
+gets the id that it had before, by its name and not by its turn.  If the result is the same, it is committed, and the
+offered rows go.  If it differs, because another process changed the tasks meanwhile, it is offered as it is now.  So no
+transaction is open during a call to the ledger, and no tenant waits for another tenant's calls.
 
-A ledger that did not answer may have stored the receipt.  So the same bytes are sent again before the call fails.  If
-the caller repeats the failed step, the same receipt is sent again.  If a lease was not granted, the outbox gets its
-receipt and the one that undoes it, so that the ledger does not keep the acceptance.
+What only informs (anomalies, acknowledgements, progress) goes through the outbox, and so does task.result_ready: it is
+at the ledger only if the end that it tells of was committed, which shows which of two ends counts.
+
+A ledger that did not answer may have stored the receipt.  So the same bytes are sent again before the call fails.  What
+then stays offered is settled: by the repeat of the call, by the next call about the same task, or after REPEAT_SECONDS
+(settling.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from asyncgate import ACKNOWLEDGED, ANOMALY, PROGRESSED, Extension, Needs
+from asyncgate import ACCEPTED, ACKNOWLEDGED, ANOMALY, PROGRESSED, RESULT_READY, Extension, Needs
 from asyncgate.parts.model.errors import DatabaseUnavailable, GateError, LedgerUnavailable, Refused
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.queries import OutboxFilter
 from asyncgate.parts.model.stored import Outgoing
+from asyncgate.parts.receipts.adoption import JOB
+from asyncgate.parts.receipts.settling import (
+    Tried,
+    decide_again,
+    drop_committed,
+    group_by_task,
+    needs_of,
+    overtake,
+    read_row,
+    withdraw,
+    write_row,
+)
 from asyncgate.parts.receipts.sinks import Garbled, Outage, Refusal, Unanswered
 
 if TYPE_CHECKING:
-    from asyncgate import Transact, Work
-    from asyncgate.backends import Backend
+    from asyncgate import Engine, Transact, Work
     from asyncgate.parts.receipts.outbox import Breaker
     from asyncgate.parts.receipts.sinks import Sink
     from asyncgate.parts.receipts.wires import Wires
 
 log = logging.getLogger("asyncgate.ledger")
 
-ATTEMPTS = 5        # how often a batch is decided again because its result differed
-OFFERS = 3          # how often a receipt is sent without an answer before the call fails
-STRANDED = 1000     # remembered failed batches whose receipts the ledger may have
-INFORMS = {ACKNOWLEDGED.type, ANOMALY.type, PROGRESSED.type}
+ATTEMPTS = 5            # how often a batch is decided again because its result differed
+OFFERS = 3              # how often a receipt is sent without an answer before the call fails
+REPEAT_SECONDS = 20.0   # how long an offered receipt waits for the repeat of its call
+POLL_OFFERED_SECONDS = 5.0      # how often offered receipts are looked for
+OFFERED_AT_ONCE = 500
+INFORMS = {ACKNOWLEDGED.type, ANOMALY.type, PROGRESSED.type, RESULT_READY.type}
 Decide = Callable[["Work"], None]
 
 
-class Recorded(Ids):
-    """Returns given ids first, then new ones, and remembers all that it returned."""
+class Named(Ids):
+    """Gives each name the id that it had when the batch was decided before; the second use of a name is another one."""
 
-    def __init__(self, ids: Ids, first: list[str]) -> None:
+    def __init__(self, ids: Ids, given: dict[Any, str]) -> None:
         super().__init__()
-        self.ids, self.first, self.given = ids, deque(first), list[str]()
+        self.ids, self.given, self.used = ids, given, Counter[Any]()
 
-    def new(self, now: float, mark: int = 0) -> str:
-        """Return the next id."""
-        return self._give(lambda: self.ids.new(now, mark))
+    def new(self, now: float, mark: int = 0, name: object = None) -> str:
+        """Return the id of a name."""
+        return self._give(name, lambda: self.ids.new(now, mark))
 
-    def lease(self, mark: int = 0) -> str:
-        """Return the next lease id."""
-        return self._give(lambda: self.ids.lease(mark))
+    def lease(self, mark: int = 0, name: object = None) -> str:
+        """Return the lease id of a name."""
+        return self._give(name, lambda: self.ids.lease(mark))
 
-    def _give(self, make: Callable[[], str]) -> str:
-        self.given.append(self.first.popleft() if self.first else make())
-        return self.given[-1]
+    def _give(self, name: object, make: Callable[[], str]) -> str:
+        if name is None:
+            return make()
+        self.used[name] += 1
+        use = name, self.used[name]
+        if use not in self.given:
+            self.given[use] = make()
+        return self.given[use]
 
 
 class Draft(Struct):
     """The result of deciding a batch."""
 
+    sink: Sink
+    earlier: dict[str, Tried]           # what other calls have offered, by receipt
+    only: frozenset[str] = frozenset()  # the receipts that it must have, if it is decided to settle these
     now: float | None = None
-    ids: list[str] = field(default_factory=list)
-    posted: list[Outgoing] = field(default_factory=list)       # receipts that the ledger must store before the commit
-    stored: list[Outgoing] = field(default_factory=list)       # those of the result that the ledger has stored
+    given: dict[Any, str] = field(default_factory=dict)
+    leased: list[str] = field(default_factory=list)         # tasks that its claims got, in order
+    posted: list[Outgoing] = field(default_factory=list)    # receipts that the ledger must store before the commit
+    stored: list[Outgoing] = field(default_factory=list)    # those of the result that the ledger has stored
     kept: bool = False
-    steps: frozenset[tuple[str, str]] = frozenset()             # task and receipt key: equal for a repeated step
-    offered: dict[str, Outgoing] = field(default_factory=dict)  # receipts that the ledger may have
+    differs: bool = False               # it has others than `only`
+    blocked: list[Tried] = field(default_factory=list)      # what must be settled first
+    tried: dict[str, Tried] = field(default_factory=dict)   # its own rows in the outbox, of all attempts
+    offered: set[str] = field(default_factory=set)          # receipts that the ledger may have
+
+    def load(self, needs: Needs) -> Needs:
+        """Return what deciding needs: when it is decided again, the same rows, and what it has offered."""
+        if self.now is None:
+            return needs
+        rows = {(Outgoing, (row.receipt_id,)) for row in self.stored}
+        return replace(needs, claims=[], tasks=needs.tasks | set(self.leased), records=needs.records | rows)
 
     def decide(self, decide: Decide, work: Work) -> None:
         """Decide with the remembered ids and time; keep a result that the ledger has stored, roll back any other.
@@ -80,90 +118,219 @@ class Draft(Struct):
         A database that loses a race or its connection decides more than once in one transaction.  So the result is
         compared with what the ledger has stored, not with the last result.
         """
-        mark, real, ids = work.mark(), (work.ids, work.now), Recorded(work.ids, self.ids)
-        work.replay(ids, work.now if self.now is None else self.now)
+        mark, real = work.mark(), (work.ids, work.now)
+        for task_id in self.leased if not work.ready else ():
+            if (task := work.tasks.get(task_id)) and task.status == "queued" and task.offerable(work.now):
+                work.ready[task.lane].append(task_id)
+        work.replay(Named(work.ids, self.given), work.now if self.now is None else self.now)
         decide(work)
+        same = self._take_over(work)
+        self.offered |= same        # by the earlier call
         self.posted = [row for row in work.posted.values()
                        if work.written[row.receipt_id].receipt_type not in INFORMS]
-        self.kept = self.posted == self.stored
+        self.blocked = [*self._find_blocking(same)]
+        self.differs = bool(self.only) and {row.receipt_id for row in self.posted} != self.only
+        self.kept = not (self.blocked or self.differs) and self.posted == self.stored
         if self.kept:
-            for row in self.posted:
-                del work.posted[row.receipt_id]
+            self._forget_rows(work)
         else:
-            self.now, self.ids = work.now, ids.given
-            self.steps = frozenset((row.task_id, work.written[row.receipt_id].receipt_key) for row in self.posted)
-            work.take_back(mark)
-            work.replay(*real)
+            self._roll_back(work, mark, *real)
+
+    def _take_over(self, work: Work) -> set[str]:
+        """Give receipts that an earlier call has offered the bytes that they had; return which these are."""
+        same = set[str]()
+        for id, row in work.posted.items():
+            if (before := self.earlier.get(id)) and before.receipt.hash == work.written[id].hash:
+                work.written[id] = replace(work.written[id], created_at=before.receipt.created_at,
+                                           asyncgate_instance=before.receipt.asyncgate_instance)
+                work.posted[id] = replace(row, content=before.row.content)
+                same.add(id)
+        return same
+
+    def _find_blocking(self, same: set[str]) -> Iterable[Tried]:
+        tasks, ids = {row.task_id for row in self.posted} - {""}, {row.receipt_id for row in self.posted}
+        for id, before in self.earlier.items():
+            if id not in same and (id in ids or before.row.task_id in tasks):
+                yield before
+
+    def _forget_rows(self, work: Work) -> None:
+        if any(work.find_record(Outgoing, row.receipt_id) is None for row in self.posted):
+            self.kept = False
+            raise DatabaseUnavailable("this took so long that another process has settled it; try again", retry_after=1)
+        for row in self.posted:
+            del work.posted[row.receipt_id]
+            work.drop_record(Outgoing, row.receipt_id)
+
+    def _roll_back(self, work: Work, mark: int, ids: Ids, now: float) -> None:
+        """Take the changes back, and keep only what is to be offered."""
+        self.now = work.now
+        self.leased = [one.task_id for one in work.written.values() if one.receipt_type == ACCEPTED.type]
+        rows = [] if self.blocked or self.differs else [write_row(row, work, self.sink) for row in self.posted]
+        work.take_back(mark)
+        work.replay(ids, now)
+        for row in rows:
+            work.keep_record(row)
+            self.tried[row.receipt_id] = read_row(row)
 
 
 class Strict(Extension):
     """Commits a tenant's batches one after another, each after the ledger has its receipts."""
 
-    def __init__(self, backend: Backend, sink: Sink, breaker: Breaker, wires: Wires,
+    def __init__(self, engine: Engine, sink: Sink, breaker: Breaker, wires: Wires,
                  sent: Callable[[str], None] = lambda tenant_id: None) -> None:
-        self.within: Transact = backend.transact
+        self.engine = engine
+        self.within: Transact = engine.backend.transact
         self.sink, self.breaker, self.wires = sink, breaker, wires
+        self.lasting = engine.settings.receipt_consistency_mode == "strict"
         self.sent = sent        # called with a tenant whose outbox has new receipts
         self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.stranded: OrderedDict[tuple[str, frozenset[tuple[str, str]]], Draft] = OrderedDict()
 
     def wrap_transact(self, transact: Transact) -> Transact:
-        """Replace the engine's transact by one that waits for the ledger."""
+        """Replace the engine's transact by one that waits for the ledger, if the gate is strict."""
         self.within = transact
-        return self.commit
+        return self.commit if self.lasting else transact
 
     async def commit(self, tenant_id: str, needs: Needs, decide: Decide) -> None:
         """Commit one batch; raises LedgerUnavailable if the ledger does not store its receipts."""
         async with self.turns[tenant_id]:
-            draft = Draft()
-            try:
-                for attempt in range(ATTEMPTS):
-                    await self.within(tenant_id, needs, partial(draft.decide, decide))
-                    if not attempt and not draft.kept:
-                        draft = await self._reuse_stranded(tenant_id, needs, decide, draft)
-                    if draft.kept:
-                        return
-                    await self._store(tenant_id, [row for row in draft.posted if row not in draft.stored], draft)
-                    draft.stored = draft.posted
-            except Exception as error:
-                if draft.kept:      # the database failed, and the ledger has the receipts
-                    self._strand(tenant_id, draft)
-                    draft.kept = is_unknown(error)
-                raise
-            finally:
-                await self._settle(tenant_id, draft)
+            earlier = await self.find_offered(tenant_id)
+            named = [one for one in earlier if one.row.task_id in needs.tasks or one.claim in needs.repeats]
+            with contextlib.suppress(LedgerUnavailable):    # a call that needs no ledger goes on
+                earlier = await self._settle_before(tenant_id, needs, named) if named else earlier
+            draft = self._draft(earlier)
+            while not await self._carry_out(tenant_id, needs, decide, draft):
+                draft = self._draft(await self._settle_before(tenant_id, needs, draft.blocked))
+
+    def _draft(self, earlier: list[Tried]) -> Draft:
+        given = {(name, 1): id for one in earlier if one.memo.key is not None for name, id in one.names()}
+        return Draft(self.sink, {one.row.receipt_id: one for one in earlier}, given=given)
+
+    async def find_offered(self, tenant_id: str) -> list[Tried]:
+        """Return what is offered and not committed."""
+        rows = await self.engine.backend.page(tenant_id, OutboxFilter("", OFFERED_AT_ONCE, "offered"))
+        return [read_row(row) for row in rows if row.state == "offered"]
+
+    async def _carry_out(self, tenant_id: str, needs: Needs, decide: Decide, draft: Draft) -> bool:
+        """Decide, offer and commit a batch; return False if something must be settled before."""
+        done = False
+        try:
+            for _ in range(ATTEMPTS):
+                await self.within(tenant_id, draft.load(needs), partial(draft.decide, decide))
+                if draft.kept or draft.differs or draft.blocked:
+                    done = draft.kept
+                    return not draft.blocked
+                await self._store(tenant_id, [row for row in draft.posted if row not in draft.stored], draft)
+                draft.stored = draft.posted
+        finally:
+            await self._leave(tenant_id, draft, {row.receipt_id for row in draft.posted} if done else set())
         raise DatabaseUnavailable("other calls keep changing the same tasks; try again", retry_after=1)
 
-    async def _reuse_stranded(self, tenant_id: str, needs: Needs, decide: Decide, draft: Draft) -> Draft:
-        """Return the draft of an earlier failed call for the same steps, if deciding them again gives the same."""
-        if (before := self.stranded.pop((tenant_id, draft.steps), None)) is None:
-            return draft
-        again = Draft(before.now, before.ids)
-        await self.within(tenant_id, needs, partial(again.decide, decide))
-        return again if again.posted == before.posted else draft
+    async def _leave(self, tenant_id: str, draft: Draft, committed: set[str]) -> None:
+        """Forget what the ledger surely does not have; withdraw at once what no repeat of the call could take up."""
+        left = [one for id, one in draft.tried.items() if id not in committed and not draft.only]
+        never = [one for one in left if one.row.receipt_id not in draft.offered]
+        lost = [one for one in left if one.row.receipt_id in draft.offered and not one.may_be_repeated()]
+        try:
+            for group in group_by_task(never):
+                await self.within(tenant_id, needs_of(group), partial(forget, group))
+            await self.settle(tenant_id, lost)
+        except Exception as error:
+            log.warning("what the ledger may have of a failed call is settled later: %s", error)
 
-    async def _settle(self, tenant_id: str, draft: Draft) -> None:
-        """Remember, and for leases undo, receipts that the ledger may have and that were not committed."""
-        counts = {row.receipt_id for row in draft.posted} if draft.kept else set()
-        left = [row for row in draft.offered.values() if row.receipt_id not in counts]
-        if not left:
-            return
-        self._strand(tenant_id, draft)
-        granted = [row for row in left if self.sink.undone(row.content.encode(), "", 0.0) is not None]
-        if granted:
-            needs = Needs(tasks={row.task_id for row in granted})
+    # Settling.
+
+    async def run(self) -> None:
+        """Settle what no call has taken up, until canceled; a gate that is not strict only ends what is left."""
+        while True:
             try:
-                await self.within(tenant_id, needs, partial(undo, self.sink, granted))
-            except Exception:
-                log.exception("the ledger may have leases that were never granted; `asyncgate reconcile` names them")
-            else:
-                self.sent(tenant_id)
+                if not await self.look() and not self.lasting:
+                    return
+            except Exception as error:
+                log.warning("offered receipts cannot be settled now: %s", error)
+            await asyncio.sleep(POLL_OFFERED_SECONDS)
 
-    def _strand(self, tenant_id: str, draft: Draft) -> None:
-        """Remember a draft whose receipts the ledger may have, for a caller that repeats the step."""
-        self.stranded[tenant_id, draft.steps] = draft
-        while len(self.stranded) > STRANDED:
-            self.stranded.popitem(last=False)
+    async def look(self) -> int:
+        """Settle what has waited long enough for the repeat of its call; return how many offered receipts are left."""
+        if not await self.engine.leads(JOB):
+            return 1
+        left = 0
+        for tenant_id in await self.engine.backend.unsent():
+            since = self.engine.backend.now() - REPEAT_SECONDS
+            async with self.turns[tenant_id]:
+                offered = await self.find_offered(tenant_id)
+                left += len(offered)
+                for group in group_by_task(offered):
+                    if group[-1].row.posted_at <= since:
+                        await self._settle_later(tenant_id, group)
+        return left
+
+    async def _settle_later(self, tenant_id: str, group: list[Tried]) -> None:
+        """Settle the receipts of one task; what fails is tried again, and holds up no other task."""
+        try:
+            await self.settle(tenant_id, group)
+        except GateError as error:
+            log.warning("receipts of task %s are settled later: %s", group[0].row.task_id, error)
+
+    async def count_unsettled(self, tenants: Iterable[str]) -> int:
+        """Return how many offered receipts are older than a call takes."""
+        now = self.engine.backend.now()
+        return sum([one.row.posted_at <= now - POLL_OFFERED_SECONDS for tenant_id in tenants
+                    for one in await self.find_offered(tenant_id)])
+
+    async def _settle_before(self, tenant_id: str, needs: Needs, tried: list[Tried]) -> list[Tried]:
+        """Settle receipts that a batch meets, with all others of their tasks; return what is offered then."""
+        tasks = {one.row.task_id or one.row.receipt_id for one in tried}
+        offered = await self.find_offered(tenant_id)
+        await self.settle(tenant_id, [one for one in offered if (one.row.task_id or one.row.receipt_id) in tasks],
+                          needs.repeats)
+        return await self.find_offered(tenant_id)
+
+    async def settle(self, tenant_id: str, tried: list[Tried],
+                     claims: set[tuple[str, str, str]] | frozenset[tuple[str, str, str]] = frozenset()) -> None:
+        """Adopt, withdraw or overtake receipts; a claim that is among `claims` is repeated, and so its lease granted.
+
+        Raises LedgerUnavailable.
+        """
+        for group in group_by_task(tried):
+            begins = self.sink.undone(group[0].row.content.encode(), "", 0.0) is not None
+            if (not begins or group[0].claim in claims) and await self._adopt(tenant_id, group):
+                continue
+            if begins:
+                await self.within(tenant_id, needs_of(group), partial(withdraw, self.sink, group))
+                self.sent(tenant_id)
+            else:
+                await self._overtake(tenant_id, group)
+
+    async def _adopt(self, tenant_id: str, group: list[Tried]) -> bool:
+        """Commit what the receipts of one task say, if it was lawful and still is; return whether it is.
+
+        If deciding it again gives other bytes, the ledger refuses these under the same id.
+        """
+        only = frozenset(one.row.receipt_id for one in group)
+        draft = Draft(self.sink, {}, only=only, now=group[0].receipt.created_at,
+                      given={(name, 1): id for one in group for name, id in one.names()})
+        decided: list[Work] = []
+
+        def decide(work: Work) -> None:
+            decide_again(self.engine, group, work)
+            decided[:] = [work]
+        with contextlib.suppress(Refused):
+            await self._carry_out(tenant_id, needs_of(group), decide, draft)
+        if draft.kept:
+            self.engine.batches.after_commit(decided[0])
+        return draft.kept
+
+    async def _overtake(self, tenant_id: str, group: list[Tried]) -> None:
+        """Tell that receipts of one task did not count, as far as the ledger has them."""
+        try:
+            known = {one.row.receipt_id for one in group
+                     if await self.sink.holds(tenant_id, one.row.content.encode())}
+        except Outage as away:
+            raise LedgerUnavailable(f"the receipt ledger does not answer: {away}", retry_after=1) from None
+        await self.within(tenant_id, needs_of(group), partial(overtake, self.engine, group, known))
+        self.sent(tenant_id)
+
+    # Sending.
 
     async def _store(self, tenant_id: str, rows: list[Outgoing], draft: Draft) -> None:
         """Store receipts at the ledger: those of one task in order, those of different tasks concurrently."""
@@ -195,7 +362,7 @@ class Strict(Extension):
         if not self.breaker.let_through():
             return Outage("the circuit breaker is open", self.breaker.wait())
         before = row.receipt_id in draft.offered
-        draft.offered[row.receipt_id] = row
+        draft.offered.add(row.receipt_id)
         try:
             async with self.wires:
                 await self.wires.send(self.sink, tenant_id, row.content.encode())
@@ -204,31 +371,18 @@ class Strict(Extension):
             raise
         except Outage as away:
             if away.untaken and not before:
-                draft.offered.pop(row.receipt_id)
+                draft.offered.discard(row.receipt_id)
             self.breaker.note_answer() if isinstance(away, Unanswered | Garbled) else self.breaker.note_outage()
             return away
         except Refusal as no:
-            draft.offered.pop(row.receipt_id)
+            draft.offered.discard(row.receipt_id)
             self.breaker.note_answer()
             return no
         self.breaker.note_answer()
         return None
 
 
-def is_unknown(error: Exception) -> bool:
-    """Whether a batch may be committed although its transaction failed with this error."""
-    return not isinstance(error, Refused | GateError) or getattr(error, "more", {}).get("outcome") == "unknown"
-
-
-def undo(sink: Sink, rows: list[Outgoing], work: Work) -> None:
-    """Put acceptances of leases that were never granted into the outbox, each with the receipt that undoes it."""
-    for row in rows:
-        task, lease = work.tasks.get(row.task_id), work.leases.get(row.task_id)
-        back = work.new_id()
-        content = sink.undone(row.content.encode(), back, work.now)
-        if content is None or task is None:
-            continue
-        work.keep_record(row)
-        work.keep_record(Outgoing(back, row.task_id, content.decode(), work.now))
-        if (handed := sink.taken_back(back, task, lease)) is not None:
-            work.change_task(task, handed=handed)
+def forget(group: list[Tried], work: Work) -> None:
+    """Forget receipts that the ledger does not have."""
+    for one in drop_committed(group, work):
+        work.drop_record(Outgoing, one.row.receipt_id)

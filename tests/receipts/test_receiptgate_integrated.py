@@ -33,7 +33,7 @@ from asyncgate.parts.receipts.mending import Mender
 from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading
 from asyncgate.parts.receipts.reconcile import compare_all
-from asyncgate.parts.receipts.strict import Strict
+from asyncgate.parts.receipts.strict import REPEAT_SECONDS, Strict
 from tests.conftest import TOKEN, Live, Served
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.receiptgate_stand_in import KEY, StandIn, problems, served
@@ -444,6 +444,51 @@ async def test_an_end_that_was_not_answered_is_offered_again_as_it_was(
     assert ledger.refusals == []
     ended = next(one for one in (await gate.stored())["Receipt"] if one.receipt_type == "task.completed")
     assert ended.receipt_id in ledger.receipts
+
+
+@pytest.mark.parametrize("dialect", ["1.0", "1.1"])
+@pytest.mark.parametrize("end", ["complete", "fail", "fail for now", "release"])
+@pytest.mark.parametrize("then", ["nothing", "expiry", "cancel"])
+async def test_an_end_whose_answer_was_lost_is_adopted_and_wedges_nothing(
+        standing: tuple[StandIn, str], serving: Serving, dialect: str, end: str, then: str) -> None:
+    """A notary that has closed an obligation, or moved its custody, lets nobody end it once more."""
+    ledger = standing[0]
+    ledger.begin(dialect, notary=dialect == "1.1")
+    gate = await serving(receipt_consistency_mode="strict", ledger=patient(standing[1]))
+    strict = gate.engine.find_extension(Strict)
+    assert strict
+    offer = await gate.leased()
+    task, held = f"/v1/tasks/{offer['task_id']}", {"worker_id": "w1", "lease_id": offer["lease_id"]}
+    ends: dict[str, tuple[str, dict[str, Any]]] = {
+        "complete": (f"{task}/complete", {"result": {"ok": True}, "artifacts": FILE}),
+        "fail": (f"{task}/fail", {"error": {"message": "no"}}),
+        "fail for now": (f"{task}/fail", {"error": "later", "retryable": True}),
+        "release": ("/v1/leases/release", {"task_id": offer["task_id"]})}
+    path, more = ends[end]
+    ledger.lose_replies = 1
+    lost = await gate.call("POST", path, {**held, **more})
+    ledger.lose_replies = 0
+    gate.backend.skew += 6.0 if then != "expiry" else 3600.0
+    told = (await gate.get("/v1/health"))["receipt_ledger_lag"]["unsettled"]
+
+    if then == "expiry":
+        await gate.gate.upkeep.sweep()
+    elif then == "cancel":
+        await gate.post(f"{task}/cancel", {"agent_id": "ada"})
+    gate.backend.skew += REPEAT_SECONDS + 900.0
+    await strict.look()
+    await settled(gate)
+
+    stays = dialect == "1.0" and end in ("fail for now", "release")     # which 1.0 has no receipt for
+    assert (lost.status, told) == ((503, 1) if not stays else (200, 0))
+    after = "canceled" if then == "cancel" else "queued"
+    status = {"complete": "succeeded", "fail": "failed"}.get(end, after)
+    assert (await gate.get(f"{task}?agent_id=ada"))["status"] == status
+    if status == "queued":
+        await complete(gate, await claim(gate, "w2"), "w2", artifacts=FILE)
+    assert set(ledger.denied) <= ({"validation_failed"} if dialect == "1.0" else set())     # the dialect is tried
+    assert (await gate.get("/v1/health"))["receipt_ledger_lag"]["unsettled"] == 0
+    assert sum(phase == "complete" for phase, _ in phases(ledger, offer["task_id"])) == 1
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable("nothing was stored"), outcome_unknown(), OSError("gone")],

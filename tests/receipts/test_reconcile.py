@@ -34,7 +34,7 @@ from asyncgate.parts.model.stored import (
     export_key,
 )
 from asyncgate.parts.model.wire import Principal
-from asyncgate.parts.receipts.collected import Unreadable
+from asyncgate.parts.receipts.collected import Unreadable, computed_hash
 from asyncgate.parts.receipts.mending import Mender
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reconcile import KINDS, Difference, compare_all
@@ -446,7 +446,7 @@ async def test_what_a_worker_states_for_an_open_task_is_told(gate: Gate, ledger:
     assert (stated.kind, stated.task_id) == ("stated_by_worker", offer.task_id)
 
 
-async def test_a_try_that_the_database_did_not_take_is_harmless_once_the_next_one_counts(
+async def test_a_try_that_the_database_did_not_take_leaves_no_difference(
         make_gate: Callable[..., Gate], monkeypatch: pytest.MonkeyPatch) -> None:
     gate = make_gate(receipt_consistency_mode="strict")
     await asyncio.sleep(0)      # in which the ledger opens
@@ -466,14 +466,35 @@ async def test_a_try_that_the_database_did_not_take_is_harmless_once_the_next_on
     with pytest.raises(Exception, match="database"):
         await gate.as_worker().complete(**under(offer), artifacts=ARTIFACTS)
     monkeypatch.undo()
-    assert await kinds(gate) == ["ended_at_ledger"]
+    assert await kinds(gate) == []      # the gate settles it when it serves
 
     await gate.as_worker().complete(**under(offer), artifacts=ARTIFACTS)
+    await emptied(gate)
 
-    told = await kinds(gate)
-    assert set(told) <= {"stated_twice", "overtaken"}
-    assert told
-    assert all(KINDS[kind].harmless for kind in told)
+    assert await kinds(gate) == []
+
+
+async def test_of_two_ends_in_the_ledger_the_announced_one_counts_and_the_other_is_restated(
+        gate: Gate, ledger: LedgerServer) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().fail(**under(offer), error="no")
+    await emptied(gate)
+    [failed] = [one for one in ledger.receipts(gate.tenant_id) if one["receipt_type"] == "task.failed"]
+    never = Receipt(str(uuid.uuid4()), "a key", "task.completed", gate.now(), "worker", "w1", "asyncgate",
+                    gate.engine.instance, offer.task_id, offer.lease_id, None, gate.engine.instance, "",
+                    '{"artifacts":[{"uri":"x"}]}', parents=tuple(failed["parents"]))
+    never = replace(never, hash=computed_hash(never))
+    content = gate.ledger.sink.render(gate.tenant_id, never, None)
+    ledger.call("POST", "/v1/receipts", msgspec.json.decode(content or b""))
+    assert await kinds(gate) == ["ended_twice"]
+
+    done = await mended(gate)
+    await emptied(gate)
+
+    assert done == {"ended_twice": 1}
+    assert await kinds(gate) == []
+    assert [one["body"]["details"]["receipt_id"] for one in ledger.receipts(gate.tenant_id)
+            if one["receipt_type"] == "system.anomaly"] == [never.receipt_id]
 
 
 # Tampering.
@@ -652,4 +673,3 @@ async def test_a_reader_that_breaks_off_in_the_middle_finds_nothing(gate: Gate) 
 def test_every_kind_says_what_is_to_be_done(receipts: Any) -> None:
     assert all(kind.cure for kind in KINDS.values())
     assert not any(kind.repair and kind.harmless for kind in KINDS.values())
-

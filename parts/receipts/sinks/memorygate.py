@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model.content import encode_json
+from asyncgate import ACCEPTED, ASSIGNED, CANCELED, EXPIRED, SCHEDULED, SCHEMA_VERSION, UNSCHEDULED, receipt_hash
+from asyncgate.parts.model.content import encode_json, sha256, to_canonical
 from asyncgate.parts.model.views import show_receipt, to_utc
 from asyncgate.parts.model.wire import Principal, Problem, ReceiptRecord
 from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, Calls, answer_error
+from asyncgate.parts.receipts.marks import WITHDRAWN
 from asyncgate.parts.receipts.sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly, read_filed
 from asyncgate.parts.receipts.sinks.standalone import NoCustody
 from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of
@@ -35,6 +37,8 @@ log = logging.getLogger("asyncgate.ledger")
 # These codes are about the gate's credential and settings, not about the receipt.
 NO_REFUSALS = {"forbidden", "tenant_mismatch", "tenant_not_found"}
 MOST_AT_ONCE = 16            # receipts that are fetched concurrently
+# What undoes a receipt whose change was never committed.
+UNDOING = {ASSIGNED.type: CANCELED.type, ACCEPTED.type: EXPIRED.type, SCHEDULED.type: UNSCHEDULED.type}
 # Ids that are safe in a path.  Security: another id is never requested, because a server could read it as another path.
 PLAIN_ID = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:@~-]{0,199}\Z")
 
@@ -117,6 +121,10 @@ class MemoryGate(NoCustody):
         view = show_receipt(self.tenant(tenant_id), receipt)
         facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
         return encode_json(Sent(**facts, receipt_key=receipt.receipt_key))
+
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Return the receipt that ends a lease, a task or a schedule that was never committed."""
+        return withdraw_receipt(read_filed(content), receipt_id, at)
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt."""
@@ -217,6 +225,20 @@ def decode_with(decode: Callable[[bytes], T], text: bytes) -> T:
         return decode(text)
     except UNREADABLE as wrong:
         raise Garbled(f"the ledger's answer cannot be read: {wrong}"[:MOST_TOLD]) from None
+
+
+def withdraw_receipt(begun: Filed, receipt_id: str, at: float) -> bytes | None:
+    """Return the receipt that ends what another one has begun, and that says so; None if that one begins nothing."""
+    if (receipt_type := UNDOING.get(begun.receipt_type)) is None:
+        return None
+    gate = Principal("asyncgate", begun.asyncgate_instance)
+    body = to_canonical({"reason": WITHDRAWN, "schema_version": SCHEMA_VERSION})
+    digest = receipt_hash(receipt_type, gate, begun.to, begun.task_id or "", begun.lease_id, begun.schedule_id,
+                          (begun.receipt_id,), body)
+    return encode_json(Sent(
+        receipt_id, begun.tenant_id, receipt_type, to_utc(at), gate, begun.to, begun.task_id, begun.lease_id,
+        begun.schedule_id, [begun.receipt_id], begun.asyncgate_instance, msgspec.Raw(body), digest,
+        receipt_key=sha256(WITHDRAWN, begun.receipt_id)))
 
 
 def require_confirmation(answer: bytes, content: bytes) -> None:
