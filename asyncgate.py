@@ -1875,7 +1875,7 @@ class Engine:
 
     async def get_config(self, caller: Caller, ask: GetConfig) -> GateConfig:
         """Return how this gate is set up: receipt mode, instance, version and what it can do."""
-        url = self.settings.ledger.url if self.settings.receipt_mode != "standalone" else None
+        url = self.settings.ledger.address if self.settings.receipt_mode != "standalone" else None
         return GateConfig(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
                              __version__)

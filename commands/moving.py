@@ -19,11 +19,13 @@ from asyncgate.commands.calling import (
     EXIT_CONFLICT,
     EXIT_INTERRUPTED,
     EXIT_NO_GATE,
+    EXIT_OF_STATUS,
     as_json,
     exit_for_file,
     exit_with,
 )
 from asyncgate.commands.terminal import Bar, escape_text
+from asyncgate.parts.identity.admin import derive_tenant, find_tenants
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, allow_slow_reads, mask_credentials
 from asyncgate.parts.model.stored import Receipt
@@ -46,8 +48,8 @@ def integrate_settings(settings: Settings) -> Settings:
 
 @click.command()
 @click.option("--file", metavar="FILE", help="Exported file to send, instead of the database.")
-@click.option("--tenant", "tenants", metavar="ID", multiple=True,
-              help="Only this tenant; repeatable.  With --file: the tenant that receives them.")
+@click.option("--tenant", "tenants", metavar="TENANT", multiple=True,
+              help="Only this tenant, by id or name; repeatable.  With --file: the tenant that receives them.")
 @click.option("--after", metavar="TENANT:ID", default="", help="Start after this receipt, to resume an earlier push.")
 @as_json
 @add_settings_options
@@ -81,7 +83,7 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
     except (SettingsError, StartupError) as wrong:
         raise calling.exit_for(wrong) from None
     except GateError as wrong:
-        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
+        raise exit_with(escape_text(str(wrong)), EXIT_OF_STATUS.get(wrong.status, EXIT_BROKEN)) from None
     print_push(tally, refusals, as_json)
     sys.exit(EXIT_CONFLICT if tally.refused or tally.lost else 0)
 
@@ -126,13 +128,16 @@ async def send_receipts(settings: Settings, file: str | None, of_file: str | Non
         if file is not None:
             if not sink.reads:
                 raise StartupError("this ledger needs the tasks, too: push from the database instead of --file")
-            (tenant_id,) = tenants if len(tenants) == 1 else (of_file or "",)      # a file names its tenant
+            # A file names its tenant.
+            tenant_id = derive_tenant(settings, tenants[0]) if len(tenants) == 1 else of_file or ""
             await push.send(tenant_id, part.read_exported(push, tenant_id, carry.read_batches(file), behind))
             return
         backend = await recovery.open_beside(opened, cli.require_database(settings.database.url), settings)
         bar.of(None if after or tenants else await verdicts.count_rows(backend, [Receipt]))
-        source = part.FromDatabase(Engine(backend, settings), push)
-        for tenant_id in sorted(tenants or await backend.tenants()):
+        engine = Engine(backend, settings)
+        source = part.FromDatabase(engine, push)
+        first = (await find_tenants(engine, [first]))[0] if first else ""
+        for tenant_id in sorted(await find_tenants(engine, tenants) or await backend.tenants()):
             if tenant_id >= first:
                 await push.send(tenant_id, source.pages(tenant_id, behind if tenant_id == first else ""))
 

@@ -19,6 +19,7 @@ from asyncgate.commands.calling import (
     EXIT_CONFLICT,
     EXIT_INTERRUPTED,
     EXIT_NO_GATE,
+    EXIT_OF_STATUS,
     as_json,
     exit_for_file,
     exit_with,
@@ -26,6 +27,7 @@ from asyncgate.commands.calling import (
 from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.extensions import engine_over
+from asyncgate.parts.identity.admin import derive_tenant, find_tenants
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, allow_slow_reads, mask_credentials
 from asyncgate.parts.model.words import say_count
@@ -59,7 +61,8 @@ def open_ledger(settings: Settings, *, whole: bool = True, instead: str = NO_LED
 @click.command()
 @click.option("--repair", is_flag=True, help="Apply the safe repairs; the gate must not be running.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per difference, and a summary.")
-@click.option("--tenant", "tenants", metavar="ID", multiple=True, help="Only this tenant; repeatable.")
+@click.option("--tenant", "tenants", metavar="TENANT", multiple=True,
+              help="Only this tenant, by id or name; repeatable.")
 @add_settings_options
 def reconcile(configured: Configured, repair: bool, as_json: bool, tenants: tuple[str, ...]) -> None:
     """Compare a gate with its ledger, and list every difference with its repair.
@@ -82,7 +85,7 @@ def reconcile(configured: Configured, repair: bool, as_json: bool, tenants: tupl
     except (SettingsError, StartupError) as wrong:
         raise calling.exit_for(wrong) from None
     except GateError as wrong:
-        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
+        raise exit_with(escape_text(str(wrong)), EXIT_OF_STATUS.get(wrong.status, EXIT_BROKEN)) from None
     sys.exit(status)
 
 
@@ -94,7 +97,7 @@ async def run_reconcile(settings: Settings, repair: bool, as_json: bool, tenants
         opened.push_async_callback(sink.close)
         backend = await (open_database_alone(opened, url) if repair else open_beside(opened, url, settings))
         engine, done, left = engine_over(backend, settings), {}, 0
-        names = {engine.instance, backend.instance}
+        names, tenants = {engine.instance, backend.instance}, await find_tenants(engine, tenants)
         if repair:
             from asyncgate.parts.receipts.mending import Mender
             from asyncgate.parts.receipts.outbox import Ledger
@@ -176,8 +179,8 @@ def print_json(findings: Findings, done: dict[str, int], left: int, url: str) ->
 
 @click.command()
 @click.option("--file", metavar="FILE", help="Exported file to read, instead of the ledger.")
-@click.option("--tenant", "tenants", metavar="ID", multiple=True,
-              help="Tenant of the ledger; repeatable; default: the default tenant.")
+@click.option("--tenant", "tenants", metavar="TENANT", multiple=True,
+              help="Tenant of the ledger, by id or name; repeatable; default: the default tenant.")
 @click.option("--instance", "instances", metavar="NAME", multiple=True,
               help="Gate to rebuild, if several wrote to the ledger; repeatable.")
 @click.option("--all-instances", is_flag=True, help="Include the receipts of every gate, such as renamed ones.")
@@ -265,9 +268,13 @@ async def read_sources(opened: AsyncExitStack, settings: Settings, file: str | N
             return {tenant_id: collected}
         sink = open_ledger(settings, instead="--file names a file of `asyncgate receipts export`")
         opened.push_async_callback(sink.close)
-        for tenant_id in tenants or (settings.default_tenant_id,):
+        for named in tenants or (settings.default_tenant_id,):
+            tenant_id = derive_tenant(settings, named)
             sources[tenant_id] = await collect_from_ledger(sink, tenant_id, bar.add, takes_erased=True)
             opened.callback(sources[tenant_id].close)
+            if tenants and not sources[tenant_id].count():
+                raise StartupError(f"--tenant: the ledger has no receipt of a tenant {named}; one that was renamed is "
+                                   "found by its id")
     return sources
 
 

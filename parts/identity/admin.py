@@ -199,6 +199,16 @@ async def tenant_of(engine: Engine, named: str) -> str:
     return found
 
 
+async def find_tenants(engine: Engine, named: Iterable[str]) -> tuple[str, ...]:
+    """Return the ids of stored tenants, given their ids or names; raises TenantNotFound, also for an unknown id."""
+    found = [await tenant_of(engine, name) for name in named]
+    known = {engine.settings.default_tenant_id, *(await engine.backend.tenants() if found else ())}
+    for name, tenant_id in zip(named, found, strict=True):
+        if tenant_id not in known:
+            raise TenantNotFound(f"no tenant {name} in this database; list_tenants shows all tenants")
+    return tuple(found)
+
+
 async def find_tenant_named(engine: Engine, name: str) -> str | None:
     """Return the id of the tenant that has a name."""
     if name == DEFAULT_TENANT:
@@ -210,6 +220,13 @@ async def find_tenant_named(engine: Engine, name: str) -> str | None:
     if len(found) > 1:      # from before names were unique
         raise InvalidRequest(f"{len(found)} tenants have the name {name}: use an id, {' or '.join(found)}")
     return found[0] if found else None
+
+
+def derive_tenant(settings: Settings, named: str) -> str:
+    """Return the id of a tenant where no database knows its name, because an id is made from the name."""
+    if UUID_TEXT.match(named):
+        return named.lower()
+    return settings.default_tenant_id if named == DEFAULT_TENANT else id_of_name(named)
 
 
 def id_of_name(name: str) -> str:

@@ -137,6 +137,11 @@ class LedgerSettings(Group, frozen=True):
     compare_interval_seconds: Annotated[Duration, says(
         "Seconds between comparisons of the gate's receipts with the ledger's; 0 is never")] = 21_600.0
 
+    @property
+    def address(self) -> str:
+        """Return the base address, also if `url` is written with its path, as H.6 does."""
+        return self.url.rstrip("/").removesuffix("/v1/receipts").removesuffix("/mcp")
+
 class WorkerBootstrap(Group, frozen=True):
     include_memorygate_routing: Annotated[bool, says("Whether bootstrap tells workers where the ledger is")] = True
 

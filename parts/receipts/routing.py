@@ -53,7 +53,7 @@ class Routes(Extension):
         reply.receipt_ledger_lag = lag if behind else None
         settings = self.engine.settings
         if settings.worker_bootstrap.include_memorygate_routing:
-            reply.receipt_routing = Routing(settings.receipt_mode, settings.ledger.url, ledger_profile(settings),
+            reply.receipt_routing = Routing(settings.receipt_mode, settings.ledger.address, ledger_profile(settings),
                                             False, await self._token(caller, who))
 
     async def _token(self, caller: Caller, who: Principal) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -203,6 +204,17 @@ async def test_bootstrap_says_where_receipts_go_and_how_far_the_ledger_is_behind
     assert (config.receipt_mode, config.memorygate_url) == ("memorygate_integrated", ledger.url)
     assert config.worker_completion == "gate_or_ledger"
     assert ledger.token not in repr(worker)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/receipts", "/v1/receipts/"])
+async def test_an_address_with_the_path_of_h_6_is_told_without_it(
+        make_gate: Callable[..., Gate], receipts: dict[str, Any], ledger: LedgerServer, path: str) -> None:
+    gate = make_gate(ledger=ledger.settings(url=ledger.url + path))
+    await asyncio.sleep(0)      # in which the ledger opens
+
+    agent, config = await gate.as_agent().bootstrap(), await gate.as_agent().get_config()
+
+    assert (agent.receipt_routing.memorygate_url, config.memorygate_url) == (ledger.url, ledger.url)
 
 
 async def test_a_workers_key_states_its_own_receipts_in_its_own_tenant_and_nothing_else(

@@ -23,6 +23,7 @@ from asyncgate.parts.model.database import ArchivingBackend, LastingBackend
 from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
+    Account,
     Archived,
     Event,
     Lease,
@@ -673,3 +674,32 @@ async def test_a_reader_that_breaks_off_in_the_middle_finds_nothing(gate: Gate) 
 def test_every_kind_says_what_is_to_be_done(receipts: Any) -> None:
     assert all(kind.cure for kind in KINDS.values())
     assert not any(kind.repair and kind.harmless for kind in KINDS.values())
+
+
+
+async def named_tenant(url: str) -> str:
+    """A gate of a tenant with a name, and with receipts that no ledger has; returns the tenant's id."""
+    tenant_id = await standalone(url)
+    backend = await open_backend(url, serving=True)
+    await backend.transact(tenant_id, Needs(), lambda work: work.keep_record(Account(name="acme", created_at=1.0)))
+    await backend.close()
+    return tenant_id
+
+
+@pytest.mark.parametrize("wrong", ["acne", str(uuid.uuid4())])
+async def test_a_tenant_is_named_or_refused_by_every_command_that_takes_one(
+        url: str, ledger: LedgerServer, fresh: Callable[[str], Awaitable[str]], wrong: str) -> None:
+    tenant_id, options_of = await named_tenant(url), options(ledger)
+    target = await fresh("sqlite")
+
+    async def run(*words: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, main, [*words, *options_of], prog_name="asyncgate")
+    pushed = await run("receipts", "push", "--database", url, "--tenant", "acme")
+    compared = await run("reconcile", "--database", url, "--tenant", "acme")
+    refusals = [await run("receipts", "push", "--database", url, "--tenant", wrong),
+                await run("reconcile", "--database", url, "--tenant", wrong),
+                await run("rebuild", "--database", target, "--tenant", wrong)]
+
+    assert (pushed.exit_code, compared.exit_code) == (0, 0), pushed.output + compared.output
+    assert len(ledger.receipts(tenant_id)) == 4
+    assert all(one.exit_code and wrong in one.output for one in refusals), [one.output for one in refusals]

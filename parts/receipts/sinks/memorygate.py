@@ -105,7 +105,7 @@ class MemoryGate(NoCustody):
 
     def __init__(self, settings: Settings) -> None:
         ours = settings.ledger
-        self.url = ours.url.rstrip("/").removesuffix("/v1/receipts") + "/v1/receipts"     # H.6 writes the whole path
+        self.url = ours.address + "/v1/receipts"
         self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
         self.pace = pace_of(settings)

@@ -65,7 +65,7 @@ class ReceiptGate:
 
     def __init__(self, settings: Settings) -> None:
         ours = settings.ledger
-        self.url = ours.url.rstrip("/").removesuffix("/mcp") + "/mcp"
+        self.url = ours.address + "/mcp"
         self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
         self.source, self.detects = settings.ledger.source_system, settings.ledger.dialect == "auto"
         self.digests = settings.ledger.contents == "digests"
