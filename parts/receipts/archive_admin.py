@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncgate import Caller, Engine, Operation, forbid
+from asyncgate import ACCEPTED, ASSIGNED, Caller, Engine, Operation, forbid
 from asyncgate.parts.identity.admin import operates
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import InvalidRequest
@@ -38,7 +38,8 @@ async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> Archiv
 async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchivedReceipts) -> Receipts:
     """List archived receipts, oldest first: of a task, one by its id, or all; no other list shows them.
 
-    Only an admin may list all; others see the receipts that they sent or received.  Spec H.11.
+    Whoever could read a receipt before can read it here: the owner of its task, the worker that had its last lease, its
+    sender and its recipient, and an admin, who alone may list all.  Spec H.11.
     """
     if not caller.sees_all and ask.task_id is None and ask.receipt_id is None:
         raise forbid(caller, "only an admin may list the whole archive; name a task_id or a receipt_id")
@@ -49,11 +50,22 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
     if caller.sees_all:
         rows = await archive.load_archived(engine, found[:limit])
     else:       # the receipts of one task at most, so all are read before the page is cut
+        ours = found != [] and await is_party_of_task(engine, caller, found[0].task_id)
         rows = [row for row in await archive.load_archived(engine, found)
-                if row.to.same(caller.principal) or row.sender.same(caller.principal)]
+                if ours or row.to.same(caller.principal) or row.sender.same(caller.principal)]
         places = [row.receipt_id for row in rows]
     ends = engine.seal_cursors(caller, places, limit, ask.cursor, *mark)
     return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
+
+
+async def is_party_of_task(engine: Engine, caller: Caller, task_id: str) -> bool:
+    """Whether the caller owns a task or had its last lease, as the archived receipts prove: the task may be pruned."""
+    pointers = await engine.backend.page(caller.tenant_id, ArchivedFilter(task_id)) if task_id else []
+    rows = await archive.load_archived(
+        engine, [one for one in pointers if one.receipt_type in (ASSIGNED.type, ACCEPTED.type)])
+    owners = [row.to for row in rows if row.receipt_type == ASSIGNED.type]
+    holders = [row.sender for row in rows if row.receipt_type == ACCEPTED.type]
+    return any(one.same(caller.principal) for one in (*owners, *holders[-1:]))
 
 
 async def find_pointers(engine: Engine, tenant_id: str, ask: ListArchivedReceipts, after: str) -> list[Archived]:
