@@ -115,7 +115,7 @@ def make_input_schema(op: Any) -> JsonObject:
     return {**schema, "properties": properties, "required": required}
 
 
-FOR_PROGRAMS = frozenset({"process", "newest"})     # arguments that no model needs
+FOR_PROGRAMS = frozenset({"process", "newest", "resumption_id"})     # arguments that no model needs
 
 
 def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
@@ -124,7 +124,7 @@ def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
     It omits other spellings of the caller's name (all spellings if the credential names the caller), limits that no
     sensible call reaches, and the fact that null means absent.  The gate still accepts all arguments.
     """
-    hidden = {*FOR_PROGRAMS, *(ASKER_ARGUMENTS if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
+    hidden = {*(ASKER_ARGUMENTS if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
     schema: JsonObject = shorten_schema(make_input_schema(op), hidden)
     for name in schema["properties"].keys() & ASKER_ARGUMENTS.keys() if issubclass(op.takes, ASKING) else ():
         schema["properties"][name]["description"] = ASKER_ARGUMENTS[name]
@@ -141,7 +141,7 @@ def shorten_schema(schema: Any, hidden: Set[str]) -> Any:
         return schema
     kept = {name: shorten_schema(part, hidden) for name, part in schema.items() if not is_needless(name, part)}
     if "properties" in schema:
-        out = find_spellings(schema["title"], hidden)
+        out = find_spellings(schema["title"], hidden) | FOR_PROGRAMS
         kept["properties"] = {name: shorten_schema(part, hidden) for name, part in schema["properties"].items()
                               if name not in out}
         for name in kept.get("required", ()):       # in a nested object a required field may be null
