@@ -34,6 +34,7 @@ from asyncgate.parts.model.queries import (
     EntryFilter,
     EventFilter,
     HoldingsOf,
+    IdFilter,
     InstanceOf,
     LeaseCount,
     LeaseFilter,
@@ -356,6 +357,10 @@ class Memory:
             case ObligationFilter():
                 mine = {id: tenant.receipts[id] for id, owner in tenant.open.items() if wanted_is(query.to, owner)}
                 return map(tenant.shown, islice(after(mine, query.after), query.limit))
+            case IdFilter():
+                ids = sorted(tenant.tasks if query.table is Task else tenant.receipts, reverse=True)
+                ends = (id for id in ids[:query.searched] if id.endswith(query.part))
+                return islice(dict.fromkeys([*(id for id in ids if id.startswith(query.part)), *ends]), query.limit)
             case QueueFilter():
                 return tenant.find_queues(query, self.now())
             case ScheduleFilter():

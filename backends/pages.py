@@ -16,6 +16,7 @@ from asyncgate.parts.model.queries import (
     EntryFilter,
     EventFilter,
     HoldingsOf,
+    IdFilter,
     InstanceOf,
     LeaseCount,
     LeaseFilter,
@@ -147,6 +148,8 @@ class Pages(ABC):
                 return await self.find_receipts(tenant_id, query)
             case ObligationFilter():
                 return await self.find_obligations(tenant_id, query)
+            case IdFilter():
+                return await self.find_like(tenant_id, query)
             case QueueFilter():
                 return await self.find_queues(tenant_id, query)
             case ScheduleFilter():
@@ -231,6 +234,10 @@ class Pages(ABC):
     @abstractmethod
     async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
         """Return a page of open obligations from their index."""
+
+    @abstractmethod
+    async def find_like(self, tenant_id: str, of: IdFilter) -> list[str]:
+        """Return ids of tasks or receipts that begin or end with a text."""
 
     @abstractmethod
     async def find_queues(self, tenant_id: str, of: QueueFilter) -> list[Queue]:

@@ -66,6 +66,7 @@ from asyncgate.parts.model.queries import (
     EntryFilter,
     EventFilter,
     HoldingsOf,
+    IdFilter,
     LeaseCount,
     LeaseFilter,
     ObligationFilter,
@@ -405,6 +406,12 @@ LAG = """
     SELECT (SELECT count(*) FROM outbox WHERE tenant_id = ?1 AND state = 'waiting'),
            (SELECT count(*) FROM outbox WHERE tenant_id = ?1 AND state = 'parked'),
            (SELECT posted_at FROM outbox WHERE tenant_id = ?1 AND state = 'waiting' ORDER BY receipt_id LIMIT 1)"""
+IDS_LIKE = {table: f"""
+    SELECT {id} FROM {name} WHERE tenant_id = ?1 AND {id} >= ?2 AND {id} < ?3
+    UNION
+    SELECT {id} FROM (SELECT {id} FROM {name} WHERE tenant_id = ?1 ORDER BY {id} DESC LIMIT ?4)
+    WHERE substr({id}, -length(?2)) = ?2
+    LIMIT ?5""" for table, name, id in ((Task, "tasks", "task_id"), (Receipt, "receipts", "receipt_id"))}
 SCHEDULES = f"""
     SELECT {listed(Schedule)} FROM schedules WHERE tenant_id = ? AND schedule_id > ? ORDER BY schedule_id LIMIT ?"""
 SCHEDULES_OF = f"""
@@ -1006,6 +1013,11 @@ class Sqlite(Pages):
         rows = await (self._rows(OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
                       else self._rows(OPEN_FOR_ALL, tenant_id, after, of.limit))
         return [receipt_row(row) for row in rows]
+
+    async def find_like(self, tenant_id: str, of: IdFilter) -> list[str]:
+        """Return ids of tasks or receipts that begin or end with a text."""
+        rows = await self._rows(IDS_LIKE[of.table], tenant_id, of.part, end_of(of.part), of.searched, of.limit)
+        return [row[0] for row in rows]
 
     async def find_queues(self, tenant_id: str, of: QueueFilter) -> list[Queue]:
         """Return a page of what lanes have now, by type."""

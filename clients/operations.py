@@ -75,6 +75,7 @@ from asyncgate.parts.model.wire_operating import (
     BulkAction,
     BulkPreview,
     BulkRecord,
+    FoundIds,
     PauseRecord,
     QueueRecord,
     Queues,
@@ -420,6 +421,7 @@ CALLS = {
     "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", (), Exported),
     "export_tenant": CallSpec("export_tenant", "GET", "/v1/export/tenant", True, "", (), ExportPage),
     "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", (), Released),
+    "find_id": CallSpec("find_id", "GET", "/v1/ids/{part}", True, "", (), FoundIds),
     "get_budgets": CallSpec("get_budgets", "GET", "/v1/budgets", True, "", (), BudgetReport),
     "get_bulk": CallSpec("get_bulk", "GET", "/v1/bulks/{bulk_id}", True, "", (), BulkRecord),
     "get_config": CallSpec("get_config", "GET", "/v1/config", True, "", (), GateConfig),
@@ -461,6 +463,8 @@ CALLS = {
     "list_webhooks": CallSpec("list_webhooks", "GET", "/v1/webhooks", True, "", (), Webhooks),
     "list_workers": CallSpec("list_workers", "GET", "/v1/workers", True, "principal", (), Workers),
     "make_sign_in_link": CallSpec("make_sign_in_link", "POST", "/v1/sign-in-links", False, "", (), MadeSignInLink),
+    "pause_schedule": CallSpec(
+        "pause_schedule", "POST", "/v1/schedules/{schedule_id}/pause", False, "principal", (), Created),
     "pause_work": CallSpec("pause_work", "POST", "/v1/pauses", True, "", (), PauseRecord),
     "preview_bulk": CallSpec("preview_bulk", "POST", "/v1/bulks/preview", True, "", (), BulkPreview),
     "ready": CallSpec("ready", "GET", "/v1/ready", True, "", (), Readiness),
@@ -479,6 +483,8 @@ CALLS = {
         "rerun_task", "POST", "/v1/tasks/{task_id}/rerun", True, "principal", ("idempotency_key",), Created),
     "restore_archive": CallSpec("restore_archive", "POST", "/v1/archive/{task_id}/restore", False, "", (), Restored),
     "resume_gate": CallSpec("resume_gate", "POST", "/v1/gate/resume", True, "", (), Drained),
+    "resume_schedule": CallSpec(
+        "resume_schedule", "POST", "/v1/schedules/{schedule_id}/resume", False, "principal", (), Created),
     "resume_work": CallSpec("resume_work", "POST", "/v1/pauses/resume", True, "", (), ResumedWork),
     "revoke_key": CallSpec("revoke_key", "POST", "/v1/keys/{key_id}/revoke", False, "", (), Ok),
     "revoke_token": CallSpec("revoke_token", "POST", "/v1/access-tokens/revoke", True, "", (), RevokedToken),
@@ -489,6 +495,8 @@ CALLS = {
         "rotate_webhook_secret", "POST", "/v1/webhooks/{webhook_id}/rotate", False, "", (), CreatedWebhook),
     "run_archive": CallSpec("run_archive", "POST", "/v1/archive/run", False, "", (), ArchiveRun),
     "run_bulk": CallSpec("run_bulk", "POST", "/v1/bulks", True, "", (), BulkRecord),
+    "run_schedule": CallSpec(
+        "run_schedule", "POST", "/v1/schedules/{schedule_id}/run", False, "principal", (), Created),
     "run_task": CallSpec("run_task", "POST", "/v1/tasks/run", True, "principal", ("idempotency_key",), TaskRecord),
     "seal_receipts": CallSpec("seal_receipts", "POST", "/v1/seals", False, "", (), SealEnd),
     "set_budget": CallSpec("set_budget", "POST", "/v1/budgets", True, "", (), BudgetReport),
@@ -811,6 +819,17 @@ class AsyncOperations:
         """
         return await self.ask("fail", Released, locals())
 
+    async def find_id(
+        self, part: str, *, tenant_id: str | None = None,
+    ) -> FoundIds:
+        """Find the whole id of a task, receipt or schedule from its last 12 digits, or from how it begins.
+
+        Ends are looked for among the newest 200,000.  A schedule is found by its name, too.  Whoever is not an admin
+        finds
+        what they may read.
+        """
+        return await self.ask("find_id", FoundIds, locals())
+
     async def get_budgets(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
     ) -> BudgetReport:
@@ -1107,14 +1126,14 @@ class AsyncOperations:
         return await self.ask("list_receipts", Receipts, locals())
 
     async def list_schedules(
-        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, runs: int | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Schedules:
         """List schedules as their schedulers last reported them: an agent's own, or any in the tenant for an admin.
 
-        late_since is set once two runs are missed.  In the order of their ids.
+        late_since is set once the next run is overdue.  In the order of their ids.
         """
         return await self.ask("list_schedules", Schedules, locals())
 
@@ -1212,6 +1231,14 @@ class AsyncOperations:
         or types its code there.  Refused above security.oauth.open_login_links.  Spec 21.2.1.
         """
         return await self.ask("make_sign_in_link", MadeSignInLink, locals())
+
+    async def pause_schedule(
+        self, schedule_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
+    ) -> Created:
+        """Let a schedule's scheduler pause it: for its owner, or an admin.  The answer is the task that does it."""
+        return await self.ask("pause_schedule", Created, locals())
 
     async def pause_work(
         self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
@@ -1368,6 +1395,17 @@ class AsyncOperations:
         """Take new callers again after drain_gate.  For the operator."""
         return await self.ask("resume_gate", Drained, locals())
 
+    async def resume_schedule(
+        self, schedule_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
+    ) -> Created:
+        """Let a schedule's scheduler resume it from now on: for its owner, or an admin.
+
+        The answer is the task that does it.  Runs during the pause do not count as missed.
+        """
+        return await self.ask("resume_schedule", Created, locals())
+
     async def resume_work(
         self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
         worker: str | None = None, whole_tenant: bool | None = None, reason: str | None = None,
@@ -1453,6 +1491,17 @@ class AsyncOperations:
         again counts as a new one: where the limit of new tasks is reached, what fits is done before the refusal.
         """
         return await self.ask("run_bulk", BulkRecord, locals())
+
+    async def run_schedule(
+        self, schedule_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
+    ) -> Created:
+        """Let a schedule's scheduler run it now, beside its plan and even if it is paused: for its owner, or an admin.
+
+        The answer is the task that does it.
+        """
+        return await self.ask("run_schedule", Created, locals())
 
     async def run_task(
         self, type: str, *, payload: Any = None, payload_pointer: str | None = None, principal_ai: str | None = None,
@@ -1874,6 +1923,17 @@ class SyncOperations:
         """
         return self.ask("fail", Released, locals())
 
+    def find_id(
+        self, part: str, *, tenant_id: str | None = None,
+    ) -> FoundIds:
+        """Find the whole id of a task, receipt or schedule from its last 12 digits, or from how it begins.
+
+        Ends are looked for among the newest 200,000.  A schedule is found by its name, too.  Whoever is not an admin
+        finds
+        what they may read.
+        """
+        return self.ask("find_id", FoundIds, locals())
+
     def get_budgets(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
     ) -> BudgetReport:
@@ -2170,14 +2230,14 @@ class SyncOperations:
         return self.ask("list_receipts", Receipts, locals())
 
     def list_schedules(
-        self, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, runs: int | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Schedules:
         """List schedules as their schedulers last reported them: an agent's own, or any in the tenant for an admin.
 
-        late_since is set once two runs are missed.  In the order of their ids.
+        late_since is set once the next run is overdue.  In the order of their ids.
         """
         return self.ask("list_schedules", Schedules, locals())
 
@@ -2275,6 +2335,14 @@ class SyncOperations:
         or types its code there.  Refused above security.oauth.open_login_links.  Spec 21.2.1.
         """
         return self.ask("make_sign_in_link", MadeSignInLink, locals())
+
+    def pause_schedule(
+        self, schedule_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
+    ) -> Created:
+        """Let a schedule's scheduler pause it: for its owner, or an admin.  The answer is the task that does it."""
+        return self.ask("pause_schedule", Created, locals())
 
     def pause_work(
         self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
@@ -2431,6 +2499,17 @@ class SyncOperations:
         """Take new callers again after drain_gate.  For the operator."""
         return self.ask("resume_gate", Drained, locals())
 
+    def resume_schedule(
+        self, schedule_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
+    ) -> Created:
+        """Let a schedule's scheduler resume it from now on: for its owner, or an admin.
+
+        The answer is the task that does it.  Runs during the pause do not count as missed.
+        """
+        return self.ask("resume_schedule", Created, locals())
+
     def resume_work(
         self, *, tenant: str | None = None, type: str | None = None, capabilities: Names | None = None,
         worker: str | None = None, whole_tenant: bool | None = None, reason: str | None = None,
@@ -2516,6 +2595,17 @@ class SyncOperations:
         again counts as a new one: where the limit of new tasks is reached, what fits is done before the refusal.
         """
         return self.ask("run_bulk", BulkRecord, locals())
+
+    def run_schedule(
+        self, schedule_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
+    ) -> Created:
+        """Let a schedule's scheduler run it now, beside its plan and even if it is paused: for its owner, or an admin.
+
+        The answer is the task that does it.
+        """
+        return self.ask("run_schedule", Created, locals())
 
     def run_task(
         self, type: str, *, payload: Any = None, payload_pointer: str | None = None, principal_ai: str | None = None,

@@ -8,7 +8,7 @@ for a task: 8 it failed, 9 it was canceled, 10 it has not ended.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
@@ -16,9 +16,10 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
-from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable, read_token_file
-from asyncgate.commands import profiles, remembered
+from asyncgate.clients.http import DEFAULT_URL, CheckedReply, Http, Refusal, Unreachable, read_token_file
+from asyncgate.commands import profiles
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.model import durations
@@ -34,23 +35,35 @@ EXIT_OF_STATUS = {400: EXIT_WRONG, 413: EXIT_WRONG, 415: EXIT_WRONG, 401: EXIT_D
 EXIT_STATUS = ("Exit status: 0 success, 1 internal error, 2 invalid request or configuration, 3 not allowed, "
                "4 not found, 5 conflict, 6 too many requests, 7 no answer from the gate; run-task and wait: 8 task "
                "failed, 9 task canceled, 10 task not ended.")
+WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+SHORTEST = 4        # letters of a part of an id
+PART_OF_ID = re.compile(r"[0-9a-fA-F][0-9a-fA-F-]{3,35}")
 NO_UTF8 = "has a byte that is not UTF-8; the gate takes UTF-8 only"
 
 
 # Options.
 
 
+class ShortId(str):
+    """A part of an id, or the name of a schedule: the gate is asked for the whole one when it is called."""
+
+    kind: str
+
+
 class Id(click.ParamType[str]):
-    """An id, whole or shortened as a table on a terminal showed it."""
+    """An id, whole or shortened: its last 12 digits, how it begins, or the name of a schedule."""
 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the whole id."""
-        try:
-            return remembered.expand_id(str(value))
-        except remembered.Ambiguous as wrong:
-            self.fail(str(wrong), param, ctx)
+        """Return the id, marked if it is not whole."""
+        text, name = str(value), param.name or "" if param else ""
+        may_be_part = len(text) >= SHORTEST and (name.endswith("schedule_id") or PART_OF_ID.fullmatch(text))
+        if WHOLE_ID.fullmatch(text) or not may_be_part:
+            return text
+        short = ShortId(text)
+        short.kind = next((kind for kind in ("receipt", "schedule") if f"{kind}_id" in name), "task")
+        return short
 
 
 class Duration(click.ParamType[float]):
@@ -157,8 +170,37 @@ def find_connection(profile: str | None, url: str | None, token: str | None) -> 
 @contextmanager
 def connect_to_gate(at: Connection) -> Iterator[Http]:
     """Connect to a gate; a refusal ends the program with an exit status for its kind."""
-    with exit_on_refusal(), Http(at.url, at.token) as gate:
+    with exit_on_refusal(), CommandHttp(at.url, at.token) as gate:
         yield gate
+
+
+class CommandHttp(Http):
+    """The connection of a command, which asks the gate for the whole of each shortened id."""
+
+    def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
+        """Call an operation with whole ids."""
+        return super().send(operation, self._with_whole_ids(fields))
+
+    def open_stream(self, path: str, query: Mapping[str, Any], last_id: str = "") -> Any:
+        """Open a stream with whole ids."""
+        return super().open_stream(path, self._with_whole_ids(query), last_id)
+
+    def _with_whole_ids(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._find_whole(value) if isinstance(value, ShortId) else value
+                for name, value in fields.items()}
+
+    def _find_whole(self, short: ShortId) -> str:
+        """Return the id that is meant; exits if several are.  If none is, the gate refuses the call that follows."""
+        try:
+            found = msgspec.json.decode(super().send("find_id", {"part": str(short)}).content)["found"]
+        except Refusal:         # an older gate, or a credential that may read no tasks
+            return str(short)
+        ids = [one["id"] for one in found if one["kind"] == short.kind]
+        if len(ids) > 1 and short not in ids:
+            candidates = ", ".join(map(escape_text, ids))
+            raise exit_with(f"{escape_text(short)} is the short form of {len(ids)} {short.kind}s: {candidates}; give "
+                            "more digits", EXIT_WRONG)
+        return ids[0] if len(ids) == 1 else str(short)
 
 
 @contextmanager

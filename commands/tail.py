@@ -23,7 +23,6 @@ from asyncgate.clients.http import (
     pause_after,
 )
 from asyncgate.clients.operations import ReceiptRecord
-from asyncgate.commands import remembered
 from asyncgate.commands.calling import (
     EXIT_INTERRUPTED,
     ID_TYPE,
@@ -33,7 +32,7 @@ from asyncgate.commands.calling import (
     connect_to_gate,
 )
 from asyncgate.commands.profiles import Connection
-from asyncgate.commands.terminal import STYLES, console, escape_text, format_cell, is_terminal
+from asyncgate.commands.terminal import STYLES, console, escape_text, format_cell, is_terminal, shorten_id
 from asyncgate.parts.faces.stream import STREAM
 from asyncgate.parts.model.wire import Kind
 
@@ -71,7 +70,7 @@ class Tail:
 
     def __init__(self, gate: Http, query: dict[str, Any], as_json: bool) -> None:
         self.gate, self.query, self.as_json = gate, query, as_json
-        self.last, self.away, self.known = "", 0, set[str]()
+        self.last, self.away = "", 0
         self.connected = False      # whether a receipt has ever come
 
     def follow(self) -> None:
@@ -111,7 +110,7 @@ class Tail:
         if self.as_json:
             click.echo(event.data)
         elif is_terminal(sys.stdout):
-            draw_receipt(msgspec.json.decode(event.data), self.known)
+            draw_receipt(msgspec.json.decode(event.data))
         else:
             click.echo("  ".join(list_words(msgspec.json.decode(event.data))))
         sys.stdout.flush()
@@ -125,14 +124,11 @@ def list_words(receipt: dict[str, Any]) -> list[str]:
             escape_text(about), who]
 
 
-def draw_receipt(receipt: dict[str, Any], known: set[str]) -> None:
-    """Draw a line on a terminal: the time of day, an id that is shortened and remembered, colour by type."""
+def draw_receipt(receipt: dict[str, Any]) -> None:
+    """Draw a line on a terminal: the time of day, a shortened id, colour by type."""
     from rich.text import Text
 
     moment, type, about, who = list_words(receipt)
-    if about not in known:
-        remembered.remember([about])
-        known.add(about)
     line = Text.assemble((f"{moment[11:]}  ", "dim"), (type, STYLES.get(type.strip(), "")),
-                         f"  {remembered.shorten_id(about)}  {who}")
+                         f"  {shorten_id(about)}  {who}")
     console().print(line, no_wrap=True, overflow="ellipsis")

@@ -1,7 +1,7 @@
 """Format answers: complete and plain for programs; on a terminal in colour, fitted to the window.
 
-If a table is too wide for the window, its ids are shortened to eight digits.  Shortened ids are remembered, so every
-command accepts them in place of the whole id.
+If a table is too wide for the window, its ids are shortened to their last twelve digits, which every command accepts in
+place of the whole id.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 import msgspec
 
-from asyncgate.commands import remembered
 from asyncgate.parts.model.words import UNSAFE
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ LEAST_WIDTH = 8             # least width of a narrowed column
 PRINCIPAL = {prefix + name for prefix in ("", "principal_") for name in ("kind", "id", "instance_id")}
 WORDS = ("receipt_type", "event_type", "status")      # columns that are narrowed last
 TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)")
+LONG_ID, SHORT_DIGITS = re.compile(r"(sched-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), 12
 STYLES = {
     "queued": "yellow", "leased": "cyan", "running": "cyan", "succeeded": "green", "failed": "red",
     "canceled": "magenta", "task.completed": "green", "task.failed": "red", "task.canceled": "magenta",
@@ -142,8 +142,12 @@ def is_id(column: str) -> bool:
 def short_ids(cells: dict[str, list[str]]) -> None:
     """Shorten ids, and remember them."""
     for name in filter(is_id, cells):
-        remembered.remember(cells[name])
-        cells[name] = [remembered.shorten_id(text) for text in cells[name]]
+        cells[name] = [shorten_id(text) for text in cells[name]]
+
+
+def shorten_id(text: str) -> str:
+    """Shorten an id to its last 12 digits, which the gate finds it by; return other texts unchanged."""
+    return text[-SHORT_DIGITS:] if LONG_ID.fullmatch(text) else text
 
 
 def short_times(cells: dict[str, list[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -70,6 +71,67 @@ async def test_it_is_late_once_two_runs_are_missed_also_when_that_was_told(gate:
 
     await report(gate, "nightly")
     assert (await gate.as_agent().list_schedules()).schedules[0].late_since is None
+
+
+async def test_what_a_scheduler_knows_of_a_schedule_is_listed(gate: Gate) -> None:
+    await make_schedule(gate, "sched-1")
+    runs = [datetime.fromtimestamp(int(gate.now()) + 60 * at, UTC) for at in range(1, 8)]
+    await report(gate, "sched-1", name="weekdays", task_type="report.make", cron_expr="30 7 * * MON-FRI",
+                 timezone="Europe/Berlin", next_runs=runs, last_run_at=runs[0], last_status="created",
+                 last_task_id="t-1")
+    await report(gate, "sched-1")       # what is left out keeps its value
+
+    [five] = (await gate.as_agent().list_schedules()).schedules
+    [all_of_them] = (await gate.as_agent().list_schedules(runs=200)).schedules
+
+    assert (five.name, five.task_type, five.cron_expr, five.timezone, five.last_status, five.last_task_id) == (
+        "weekdays", "report.make", "30 7 * * MON-FRI", "Europe/Berlin", "created", "t-1")
+    assert (five.next_runs, five.last_run_at) == (runs[:5], runs[0])
+    assert all_of_them.next_runs == runs
+
+
+async def test_it_is_late_after_its_own_next_run_where_the_scheduler_says_how_long(gate: Gate) -> None:
+    await make_schedule(gate, "weekdays")
+    await report(gate, "weekdays", interval_seconds=3 * 86400, late_after_seconds=300)
+    gate.skip(60 + 299)
+    assert (await gate.as_agent().list_schedules()).schedules[0].late_since is None
+
+    gate.skip(2)
+    for _ in range(2):      # before and after the anomaly
+        [one] = (await gate.as_agent().list_schedules()).schedules
+        assert one.late_since == one.next_run_at
+        await gate.sweep()
+
+    told = (await gate.as_admin().list_receipts(receipt_type="system.anomaly")).receipts
+    assert [json.loads(bytes(receipt.body))["kind"] for receipt in told] == ["schedule_late"]
+
+
+@pytest.mark.parametrize("order", ["pause", "resume", "run"])
+@pytest.mark.parametrize("by", ["owner", "admin"])
+async def test_a_schedule_is_ordered_by_a_task_of_its_owner(gate: Gate, order: str, by: str) -> None:
+    await make_schedule(gate, "nightly")
+    caller = gate.as_agent() if by == "owner" else gate.as_admin()
+
+    made = await getattr(caller, f"{order}_schedule")(schedule_id="nightly")
+    offer = await gate.claim("cron", accept_types=[f"schedule.{order}"])
+
+    assert offer is not None
+    assert (offer.task_id, bytes(offer.payload), str(offer.created_by)) == (
+        made.task_id, b'{"schedule_id":"nightly"}', "agent ada")
+    history = (await gate.as_admin().get_task_history(task_id=made.task_id)).events
+    [payload] = [json.loads(bytes(event.payload)) for event in history if event.event_type == "schedule.ordered"]
+    assert payload["by"]["id"] == ("ada" if by == "owner" else caller.caller.principal.id)
+
+
+async def test_a_schedule_of_another_is_ordered_by_an_admin_only(gate: Gate) -> None:
+    await make_schedule(gate, "nightly")
+
+    with refused("forbidden"):
+        await gate.as_agent("bob").pause_schedule(schedule_id="nightly")
+    with refused("schedule_not_found"):
+        await gate.as_agent("ada").pause_schedule(schedule_id="weekly")
+    with refused("schedule_not_found"):
+        await gate.stranger().as_admin().run_schedule(schedule_id="nightly")
 
 
 async def test_a_schedule_that_is_disabled_is_never_late(gate: Gate) -> None:

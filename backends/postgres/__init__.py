@@ -66,6 +66,7 @@ from asyncgate.parts.model.queries import (
     EntryFilter,
     EventFilter,
     HoldingsOf,
+    IdFilter,
     LeaseCount,
     LeaseFilter,
     ObligationFilter,
@@ -690,6 +691,11 @@ class Postgres(Pages):
         rows = await (self._ask(sql.OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
                       else self._read(tenant_id, sql.OPEN_FOR_ALL, after, of.limit))
         return [sql.receipt_row(row) for row in rows]
+
+    async def find_like(self, tenant_id: str, of: IdFilter) -> list[str]:
+        """Return ids of tasks or receipts that begin or end with a text."""
+        rows = await self._read(tenant_id, sql.IDS_LIKE[of.table], of.part, end_of(of.part), of.searched, of.limit)
+        return [row[0] for row in rows]
 
     async def find_queues(self, tenant_id: str, of: QueueFilter) -> list[Queue]:
         """Return a page of what lanes have now, by type."""

@@ -695,6 +695,12 @@ WHERE tenant_id = $1 AND claimed_at IS NOT NULL AND (kind, id) > ($2, $3) ORDER 
 LATEST_WORKERS = f"""
 SELECT {listed(typed(Presence))} FROM asyncgate.presences
 WHERE tenant_id = $1 AND claimed_at IS NOT NULL ORDER BY claimed_at DESC LIMIT $2"""
+IDS_LIKE = {table: f"""
+SELECT {id} FROM asyncgate.{name} WHERE tenant_id = $1 AND {id} >= $2 AND {id} < $3
+UNION
+SELECT {id} FROM (SELECT {id} FROM asyncgate.{name} WHERE tenant_id = $1 ORDER BY {id} DESC LIMIT $4) AS newest
+WHERE right({id}, length($2)) = $2
+LIMIT $5""" for table, name, id in ((Task, "states", "task_id"), (Receipt, "receipts", "receipt_id"))}
 HOLDINGS = """
 SELECT w.kind, w.id, (
     SELECT count(*) FROM (

@@ -1,6 +1,6 @@
 """The scheduler: a TASKEE that creates tasks at the times that agents ordered (spec 8, H.5).
 
-It leases five types of control task (`schedule.create`, `.pause`, `.resume`, `.delete`, `.status`), stores the
+It leases six types of control task (`schedule.create`, `.pause`, `.resume`, `.run`, `.delete`, `.status`), stores the
 schedules in its own SQLite file, and calls create_task when one is due.  It needs two credentials, because only an
 admin may do both: a worker's for the control tasks, and an agent's, who owns the created tasks.
 
@@ -22,7 +22,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import groupby
+from itertools import groupby, islice
 from math import inf
 from typing import Any, Protocol
 
@@ -32,9 +32,12 @@ from asyncgate.clients.http import FIRST_PAUSE, Refusal, Unreachable, name_proce
 from asyncgate.clients.scheduler.calendar import find_due_runs, format_time
 from asyncgate.clients.scheduler.plan import InvalidOrder, ScheduleRef, read_payload, read_plan
 from asyncgate.clients.scheduler.store import Control, Fired, Firing, Schedule, Store
-from asyncgate.parts.model.wire import LONGEST_PAUSE_SECONDS
+from asyncgate.parts.model.durations import DAY_SECONDS
+from asyncgate.parts.model.wire import LONGEST_PAUSE_SECONDS, MOST_RUNS
 
-CONTROL_TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.status")
+CONTROL_TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.run",
+                 "schedule.status")
+UNCHANGING = ("schedule.run", "schedule.status")
 TERMINAL_STATUSES = ("succeeded", "failed", "canceled")
 FINAL_STATUSES = (400, 409, 413)                 # refusals that a retry would not change
 LEASE_LOST = "lease_invalid_or_expired"
@@ -44,6 +47,8 @@ LATER_SECONDS = 60.0                    # pause before another check of a state 
 LEAP_SECONDS = 60.0                     # a clock that is set back by less only delays runs
 CONCURRENT_SCHEDULES = 16                              # schedules whose runs are created concurrently
 REPORTED = 500                          # the most schedules in one report
+LATE_SECONDS = 300.0                    # a run that comes later than that is late
+NEXT_RUNS, WEEK_SECONDS = 5, 7 * DAY_SECONDS    # the next runs that a report names, and of a cron expression
 REMEMBERED_SECONDS = 30 * 86_400.0      # how long an answer is kept after the gate has accepted it
 
 
@@ -88,7 +93,7 @@ class Scheduler:
         self.store, self.worker, self.agent, self.clock, self.say = store, worker, agent, clock, say
         self.as_worker, self.as_agent = dict(as_worker), dict(as_agent)
         self.turn, self.woken, self.patience = asyncio.Lock(), asyncio.Event(), Patience()
-        self.reported: dict[str, tuple[bool, int | None]] = {}
+        self.reported: dict[str, tuple[Any, ...]] = {}
         self.in_hand = set[str]()       # control tasks that are being answered
         self.complaints: dict[str, str] = {}
         self.instance = ""
@@ -290,14 +295,22 @@ class Scheduler:
 
     def _carried_out(self, offer: Mapping[str, Any], lease: dict[str, Any]) -> Control:
         control = Control(task_id=offer["task_id"], type=offer["type"], lease=lease)
-        schedule = None
+        schedule, run = None, None
         try:
             schedule, control.result = self._ordered(offer)
             control.schedule_id = schedule.schedule_id
         except InvalidOrder as wrong:
             control.error = {"code": wrong.code, "field": wrong.field, "message": str(wrong)}
-        self.store.carry_out(control, None if control.type == "schedule.status" else schedule)
+        else:
+            run = self._extra_run(schedule) if control.type == "schedule.run" else None
+        self.store.carry_out(control, None if control.type in UNCHANGING else schedule, run)
         return control
+
+    def _extra_run(self, schedule: Schedule) -> Firing:
+        """Return a run for now, beside those of the plan, which go on unchanged."""
+        now = self.clock()
+        return Firing(schedule.schedule_id, int(now), schedule.plan.task(
+            schedule.schedule_id, schedule.owner_id, int(now), now))
 
     def _ordered(self, offer: Mapping[str, Any]) -> tuple[Schedule, dict[str, Any]]:
         """Return the changed schedule of a control task, and the answer."""
@@ -308,6 +321,8 @@ class Scheduler:
         schedule = self._meant(offer)
         if offer["type"] == "schedule.status":
             return schedule, describe_status(schedule)
+        if offer["type"] == "schedule.run":
+            return schedule, {"ok": True, "run_at": format_time(int(self.clock()))}
         if offer["type"] == "schedule.delete":
             return mark_deleted(schedule), {"ok": True}
         if offer["type"] == "schedule.pause":
@@ -466,22 +481,32 @@ def describe_status(schedule: Schedule) -> dict[str, Any]:
             "last_status": schedule.last_status, "last_task_id": schedule.last_task_id}
 
 
-def report_key(schedule: Schedule) -> tuple[bool, int | None]:
+def report_key(schedule: Schedule) -> tuple[Any, ...]:
     """Return the values whose change needs a new report."""
-    return schedule.enabled, schedule.next_run_at
+    return schedule.enabled, schedule.next_run_at, schedule.last_run_at, schedule.last_status, schedule.last_task_id
 
 
 def make_report(schedule: Schedule) -> dict[str, Any]:
     """Return an item of report_schedule; a cron schedule's interval is the time between its next two runs."""
-    return {"schedule_id": schedule.schedule_id, "enabled": schedule.enabled, "interval_seconds": gap_after(schedule),
-            "next_run_at": format_time_or_none(schedule.next_run_at)}
+    plan, runs = schedule.plan, list_next_runs(schedule)
+    gap = min(runs[1] - runs[0], LONGEST_PAUSE_SECONDS) if len(runs) > 1 else None
+    patience = min(2 * (gap or inf), LATE_SECONDS) + plan.jitter_seconds
+    return {"schedule_id": schedule.schedule_id, "enabled": schedule.enabled, "interval_seconds": gap,
+            "next_run_at": format_time_or_none(schedule.next_run_at), "next_runs": list(map(format_time, runs)),
+            "late_after_seconds": min(patience, LONGEST_PAUSE_SECONDS), "name": plan.name,
+            "task_type": plan.task_template.type, "cron_expr": plan.cron_expr, "timezone": plan.timezone,
+            "last_run_at": format_time_or_none(schedule.last_run_at), "last_status": schedule.last_status,
+            "last_task_id": schedule.last_task_id}
 
 
-def gap_after(schedule: Schedule) -> int | None:
-    """Return the seconds between a schedule's next run and the one after, or None."""
+def list_next_runs(schedule: Schedule) -> list[int]:
+    """Return the next runs: of a cron expression those of a week, because nobody else can work them out."""
     if schedule.next_run_at is None:
-        return None
+        return []
+    runs, end = [schedule.next_run_at], schedule.next_run_at + WEEK_SECONDS
     with contextlib.suppress(ValueError):       # its time zone is gone
-        following = next(schedule.timing().after(schedule.next_run_at), None)
-        return min(following[0] - schedule.next_run_at, LONGEST_PAUSE_SECONDS) if following else None
-    return None
+        for run, _ in islice(schedule.timing().after(schedule.next_run_at), MOST_RUNS - 1):
+            if len(runs) >= NEXT_RUNS and (run > end or schedule.plan.mode == "interval"):
+                break
+            runs.append(run)
+    return runs

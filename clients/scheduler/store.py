@@ -196,8 +196,12 @@ class Store:
         with self._transaction():
             for schedule, firings in decisions:
                 self._keep(schedule)
-                self.db.executemany("INSERT INTO firings (schedule_id, run_at, ask) VALUES (?, ?, ?)", (
-                    (firing.schedule_id, firing.run_at, msgspec.json.encode(firing.ask)) for firing in firings))
+                for firing in firings:
+                    self._add_run(firing)
+
+    def _add_run(self, firing: Firing) -> None:
+        self.db.execute("INSERT OR IGNORE INTO firings (schedule_id, run_at, ask) VALUES (?, ?, ?)",
+                        (firing.schedule_id, firing.run_at, msgspec.json.encode(firing.ask)))
 
     def firings(self) -> list[Firing]:
         """Return the runs that are not confirmed as created, by schedule, oldest first."""
@@ -226,12 +230,14 @@ class Store:
         rows = self.db.execute("SELECT record FROM controls WHERE done_at IS NULL ORDER BY task_id")
         return [msgspec.json.decode(record, type=Control) for (record,) in rows]
 
-    def carry_out(self, control: Control, schedule: Schedule | None = None) -> None:
-        """Write an answer and its change of the schedule; a paused or deleted schedule loses its open runs."""
+    def carry_out(self, control: Control, schedule: Schedule | None = None, run: Firing | None = None) -> None:
+        """Write an answer, and its change of the schedule or its extra run; a paused schedule loses its open runs."""
         with self._transaction():
             self._keep_control(control, None)
             if schedule is not None:
                 self._change(schedule)
+            if run is not None:
+                self._add_run(run)      # a run of the same second is the same run
 
     def answered(self, control: Control, now: float, schedule: Schedule | None = None) -> None:
         """Write that the gate has the answer or no longer needs it, and the resulting change of the schedule."""

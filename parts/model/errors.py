@@ -125,6 +125,11 @@ class QueueNotFound(GateError):
     code, status = "queue_not_found", 404
 
 
+class ScheduleNotFound(GateError):
+    """No such schedule in the credential's tenant."""
+    code, status = "schedule_not_found", 404
+
+
 class TenantNotFound(GateError):
     """No such tenant."""
     code, status = "tenant_not_found", 404

@@ -101,7 +101,7 @@ DECLARED: dict[type[Struct], Declared] = {
         "the index of what is owed", person="to_kind to_id", plain="receipt_id"),
     Schedule: Declared(
         "the last report of a scheduler", person="owner_kind owner_id scheduler_kind scheduler_id",
-        content="schedule_id", plain="created enabled next_run_at interval_seconds late_at"),
+        content="schedule_id details", plain="created enabled next_run_at interval_seconds late_at"),
     Presence: Declared(
         "since when a principal has called, and what a worker offers",
         person="kind id", content="claims",

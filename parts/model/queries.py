@@ -93,6 +93,15 @@ class ReceiptFilter(Query[Receipt], frozen=True):
     newest: bool = False        # the last ones; still oldest first
 
 
+class IdFilter(Query[str], frozen=True):
+    """Ids of tasks or receipts that begin with a text, or end with it among the newest `searched`; in any order."""
+
+    table: type[Task] | type[Receipt]
+    part: str
+    limit: int
+    searched: int
+
+
 class ObligationFilter(Query[Receipt], frozen=True):
     """What is owed to somebody, or to anybody, oldest first, in time that does not depend on history."""
 

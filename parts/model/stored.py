@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from asyncgate.parts.model.stored_oauth import (
@@ -163,6 +164,23 @@ class Event(Struct, frozen=True):
     created_at: float
 
 
+class ScheduleDetails(Struct, frozen=True, omit_defaults=True):
+    """What a scheduler says of a schedule beside its next run."""
+
+    name: str | None = None
+    task_type: str | None = None
+    cron_expr: str | None = None
+    timezone: str | None = None
+    next_runs: list[float] = []
+    late_after_seconds: float | None = None
+    last_run_at: float | None = None
+    last_status: str | None = None
+    last_task_id: str | None = None
+
+
+read_details = msgspec.json.Decoder(ScheduleDetails).decode
+
+
 class Schedule(Struct, frozen=True):
     """The last report of a scheduler about one of its schedules."""
 
@@ -176,6 +194,17 @@ class Schedule(Struct, frozen=True):
     next_run_at: float | None = None
     interval_seconds: float | None = None
     late_at: float | None = None        # when silence becomes an anomaly; None after the report
+    details: str = "{}"                 # JSON of ScheduleDetails
+
+    @property
+    def late_after(self) -> float | None:
+        """Return when silence about the next run means that it is late: by H.7.4, or as its scheduler said."""
+        if self.next_run_at is None or not self.enabled:
+            return None
+        patience = read_details(self.details).late_after_seconds
+        if patience is None and self.interval_seconds is not None:
+            patience = 2 * self.interval_seconds
+        return None if patience is None else self.next_run_at + patience
 
     @property
     def scheduler(self) -> Principal:

@@ -573,6 +573,9 @@ class EmitReceipt(AsWorker, kw_only=True):
     body: Annotated[dict[str, Any] | None, says("the facts, up to 64 KB")] = None
 
 
+MOST_RUNS = 200         # next runs in a report
+
+
 class ScheduleState(Struct):
     """A scheduler's report about one schedule."""
 
@@ -580,13 +583,24 @@ class ScheduleState(Struct):
     enabled: Annotated[bool | None, says("a field that is not sent keeps its value")] = None
     next_run_at: Moment | None = None
     interval_seconds: Annotated[float, Meta(gt=0, le=LONGEST_PAUSE_SECONDS)] | None = None
+    name: Name | None = None
+    task_type: Name | None = None
+    cron_expr: Annotated[Name | None, says("if it runs by one; else by interval_seconds")] = None
+    timezone: Annotated[Name | None, says("of cron_expr")] = None
+    next_runs: Annotated[Annotated[list[Moment], Meta(max_length=MOST_RUNS)] | None, says(
+        "the next runs, the first of them next_run_at; list_schedules shows them")] = None
+    late_after_seconds: Annotated[float, Meta(gt=0, le=LONGEST_PAUSE_SECONDS)] | None = None
+    last_run_at: Moment | None = None
+    last_status: Text | None = None
+    last_task_id: Name | None = None
 
 
 class ReportSchedule(AsWorker, kw_only=True):
     """Report the state of schedules."""
 
     example = ({"worker_id": "clock-1", "schedules": [{
-        "schedule_id": "nightly", "next_run_at": LATER, "interval_seconds": 86400}]}, {"ok": True, "unknown": []})
+        "schedule_id": "nightly", "next_run_at": LATER, "interval_seconds": 86400, "name": "report",
+        "task_type": "report.make", "late_after_seconds": 300}]}, {"ok": True, "unknown": []})
     next_step = "For a schedule in unknown, emit_receipt schedule.created first."
     schedules: Annotated[list[ScheduleState], Batch, says("what the scheduler knows of each")]
 

@@ -7,10 +7,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from asyncgate.parts.model.errors import BulkNotFound, InvalidConfirmation, QueueNotFound, QuotaExceeded, TenantNotFound
+from asyncgate.parts.model.errors import (
+    BulkNotFound,
+    InvalidConfirmation,
+    QueueNotFound,
+    QuotaExceeded,
+    ReceiptTooLarge,
+    ScheduleNotFound,
+    TenantNotFound,
+)
 from asyncgate.parts.model.examples import ADA, DUTY, FAR, LATER, NEXT_TASK_ID, NOW, PAUSED, TASK_ID
 from asyncgate.parts.model.wire import (
     Ask,
+    AsPrincipal,
     Capabilities,
     Integer,
     Kind,
@@ -37,9 +46,58 @@ class ListSchedules(PageAsk, kw_only=True):
 
     example = ({"limit": 20}, {"schedules": [{
         "schedule_id": "nightly", "owner": ADA, "scheduler": {"kind": "worker", "id": "clock-1"}, "enabled": True,
-        "next_run_at": LATER, "interval_seconds": 86400.0, "late_since": None, "created_receipt_id": DUTY}]})
+        "next_run_at": LATER, "interval_seconds": 86400.0, "late_since": None, "created_receipt_id": DUTY,
+        "name": "report", "task_type": "report.make", "cron_expr": None, "timezone": "UTC", "next_runs": [LATER],
+        "last_run_at": NOW, "last_status": "created", "last_task_id": TASK_ID}]})
     next_step = "late_since is not null: check that its scheduler runs."
     lists = "all"
+    runs: Annotated[int, Meta(ge=0, le=200), says("how many of the next runs to show, if so many were reported")] = 5
+
+
+class ScheduleAsk(AsPrincipal, kw_only=True):
+    """Order something of one schedule."""
+
+    needed: ClassVar[tuple[str, ...]] = ("schedule_id",)
+    refusals = (ScheduleNotFound, QuotaExceeded, ReceiptTooLarge)
+    example = ({"schedule_id": "nightly"}, {"task_id": TASK_ID, "status": "queued"})
+    next_step = "get_task with wait_seconds returns when the scheduler has done it."
+    schedule_id: Annotated[Name, says("its id, as list_schedules shows it")] = ""
+
+
+class PauseSchedule(ScheduleAsk, kw_only=True):
+    """Pause one schedule."""
+
+
+class ResumeSchedule(ScheduleAsk, kw_only=True):
+    """Resume one schedule."""
+
+
+class RunSchedule(ScheduleAsk, kw_only=True):
+    """Run one schedule now."""
+
+
+class FindId(Ask, kw_only=True):
+    """Find whole ids."""
+
+    needed: ClassVar[tuple[str, ...]] = ("part",)
+    example = ({"part": TASK_ID[-12:]}, {"found": [{"kind": "task", "id": TASK_ID}]})
+    next_step = "With several found, repeat with more digits."
+    part: Annotated[str, Meta(min_length=4, max_length=200), says(
+        "the last 12 digits of an id, how it begins, or the name of a schedule")] = ""
+
+
+class FoundId(Struct):
+    """An id that begins or ends as asked."""
+
+    kind: Literal["task", "receipt", "schedule"]
+    id: str
+
+
+class FoundIds(Struct):
+    """The ids that were found; none, or several, if the digits do not tell one apart."""
+
+    columns = "kind id"
+    found: list[FoundId]
 
 
 class ListObligations(PageAsk, kw_only=True):
@@ -130,14 +188,22 @@ class ScheduleRecord(Struct):
     enabled: bool
     next_run_at: datetime | None
     interval_seconds: float | None
-    late_since: datetime | None         # the run that did not come; null until two runs are missed
+    late_since: datetime | None         # the run that did not come; null until it is overdue
     created_receipt_id: str
+    name: str | None
+    task_type: str | None               # of the tasks that it creates
+    cron_expr: str | None
+    timezone: str | None                # of cron_expr
+    next_runs: list[datetime]
+    last_run_at: datetime | None
+    last_status: str | None             # created, or why a run was refused or waits
+    last_task_id: str | None
 
 
 class Schedules(Struct):
     """A page of schedules, in the order of their ids."""
 
-    columns = "schedule_id owner scheduler enabled next_run_at late_since"
+    columns = "schedule_id name task_type enabled next_run_at late_since last_status owner scheduler"
     schedules: list[ScheduleRecord]
     next_cursor: str | None = None
     cursor: str | None = None

@@ -10,7 +10,7 @@ from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.model.naming import read_principal
 from asyncgate.parts.model.overdue import has_passed
 from asyncgate.parts.model.queries import ObligationFilter, Rows, ScheduleFilter
-from asyncgate.parts.model.stored import Obligation, Receipt, Schedule
+from asyncgate.parts.model.stored import Obligation, Receipt, Schedule, read_details
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.model.wire_operating import (
@@ -23,14 +23,13 @@ from asyncgate.parts.model.wire_operating import (
     Schedules,
 )
 
-MISSED_RUNS = 2         # H.7.4
 MOST_OWED = 10_000   # obligations that are counted
 
 
 async def list_schedules(engine: Engine, caller: Caller, ask: ListSchedules) -> Schedules:
     """List schedules as their schedulers last reported them: an agent's own, or any in the tenant for an admin.
 
-    late_since is set once two runs are missed.  In the order of their ids.
+    late_since is set once the next run is overdue.  In the order of their ids.
     """
     owner = engine.require_subject(caller, ask) if not caller.sees_all else read_principal(ask)
     limit, mark = engine.limit_page(ask.limit), ("schedules", owner and (owner.kind, owner.id))
@@ -38,16 +37,18 @@ async def list_schedules(engine: Engine, caller: Caller, ask: ListSchedules) -> 
     rows = await engine.backend.page(caller.tenant_id, ScheduleFilter(owner, after, limit + 1))
     ends = engine.seal_cursors(caller, [row.schedule_id for row in rows], limit, ask.cursor, *mark)
     now = engine.backend.now()
-    return Schedules([show_schedule(row, now) for row in rows[:limit]], *ends)
+    return Schedules([show_schedule(row, now, ask.runs) for row in rows[:limit]], *ends)
 
 
-def show_schedule(row: Schedule, now: float) -> ScheduleRecord:
-    """Show a schedule."""
-    due, every = row.next_run_at, row.interval_seconds
-    patience = None if due is None or every is None or not row.enabled else due + MISSED_RUNS * every
-    late_since = due if has_passed(patience, now) else None
-    return ScheduleRecord(row.schedule_id, Principal(row.owner_kind, row.owner_id), row.scheduler, bool(row.enabled),
-                          to_utc_or_none(due), every, to_utc_or_none(late_since), row.created)
+def show_schedule(row: Schedule, now: float, runs: int) -> ScheduleRecord:
+    """Show a schedule, with its next runs."""
+    due, details = row.next_run_at, read_details(row.details)
+    late_since = due if has_passed(row.late_after, now) else None
+    return ScheduleRecord(
+        row.schedule_id, Principal(row.owner_kind, row.owner_id), row.scheduler, bool(row.enabled), to_utc_or_none(due),
+        row.interval_seconds, to_utc_or_none(late_since), row.created, details.name, details.task_type,
+        details.cron_expr, details.timezone, [to_utc(run) for run in details.next_runs[:runs]] if row.enabled else [],
+        to_utc_or_none(details.last_run_at), details.last_status, details.last_task_id)
 
 
 async def list_obligations(engine: Engine, caller: Caller, ask: ListObligations) -> AllObligations:

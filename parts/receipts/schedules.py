@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
-from asyncgate import ANOMALY, Caller, Engine, Needs, Operation, Sweep, Work, instant, its_tasks, speaker
-from asyncgate.parts.model.errors import GateError
+from asyncgate import (
+    ANOMALY,
+    Caller,
+    Engine,
+    Needs,
+    Operation,
+    Sweep,
+    Work,
+    forbid,
+    instant,
+    its_key,
+    its_tasks,
+    speaker,
+)
+from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.errors import GateError, ScheduleNotFound
 from asyncgate.parts.model.members import Unreadable
 from asyncgate.parts.model.overdue import has_passed
-from asyncgate.parts.model.stored import Schedule
+from asyncgate.parts.model.stored import Schedule, ScheduleDetails, read_details
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire import Principal, Problem, Reported, ReportSchedule, ScheduleState
+from asyncgate.parts.model.wire import Created, CreateTask, Principal, Problem, Reported, ReportSchedule, ScheduleState
+from asyncgate.parts.model.wire_operating import PauseSchedule, ResumeSchedule, RunSchedule, ScheduleAsk
 
 
 def load_schedules(needs: Needs, caller: Caller, ask: ReportSchedule) -> None:
@@ -44,16 +64,32 @@ def update_schedule(known: Schedule, state: ScheduleState) -> Schedule:
     due = known.next_run_at if state.next_run_at is None else instant(state.next_run_at)
     every = known.interval_seconds if state.interval_seconds is None else state.interval_seconds
     enabled = state.enabled if state.enabled is not None else known.enabled or known.next_run_at is None
-    late_at = due + 2 * every if enabled and due is not None and every is not None else None
-    return replace(known, enabled=enabled, next_run_at=due, interval_seconds=every, late_at=late_at)
+    told = replace(known, enabled=enabled, next_run_at=due, interval_seconds=every,
+                   details=update_details(known.details, state))
+    return replace(told, late_at=told.late_after)
+
+
+def update_details(known: str, state: ScheduleState) -> str:
+    """Return what is known beside the next run, with the reported fields."""
+    reported = {name: getattr(state, name) for name in ScheduleDetails.__struct_fields__}
+    for name in ("last_run_at", "next_runs"):
+        reported[name] = instants(reported[name])
+    news = {name: value for name, value in reported.items() if value is not None}
+    return msgspec.json.encode(replace(read_details(known), **news)).decode()
+
+
+def instants(moments: datetime | list[datetime] | None) -> Any:
+    """Return times as seconds."""
+    return [one.timestamp() for one in moments] if isinstance(moments, list) else instant(moments)
 
 
 def tell_if_late(engine: Engine, work: Work, schedule: Schedule) -> None:
     """Tell the owner of a schedule that the schedule has missed two runs; once for each missed time."""
     if not has_passed(schedule.late_at, work.now):
         return
+    name = read_details(schedule.details).name or schedule.schedule_id
     due = to_utc(schedule.next_run_at or 0).isoformat()
-    action = (f"Schedule {schedule.schedule_id} is late: its scheduler {schedule.scheduler_id} has reported no run. "
+    action = (f"Schedule {name} is late: its scheduler {schedule.scheduler_id} has reported no run. "
               f"Check that {schedule.scheduler_id} runs.")
     body = {"kind": "schedule_late", "recommended_action": action,
             "details": {"schedule_id": schedule.schedule_id, "next_run_at": due,
@@ -61,6 +97,48 @@ def tell_if_late(engine: Engine, work: Work, schedule: Schedule) -> None:
     engine.write_receipt(work, ANOMALY, None, body, to=Principal(schedule.owner_kind, schedule.owner_id),
                          schedule_id=schedule.schedule_id, parents=(schedule.created,), mark=f"schedule_late {due}")
     work.keep_record(replace(schedule, late_at=None))
+
+
+def load_schedule(needs: Needs, caller: Caller, ask: ScheduleAsk) -> None:
+    """Load the schedule of an order, and what creating a task needs."""
+    needs.records.add((Schedule, (ask.schedule_id,)))
+    its_key(needs, caller, CreateTask(type="schedule"))
+
+
+def pause_schedule(engine: Engine, work: Work, caller: Caller, ask: PauseSchedule) -> Created:
+    """Let a schedule's scheduler pause it: for its owner, or an admin.  The answer is the task that does it."""
+    return order_schedule(engine, work, caller, ask, "schedule.pause")
+
+
+def resume_schedule(engine: Engine, work: Work, caller: Caller, ask: ResumeSchedule) -> Created:
+    """Let a schedule's scheduler resume it from now on: for its owner, or an admin.
+
+    The answer is the task that does it.  Runs during the pause do not count as missed.
+    """
+    return order_schedule(engine, work, caller, ask, "schedule.resume")
+
+
+def run_schedule(engine: Engine, work: Work, caller: Caller, ask: RunSchedule) -> Created:
+    """Let a schedule's scheduler run it now, beside its plan and even if it is paused: for its owner, or an admin.
+
+    The answer is the task that does it.
+    """
+    return order_schedule(engine, work, caller, ask, "schedule.run")
+
+
+def order_schedule(engine: Engine, work: Work, caller: Caller, ask: ScheduleAsk, type: str) -> Created:
+    """Create a control task of a schedule's owner, whom its scheduler obeys; its history names who asked for it."""
+    schedule, by = work.find_record(Schedule, ask.schedule_id), speaker(caller, ask)
+    if schedule is None:
+        raise ScheduleNotFound(f"no schedule {ask.schedule_id} is known here; list_schedules shows those that are")
+    owner = Principal(schedule.owner_kind, schedule.owner_id)
+    if not caller.unlimited and not owner.same(by):
+        raise forbid(caller, f"schedule {ask.schedule_id} belongs to another principal")
+    order = CreateTask(type=type, payload=Raw(encode_json({"schedule_id": ask.schedule_id})),
+                       task_summary=f"{type.partition('.')[2]} {read_details(schedule.details).name or 'a schedule'}")
+    made = engine.create_task(work, replace(caller, principal=owner, bound=True), order, (schedule.created,))
+    work.add_event(made.task_id, "schedule.ordered", order=type, by={"kind": by.kind, "id": by.id})
+    return made
 
 
 def load_overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
@@ -77,5 +155,10 @@ def sweep(engine: Engine, work: Work, caller: Caller, ask: Sweep) -> None:
             tell_if_late(engine, work, schedule)
 
 
+OPERATIONS = [
+    Operation(pause_schedule, "POST /v1/schedules/{schedule_id}/pause", "a A", "tasks:write", "W", load_schedule),
+    Operation(resume_schedule, "POST /v1/schedules/{schedule_id}/resume", "a A", "tasks:write", "W", load_schedule),
+    Operation(run_schedule, "POST /v1/schedules/{schedule_id}/run", "a A", "tasks:write", "W", load_schedule),
+]
 REPORT_SCHEDULE = Operation(report_schedule, "POST /v1/schedules/report", "w A", "tasks:lease", "W", load_schedules,
                             idempotent=True)

@@ -10,6 +10,7 @@ from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -227,6 +228,40 @@ async def test_what_was_due_before_a_pause_still_runs(world: World) -> None:
     await world.answer("pause", {"schedule_id": schedule_id})
 
     assert len(await world.runs()) == 1
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_run_that_is_ordered_comes_at_once_beside_those_of_the_plan(world: World, paused: bool) -> None:
+    schedule_id = await world.made()
+    if paused:
+        await world.answer("pause", {"schedule_id": schedule_id})
+    before = await world.status(schedule_id)
+
+    answer = await world.answer("run", {"schedule_id": schedule_id})
+    await world.skip(0)
+    [run] = await world.runs()
+    after = await world.status(schedule_id)
+
+    assert answer["ok"]
+    assert run["idempotency_key"] == f"schedule:{schedule_id}:{answer['run_at']}"
+    assert (after["next_run_at"], after["enabled"]) == (before["next_run_at"], not paused)
+    assert (after["last_run_at"], after["last_task_id"]) == (answer["run_at"], run["task_id"])
+
+
+async def test_the_gate_lists_what_the_scheduler_knows_of_a_schedule(world: World) -> None:
+    plan = {"mode": "cron", "interval_seconds": None, "cron_expr": "30 7 * * MON-FRI", "timezone": "Europe/Berlin"}
+    schedule_id = await world.made(**plan)
+    await world.answer("run", {"schedule_id": schedule_id})
+    await world.skip(0)
+
+    [listed] = (await world.house.good("list_schedules", {"runs": 200}))["schedules"]
+    runs = [datetime.fromisoformat(run).astimezone(ZoneInfo("Europe/Berlin")) for run in listed["next_runs"]]
+
+    assert (listed["name"], listed["task_type"], listed["cron_expr"], listed["timezone"], listed["last_status"]) == (
+        "beat", "echo", plan["cron_expr"], plan["timezone"], "created")
+    assert {(run.hour, run.minute, run.weekday() < 5) for run in runs} == {(7, 30, True)}
+    assert 5 <= len(runs) <= 6
+    assert listed["next_runs"][0] == listed["next_run_at"]
 
 
 @pytest.mark.parametrize("what", ["status", "pause", "resume", "delete"])

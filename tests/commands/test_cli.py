@@ -21,7 +21,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from asyncgate.clients.http import Refusal
-from asyncgate.commands import remembered
 from asyncgate.commands.calling import exit_on_refusal
 from asyncgate.commands.main import main
 from asyncgate.commands.new_file import hold_target
@@ -508,14 +507,23 @@ def test_ctrl_c_ends_every_command_with_the_same_exit_status(asked: tuple[str, .
     assert "Traceback" not in said
 
 
-def test_an_id_is_taken_as_short_as_a_table_has_shown_it(
-    run: Run, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.mark.parametrize("shorten", [lambda id: id[-12:], lambda id: id[:-4], lambda id: id[-12:].upper()])
+def test_an_id_is_taken_as_short_as_a_table_shows_it_on_any_machine(
+        run: Run, kind: str, shorten: Callable[[str], str]) -> None:
     task_id = created(run, kind)
-    remembered.remember([task_id])
 
-    assert answer(run("get-task", remembered.shorten_id(task_id), "--json"))["task_id"] == task_id
+    assert answer(run("get-task", shorten(task_id), "--json"))["task_id"] == task_id
+    assert run("get-task-history", shorten(task_id)).exit_code == 0
+
+
+def test_a_short_id_of_several_is_refused_with_those_that_are_meant(run: Run, kind: str) -> None:
+    ids = [created(run, kind) for _ in range(2)]
+
+    refused = run("get-task", ids[0][:8])
+
+    assert refused.exit_code == 2
+    assert all(id in refused.output for id in ids)
+    assert "task_not_found" in run("get-task", "0000deadbeef").output
 
 
 def test_usage_is_a_table_json_or_csv(run: Run, kind: str) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from asyncgate.commands import remembered
 from asyncgate.commands.terminal import Bar, draw_block, draw_table, escape_text, flatten_reply, format_table
 from asyncgate.parts.process.logs import Lines
 
@@ -62,37 +60,7 @@ def test_ids_are_whole_where_there_is_room_and_short_where_there_is_none() -> No
 
     assert IDS[0] in wide.getvalue()
     assert IDS[0] not in narrow.getvalue()
-    assert remembered.shorten_id(IDS[0]) in narrow.getvalue()
-
-
-def test_an_id_that_was_shown_short_can_be_typed_short(cache: Path) -> None:
-    drawn(40)
-
-    assert remembered.expand_id(remembered.shorten_id(IDS[0])) == IDS[0]
-    assert remembered.expand_id(IDS[0]) == IDS[0]
-    assert remembered.expand_id("deadbeef") == "deadbeef"
-    assert (cache / "asyncgate" / "ids").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_short_id_that_stands_for_two_is_refused() -> None:
-    other = IDS[0].replace("01a2", "01a3")
-    remembered.remember([IDS[0], other])
-
-    with pytest.raises(remembered.Ambiguous, match="is the short form of 2 ids"):
-        remembered.expand_id(remembered.shorten_id(IDS[0]))
-
-
-def test_only_so_many_ids_are_kept_the_newest() -> None:
-    remembered.remember(f"01a20485-687b-71d8-bc09-{number:07x}950ee" for number in range(remembered.MOST_IDS + 5))
-
-    kept = remembered.read_ids()
-    assert (len(kept), kept[-1][-12:]) == (remembered.MOST_IDS, f"{remembered.MOST_IDS + 4:07x}950ee")
-
-
-def test_without_a_place_for_ids_tables_are_drawn_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-
-    assert remembered.shorten_id(IDS[0]) in drawn(40)
+    assert IDS[0][-12:] in narrow.getvalue()
 
 
 def test_a_terminal_has_colours_unless_the_user_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,22 @@ def test_the_runs_of_a_schedule_follow_from_its_next_run_and_its_interval() -> N
     assert told == [[3, [3, 11, 19]], [0, []], [2, [9, 19]], [0, []], [1, [5]], [0, []], [0, []], [1411, []]]
 
 
+def test_the_runs_of_a_cron_expression_are_those_that_its_scheduler_has_reported() -> None:
+    told = run("plan.js", """
+        const at = hours => new Date(now + hours * 3600000).toISOString();
+        const cron = (hours, more = {}) => ({enabled: true, next_run_at: at(hours[0]), interval_seconds: 3 * 86400,
+          cron_expr: "30 7 * * MON-FRI", timezone: "UTC", next_runs: hours.map(at), ...more});
+        const hours = ({runs, count}) => [count, runs.map(run => (run - now) / 3600000)];
+        const dense = Array.from({length: 200}, (none, minute) => (minute + 1) / 60);
+        return [hours(its.findRuns(cron([5, 29, 101]), now, 7 * 86400)),
+          hours(its.findRuns(cron([-1, 23]), now, 86400)),
+          its.findRuns(cron(dense), now, 86400).count, its.sayPlan(cron([5]), () => ""),
+          its.sayPlan(cron([5], {timezone: "Europe/Berlin"}), () => ""),
+          its.countMissed(cron([-30, -6, 18], {late_since: at(-30)}), now)];""")
+
+    assert told == [[3, [5, 29, 101]], [1, [23]], 1440, "30 7 * * MON-FRI", "30 7 * * MON-FRI (Europe/Berlin)", 2]
+
+
 def test_late_schedules_come_first_and_those_that_are_off_last() -> None:
     told = run("plan.js", """
         const one = (schedule_id, more) => ({schedule_id, enabled: true, next_run_at: null, interval_seconds: 3600,

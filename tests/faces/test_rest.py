@@ -117,6 +117,13 @@ class Walk:
             return {"parent_receipt_id": await self.duty()}
         if "task_id" in op.takes.needed:
             return {"task_id": await self.created()}
+        if "schedule_id" in op.takes.needed:
+            held = await self.held(type="schedule.create")
+            made = {"receipt_type": "schedule.created", "schedule_id": "nightly"}
+            await self.served.post("/v1/receipts", held | made)
+            return {"schedule_id": "nightly", "agent_id": "ada"}
+        if "part" in op.takes.needed:
+            return {"part": (await self.created())[-12:]}
         if "queue_id" in op.takes.needed:
             await self.created()
             return {"queue_id": (await self.served.get("/v1/queues"))["queues"][0]["queue_id"]}

@@ -140,11 +140,13 @@ class Story:
             await self.served.post(f"/v1/tasks/{task_id}/cancel", {"reason": "no longer wanted"})
         await self.served.post("/v1/pauses", {"type": "mail.send", "reason": "the mail server moves house"})
 
+    PLANS: tuple[tuple[str, int, dict[str, Any]], ...] = (
+        ("nightly-report", 24, {"interval_seconds": DAY}), ("hourly-scan", -1, {"interval_seconds": HOUR}),
+        ("weekly-clean", 90, {"interval_seconds": 7 * DAY, "enabled": False}))
+
     async def schedules(self) -> None:
         """A schedule that runs every day, one that is late, and one that is switched off."""
-        for name, hours, more in (("nightly-report", 24, {"interval_seconds": DAY}),
-                                  ("hourly-scan", -1, {"interval_seconds": HOUR}),
-                                  ("weekly-clean", 90, {"interval_seconds": 7 * DAY, "enabled": False})):
+        for name, hours, more in self.PLANS:
             await self.create("schedule.create", "ada", json.dumps({"schedule_id": name}))
             lease = await self.lease("clock-1", "schedule.create")
             await self.served.post("/v1/receipts", {"receipt_type": "schedule.created", "schedule_id": name,
@@ -206,8 +208,20 @@ class Story:
         await self.served.post("/v1/leases/claim", {"worker_id": FOREIGN}, token=made["api_key"])
 
 
+def list_weekdays(hour: int) -> list[str]:
+    """Return the next seven weekdays at an hour."""
+    days = (datetime.now(UTC).replace(hour=hour, minute=30, second=0, microsecond=0) + timedelta(days=at)
+            for at in range(1, 12))
+    return [day.isoformat() for day in days if day.weekday() < 5][:7]
+
+
 class Presentable(Story):
     """The three days without what tries to break a page, and without the other tenant: to be shown to people."""
+
+    PLANS = (*Story.PLANS, ("sched-01a21870-1b3e-7cea-912f-3e6328847c37", 24, {
+        "name": "weekday-digest", "task_type": "mail.digest", "cron_expr": "30 7 * * MON-FRI", "timezone": "UTC",
+        "interval_seconds": 3 * DAY, "late_after_seconds": 300, "next_runs": list_weekdays(7),
+        "last_run_at": datetime.now(UTC).isoformat(), "last_status": "created"}))
 
     async def hostile(self) -> None:
         """Nobody is hostile."""

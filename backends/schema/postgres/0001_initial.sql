@@ -264,6 +264,7 @@ CREATE TABLE asyncgate.schedules (          -- the last reports of schedulers, t
     next_run_at     float8,                 -- its next run
     interval_seconds float8,                -- between two runs
     late_at         float8,                 -- when it counts as late; empty once that was reported
+    details         text NOT NULL DEFAULT '{}', -- JSON: its name, type, expression, next runs and last run
     PRIMARY KEY (tenant_id, schedule_id)
 );
 CREATE INDEX schedules_owner ON asyncgate.schedules (tenant_id, owner_kind, owner_id, schedule_id);

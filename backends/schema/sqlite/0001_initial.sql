@@ -214,6 +214,7 @@ CREATE TABLE schedules (                    -- the last reports of schedulers, t
     next_run_at     REAL,
     interval_seconds REAL,
     late_at         REAL,                   -- when it counts as late; empty once that was reported
+    details         TEXT NOT NULL DEFAULT '{}', -- JSON: its name, type, expression, next runs and last run
     PRIMARY KEY (tenant_id, schedule_id)
 ) WITHOUT ROWID;
 CREATE INDEX schedules_owner ON schedules (tenant_id, owner_kind, owner_id, schedule_id);

@@ -32,13 +32,14 @@ from asyncgate.parts.model.wire import (
 SETS = {"delegate": "agent", "work": "worker", "admin": "", "more": ""}
 ALL = "all"
 RARE = frozenset({
-    "check_terminator", "emit_receipt", "end_session", "get_config", "get_receipt", "health", "list_archived_receipts",
-    "list_consents", "list_schedules", "list_sessions", "ready", "report_schedule", "sign_out_everywhere",
-    "withdraw_consent"})
+    "check_terminator", "emit_receipt", "end_session", "find_id", "get_config", "get_receipt", "health",
+    "list_archived_receipts", "list_consents", "list_schedules", "list_sessions", "pause_schedule", "ready",
+    "report_schedule", "resume_schedule", "run_schedule", "sign_out_everywhere", "withdraw_consent"})
 # Arguments that few models need: the gate takes them, and brief lists do not show them.
 RARE_ARGUMENTS = frozenset({"expected_artifact_mime", "expected_outcome_kind", "max_expiries", "payload_pointer",
                             "principal_ai", "retry_backoff_seconds", "success_criteria", "timeouts",
-                            "created_by_kind", "id_prefix", "summary_prefix", "type_prefix"})
+                            "created_by_kind", "id_prefix", "summary_prefix", "type_prefix",
+                            "process", "newest", "resumption_id"})
 ADMINISTERING = frozenset({"admin:read", "admin:write"})
 # The forms of a listed tool: full; brief, with the caller's id as an argument; or brief without it.
 ToolForm = Literal["full", "brief", "named"]
@@ -115,9 +116,6 @@ def make_input_schema(op: Any) -> JsonObject:
     return {**schema, "properties": properties, "required": required}
 
 
-FOR_PROGRAMS = frozenset({"process", "newest", "resumption_id"})     # arguments that no model needs
-
-
 def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
     """Return the schema of a tool's arguments, reduced to what a model needs.
 
@@ -141,7 +139,7 @@ def shorten_schema(schema: Any, hidden: Set[str]) -> Any:
         return schema
     kept = {name: shorten_schema(part, hidden) for name, part in schema.items() if not is_needless(name, part)}
     if "properties" in schema:
-        out = find_spellings(schema["title"], hidden) | FOR_PROGRAMS
+        out = find_spellings(schema["title"], hidden)
         kept["properties"] = {name: shorten_schema(part, hidden) for name, part in schema["properties"].items()
                               if name not in out}
         for name in kept.get("required", ()):       # in a nested object a required field may be null

@@ -3,6 +3,7 @@
 const HOUR = 3600;
 const DAY = 86400;
 const EVERY = [[60, "minute"], [HOUR, "hour"], [DAY, "day"], [7 * DAY, "week"]];
+const MOST_REPORTED = 200;      // runs, by a scheduler
 const MOST_MARKS = 60;          // so many can be told apart in a strip; more become a bar
 
 /** Say how often: every hour, every 5 min; `say` says a length of time. */
@@ -19,8 +20,15 @@ export function stateOfSchedule(schedule, now) {
   return Date.parse(schedule.next_run_at) < now ? "due" : "planned";
 }
 
+/** Say when a schedule runs: its cron expression with its zone, or how often; `say` says a length of time. */
+export function sayPlan({cron_expr: cron, timezone: zone, interval_seconds: every}, say) {
+  if (cron) return zone && zone !== "UTC" ? `${cron} (${zone})` : cron;
+  return every ? sayEvery(every, say) : "–";
+}
+
 /** Return how many runs a late schedule has missed. */
-export function countMissed({late_since: since, interval_seconds: every}, now) {
+export function countMissed({late_since: since, interval_seconds: every, cron_expr: cron, next_runs: runs = []}, now) {
+  if (since && cron) return Math.max(1, runs.filter((run) => Date.parse(run) < now).length);
   return since && every ? Math.floor((now - Date.parse(since)) / 1000 / every) + 1 : 0;
 }
 
@@ -29,6 +37,7 @@ export function countMissed({late_since: since, interval_seconds: every}, now) {
  * The run that did not come is no run ahead: of a late schedule nobody knows the next one, but an interval goes on.
  */
 export function findRuns(schedule, now, span) {
+  if (schedule.cron_expr) return findCronRuns(schedule, now, span);
   const {next_run_at: next, interval_seconds: every} = schedule;
   if (!schedule.enabled || !next) return {runs: [], count: 0};
   const end = now + span * 1000;
@@ -43,6 +52,16 @@ export function findRuns(schedule, now, span) {
   return {count, first, runs};
 }
 
+// A page does not read cron expressions: the scheduler has reported the runs of a week, or as many as it may.
+function findCronRuns({enabled, next_runs: reported = []}, now, span) {
+  const end = now + span * 1000;
+  const times = enabled ? reported.map((run) => Date.parse(run)) : [];
+  const runs = times.filter((run) => run >= now && run <= end);
+  const isDense = times.length >= MOST_REPORTED && times.at(-1) < end;
+  const count = isDense ? Math.round(runs.length * (end - now) / (times.at(-1) - now)) : runs.length;
+  return {count, first: runs[0], runs: count > MOST_MARKS ? [] : runs};
+}
+
 /** Return the hours or days to write under a strip, as times: each third hour of a day, each midnight of a week. */
 export function findTicks(now, span) {
   const ticks = [];
@@ -55,6 +74,11 @@ export function findTicks(now, span) {
   return ticks;
 }
 
+/** Return what people call a schedule. */
+export function nameOf({name, schedule_id: id}) {
+  return name ?? id;
+}
+
 const ORDER = ["late", "due", "planned", "unplanned", "off"];
 
 /** Return schedules, late ones first, then by their next run. */
@@ -62,5 +86,5 @@ export function orderSchedules(schedules, now) {
   const place = (one) => ORDER.indexOf(stateOfSchedule(one, now));
   const next = (one) => one.next_run_at ?? "9";       // without one it comes after all times
   return [...schedules].sort((one, other) => place(one) - place(other) || next(one).localeCompare(next(other))
-    || one.schedule_id.localeCompare(other.schedule_id));
+    || nameOf(one).localeCompare(nameOf(other)));
 }

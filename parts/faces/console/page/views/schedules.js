@@ -1,10 +1,11 @@
 // Schedules: what runs next and how often, who is late, and the next day or week as strips.
 
 import {callAll} from "../api.js";
+import {note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {readFilter, readWho, withWord, writeWord} from "../filter.js";
 import {badge, endOf, facts, say, sayThereAreMore, searchField, section, tile, who} from "../parts.js";
-import {countMissed, findRuns, findTicks, orderSchedules, sayEvery, stateOfSchedule} from "../plan.js";
+import {countMissed, findRuns, findTicks, nameOf, orderSchedules, sayPlan, stateOfSchedule} from "../plan.js";
 import {link} from "../route.js";
 import {copyMenu} from "../share.js";
 import {exportMenu, table} from "../table.js";
@@ -26,7 +27,7 @@ const words = {
 
 /** Read the schedules, or one of them with the order that it began with. */
 export async function load(page) {
-  const found = await callAll(page, "list_schedules", "schedules");
+  const found = await callAll(page, "list_schedules", "schedules", {runs: 200});
   const [id] = page.parts;
   if (!id) return found;
   const one = found.rows.find((row) => row.schedule_id === id);
@@ -37,9 +38,9 @@ async function readOrder(page, {created_receipt_id: id}) {
   return await page.call("get_receipt", {receipt_id: id}).catch(() => null);
 }
 
-/** The schedule's id stands in the title of its page. */
+/** The schedule's name stands in the title of its page. */
 export function title(page) {
-  return page.parts[0] ?? "Schedules";
+  return page.parts.length ? page.data?.one ? nameOf(page.data.one) : page.parts[0] : "Schedules";
 }
 
 /** Show the schedules, or one of them. */
@@ -50,21 +51,46 @@ export function show(data, page) {
 }
 
 const columns = (page) => [
-  {name: "schedule_id", title: "Schedule", grow: true, show: (one) => say(one.schedule_id)},
-  {name: "state", title: "Is", value: (one) => stateOfSchedule(one, page.now()), show: (one) => showState(one, page)},
+  {name: "name", title: "Schedule", grow: true, value: nameOf, show: (one) => say(nameOf(one))},
+  {name: "task_type", title: "Creates", wide: true, show: (one) => one.task_type ? say(one.task_type) : "–"},
+  {name: "state", title: "State", value: (one) => stateOfSchedule(one, page.now()),
+    show: (one) => showState(one, page)},
   {name: "next_run_at", title: "Next run", show: (one) => when(one.enabled && one.next_run_at, page.now())},
-  {name: "interval_seconds", title: "Then", show: (one) => sayThen(one)},
-  {name: "owner", title: "Owner", value: (one) => one.owner.id, show: (one) => who(one.owner)},
-  {name: "scheduler", title: "Scheduler", wide: true, value: (one) => one.scheduler.id,
-    show: (one) => nameScheduler(one, page)}];
+  {name: "plan", title: "Runs", whole: true, value: (one) => sayPlan(one, sayLength), show: (one) => showPlan(one)},
+  {name: "last_status", title: "Last run", whole: true, value: (one) => one.last_status,
+    show: (one) => showLast(one, page)},
+  {name: "owner", title: "Owner", widest: true, value: (one) => one.owner.id, show: (one) => who(one.owner)},
+  {name: "actions", title: "", show: (one) => h("span", {class: "actions row-actions"}, showOrders(one, page, true))}];
+const EXPORTED = ["schedule_id", "scheduler", "cron_expr", "timezone", "interval_seconds", "last_run_at",
+  "last_task_id"];
 
 function nameScheduler({scheduler}, page) {
   if (!page.may("list_workers")) return who(scheduler);
   return h("a", {href: link(["workers", scheduler.kind, scheduler.id])}, say(scheduler.id));
 }
 
-function sayThen({interval_seconds: every}) {
-  return every ? sayEvery(every, sayLength) : "–";
+function showPlan(one) {
+  const text = sayPlan(one, sayLength);
+  return one.cron_expr ? h("span", {class: "code"}, say(text)) : text;
+}
+
+function showLast({last_run_at: at, last_status: status, last_task_id: task}, page) {
+  if (!at && !status) return h("span", {class: "quiet"}, "–");
+  const is = badge(status === "created" ? "created" : status.split(":")[0], status === "created" ? "ok" : "danger");
+  return [at && [when(at, page.now()), " "], task ? h("a", {href: link(["task", task]), title: task}, is) : is];
+}
+
+const ORDERS = {
+  run_schedule: ["Run now", () => true, "its scheduler creates the task"],
+  pause_schedule: ["Pause", (one) => one.enabled, "its scheduler creates no more tasks"],
+  resume_schedule: ["Resume", (one) => !one.enabled, "it goes on from now"]};
+
+function showOrders(one, page, small) {
+  const fitting = Object.entries(ORDERS).filter(([name, [, fits]]) => page.may(name) && fits(one));
+  return fitting.map(([name, [word, , says]]) =>
+    h("button", {key: name, class: small ? "small" : "", "aria-label": `${word}: ${nameOf(one)}`,
+      onclick: () => page.act(name, {schedule_id: one.schedule_id}).then(() => note(`Ordered: ${says}`),
+        (problem) => note(problem.message, "bad"))}, word));
 }
 
 function showState(schedule, page) {
@@ -74,8 +100,9 @@ function showState(schedule, page) {
 
 /** Say the next runs in words: "in 3 h, then every day". */
 function sayRuns(schedule, page) {
-  const {next_run_at: next, interval_seconds: every} = schedule;
-  const then = every ? `, then ${sayEvery(every, sayLength)}` : "";
+  const {next_run_at: next} = schedule;
+  const plan = sayPlan(schedule, sayLength);
+  const then = plan === "–" ? "" : `, ${schedule.cron_expr ? "by" : "then"} ${plan}`;
   const says = {
     off: () => "switched off",
     late: () => `late for ${sayLength(secondsSince(schedule.late_since, page.now()))}: its scheduler is silent`,
@@ -94,7 +121,8 @@ function showAll({rows, more}, page) {
   const states = STATES.filter((state) => count(state) || ["late", "planned"].includes(state));
   return [
     h("div", {class: "head"}, h("h1", null, "Schedules"), h("div", {class: "actions"},
-      exportMenu("schedules", shown, schedules, {more}), copyMenu("list_schedules", {limit: 200}))),
+      exportMenu("schedules", [...shown.filter(({name}) => name !== "actions"), ...EXPORTED.map((name) => ({name}))],
+        schedules, {more}), copyMenu("list_schedules", {limit: 200}))),
     searchField(page, {hint: "owner:ada is:late", problems}),
     h("div", {class: "tiles"}, states.map((state) => tile(count(state), state, {
       href: link(["schedules"], {q: withWord(q, "is", state)}),
@@ -110,7 +138,8 @@ function showAll({rows, more}, page) {
 function fits(schedule, {owner, scheduler, name, is}, page) {
   return (!owner || isSame(schedule.owner, owner))
     && (!scheduler || schedule.scheduler.id === scheduler)
-    && (!name || schedule.schedule_id.toLowerCase().includes(name))
+    && (!name || [schedule.schedule_id, schedule.name, schedule.task_type]
+      .some((text) => text?.toLowerCase().includes(name)))
     && (!is || stateOfSchedule(schedule, page.now()) === is);
 }
 
@@ -133,8 +162,7 @@ function showCalendar(schedules, page, {alone = false} = {}) {
     h("ul", {class: "plain calendar"}, showAxis(page.now(), span),
       planned.slice(0, MOST_STRIPS).map((one) => showStrip(one, page, span))),
     hidden > 0 && h("p", {class: "quiet"}, `${hidden} more are in the list below.`),
-    h("p", {class: "quiet"},
-      "Left is now. Times are of this browser. Runs after the next are worked out from the interval."));
+    h("p", {class: "quiet"}, "Left is now. Times are of this browser."));
 }
 
 function showAxis(now, span) {
@@ -161,7 +189,7 @@ function showStrip(schedule, page, span) {
   const bar = count > runs.length;
   const left = bar ? placeOf(first, now, span) : 0;
   return h("li", {key: schedule.schedule_id, class: late ? "late" : null},
-    h("a", {href: link(["schedules", schedule.schedule_id])}, say(schedule.schedule_id)),
+    h("a", {href: link(["schedules", schedule.schedule_id])}, say(nameOf(schedule))),
     h("div", {class: "strip", role: "img", "aria-label": sayStrip(schedule, count, page)},
       late && h("span", {class: "missed", title: sayRuns(schedule, page)}),
       bar && h("span", {class: "many", style: {left: `${left}%`, width: `${100 - left}%`}, title: `${count} runs`}),
@@ -180,8 +208,8 @@ function showOne({one, order}, page) {
   const missed = countMissed(one, page.now());
   const owned = {principal_kind: one.owner.kind, principal_id: one.owner.id};
   return [
-    h("div", {class: "head"}, h("h1", null, say(one.schedule_id)), showState(one, page),
-      h("div", {class: "actions"}, copyMenu("list_schedules", owned))),
+    h("div", {class: "head"}, h("h1", null, say(nameOf(one))), showState(one, page),
+      h("div", {class: "actions"}, showOrders(one, page), copyMenu("list_schedules", owned))),
     h("p", null, h("a", {href: link(["schedules"])}, "Schedules"), " · ", sayRuns(one, page)),
     missed > 0 && h("p", {class: "warning banner"}, h("strong", null, `${missed} runs did not come. `),
       "Look whether its scheduler runs: ", nameScheduler(one, page), "."),
@@ -192,7 +220,15 @@ function showOne({one, order}, page) {
 function showFacts(one, order, page) {
   const list = (view, word, {kind, id}, text) =>
     h("a", {href: link([view], {q: writeWord(word, `${kind}:${id}`)})}, text);
-  return facts([["Next run", when(one.next_run_at, page.now())], ["Then", sayThen(one)],
+  const runs = one.enabled ? one.next_runs.slice(0, 5) : [];
+  return facts([["Id", h("span", {class: "code"}, say(one.schedule_id))],
+    ["Creates", one.task_type && h("a", {href: link(["tasks"], {q: writeWord("type", one.task_type)})},
+      say(one.task_type))],
+    ["Runs", showPlan(one)],
+    ["Next runs", runs.length ? h("ul", {class: "plain"}, runs.map((run) => h("li", {key: run},
+      sayClock(run, page.now()), h("span", {class: "quiet"}, " ", sayWhen(run, page.now()))))) : null],
+    ["Last run", showLast(one, page)],
+    ["Said", one.last_status !== "created" && one.last_status ? say(one.last_status) : null],
     ["Late since", one.late_since && when(one.late_since, page.now())],
     ["Owner", who(one.owner)], ["Scheduler", nameScheduler(one, page)],
     ["Order", order?.task_id && h("a", {href: link(["task", order.task_id])}, `task ${endOf(order.task_id)}`)],

@@ -15,11 +15,9 @@ import {when} from "../time.js";
 import {sayNumber} from "../words.js";
 
 const PAGE = 200;
-const PAGES_FOR_END = 5;    // of the newest tasks, that are looked through for the end of an id
 const SHORTEST_END = 6;    // all ids of a tenant have the last five letters in common
 const MOST_ENDS = 8;
 const WHOLE_ID = 36;
-const ENDS_MS = 15000;
 const LIVE = ["queued", "leased", "running"];
 const ENDED = ["succeeded", "failed", "canceled"];
 const WORDS = "type: status: owner: age: held: id: created:";
@@ -72,28 +70,11 @@ export async function load(page) {
   return {values, problems, queues, pauses: pauses?.pauses ?? [], pages, types, ends};
 }
 
-// The gate finds ids by their beginning, and people see their ends: the newest tasks tell whose end it is.
-async function findEnds(page, ask) {
-  const {id_prefix: end, ...rest} = ask;
-  if (!end || end.length < SHORTEST_END || end.length >= WHOLE_ID) return [];
-  const key = page.params.q;
-  const known = page.local.ends;
-  if (known?.key === key && page.now() - known.at < ENDS_MS) return known.found;
-  const begins = await page.call("list_tasks", {...ask, limit: 1});
-  const found = begins.tasks.length ? [] : await readEnds(page, end, rest);
-  page.local.ends = {key, at: page.now(), found};
-  return found;
-}
-
-async function readEnds(page, end, ask) {
-  const found = [];
-  let cursor;
-  for (let at = 0; at < PAGES_FOR_END; at++) {
-    const {tasks, next_cursor: next} = await page.call("list_tasks", {...ask, limit: PAGE, cursor});
-    found.push(...tasks.map((task) => task.task_id).filter((id) => id.endsWith(end)));
-    if (!(cursor = next)) break;
-  }
-  return found;
+// People see how ids end: the gate tells whose end it is.
+async function findEnds(page, {id_prefix: end}) {
+  if (!end || end.length < SHORTEST_END || end.length >= WHOLE_ID || !page.may("find_id")) return [];
+  const {found} = await page.call("find_id", {part: end});
+  return found.filter(({kind, id}) => kind === "task" && !id.startsWith(end)).map(({id}) => id);
 }
 
 function reader(page) {
@@ -193,12 +174,12 @@ function allMenu(page, values) {
 // A word without a name looks for how a summary begins, and a type is its whole name: what else could be meant.
 function suggest(page, q, ends) {
   if (ends.length > 1) {
-    return [`${ends.length} of the newest ids end so: `,
+    return [`${ends.length} ids end so: `,
       ends.slice(0, MOST_ENDS).map((id) => [taskLink(id, id), " · "])];
   }
   const word = q.trim();
   const isId = /^id:|^[0-9a-f-]{6,36}$/i.test(word);
-  const unknown = isId && `No id begins so, and none of the newest ${PAGES_FOR_END * PAGE} ends so. `;
+  const unknown = isId && "No id begins or ends so. ";
   const name = /^(?:(?:type|summary):)?([^\s:"*]+)$/.exec(word)?.[1];
   if (!name) return unknown;
   const types = (page.local.types ?? []).map(([type]) => type);
