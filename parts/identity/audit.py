@@ -23,7 +23,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from asyncgate import Caller, Engine, Sweep, Work, its_lease
+from asyncgate.parts.identity.keys_stored import ID_END, ID_START, KEY_PREFIX
 from asyncgate.parts.identity.notices import write_notice
+from asyncgate.parts.model.caller import NOBODY
 from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.durations import DAY_SECONDS
@@ -360,14 +362,18 @@ class Auditor:
         """Check whether a receipt is another tenant's, after check_terminator found no answer to it."""
         self._suspect(caller, "receipt_id", receipt_id)
 
-    def note_stranger(self, no: GateError) -> None:
-        """Note a refused credential in the operator's audit log, because its tenant is unknown."""
+    def note_stranger(self, no: GateError, shown: str | None = None) -> None:
+        """Note a refused credential in the operator's audit log, and in that of its tenant if it is known."""
         if no.code in EVENTS and not no.noted:
             no.noted = True
             reason, message = no.because or (no.code, str(no))
             place = group_address((visit.get() or {}).get("asyncgate.address") or "")
-            self.note(self.engine.settings.default_tenant_id, *EVENTS[no.code], place=place, reason=reason,
-                      message=message)
+            tenant_id, facts = no.whose or (self.engine.settings.default_tenant_id, {})
+            if no.whose is None and shown is not None and shown.startswith(KEY_PREFIX):
+                self._suspect(NOBODY, "shown_key", shown[ID_START:ID_END])
+            for log_of in {self.engine.settings.default_tenant_id: None, tenant_id: None}:
+                self.note(log_of, *EVENTS[no.code], place=place, reason=reason, message=message,
+                          **(facts if log_of == tenant_id else {}))
 
     def note_caller(self, caller: Caller) -> None:
         """Note the first use of a credential in this process; count further uses."""
@@ -505,7 +511,7 @@ class Auditor:
 
     def _suspect(self, caller: Caller, name: str, id: str) -> None:
         """Queue an id for a look-up of its tenant, unless it has the caller's own mark, or no mark."""
-        if name != "key_id" and mark_in(id) in (None, mark_of(caller.tenant_id)):
+        if name not in ("key_id", "shown_key") and mark_in(id) in (None, mark_of(caller.tenant_id)):
             return
         if self.suspects.full():
             self.missed[caller.tenant_id]["unknown_id"] += 1
@@ -527,7 +533,9 @@ class Auditor:
 
     async def _look_up(self, caller: Caller, name: str, id: str, where: dict[str, Any]) -> None:
         try:
-            if await self._is_foreign(caller.tenant_id, name, id):
+            if name == "shown_key":
+                await self._blame_key(id, where)
+            elif await self._is_foreign(caller.tenant_id, name, id):
                 self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **where, **describe_caller(caller),
                           **{f"foreign_{name}": id}, reason=f"{name.removesuffix('_id')}_not_found",
                           message="the id belongs to another tenant")
@@ -535,6 +543,13 @@ class Auditor:
                             principal=str(caller.principal), **{f"foreign_{name}": id})
         except Exception:
             log.exception("cannot find out to which tenant id %s belongs", id)
+
+    async def _blame_key(self, key_id: str, where: dict[str, Any]) -> None:
+        """Note in a tenant's log that somebody has shown one of its keys with a wrong secret."""
+        if (found := await self.engine.backend.find_key(key_id)) is not None:
+            place = group_address(str(where.get("ip") or ""))
+            self.note(found[0], *EVENTS["unauthenticated"], place=place, **where, about_key=key_id,
+                      reason="wrong_secret", message="a key of this tenant was shown with a wrong secret")
 
     async def _is_foreign(self, tenant_id: str, name: str, id: str) -> bool:
         """Whether another tenant has an id; only tenants with the id's mark are searched."""

@@ -35,10 +35,17 @@ from asyncgate.parts.model.errors import (
     refuse_suspended,
 )
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.quotas import STORAGE_QUOTA, apply_stricter_limits, find_allowance, is_exempt, is_throttled
+from asyncgate.parts.model.quotas import (
+    FULL_OF_LEASES,
+    STORAGE_QUOTA,
+    apply_stricter_limits,
+    find_allowance,
+    is_exempt,
+    is_throttled,
+)
 from asyncgate.parts.model.settings import Tier
 from asyncgate.parts.model.stored import Account, Key
-from asyncgate.parts.model.wire import Ask, Items, Problem, Terminator
+from asyncgate.parts.model.wire import Ask, Items, Offers, Problem, Terminator
 from asyncgate.parts.model.wire_admin import Limits as LimitsReply
 from asyncgate.parts.model.wire_admin import Used
 
@@ -280,7 +287,7 @@ class Guard(Extension):
 
         `by_session` says whether a session of the console may take the place of its credential.
         """
-        address = self._note_visit(scope, headers)
+        address, caller = self._note_visit(scope, headers), None
         try:
             refuse_token_in_query(scope)
             if opened := self.sessions.open(scope, headers, by_session) if self.sessions is not None else None:
@@ -291,7 +298,9 @@ class Guard(Extension):
                 caller = replace(caller, console=opened.shown)
                 await self.sessions.require_current(caller)
         except Unauthenticated as no:
-            self.auditor.note_stranger(no)
+            if caller is not None:      # a token that is good for itself, of a tenant that is suspended, for instance
+                no.whose = no.whose or (caller.tenant_id, describe_caller(caller))
+            self.auditor.note_stranger(no, read_token(headers))
             if not (read_token(headers) or KEY_PREFIX).startswith(KEY_PREFIX):     # IssuedKeys counts wrong issued keys
                 await self.keys.note_guess(address)
             await self._draw(scope, self._strangers(address))
@@ -424,6 +433,8 @@ class Guard(Extension):
         """Note for the audit log that an operation was carried out."""
         if isinstance(reply, Items):
             self.auditor.note_refused_items(caller, op.name, reply)
+        if isinstance(reply, Offers) and reply.warnings and FULL_OF_LEASES in reply.warnings:
+            self.auditor.tally(caller, "quota_exceeded", "warning", operation=op.name, quota="concurrent_leases")
         elif isinstance(reply, Terminator) and not reply.has_terminator:
             self.auditor.check_receipt(caller, reply.parent_receipt_id)
         elif isinstance(reply, LimitsReply) and reply.used is not None:

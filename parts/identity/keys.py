@@ -129,12 +129,14 @@ class Proven(Struct, eq=False):
     stale: bool = True                  # the row may have changed since the last query for it
     suspended: bool = False             # the tenant is
     void: bool = False                  # the row is gone, or has another hash
+    why: tuple[str, str] | None = None  # that the row does not let the key in, as a code and in words
     reading: asyncio.Task[None] | None = None
 
     def take(self, tenant_id: str, suspended: bool, key: Key, read_at: float) -> None:
         """Take over the row; it is read again if the clock goes back."""
         barred = suspended or key.revoked_at is not None or key.role == "system" or key.principal_kind in UNREACHABLE
         self.suspended = suspended
+        self.why = why_barred(suspended, key, read_at)
         self.begins = inf if barred else key.not_before
         self.ends = inf if key.expires_at is None else key.expires_at
         self.since = max(read_at, self.begins)
@@ -145,6 +147,17 @@ class Proven(Struct, eq=False):
     def forget(self) -> None:
         """Stop trusting the row, also a read of it that is under way."""
         self.stale, self.since, self.read_at = True, inf, -inf
+
+
+def why_barred(suspended: bool, key: Key, now: float) -> tuple[str, str] | None:
+    """Say why a key with the right secret is refused, as a code and in words."""
+    if suspended:
+        return "tenant_suspended", "the tenant is suspended"
+    if key.revoked_at is not None:
+        return "key_revoked", "the key was revoked"
+    if key.expires_at is not None and key.expires_at <= now:
+        return "key_expired", "the key has expired"
+    return ("key_not_yet_valid", "the key is not valid yet") if now < key.not_before else None
 
 
 def places_of(key: Key) -> list[str]:
@@ -312,6 +325,15 @@ class IssuedKeys:
             self._note_address(entry, caller, address)
         return caller
 
+    def explain_refusal(self, token: str) -> tuple[tuple[str, dict[str, Any]] | None, tuple[str, str] | None]:
+        """Say whose key was refused, and why, for the audit log; None if its secret was not proven here."""
+        entry = self.proven.get(key_id := token[ID_START:ID_END])
+        keyed = self.keyed.copy()
+        keyed.update(token.encode(errors="replace"))
+        if entry is not None and entry.caller is not None and compare_digest(entry.digest, keyed.digest()):
+            return (entry.caller.tenant_id, {"about_key": key_id}), entry.why
+        return None, None
+
     def _note_address(self, entry: Proven, caller: Caller, address: str | None) -> None:
         """Note the network that a key is used from; report a network that is new for the key."""
         if len(entry.addresses) >= ADDRESSES:
@@ -368,7 +390,9 @@ class IssuedKeys:
         while entry := self._find_proven(key_id, digest) or await self._prove_once(key_id, secret, digest, address):
             if await self._is_current(key_id, entry):
                 if entry.suspended:
-                    raise refuse_suspended()
+                    refusal = refuse_suspended()
+                    refusal.whose = entry.caller and (entry.caller.tenant_id, {"about_key": key_id})
+                    raise refusal
                 return entry.caller if entry.begins <= self.clock() < entry.ends else None
         return None
 

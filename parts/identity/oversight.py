@@ -18,6 +18,7 @@ from asyncgate.parts.model.queries import ANY_KIND, wanted_is
 from asyncgate.parts.model.wire import Ask, Principal, ReceiptRecord, TaskRecord
 
 TOLD = "asyncgate.told"         # member of the ASGI scope: the operation has written its own audit line
+OF_A_RECEIPT = ("receipt_id",), ("parent_receipt_id",)
 A_TASK = ("task_id",)           # the required fields of a request about a task; a lease holder's also names the lease
 
 
@@ -31,18 +32,21 @@ async def oversee(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, rep
     """Note an admin's operation, unless it was about the admin's own things or wrote its own line."""
     if op.roles == ("admin",):
         return note_admin_operation(auditor, op, caller, ask, reply)
-    me = read_principal(ask) or (caller.principal if caller.bound else None)
+    named = read_principal(ask)
+    # Whoever only asks about somebody stays itself; the shared token is whomever a request names.
+    me = caller.principal if caller.bound and not (ask.acts and named) else named
     if me is None:      # the shared token without a named principal: nothing is the caller's own
         return
     if ask.acts and caller.bound and not me.same(caller.principal):
         auditor.tally(caller, "admin_operation", "info", operation=op.name, acts_as=str(me))
     owner = await owner_of_result(auditor.engine, op, caller.tenant_id, me, ask, reply)
     if owner is not None and not owner.same(me):
-        said = {name: given for name in ("task_id", "receipt_id") if (given := getattr(ask, name, None))}
+        ids = ("task_id", "receipt_id", "parent_receipt_id")
+        said = {name: given for name in ids if (given := getattr(ask, name, None))}
         event = "admin_operation" if op.kind == "W" else "admin_read"
         auditor.tally(caller, event, "info", operation=op.name, belongs_to=str(owner), **said)
     elif ask.lists and caller.bound:
-        of = owner_of_list(ask) or (me if ask.lists == "own" else None)
+        of = owner_of_list(ask) or (caller.principal if ask.lists == "own" else None)
         if of is None or not wanted_is(of, me):
             auditor.tally(caller, "admin_read", "info", operation=op.name, belongs_to=describe_list_owner(of))
 
@@ -84,6 +88,9 @@ async def owner_of_result(engine: Engine, op: Operation, tenant_id: str, me: Pri
         return None if reply.leased_to and reply.leased_to.same(me) else reply.created_by
     if isinstance(reply, ReceiptRecord):
         return None if me.same(reply.to) or me.same(reply.sender) else reply.to
+    if ask.needed in OF_A_RECEIPT:
+        receipt = await engine.backend.receipt(tenant_id, getattr(ask, ask.needed[0]))
+        return None if receipt is None or me.same(receipt.to) or me.same(receipt.sender) else receipt.to
     if ask.needed == A_TASK and (found := await engine.backend.task(tenant_id, ask.task_id)):
         return None if found[1] and found[1].worker.same(me) else found[0].owner
     return None

@@ -48,7 +48,9 @@ class Keys:
         """Return the caller of a key; raises InvalidToken for an invalid key."""
         caller = await self.keys.caller(token, address)
         if caller is None and token is not None and token.startswith(KEY_PREFIX):
-            raise InvalidToken("this credential is invalid")
+            no = InvalidToken("this credential is invalid")
+            no.whose, no.because = self.keys.explain_refusal(token)
+            raise no
         return caller
 
 

@@ -18,6 +18,7 @@ class GateError(Exception):
     noted = False       # whether it is already in the audit log
     counted = False     # whether it is already in the metrics
     because: tuple[str, str] | None = None      # the real reason, as a code and in words: logged, never sent
+    whose: tuple[str, dict[str, Any]] | None = None     # the tenant of a refused credential, and what it says: as well
 
     def __init__(self, message: str, **more: Any) -> None:
         super().__init__(message)

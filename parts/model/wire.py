@@ -455,6 +455,7 @@ class ListLeases(AsWorker, kw_only=True):
 
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
+    lists = "own"
     example = ({"worker_id": "reader-1"}, {"leases": [{
         "task_id": TASK_ID, "lease_id": LEASE, "fence": 1, "type": "page.summarize", "worker": WORKER,
         "acquired_at": NOW, "expires_at": LATER, "renewals": 0, "renew_every_seconds": 100.0}]})

@@ -71,6 +71,8 @@ KEPT_MEMBERS = frozenset({
 OWN_WORDS = frozenset({"ip", "role", "operation", "principal_kind", "key_id", "erasure_id"})
 # In the operator's log also those that tell what was done to what.
 FOUND_OUT = KEPT_MEMBERS | OWN_WORDS | {"user_agent", "tenant", "of_tenant"}
+# Those that people write, and may write a name into.
+FOR_PEOPLE = frozenset({"name", "reason", "message", "description", "client_name", "endpoint"})
 decode_workers = msgspec.json.Decoder(list[str]).decode
 
 
@@ -185,7 +187,12 @@ def erase_key(whom: Whom, row: Key, owned: set[str]) -> Key | None:
     """Take the keys of the principal away, and its name from those that it has issued."""
     if whom.is_everybody or whom.covers(row.principal_kind, row.principal_id):
         return None
-    return replace(row, created_by=rename_text(whom, row.created_by))
+    return replace(row, name=whom.blot(row.name), created_by=rename_text(whom, row.created_by))
+
+
+def blot_or_none(whom: Whom, text: str | None) -> str | None:
+    """Take the names of the principal out of a text for people, if there is one."""
+    return None if text is None else whom.blot(text)
 
 
 def rename_text(whom: Whom, text: str) -> str:
@@ -197,7 +204,8 @@ def rename_text(whom: Whom, text: str) -> str:
 def erase_account(whom: Whom, row: Account, owned: set[str]) -> Account:
     """Take the name of a tenant away that is erased as a whole; it stays suspended."""
     if not whom.is_everybody:
-        return row
+        return replace(row, exempt_why=blot_or_none(whom, row.exempt_why),
+                       stricter_why=blot_or_none(whom, row.stricter_why))
     name = row.name if row.name.startswith(PSEUDONYM) else whom.pseudonym("tenant", whom.tenant_id)
     return replace(row, name=name, exempt_why=None, stricter_why=None)
 
@@ -207,14 +215,17 @@ def erase_pauses(whom: Whom, row: Pauses, owned: set[str]) -> Pauses:
     if whom.is_everybody:
         return Pauses("[]")
     left = [replace(one, by_id=whom.pseudonym(one.by_kind, one.by_id), reason=None)
-            if whom.covers(one.by_kind, one.by_id) else one for one in decode_pauses(row.listed)
+            if whom.covers(one.by_kind, one.by_id) else replace(one, reason=blot_or_none(whom, one.reason))
+            for one in decode_pauses(row.listed)
             if one.worker is None or one.worker not in whom.names]
     return encode_pauses(left)
 
 
 def erase_bulk(whom: Whom, row: Bulk, owned: set[str]) -> Bulk:
     """Take the principal's name and words from what was done to many tasks."""
-    if not whom.covers(row.by_kind, row.by_id) and not whom.is_mentioned(msgspec.json.decode(row.asked)) and (
+    asked = msgspec.json.decode(row.asked)
+    told = whom.here and whom.is_told(asked.get("reason"))
+    if not whom.covers(row.by_kind, row.by_id) and not told and not whom.is_mentioned(asked) and (
             not whom.is_everybody or row.asked == "{}"):
         return row
     return replace(row, by_id=whom.replace_id(row.by_kind, row.by_id), asked="{}", problem=None)
@@ -243,7 +254,8 @@ def names_whom(whom: Whom, said: dict[str, Any], name: str) -> bool:
     itself found out.
     """
     about = whom.tenant_id in (said.get("tenant"), said.get("of_tenant")) and name not in FOUND_OUT
-    return (whom if whom.here or about else whom.proven).is_within(said[name])
+    named = whom if whom.here or about else whom.proven
+    return named.is_within(said[name]) or (name in FOR_PEOPLE and named.is_told(said[name]))
 
 
 def erase_webhook(whom: Whom, row: Webhook, owned: set[str]) -> Webhook | None:
@@ -253,7 +265,7 @@ def erase_webhook(whom: Whom, row: Webhook, owned: set[str]) -> Webhook | None:
     asked, who = decode_workers(row.principals), whom.principal
     # The pseudonym stays in its place: an empty list would mean the receipts of anybody.
     named = [whom.pseudonym("principal", id) if who and whom.here and id == who.id else id for id in asked]
-    return replace(row, created_by=rename_text(whom, row.created_by),
+    return replace(row, description=whom.blot(row.description), created_by=rename_text(whom, row.created_by),
                    principals=row.principals if named == asked else msgspec.json.encode(named).decode())
 
 

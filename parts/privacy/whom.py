@@ -94,6 +94,22 @@ class Whom(Struct, frozen=True, dict=True):
         names = "|".join(re.escape(name) for name in sorted(self.names, key=len, reverse=True))
         return re.compile(rf"(?<![\w@.:-])(?:{names})(?![\w@.:-])")
 
+    @cached_property
+    def loose(self) -> re.Pattern[str] | None:
+        """Return the pattern of a name within a text for people: also where a sign joins it to other words."""
+        names = "|".join(re.escape(name) for name in sorted(self.names, key=len, reverse=True))
+        return re.compile(rf"(?<![^\W_])(?:{names})(?![^\W_])") if names else None
+
+    def blot(self, text: str) -> str:
+        """Replace the names of the principal in a text for people, which somebody else has written."""
+        if not self.here or self.principal is None or self.loose is None:
+            return text
+        return self.loose.sub(self.pseudonym(self.principal.kind, self.principal.id), text)
+
+    def is_told(self, value: Any) -> bool:
+        """Whether the principal is named anywhere in a text for people."""
+        return isinstance(value, str) and self.loose is not None and self.loose.search(value) is not None
+
     def is_mentioned(self, value: Any, member: str = "") -> bool:
         """Whether a value that the gate has written names the principal; an id alone counts where an id is expected."""
         if isinstance(value, dict):

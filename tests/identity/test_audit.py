@@ -30,7 +30,7 @@ from asyncgate.parts.identity.audit import (
     find_break,
 )
 from asyncgate.parts.identity.keys import DELAY_SECONDS
-from asyncgate.parts.identity.keys_stored import generate
+from asyncgate.parts.identity.keys_stored import checksum, generate
 from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.ids import Ids, mark_of
 from asyncgate.parts.model.queries import Rows
@@ -90,6 +90,66 @@ def has(line: dict[str, Any], severity: str, **details: Any) -> None:
 
 
 # Every event of the spec, over every façade.
+
+
+ABOUT_BOB: list[tuple[str, dict[str, Any]]] = [
+    ("list_open_obligations", {"principal_kind": "agent", "principal_id": "bob"}),
+    ("bootstrap", {"principal_kind": "agent", "principal_id": "bob"}), ("list_leases", {"worker_id": "w1"}),
+    ("check_terminator", {"parent_receipt_id": "RECEIPT"}), ("ack_receipt", {"receipt_id": "RECEIPT"})]
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_what_an_admin_asks_about_somebody_else_is_written_down(house: House, facade: str) -> None:
+    root, bob = await house.key("admin", "root"), await house.key("agent", "bob")
+    await house.good("create_task", {"type": "demo", "payload": 1}, token=bob)
+    (owed,) = (await house.good("list_open_obligations", token=bob))["open_obligations"]
+
+    for name, fields in ABOUT_BOB:
+        told = {key: owed["receipt_id"] if value == "RECEIPT" else value for key, value in fields.items()}
+        await house.good(name, told, token=root, facade=facade)
+    for name in ("list_open_obligations", "bootstrap"):
+        await house.good(name, token=root, facade=facade)
+
+    lines = [line for line in await house.audit() if line["event"] in ("admin_read", "admin_operation")
+             and line["principal_id"] == "root"]
+    assert [(line["event"], line["details"]["operation"], line["details"]["belongs_to"]) for line in lines] == [
+        ("admin_read", "list_open_obligations", "agent bob"), ("admin_read", "bootstrap", "agent bob"),
+        ("admin_read", "list_leases", "worker w1"), ("admin_read", "check_terminator", "agent bob"),
+        ("admin_operation", "ack_receipt", "agent bob")]
+
+
+async def test_that_a_tenant_has_reached_its_leases_is_written_down(serve: Any) -> None:
+    house = House(await serve(security=security(limits=True, default_tier="paid"),
+                              rate_limits=tiers(concurrent_leases=1)))
+    worker = await house.key("worker", "w1")
+    await house.good("create_tasks", {"tasks": [{"type": "demo", "payload": 1}] * 2})
+
+    for _ in range(3):
+        await house.good("lease_next", token=worker)
+
+    line = of(await house.audit(), "quota_exceeded")[0]
+    has(line, "warning", quota="concurrent_leases", operation="lease_next", principal_id="w1")
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_key_that_is_refused_is_written_down_at_its_tenant_with_the_real_reason(
+        house: House, facade: str) -> None:
+    root = await house.admin_of(OTHER)
+    revoked, ada = [await house.key("agent", "ada", tenant=OTHER) for _ in range(2)]
+    await house.good("revoke_key", {"key_id": house.ids[revoked]}, token=root)
+    misspelt, wrong = ada[:20] + ("0" if ada[20] != "0" else "1") + ada[21:], ada[:16] + generate()[16:]
+
+    for token in (misspelt, wrong[:59] + checksum(wrong[:59]), revoked):
+        assert (await house.ask("list_tasks", token=token, facade=facade)).code == "unauthenticated"
+    await house.good("suspend_tenant", {"tenant": OTHER})
+    assert (await house.ask("list_tasks", token=ada, facade=facade)).code == "unauthenticated"
+
+    lines = of(await house.audit(OTHER), "auth_failure")
+    assert {(line["reason"], line["details"]["about_key"]) for line in lines} == {
+        ("wrong_secret", house.ids[ada]), ("key_revoked", house.ids[revoked]), ("tenant_suspended", house.ids[ada])}
+    assert sum(line["details"].get("times", 1) for line in lines if line["reason"] == "wrong_secret") == 2
+
+
 
 
 @pytest.mark.parametrize("facade", FACADES)

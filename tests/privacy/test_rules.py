@@ -10,7 +10,7 @@ from msgspec.structs import asdict, fields, replace
 
 from asyncgate.parts.identity.audit import add_salt
 from asyncgate.parts.model.personal import DECLARED
-from asyncgate.parts.model.stored import Audit, Bulk, Event, Outgoing, Pauses, Receipt, Task
+from asyncgate.parts.model.stored import Account, Audit, Bulk, Event, Key, Outgoing, Pauses, Receipt, Task
 from asyncgate.parts.model.stored_oauth import OAuthClient
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
@@ -34,7 +34,7 @@ FORMS: dict[type[Struct], dict[str, str]] = {
 STAYS: dict[type[Struct], set[str]] = {
     # What an admin has written about a program that others use, too.
     # The endpoint is the tenant's, and so is what became of its deliveries.
-    Webhook: {"url", "description", "reason", "secret_id", "previous_id"}, WebhookDelivery: {"reason"},
+    Webhook: {"url", "reason", "secret_id", "previous_id"}, WebhookDelivery: {"reason"},
     OAuthClient: {"name", "document", "redirect_uris", "secret_hash"}}
 
 
@@ -128,3 +128,30 @@ def test_equal_names_get_equal_pseudonyms_and_another_key_another_one() -> None:
     assert one.pseudonym("agent", "ada") == whom(ADA).pseudonym("agent", "ada") != one.pseudonym("worker", "ada")
     assert Whom(one.erasure_id, TENANT, ADA, one.names, one.users, b"l" * 32).pseudonym("agent", "ada") != (
         one.pseudonym("agent", "ada"))
+
+
+@pytest.mark.parametrize("text", [f"asked by {MARK}.", f"{MARK}-laptop", f"the key of ({MARK}): new", f"for_{MARK}",
+                                  f"{MARK}'s"])
+def test_what_others_have_written_for_people_does_not_name_who_is_erased(text: str) -> None:
+    rows = [
+        Audit("1", 1, 1.0, "key_issued", "info", f'{{"issued_to":"{MARK}","name":"{text}","principal_id":"bob",'
+              f'"principal_kind":"agent","reason":"{text}"}}', ""),
+        row_of(Webhook), row_of(Key), row_of(Account), row_of(Pauses), row_of(Bulk)]
+    rows[1:] = [
+        replace(rows[1], description=text, principals="[]"), replace(rows[2], name=text, principal_id="bob"),
+        replace(rows[3], exempt_why=text, stricter_why=text, name="a tenant"),
+        Pauses(f'[{{"since":1.0,"by_kind":"agent","by_id":"bob","type":"x","reason":"{text}"}}]'),
+        replace(rows[5], by_id="bob", asked=f'{{"action":"cancel","reason":"{text}"}}', problem=None)]
+    personal = {Webhook: ("description",), Key: ("name",), Account: ("exempt_why", "stricter_why")}
+
+    for row in rows:
+        left = judge(whom(ADA), row, set())
+        told = asdict(left)
+        kept = [told[name] for name in personal.get(type(row), told)]
+        assert not [value for value in kept if MARK in str(value)], type(row)
+
+
+def test_the_name_of_another_that_only_begins_alike_stays() -> None:
+    row = replace(row_of(Webhook), description=f"for {MARK}10 and x{MARK}", principals="[]", created_by="agent bob")
+
+    assert judge(whom(ADA), row, set()) == row
