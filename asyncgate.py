@@ -81,7 +81,7 @@ from asyncgate.parts.model.errors import (
     NotNow, outcome_unknown, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
     TooManyArtifacts, TooManyParents)
 from asyncgate.parts.model.granted import GrantedLeases
-from asyncgate.parts.model.identities import check_identities
+from asyncgate.parts.model.identities import check_identities, lower_id, lower_ids
 from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import list_completions, list_creations, make_filter, read_instance_id, read_principal
@@ -960,6 +960,7 @@ class Engine:
         self.permit(op, caller)
         check_needed(ask)
         check_identities(ask)
+        lower_ids(ask)
         if not op.open and ask.tenant_id is not None:
             self.check_tenant(caller, ask.tenant_id)
 
@@ -978,7 +979,7 @@ class Engine:
     def check_tenant(self, caller: Caller, tenant_id: str) -> None:
         """Accept a request that names the credential's own tenant, and refuse any other tenant (21.3.1)."""
         own = {caller.tenant_id, "default" if caller.tenant_id == self.settings.default_tenant_id else ""}
-        if caller is not NOBODY and tenant_id not in own:
+        if caller is not NOBODY and lower_id(tenant_id) not in own:
             raise TenantMismatch("this credential belongs to another tenant than the request says")
 
     def _note_caller(self, caller: Caller, ask: Ask) -> None:
@@ -1091,6 +1092,7 @@ class Engine:
                 raise item.problem
             check_needed(item)
             check_identities(item)
+            lower_ids(item)
             if item.tenant_id:
                 self.check_tenant(caller, item.tenant_id)
             return run(item)
@@ -2021,14 +2023,14 @@ class Engine:
 
     async def _open_since(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
         """Open a cursor, or take a receipt of this tenant for one."""
-        if cursor and await self.backend.receipt(caller.tenant_id, cursor):
+        if cursor is not None and await self.has_receipt(caller, cursor):
             return cursor
-        try:
-            return self.open_cursor(caller, cursor, *query)
-        except InvalidCursor:
-            if await self.backend.record(caller.tenant_id, Archived, cursor or ""):
-                return cursor       # its reader went on from there before it moved to the archive
-            raise
+        return self.open_cursor(caller, cursor, *query)
+
+    async def has_receipt(self, caller: Caller, receipt_id: str) -> bool:
+        """Whether the tenant has a receipt, perhaps in the archive: its reader went on from there before it moved."""
+        return await self.backend.receipt(caller.tenant_id, receipt_id) is not None or (
+            await self.backend.record(caller.tenant_id, Archived, receipt_id) is not None)
 
 
 def news_of(work: Work) -> News | None:

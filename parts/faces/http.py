@@ -132,11 +132,13 @@ async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes
                 body = await _receive_body(receive, most)
         except TimeoutError:
             raise RequestTimeout("the body did not arrive in time; send it again") from None
+    body = body.removeprefix(BOM)
     if body and not typed:      # any page can make a browser send one, but JSON needs a preflight (CORS)
         raise UnsupportedMediaType(AS_JSON)
     return body
 
 
+BOM = b"\xef\xbb\xbf"      # some programs write it before UTF-8, and RFC 8259 lets a reader ignore it
 AS_JSON = "send the body as content-type: application/json, in UTF-8"
 CHARSET = re.compile(rb";\s*charset\s*=\s*[\"']?([^\"';\s]*)", re.IGNORECASE)
 ENCODINGS = {b"utf-8", b"utf8", b"us-ascii"}

@@ -26,7 +26,7 @@ from asyncgate.parts.model.errors import GateError, InvalidRequest, TaskNotFound
 from asyncgate.parts.model.examples import ASSIGNED
 from asyncgate.parts.model.ids import first_id
 from asyncgate.parts.model.news import Change
-from asyncgate.parts.model.wire import AsEither, Kind, ListReceipts, Moment, Name, ReceiptRecord, says
+from asyncgate.parts.model.wire import AsEither, Cursor, Kind, ListReceipts, Moment, Name, ReceiptRecord, says
 from asyncgate.parts.process.changes import Follower
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class FollowReceipts(AsEither, kw_only=True):
     to_id: Annotated[Name | None, says("id of the recipient")] = None
     task_id: Name | None = None
     receipt_type: Name | None = None
-    since_receipt_id: Annotated[str | None, says("where to begin; the header Last-Event-ID wins over it")] = None
+    since_receipt_id: Annotated[Cursor | None, says("where to begin; the header Last-Event-ID wins over it")] = None
     created_after: Annotated[
         Moment | None, says("where to begin if nothing else says it: receipts created then or later")] = None
 

@@ -13,8 +13,8 @@ import msgspec
 
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.identity.audit import Auditor, describe_caller, visit
-from asyncgate.parts.model.naming import read_principal
-from asyncgate.parts.model.queries import ANY_KIND, wanted_is
+from asyncgate.parts.model.naming import make_filter, read_principal
+from asyncgate.parts.model.queries import wanted_is
 from asyncgate.parts.model.wire import Ask, Principal, ReceiptRecord, TaskRecord
 
 TOLD = "asyncgate.told"         # member of the ASGI scope: the operation has written its own audit line
@@ -99,7 +99,7 @@ async def owner_of_result(engine: Engine, op: Operation, tenant_id: str, me: Pri
 def owner_of_list(ask: Ask) -> Principal | None:
     """Return the principal whose list was asked for; None is everybody."""
     if by := getattr(ask, "created_by", None):
-        return Principal(getattr(ask, "created_by_kind", None) or ANY_KIND, str(by))
+        return make_filter("created_by_kind", getattr(ask, "created_by_kind", None), "created_by", str(by))
     if to := getattr(ask, "to_id", None):
-        return Principal(getattr(ask, "to_kind", None) or ANY_KIND, to)
+        return make_filter("to_kind", getattr(ask, "to_kind", None), "to_id", to)
     return read_principal(ask)

@@ -14,7 +14,7 @@ from asyncgate.parts.identity.admin import require_operator, target_tenant
 from asyncgate.parts.identity.metering import DAY_SECONDS, Book, floor_to
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.counted import PERIOD_SECONDS, write_period
-from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model.errors import InvalidCursor, InvalidRequest
 from asyncgate.parts.model.stored import Meter, UsageEvent, UsageHead
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire_usage import GetUsage, Quantity, UsageLine, UsageReport
@@ -48,6 +48,8 @@ async def get_usage(engine: Engine, caller: Caller, ask: GetUsage) -> UsageRepor
 async def choose_tenants(engine: Engine, caller: Caller, ask: GetUsage) -> tuple[list[str], list[str | None]]:
     """Return whose usage is meant, and the cursors of a page of all."""
     if not ask.all_tenants:
+        if ask.cursor is not None:
+            raise InvalidCursor("this cursor was not given for one tenant; begin again without one")
         return [await target_tenant(engine, caller, ask.tenant)], [None, None]
     require_operator(engine, caller)
     if ask.tenant is not None:

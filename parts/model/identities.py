@@ -5,6 +5,7 @@ Whichever of two names counted, the other would be ignored, and somebody would a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -19,6 +20,29 @@ CREATORS = ("created_by", "tasker_principal")
 # In a request itself; CREATORS hold all of them.
 IDENTITY_MEMBERS = frozenset((*KIND_MEMBERS[:2], *ID_MEMBERS[:3], *INSTANCE_MEMBERS[:3]))
 IMPLIED = {"agent_id": "agent", "worker_id": "worker"}          # kinds
+
+# Fields with ids that a gate has made; it makes them in lower case.
+OURS = frozenset({"task_id", "lease_id", "receipt_id", "parent_receipt_id", "since_receipt_id", "tenant_id", "tenant",
+                  "after", "webhook_id", "bulk_id", "user_id", "client_id", "session_id", "erasure_id"})
+_is_uuid = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
+
+
+@cache
+def list_own_fields(kind: type[Struct]) -> tuple[str, ...]:
+    """Return the fields of a request with ids that a gate has made."""
+    return tuple(name for name in kind.__struct_fields__ if name in OURS)
+
+
+def lower_ids(ask: Struct) -> None:
+    """Write the ids that a gate has made as it wrote them: some databases and languages show UUIDs in upper case."""
+    for name in list_own_fields(type(ask)):
+        if isinstance(value := getattr(ask, name), str) and (lowered := lower_id(value)) != value:
+            setattr(ask, name, lowered)
+
+
+def lower_id(id: str) -> str:
+    """Return a UUID in lower case, and any other text as it is."""
+    return id if id.islower() or not _is_uuid(id) else id.lower()
 
 
 @cache

@@ -40,6 +40,7 @@ QUERY = {"principal_kind", "principal_id", "principal_instance_id", "tenant_id"}
 BAD_BYTE = re.compile(r"invalid character \(byte (\d+)\)")     # msgspec's wording
 NO_NUMBER = re.compile(rb"NaN|Infinity")    # which Python's own encoder writes
 NO_CHOICE = re.compile(r"Invalid enum value .* - at `\$\.([^`]+)`$", re.DOTALL)     # msgspec's wording
+WHOLE_NUMBER = re.compile(r"-?[0-9]+").fullmatch
 NONE: tuple[str, ...] = ()
 
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -100,6 +101,12 @@ class Reader(Generic[K]):
         """Whether each of its items is carried out or refused by itself."""
         return self._batch is not None
 
+    @cached_property
+    def _integers(self) -> frozenset[str]:
+        """Return the members that hold integers alone."""
+        return frozenset(name for name, hint in get_type_hints(self.takes).items()
+                         if int in (parts := set(walk_type(hint))) and not parts & {float, str})
+
     def rule(self, setting: Rule) -> Rule:
         """Return the rule for unknown members."""
         return "refuse" if self.refuses else setting
@@ -143,6 +150,9 @@ class Reader(Generic[K]):
         """Make a request from a query."""
         for name in self._times & query.keys():     # a conversion from text would take a bare number for seconds
             read_member(name, query[name], datetime)
+        for name in self._integers & query.keys():
+            if not WHOLE_NUMBER(query[name]):           # nor is 2.0 one in a body
+                raise msgspec.ValidationError(f"Expected `int`, got {query[name][:40]!r} - at `$.{name}`")
         try:
             return msgspec.convert(query, self.exact, strict=False), NONE
         except msgspec.ValidationError:

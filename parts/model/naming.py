@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
+
+import msgspec
 
 from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model.identities import lower_ids
 from asyncgate.parts.model.members import Unreadable
 from asyncgate.parts.model.queries import ANY_KIND
 from asyncgate.parts.model.wire import (
@@ -17,6 +20,7 @@ from asyncgate.parts.model.wire import (
     CreatedBy,
     CreateTask,
     CreateTasks,
+    Kind,
     Principal,
 )
 
@@ -60,10 +64,29 @@ def read_instance_id(ask: Ask) -> str | None:
 
 
 def make_filter(part: str, kind: str | None, name: str, id: str | None) -> Principal | None:
-    """Return the principal that a filter names; an id alone matches any kind, a kind alone is refused."""
+    """Return the principal that a filter names; an id alone matches any kind, a kind alone is refused.
+
+    An id alone may also be the whole principal, as `agent:ada` or as `{"principal_kind": "agent", …}` (18.5, 1).
+    """
+    if id and not kind:
+        kind, id = read_whole_principal(id, name)
     if kind and not id:
         raise make_half_name_error(part, name)
     return Principal(kind or ANY_KIND, id) if id else None
+
+
+def read_whole_principal(text: str, name: str) -> tuple[str | None, str]:
+    """Read a principal with its kind; a text of another form is an id."""
+    if text.startswith("{"):
+        try:
+            said = msgspec.json.decode(text, type=CreatedBy)
+        except msgspec.DecodeError as wrong:
+            raise InvalidRequest(f"{name}: {wrong}") from None
+        if not (id := said.principal_id or said.id):
+            raise make_half_name_error(name, "principal_id")
+        return said.principal_kind or said.kind, id
+    kind, _, id = text.partition(":")
+    return (kind, id) if kind in get_args(Kind) and id else (None, text)
 
 
 def list_creations(ask: CreateTasks) -> Iterator[CreateTask]:
@@ -83,4 +106,6 @@ def list_completions(ask: CompleteTasks) -> Iterator[Complete]:
         if not isinstance(item, Unreadable) and item.worker_id is None:
             item.worker_kind, item.worker_id = ask.worker_kind, ask.worker_id
             item.worker_instance_id = ask.worker_instance_id
+        if not isinstance(item, Unreadable):
+            lower_ids(item)     # before they are loaded
         yield item

@@ -96,6 +96,7 @@ UNTAGGED = PLAIN.replace("\\ufffb]", "\\ufffb\U000e0000-\U000e0fff]")
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=UNTAGGED)]
 Text = Annotated[str, Meta(max_length=16_384)]
+Cursor = Annotated[str, Meta(min_length=1)]
 Summary = Annotated[str, Meta(max_length=65_536)]       # the limit of a receipt's body (PH.5)
 Integer = Annotated[int, Meta(ge=-WIDEST, le=WIDEST)]
 Whole = Annotated[int, Meta(ge=1, le=WIDEST)]
@@ -331,7 +332,7 @@ class PageAsk(AsEither, kw_only=True):
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
     limit: Annotated[Whole | None, says("default 50, clamped to 200")] = None
-    cursor: Annotated[str | None, says("next_cursor, or cursor to continue later")] = None
+    cursor: Annotated[Cursor | None, says("next_cursor, or cursor to continue later")] = None
 
 
 class GetTaskHistory(PageAsk, kw_only=True):
@@ -353,7 +354,7 @@ class ListTasks(PageAsk, kw_only=True):
     lists = "all"
     status: Annotated[Status | None, says("only tasks in this status")] = None
     type: Annotated[Name | None, says("only tasks of this type")] = None
-    created_by: Annotated[Name | None, says("id of the creator; if absent, an admin sees all tasks")] = None
+    created_by: Annotated[Name | None, says("id of the creator, or kind:id; absent: all, for an admin")] = None
     created_by_kind: Annotated[Kind | None, says("kind of created_by; default: any")] = None
     created_after: Annotated[Moment | None, says("created then or later")] = None
     created_before: Annotated[Moment | None, says("created earlier")] = None
@@ -531,7 +532,7 @@ class ListReceipts(PageAsk, kw_only=True):
     to_id: Annotated[Name | None, says("id of the recipient")] = None
     task_id: Annotated[Name | None, says("only receipts of this task")] = None
     receipt_type: Annotated[Name | None, says("only this type, such as task.completed")] = None
-    since_receipt_id: Annotated[str | None, says("a cursor, or the id of the last receipt seen")] = None
+    since_receipt_id: Annotated[Cursor | None, says("a cursor, or the id of the last receipt seen")] = None
     wait_seconds: Annotated[Wait, says("seconds to wait for one if there is none; clamped to 30")] = 0.0
     newest: Annotated[bool, says("the last ones instead of the first; still oldest first")] = False
 
@@ -620,7 +621,7 @@ class OwedAsk(AsEither, kw_only=True):
 
     acts: ClassVar[bool] = False
     lists = "own"
-    since_receipt_id: Annotated[str | None, says("cursor of the previous page, or a receipt id")] = None
+    since_receipt_id: Annotated[Cursor | None, says("cursor of the previous page, or a receipt id")] = None
     limit: Annotated[Whole | None, says("default 50, clamped to 200")] = None
 
 

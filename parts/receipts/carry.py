@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from asyncgate import COMPLETED, RECEIPT_TYPES, TERMINATES, Caller, Engine, Needs, Work, receipt_hash
 from asyncgate.parts.model.content import parse_json
 from asyncgate.parts.model.erased import read_note
-from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.errors import GateError, InvalidCursor
 from asyncgate.parts.model.queries import ReceiptFilter, Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Archived, Receipt, SealHead
@@ -41,6 +41,8 @@ async def export_receipts(engine: Engine, caller: Caller, ask: ExportReceipts) -
     """
     require_bodies(engine)
     limit = min(ask.limit or RECEIPTS_PER_EXPORT, RECEIPTS_PER_EXPORT)
+    if ask.after is not None and not await engine.has_receipt(caller, ask.after):
+        raise InvalidCursor("after is not the id of a receipt of this tenant; begin again without it")
     return await export_page(engine, caller.tenant_id, ask.after, limit)
 
 

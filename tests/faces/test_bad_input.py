@@ -284,7 +284,7 @@ async def test_what_the_gate_reads_itself_refuses_only_its_item(served: Any) -> 
 BROKEN = {
     "nothing but space": b"   ", "a cut object": b'{"type":"demo"', "a cut text": b'{"type":"de', "a list": b"[]",
     "null": b"null", "a text": b'"demo"', "a number": b"5", "two objects": b'{"type":"demo"}{}',
-    "trailing text": b'{"type":"demo"} x', "a byte order mark": b'\xef\xbb\xbf{"type":"demo"}',
+    "trailing text": b'{"type":"demo"} x',
     "utf-16": '{"type":"demo"}'.encode("utf-16"), "bad utf-8": b'{"type":"\xff\xfe"}',
     "overlong utf-8": b'{"type":"\xc0\x80"}', "bad utf-8 in a key": b'{"\xff":1,"type":"demo"}',
     "a surrogate": b'{"type":"\\ud800"}', "a low surrogate": b'{"type":"\\udc00x"}',
@@ -331,7 +331,7 @@ async def test_every_operation_refuses_broken_json(served: Any, op: Operation, v
     target, _ = split(path, filled(op, known))
 
     async with served.unchanged():
-        for body in (b"{", b"[]", b"null", b'{"a":"\xff\\ud800"', b"{} {}", b"\xef\xbb\xbf{}", b'{"tenant_id":"\xff"}'):
+        for body in (b"{", b"[]", b"null", b'{"a":"\xff\\ud800"', b"{} {}", b'{"tenant_id":"\xff"}'):
             refused(await served.call(verb, target, body), 400, "invalid_request")
 
 

@@ -142,12 +142,14 @@ def test_what_others_have_written_for_people_does_not_name_who_is_erased(text: s
         replace(rows[3], exempt_why=text, stricter_why=text, name="a tenant"),
         Pauses(f'[{{"since":1.0,"by_kind":"agent","by_id":"bob","type":"x","reason":"{text}"}}]'),
         replace(rows[5], by_id="bob", asked=f'{{"action":"cancel","reason":"{text}"}}', problem=None)]
-    personal = {Webhook: ("description",), Key: ("name",), Account: ("exempt_why", "stricter_why")}
+    personal: dict[type[Struct], tuple[str, ...]] = {
+        Webhook: ("description",), Key: ("name",), Account: ("exempt_why", "stricter_why")}
 
     for row in rows:
         left = judge(whom(ADA), row, set())
+        assert left is not None
         told = asdict(left)
-        kept = [told[name] for name in personal.get(type(row), told)]
+        kept = [told[name] for name in personal.get(type(row), tuple(told))]
         assert not [value for value in kept if MARK in str(value)], type(row)
 
 
