@@ -73,7 +73,7 @@ if "__path__" not in globals():  # a bare checkout: its folders are this module'
 from asyncgate.parts.model.caller import NOBODY, Caller, forbid_scope
 from asyncgate.parts.model.content import (
     check_size, decode_json, enclose_digest, enclose_whole, find_location, find_ordered_types, find_summary,
-    needs_of, parse_json, read_artifacts, sha256, to_canonical)
+    needs_of, parse_json, read_artifacts, sha256, tells_another, to_canonical)
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.errors import (
     DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest,
@@ -343,10 +343,10 @@ def prolong_lease(lease: Lease, silent_since: float, now: float, grace: float) -
 LOST_REASONS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
 
 
-def answer_success(task: Task) -> Ok:
+def answer_success(task: Task, result_differs: bool = False) -> Ok:
     """Answer for a task that succeeded: whether its obligation is still open, and what discharges it."""
-    return Ok(True, "succeeded", obligation="open", next=LOCATE) if task.owed else Ok(
-        True, "succeeded", obligation="discharged")
+    return Ok(True, "succeeded", obligation="open" if task.owed else "discharged", next=LOCATE if task.owed else None,
+              result_differs=result_differs)
 
 
 def lost(lease: Lease | None, holder: Principal, ask: LeaseAsk, now: float, grace: float) -> str | None:
@@ -1241,11 +1241,12 @@ class Engine:
     def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
         """Cancel a task; its worker learns of it from its next call.
 
-        For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status.
+        For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status,
+        or the first answer again if it was canceled.
         """
         task, by = self._require_own(work, caller, ask), speaker(caller, ask)
-        if task.status in TERMINAL:
-            return Ok(False, task.status)
+        if task.status in TERMINAL:     # the first answer may have been lost, and this is the repetition
+            return Ok(task.status == "canceled", task.status)
         if (lease := work.leases.get(task.task_id)) and lease.ending == "live":
             work.set_lease(replace(lease, ending="canceled"))
         body = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
@@ -1495,7 +1496,7 @@ class Engine:
         if lease := self._find_repeat(work, caller, ask, "completed"):
             if located and (task := work.require_task(ask.task_id)).owed:
                 self._locate_result(work, task, lease, lease.worker, located, receipt_id)
-            return answer_success(work.require_task(ask.task_id))
+            return answer_success(task := work.require_task(ask.task_id), tells_another(ask.result, task.outcome))
         task, lease = self.require_lease(work, caller, ask)
         located = located or self._find_inline(task, ask)
         if not located and self.settings.locatability == "strict":
@@ -1571,7 +1572,8 @@ class Engine:
         """
         def end(item: Complete) -> Item:
             done = self.complete(work, caller, item)
-            return Item(item.task_id, done.status, obligation=done.obligation, next=done.next)
+            return Item(item.task_id, done.status, obligation=done.obligation, next=done.next,
+                        result_differs=done.result_differs)
         return Items([self._run_item(work, caller, end, item) for item in list_completions(ask)])
 
     def fail(self, work: Work, caller: Caller, ask: Fail, receipt_id: str | None = None) -> Released:
@@ -1585,7 +1587,7 @@ class Engine:
         if self._find_repeat(work, caller, ask, "failed"):
             task = work.require_task(ask.task_id)
             if task.status == "failed":
-                return Released(True, "failed", False)
+                return Released(True, "failed", False, error_differs=tells_another(ask.error, task.outcome))
             return Released(True, "queued", True, to_utc_or_none(task.next_eligible_at))
         if self._is_told(work, caller, ask, FAILED):   # and leased again since, so it was requeued
             return Released(True, "queued", True)

@@ -559,7 +559,8 @@ class AsyncOperations:
     ) -> Ok:
         """Cancel a task; its worker learns of it from its next call.
 
-        For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status.
+        For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status,
+        or the first answer again if it was canceled.
         """
         return await self.ask("cancel_task", Ok, locals())
 
@@ -1663,7 +1664,8 @@ class SyncOperations:
     ) -> Ok:
         """Cancel a task; its worker learns of it from its next call.
 
-        For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status.
+        For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status,
+        or the first answer again if it was canceled.
         """
         return self.ask("cancel_task", Ok, locals())
 

@@ -231,7 +231,7 @@ class Model:
         """Cancel a task for its owner or an admin; a terminal task stays unchanged."""
         task = self.own(by, ask.task_id)
         if task.status in ENDED:
-            return {"ok": False, "status": task.status}
+            return {"ok": task.status == "canceled", "status": task.status}
         if task.lease and task.lease.ending == "live":
             task.lease.ending = "canceled"
         task.status, task.held, task.owed = "canceled", None, False
@@ -389,7 +389,7 @@ class Model:
         if again := self.repeated(by, ask, "completed"):
             if where and self.task(ask.task_id).owed:
                 self.locate(self.task(ask.task_id), again.worker, where)
-            return {"ok": True, "status": "succeeded",
+            return {"ok": True, "status": "succeeded", **self.differing("result", ask.result, ask.task_id),
                     "obligation": "open" if self.task(ask.task_id).owed else "discharged"}
         task, lease = self.holder(by, ask)
         where = where or inline(task, ask)
@@ -410,12 +410,19 @@ class Model:
         return self.over(lease, "completed", {"ok": True, "status": "succeeded",
                                               "obligation": "discharged" if where else "open"})
 
+    def differing(self, name: str, told: Any, task_id: str) -> dict[str, Any]:
+        """Say that a repeated end tells something else than the first."""
+        value = parsed(told)
+        return {f"{name}_differs": True} if value is not None and value != self.task(task_id).outcome else {}
+
     def fail(self, by: Principal, ask: Any) -> Reply:
         """Fail a task; retry it while attempts remain and the worker says that it is retryable."""
         if again := self.repeated(by, ask, "failed"):
             if again is not self.tasks[ask.task_id].lease and again.first_outcome:
                 again.first_outcome.pop("next_eligible_at", None)   # leased again since, so that time is past
-            return again.first_outcome
+            assert again.first_outcome is not None
+            final = not again.first_outcome["requeued"]
+            return again.first_outcome | (self.differing("error", ask.error, ask.task_id) if final else {})
         task, lease = self.holder(by, ask)
         requeued = bool(ask.retryable) and task.attempt + 1 < task.max_attempts
         error = enclosed("error", ask.error, task.task_id)

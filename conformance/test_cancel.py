@@ -53,7 +53,7 @@ async def test_a_task_that_has_ended_stays_as_it_is(gate: Gate, end: str) -> Non
     async with gate.unchanged():
         answer = await gate.as_agent().cancel_task(task_id=offer.task_id)
 
-    assert (answer.ok, answer.status) == (False, status)
+    assert (answer.ok, answer.status) == (end == "cancel", status)
 
 
 async def test_another_agent_cannot_cancel(gate: Gate) -> None:
@@ -82,3 +82,11 @@ async def test_the_worker_of_a_canceled_task_no_longer_holds_a_lease(gate: Gate)
     await gate.as_agent().cancel_task(task_id=offer.task_id)
 
     assert (await gate.as_worker().list_leases()).leases == []
+
+
+async def test_a_repeated_cancel_is_answered_as_the_first(gate: Gate) -> None:
+    task_id = await gate.create(by="ada")
+    first = await gate.as_agent().cancel_task(task_id=task_id, reason="too dear")
+
+    async with gate.unchanged():
+        assert await gate.as_agent().cancel_task(task_id=task_id, reason="too dear") == first

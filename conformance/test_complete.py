@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from asyncgate.conformance.harness import Gate, body, refused, under
 from asyncgate.parts.model.wire import Offer
@@ -113,7 +114,8 @@ async def test_the_same_completion_again_returns_the_same_answer_and_writes_noth
 
     async with gate.unchanged():
         assert await gate.as_worker().complete(**under(offer, result=1, artifacts=WHERE)) == first
-        assert await gate.as_worker().complete(**under(offer, result="another", artifacts=[{"uri": "other"}])) == first
+        again = await gate.as_worker().complete(**under(offer, result="another", artifacts=[{"uri": "other"}]))
+        assert again == replace(first, result_differs=True)
 
 
 async def test_the_same_completion_without_location_again_writes_nothing(gate: Gate) -> None:
@@ -297,3 +299,25 @@ async def test_a_waiting_worker_cannot_complete_a_task_in_the_queue(gate: Gate) 
     async with gate.unchanged():
         with refused("lease_invalid_or_expired", reason="unknown"):
             await gate.as_worker().complete(task_id=task_id, lease_id="x", result=1)
+
+
+@pytest.mark.parametrize(("again", "differs"), [(1, False), (1.0, False), (2, True), ({"n": 1}, True), (None, False)])
+async def test_a_repeated_completion_with_another_result_says_so_and_changes_nothing(
+        gate: Gate, again: Any, differs: bool) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().complete(**under(offer, result=1, artifacts=WHERE))
+
+    async with gate.unchanged():
+        answer = await gate.as_worker().complete(**under(offer, result=again, artifacts=WHERE))
+        [item] = (await gate.as_worker().complete_tasks(tasks=[under(offer, result=again)])).results
+
+    assert (answer.ok, answer.result_differs, item.result_differs) == (True, differs, differs)
+
+
+async def test_a_repeated_failure_with_another_error_says_so(gate: Gate) -> None:
+    offer = await gate.leased()
+    first = await gate.as_worker().fail(**under(offer, error="one"))
+
+    same, other = [await gate.as_worker().fail(**under(offer, error=error)) for error in ("one", "two")]
+
+    assert (same, other.error_differs, other.status) == (first, True, "failed")

@@ -74,6 +74,12 @@ def points_somewhere(artifact: Any, name: str = "") -> bool:
     return name.endswith("id") and isinstance(artifact, int) and not isinstance(artifact, bool)
 
 
+def tells_another(told: Raw, first: str | None) -> bool:
+    """Whether a repeated end tells another result or error than the first, which stands; none is not another."""
+    value = decode_json(told)
+    return value is not None and value != decode_json(first or "null")
+
+
 def is_proof(proof: Mapping[str, Any] | None) -> bool:
     """Whether a delivery proof says that the delivery succeeded; one that says nothing of it proves nothing."""
     return str((proof or {}).get("status", "")).strip().lower() in DELIVERED
