@@ -391,7 +391,7 @@ class IssuedKeys:
             if await self._is_current(key_id, entry):
                 if entry.suspended:
                     refusal = refuse_suspended()
-                    refusal.whose = entry.caller and (entry.caller.tenant_id, {"about_key": key_id})
+                    refusal.whose = (entry.caller.tenant_id, {"about_key": key_id}) if entry.caller else None
                     raise refusal
                 return entry.caller if entry.begins <= self.clock() < entry.ends else None
         return None
