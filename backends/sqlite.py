@@ -51,7 +51,7 @@ from asyncgate.backends.pages import (
     read_leases,
 )
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
-from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
+from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError, outcome_unknown
 from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import (
@@ -183,9 +183,16 @@ COPIED_PAGES = 4096     # of a backup, at once
 REWRITTEN = 1 << 20     # bytes of the log, at once
 SHARE = 64          # the most batches that share one commit
 LOOK_AGAIN_SECONDS = 0.0005     # our own tools look for a free write lock so often, SQLite every 100 ms or sooner
-BUSY_SECONDS = 30           # how long the write lock of another program is waited for
+BUSY_SECONDS = 30           # how long the write lock of another program is waited for, except by a gate's batches
+AGAIN_MS = 50               # how long they wait for it once one has waited in vain
+NOTICED_SECONDS = 5.0       # how long another program may hold it, or a read may take, until the gate is unhealthy
+# What the disk or another program is to blame for; everything else is a mistake and keeps its traceback.
+OUTAGES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR,
+           sqlite3.SQLITE_READONLY}
 PIECE, MOST_WHOLE = 8, 16       # tasks of each of several lanes that a claim reads first, and how many it reads whole
 PROMOTED = 1000     # the most delayed tasks that one batch makes claimable when their time has come
+
+KEPT_OUT = "another program holds the write lock of the database file; nothing was stored, so try again"
 
 # The columns of a table are tenant_id and the fields of its Struct, without the fields that other tables store.
 
@@ -529,8 +536,10 @@ class Sqlite(Pages):
 
     parallel, parallel_per_tenant = SHARE, 2        # while one batch of a tenant is committed, the next one fills
 
-    def __init__(self, path: str, lock: FileLock | None = None, carries: bool = False) -> None:
-        self.path, self.serving, self.lock = path, lock is not None, lock
+    def __init__(self, path: str, lock: FileLock | None = None, carries: bool = False,
+                 patience: float = BUSY_SECONDS) -> None:
+        self.path, self.serving, self.lock, self.patience = path, lock is not None, lock, patience
+        self.kept_out_at: float | None = None       # since when a batch waits for another program's lock
         self.carries, self.carried = carries, False         # whether to renumber an old schema; whether that was done
         self.skew, self.ids = 0.0, Ids()
         self.tenant_id: str | None = None                   # the tenant of the running transaction, for the triggers
@@ -570,6 +579,7 @@ class Sqlite(Pages):
         self.carried = self.carries and carry_over(self.db)
         migrate_file(self.db)
         self._load_caches()
+        self.clock = SteadyClock(after=self.db.execute(LAST_SIGN).fetchone()[0])
         self.files = inodes(self.path)
         self.loop = asyncio.get_running_loop()
         for _ in range(0 if self.path == ":memory:" else 2):
@@ -605,7 +615,6 @@ class Sqlite(Pages):
         key = self.db.execute("SELECT value FROM meta WHERE name = 'cursor_key'").fetchone()
         self.secret = bytes.fromhex(key[0])
         self.instance: str = self.db.execute("SELECT value FROM meta WHERE name = 'instance_id'").fetchone()[0]
-        self.clock = SteadyClock(after=self.db.execute(LAST_SIGN).fetchone()[0])
 
     def now(self) -> float:
         """Return this process's time: one process owns the file."""
@@ -623,18 +632,33 @@ class Sqlite(Pages):
 
     async def beat(self) -> None:
         """Store that this process is alive; a no-op without live leases, because only leases depend on it."""
-        await self._on_writer(SIGN, (self.now(),))
+        with translate_outages():
+            await self._call_writer(self._sign)
+
+    def _sign(self) -> None:
+        self._begin()       # as batches do: so it is noticed that another program's lock has gone
+        self.db.execute(SIGN, (self.now(),))
+        self._end()
 
     async def alive(self) -> None:
-        """Read one row; raises an exception if the file was deleted or replaced, or cannot be read."""
-        self._require_same_file()
-        await self._rows("SELECT value FROM meta WHERE name = 'schema_version'")
+        """Read one row; raises an exception if the file was deleted or replaced, or cannot be read, or written."""
+        await self._look()
 
     async def is_current(self) -> bool:
         """Whether nobody has migrated the file, or put an older one in its place."""
-        self._require_same_file()
-        found = await self._rows("SELECT value FROM meta WHERE name = 'schema_version'")
-        return found == [(str(CURRENT_SCHEMA),)]
+        return await self._look() == [(str(CURRENT_SCHEMA),)]
+
+    async def _look(self) -> list[tuple[Any, ...]]:
+        """Read the number of the schema, and wait for no disk longer than an orchestrator does."""
+        with translate_outages():
+            self._require_same_file()
+        if self.kept_out_at is not None and time.monotonic() - self.kept_out_at > NOTICED_SECONDS:
+            raise DatabaseUnavailable(KEPT_OUT, retry_after=1)
+        try:
+            async with asyncio.timeout(NOTICED_SECONDS):
+                return await self._rows("SELECT value FROM meta WHERE name = 'schema_version'")
+        except TimeoutError:
+            raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from None
 
     async def close(self) -> None:
         """Finish running work, close everything, and release the file for another process."""
@@ -642,7 +666,7 @@ class Sqlite(Pages):
 
     async def _stop_writer(self) -> None:
         if self.serving:
-            with contextlib.suppress(sqlite3.Error, OSError):   # a full disk: the next start hears of an older sign
+            with contextlib.suppress(DatabaseUnavailable):      # a full disk: the next start hears of an older sign
                 await self.beat()
         self.queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self.writer.join)
@@ -653,7 +677,8 @@ class Sqlite(Pages):
         """Hand a batch to the writer and wait until it is durable."""
         landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.queue.put(Flight(tenant_id, needs, decide, landed))
-        await landed
+        with translate_outages(outcome_unknown()):
+            await landed
 
     def _write(self) -> None:
         """Take all waiting batches and commit them together, in a loop; the writer thread runs this."""
@@ -753,7 +778,7 @@ class Sqlite(Pages):
         """
         try:
             self._renew_doubted()
-            self.db.execute("BEGIN IMMEDIATE")
+            self._begin()
             done = [self._decide(flight) for flight in flights]
             self._require_same_file()
             self._end()
@@ -772,6 +797,20 @@ class Sqlite(Pages):
             for lane, (type, capabilities) in work.lanes.items():
                 self.lanes[work.tenant_id].learn(lane, type, capabilities)
         return [(flight.landed, None, None) for flight in flights]
+
+    def _begin(self) -> None:
+        """Begin to write; what waits behind a batch that another program kept out in vain does not wait again."""
+        waited = self.kept_out_at is not None
+        self.db.execute(f"PRAGMA busy_timeout = {AGAIN_MS if waited else self.patience * 1000:.0f}")
+        self.kept_out_at = self.kept_out_at if waited else time.monotonic()
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                raise DatabaseUnavailable(KEPT_OUT, retry_after=1) from error
+            self.kept_out_at = None
+            raise
+        self.kept_out_at = None
 
     def _end(self) -> None:
         """Commit; one that fails takes the trust in its connection with it."""
@@ -1152,19 +1191,21 @@ class Sqlite(Pages):
 
     async def drop_lanes(self, tenant_id: str | None = None) -> int:
         """Delete the lanes in which no task waits; on the writer thread, so that no batch runs meanwhile."""
-        number: int = await self._call_writer(lambda: self._drop_lanes(tenant_id))
+        with translate_outages():
+            number: int = await self._call_writer(lambda: self._drop_lanes(tenant_id))
         return number
 
     def _drop_lanes(self, only: str | None) -> int:
         dropped: dict[str, list[int]] = {}
         kept_since = inf if only else self.now() - QUEUE_KEPT_SECONDS   # a clock may have been set back
-        with transaction(self.db):
-            for tenant_id in list(self.lanes) if only is None else [only]:
-                self.db.execute(WALL, (tenant_id,))
-                self.db.execute(EMPTY_QUEUES, (tenant_id, kept_since))
-                dropped[tenant_id] = [lane for (lane,) in self.db.execute(EMPTY_LANES, (tenant_id,)).fetchall()]
-                self.db.executemany("DELETE FROM lanes WHERE tenant_id = ? AND lane = ?",
-                                    [(tenant_id, lane) for lane in dropped[tenant_id]])
+        self._begin()
+        for tenant_id in list(self.lanes) if only is None else [only]:
+            self.db.execute(WALL, (tenant_id,))
+            self.db.execute(EMPTY_QUEUES, (tenant_id, kept_since))
+            dropped[tenant_id] = [lane for (lane,) in self.db.execute(EMPTY_LANES, (tenant_id,)).fetchall()]
+            self.db.executemany("DELETE FROM lanes WHERE tenant_id = ? AND lane = ?",
+                                [(tenant_id, lane) for lane in dropped[tenant_id]])
+        self._end()
         self.tenant_id = None       # so that the next batch sets its tenant
         for tenant_id, lanes in dropped.items():
             self.lanes[tenant_id].forget(lanes)
@@ -1254,6 +1295,18 @@ ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id
 def inodes(path: str) -> dict[str, int]:
     """Return the inodes of a database's files."""
     return {name: os.stat(name).st_ino for name in (path, f"{path}-wal") if os.path.exists(name)}
+
+
+@contextlib.contextmanager
+def translate_outages(answer: DatabaseUnavailable | None = None) -> Iterator[None]:
+    """Turn an outage of the disk, or the lock of another program, into a 503, and a traceback into a line."""
+    try:
+        yield
+    except (sqlite3.OperationalError, OSError) as error:
+        if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF not in OUTAGES:
+            raise
+        log.error("the database does not answer: %s", error, extra=OFTEN)
+        raise answer or DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
 
 
 def attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -1490,7 +1543,8 @@ def path_of(url: str) -> str:
 async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Sqlite:
     """Open the database of a URL; `serving` locks it against other serving processes."""
     path = path_of(url)
-    return await open_or_explain(Sqlite(path, FileLock(path) if serving and path != ":memory:" else None))
+    lock = FileLock(path) if serving and path != ":memory:" else None
+    return await open_or_explain(Sqlite(path, lock, patience=(settings or DatabaseSettings()).timeout_seconds))
 
 
 async def open_or_explain(backend: Sqlite) -> Sqlite:

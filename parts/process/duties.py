@@ -12,6 +12,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from asyncgate.parts.process.outages import OFTEN
+
 log = logging.getLogger("asyncgate")
 
 
@@ -88,7 +90,10 @@ class Duties:
             duty.done += duty.last_done
         except Exception as error:
             duty.failures, duty.last_error = duty.failures + 1, type(error).__name__
-            log.exception("upkeep: %s failed; retry in %s s", name, duty.every_seconds)
+            if isinstance(error, OSError | TimeoutError):       # an outage: its cause is elsewhere
+                log.error("upkeep: %s failed: %s", name, str(error) or type(error).__name__, extra=OFTEN)
+            else:
+                log.exception("upkeep: %s failed; retry in %s s", name, duty.every_seconds)
 
     def report(self) -> dict[str, Any]:
         """Return the statistics of every job."""

@@ -17,8 +17,8 @@ REPEATED = {"Exceeded concurrency limit."}      # uvicorn's text for each reques
 class Sparse(logging.Filter):
     """Logs each line of an outage once every few seconds, with the number of lines left out.
 
-    Outages are records marked OFTEN, a server at its limit, and errors with status 503; these are logged without a
-    traceback, because their cause was logged where it was found.
+    Outages are records marked OFTEN, a server at its limit, errors with status 503, and broken connections of which
+    nobody asks any more; these are logged without a traceback, because their cause was logged where it was found.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,7 +29,8 @@ class Sparse(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to write a record."""
         error = record.exc_info[1] if record.exc_info else None
-        away = (isinstance(error, GateError) and error.status == 503) or record.name in DRIVERS
+        away = (record.name in DRIVERS or (isinstance(error, GateError) and error.status == 503)
+                or is_left(record, error))
         if not away and not getattr(record, "often", False) and record.msg not in REPEATED:
             return True
         kind, now = (record.name, str(record.msg)), self.clock()
@@ -43,3 +44,9 @@ class Sparse(logging.Filter):
         if away:
             record.exc_info = record.exc_text = None
         return True
+
+
+def is_left(record: logging.LogRecord, error: BaseException | None) -> bool:
+    """Whether asyncio tells of a connection that broke after whoever used it had given it up, as a driver's may."""
+    return record.name == "asyncio" and "never retrieved" in str(record.msg) and (
+        isinstance(error, OSError | EOFError) or type(error).__module__.startswith("asyncpg."))

@@ -260,6 +260,36 @@ async def test_no_client_hears_of_a_lock_that_another_program_holds_for_two_seco
         assert "locked" not in "\n".join(server.lines)
 
 
+async def test_a_lock_that_another_program_keeps_is_a_503_for_all_who_write_and_costs_no_lease(
+        path: Path, url: str) -> None:
+    patient = {"database.timeout_seconds": 1, "restart_grace_seconds": 60, "lease_sweep_interval_seconds": 0.2}
+    async with (serving(url, **patient) as server, agent_of(server) as ada, agent_of(server) as bob,
+                aclosing(Client(server, "w1")) as worker):
+        await ada.ask("create_task", type="demo", payload=None)
+        claim = await worker.ask("lease_next", lease_ttl_seconds=3)
+        assert claim.reply is not None
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as tool:
+            tool.execute("BEGIN IMMEDIATE")
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                for _ in range(20):         # behind the first, which waits in vain, nobody waits as long
+                    refused = await ada.ask("create_task", type="demo", payload=None)
+                    assert refused.error == "database_unavailable"
+                    assert ada.answer["message"].startswith("another program holds the write lock")
+                    assert "outcome" not in ada.answer
+                while (await bob.http("GET", "/v1/ready", {}))[0] == 200:
+                    pass
+            assert (await bob.http("GET", "/v1/health", {}))[0] == 503
+            tool.execute("COMMIT")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await bob.http("GET", "/v1/ready", {}))[0] != 200:
+                pass
+        named = {name: claim.reply["tasks"][0][name] for name in ("task_id", "lease_id")}
+        done = await worker.ask("complete", **named, artifacts=[{"uri": "file:///out"}])
+
+    assert done.error is None
+    assert [line for line in server.lines if "Traceback" in line] == []
+
+
 async def test_a_tool_verifies_the_file_of_a_loaded_server(url: str) -> None:
     async with serving(url, lease_sweep_interval_seconds=0.2) as server, aclosing(Load(server, 7)) as load:
         async with load.running():

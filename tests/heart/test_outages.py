@@ -55,6 +55,18 @@ def test_a_503_is_told_without_its_traceback() -> None:
     assert (line.getMessage(), line.exc_info) == ("upkeep: sweep failed: the database does not answer", None)
 
 
+def test_a_connection_that_broke_after_it_was_given_up_is_a_line_without_a_traceback() -> None:
+    left = record("Future exception was never retrieved", error=ConnectionResetError("the server has gone"))
+    fault = record("Future exception was never retrieved", error=ValueError("a fault"))
+    left.name = fault.name = "asyncio"
+    sparse = Sparse(Clock())
+
+    assert (sparse.filter(left), left.exc_info) == (True, None)
+    assert left.getMessage() == "Future exception was never retrieved: the server has gone"
+    assert sparse.filter(fault)
+    assert fault.exc_info is not None
+
+
 def test_any_other_failure_keeps_its_traceback_however_often_it_comes() -> None:
     sparse = Sparse(Clock())
     lines = [record("upkeep: %s failed", "sweep", error=ValueError("a fault")) for _ in range(3)]
