@@ -49,7 +49,7 @@ class McpWay(Exchange):
         async with contextlib.AsyncExitStack() as stack:
             http = await stack.enter_async_context(Answering(self))
             self.client = await stack.enter_async_context(Client(
-                streamable_http_client(f"{self.url}/mcp", http_client=http), mode=REVISION))
+                streamable_http_client(f"{self.url}/mcp?answers=full", http_client=http), mode=REVISION))
             self.opened = stack.pop_all()
         return self
 

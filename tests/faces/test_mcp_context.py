@@ -15,6 +15,7 @@ from asyncgate import SCOPES, Caller
 from asyncgate.clients.http import AsyncHttp, Http
 from asyncgate.parts.faces.mcp.context import Library
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -227,7 +228,8 @@ async def test_a_gate_that_stops_ends_its_subscriptions(live: Any, connect: Any)
 
 
 @eras
-async def test_resume_work_tells_what_is_owed_both_ways_and_the_next_step(live: Any, connect: Any, mode: str) -> None:
+async def test_resume_session_tells_what_is_owed_both_ways_and_what_is_next(
+        live: Any, connect: Any, mode: str) -> None:
     with Http(live.url, TOKEN) as rest:
         tasks = {kind: rest.call("create_task", type=kind, payload=None, agent_id="ada")["task_id"]
                  for kind in ("queued", "run", "done")}
@@ -237,8 +239,8 @@ async def test_resume_work_tells_what_is_owed_both_ways_and_the_next_step(live: 
         rest.call("complete", task_id=tasks["done"], lease_id=offer["lease_id"], worker_id="w1", result=1)
 
     async with connect(live, mode) as client:
-        text = await prompt(client, "resume_work", agent_id="ada", worker_id="w1")
-        nothing = await prompt(client, "resume_work", agent_id="nobody", worker_id="nobody")
+        text = await prompt(client, "resume_session", agent_id="ada", worker_id="w1")
+        nothing = await prompt(client, "resume_session", agent_id="nobody", worker_id="nobody")
 
     owe, owed = text.split("What is owed to you:")
     assert tasks["run"] in owe
@@ -247,6 +249,32 @@ async def test_resume_work_tells_what_is_owed_both_ways_and_the_next_step(live: 
     assert "attach_artifacts" in owed.splitlines()[-1]
     assert "bobs" not in text
     assert nothing.count("- nothing") == 2
+
+
+@pytest.mark.parametrize("path", ["/mcp", ADA, "/mcp?principal_kind=worker&principal_id=w1"])
+@pytest.mark.parametrize("name", ["resume_session", "resume_work"])
+async def test_resume_session_needs_no_argument_whomever_the_credential_names(
+        served: Any, path: str, name: str) -> None:
+    made = [await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": who})
+            for who in ("ada", "bob")]
+    await served.post("/v1/leases/claim", {"worker_id": "w1"})
+
+    asked = message("prompts/get", name=name)
+    asked["body"]["params"]["name"] = name
+
+    answer = await served.call("POST", path, **asked)
+
+    text = answer.json()["result"]["messages"][0]["content"]["text"]
+    owe, owed = text.split("What is owed to you:")
+    assert (made[0]["task_id"] in owed) == ("worker" not in path)
+    assert (made[1]["task_id"] in owed) == (path == "/mcp")
+    assert ("renew_lease" in owe) == ("worker" in path)
+
+
+async def test_no_prompt_has_the_name_of_an_operation(served: Any) -> None:
+    listed = (await served.call("POST", "/mcp", **message("prompts/list"))).json()["result"]["prompts"]
+
+    assert not {prompt["name"] for prompt in listed} & OPERATIONS.keys()
 
 
 async def test_delegate_names_the_calls_and_needs_a_goal(live_for_all: Any, connect: Any) -> None:

@@ -81,7 +81,7 @@ async def posted(http: httpx2.AsyncClient, name: str, fields: dict[str, Any], he
     """Ask with a JSON-RPC message and return what it answers."""
     params = {"name": f"asyncgate.{name}", "arguments": fields, **meta}
     body = msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
-    answer = await http.post(f"{HOST}/mcp", content=body, headers=headers)
+    answer = await http.post(f"{HOST}/mcp?answers=full", content=body, headers=headers)
     if answer.status_code == 401:
         return {"error": {"data": {"code": answer.json().get("error")}}}
     found: dict[str, Any] = answer.json()
@@ -347,7 +347,7 @@ async def told_with_the_sdk(story: Callable[[Do], Awaitable[None]], mode: str) -
 
     async with opened(**SETTINGS.get(story.__name__, {})) as gate, client_of(gate) as http:
         http.headers["authorization"] = f"Bearer {token_of(TENANT, *ROOT)}"
-        async with Client(streamable_http_client(f"{HOST}/mcp", http_client=http), mode=mode) as client:
+        async with Client(streamable_http_client(f"{HOST}/mcp?answers=full", http_client=http), mode=mode) as client:
             async def ask(http: httpx2.AsyncClient, name: str, fields: dict[str, Any]) -> Outcome:
                 result = await client.call_tool(f"asyncgate.{name}", fields)
                 return tool_outcome(result.model_dump(mode="json", by_alias=True))

@@ -40,6 +40,7 @@ NOT_FOUND_BEFORE_2026 = -32002
 CREDENTIAL_CHECK_SECONDS = 5.0        # between checks of a subscription's credential
 MOST_WATCHED = 100   # resources of one subscription
 MOST_SHOWN = 20      # obligations and leases that a prompt lists
+RESUME, FORMER_RESUME = "resume_session", "resume_work"     # which is also the operation that ends a pause
 _json = msgspec.json.Decoder(JsonObject).decode
 
 TEMPLATES = [
@@ -52,7 +53,7 @@ TEMPLATES = [
 RESOURCES = [types.Resource(uri=OBLIGATIONS_URI, name="obligations", title="What is owed to you",
                             mime_type="application/json", description="Your open obligations, oldest first.")]
 PROMPTS = [
-    types.Prompt(name="resume_work", title="Resume work",
+    types.Prompt(name=RESUME, title="Resume a session",
                  description="What do I owe, what is owed to me, what is next?", arguments=[
                      types.PromptArgument(name="agent_id", description="your id, if your credential does not name you"),
                      types.PromptArgument(name="worker_id", description="the worker whose leases to list")]),
@@ -177,33 +178,54 @@ class Library:
     async def prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
         """Return one prompt."""
         given = params.arguments or {}
-        if params.name == "resume_work":
+        if params.name in (RESUME, FORMER_RESUME):
             text = await self._resume(ctx, given)
         elif params.name == "delegate" and given.get("goal"):
             text = DELEGATE.format(goal=given["goal"], type=quote_text(given.get("type") or "of your choice"))
         else:
-            raise MCPError(types.INVALID_PARAMS, "the prompts are resume_work, and delegate, which needs a goal")
+            raise MCPError(types.INVALID_PARAMS, f"the prompts are {RESUME}, and delegate, which needs a goal")
         return types.GetPromptResult(messages=[
             types.PromptMessage(role="user", content=types.TextContent(type="text", text=text))])
 
     async def _resume(self, ctx: Context, given: dict[str, str]) -> str:
         """Describe the state of the caller's work, from stored facts only."""
+        caller, query = self.caller(ctx), dict(ctx.request.query_params) if ctx.request else {}
+        agent = given.get("agent_id") or query.get("principal_id")
+        worker = given.get("worker_id") or (agent if query.get("principal_kind") == "worker" else None)
         try:
-            owed = await self._owed(ctx, {"agent_id": given["agent_id"]} if given.get("agent_id") else {})
-            held = await self._held(ctx, {"worker_id": given["worker_id"]} if given.get("worker_id") else {})
-        except GateError as no:
-            raise MCPError(types.INVALID_PARAMS, str(no), make_refusal_data(no)) from None
+            if caller.bound or agent:
+                owed = await self._owed(ctx, {"agent_id": given["agent_id"]} if given.get("agent_id") else {})
+            else:
+                owed = await self._owed_to_all(ctx)
+            held = await self._held(ctx, {"worker_id": worker} if worker else {}) if caller.bound or worker else [
+                "- nothing that is known: this credential names no worker, so say worker_id"]
+        except GateError as refusal:
+            raise MCPError(types.INVALID_PARAMS, str(refusal), make_refusal_data(refusal)) from None
         return "\n".join(["You are resuming work; this is what AsyncGate has on record.", "", "What you owe:",
                           *(held or ["- nothing"]), "", "What is owed to you:", *(owed or ["- nothing"])])
+
+    async def _owed_to_all(self, ctx: Context) -> list[str]:
+        """List what is owed to anybody, for a credential that names nobody."""
+        page = _json(await self.perform(ctx, "list_obligations", {"limit": MOST_SHOWN}))["obligations"]
+        lines = ["- this credential names nobody, so this is what is owed to anybody in the tenant; say agent_id for "
+                 "what is owed to you"] if page else []
+        for owed in page:
+            step = await self._describe(ctx, owed["task_id"]) if owed["task_id"] else [
+                f"- the schedule {quote_text(owed['schedule_id'])} runs"]
+            lines += [f"{line} (owed to {owed['to']['kind']} {quote_text(owed['to']['id'])})" for line in step]
+        return lines
+
+    async def _describe(self, ctx: Context, task_id: str) -> list[str]:
+        with suppress(GateError):
+            return [describe_task(_json(await self.perform(ctx, "get_task", {"task_id": task_id})))]
+        return []
 
     async def _owed(self, ctx: Context, who: JsonObject) -> list[str]:
         found = _json(await self.perform(ctx, "list_open_obligations", {**who, "limit": MOST_SHOWN}))
         lines = []
         for receipt in found["open_obligations"]:
             if receipt["receipt_type"] == "task.assigned":
-                with suppress(GateError):
-                    task = await self.perform(ctx, "get_task", {"task_id": receipt["task_id"]})
-                    lines.append(describe_task(_json(task)))
+                lines += await self._describe(ctx, receipt["task_id"])
             else:
                 lines.append(f"- the schedule {quote_text(receipt['schedule_id'])} runs: emit_receipt schedule.deleted "
                              f"with parents [{quote_text(receipt['receipt_id'])}] ends it")

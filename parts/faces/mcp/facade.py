@@ -36,6 +36,7 @@ from asyncgate.parts.faces.http import (
     run_while_connected,
 )
 from asyncgate.parts.faces.mcp.context import Library
+from asyncgate.parts.faces.mcp.summaries import limit_page, summarize
 from asyncgate.parts.faces.mcp.tasks import Context, Tasks, make_handle, wants_handle
 from asyncgate.parts.faces.mcp.tools import (
     BRIEF_FORM,
@@ -156,6 +157,7 @@ class ToolCall(msgspec.Struct):
     unknown: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()        # warnings that do not fit into the reply
     trace: Trace | None = None          # to which the call belongs
+    brief: bool = False                 # whether a model reads the answer
 
 
 class Visit(msgspec.Struct):
@@ -236,7 +238,7 @@ class Facade:
             on_list_tools=self._list)
         server.middleware.clear()       # the SDK's own spans, which cost 10 µs where nobody takes them
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
-        Tasks(self._do).join(server)
+        Tasks(partial(self._do, brief=True)).join(server)
         self.library.join(server)
         return server
 
@@ -380,6 +382,9 @@ class Facade:
         read_sets(visit.query.get("tools"))       # refuse an unknown set at once, for every method
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
             visit.call = self._read(scope, op, "refuse", message, caller)      # as its schema says
+            if not is_for_program(visit.query):
+                visit.call.brief = True
+                limit_page(op.name, visit.call.ask)
             if self.gate.challenges and visit.call.refusal and lacks_scopes(visit.call.refusal, caller):
                 raise visit.call.refusal        # the program is told by a header what token it needs
             body = message.emptied()
@@ -456,7 +461,7 @@ class Facade:
             call.beside = read_warnings(reply)
             if note is not None:
                 note(reply)
-            return encode_json(reply)
+            return summarize(call.op.name, reply) if call.brief else encode_json(reply)
         except GateError as no:
             refusal = no
             self.gate.guard.refused_call(caller, no, call.op.name, call.ask)
@@ -501,14 +506,18 @@ class Facade:
         except GateError as no:
             return COMPLETE | make_refusal_result(no)
         told = {"_meta": {"asyncgate/warnings": visit.call.beside}} if visit.call.beside else {}
-        return make_handle(reply) if by_handle else COMPLETE | make_result(reply) | told
+        if by_handle:
+            return make_handle(reply)
+        return COMPLETE | make_result(reply, once=visit.call.brief) | told
 
-    async def _do(self, ctx: Context, operation: str, fields: dict[str, Any]) -> bytes:
+    async def _do(self, ctx: Context, operation: str, fields: dict[str, Any], brief: bool = False) -> bytes:
         """Perform an operation for a request that is not a tool call."""
         assert ctx.request is not None
         op, visit = self.operations[operation], find_visit(ctx)
         meant = JsonRpcMessage({}, {"arguments": msgspec.Raw(encode_json(fields))})
-        return await self._perform(self._read(ctx.request.scope, op, "ignore", meant, visit.caller), visit.caller)
+        call = self._read(ctx.request.scope, op, "ignore", meant, visit.caller)
+        call.brief = brief
+        return await self._perform(call, visit.caller)
 
     def _whose(self, ctx: Context) -> tuple[str, Principal]:
         """Return the tenant and the principal of a request without an operation."""
@@ -581,6 +590,11 @@ async def parse_message(body: bytes) -> JsonRpcMessage:
 def find_default_sets(caller: Caller, query: dict[str, str]) -> tuple[str, ...]:
     """Return the sets to list for a credential that names nobody: a host of a model should not see administration."""
     return () if caller.bound else ("work",) if query.get("principal_kind") == "worker" else ("delegate",)
+
+
+def is_for_program(query: dict[str, str]) -> bool:
+    """Whether the answers are for a program, which reads all of them, or checks them against their schemas."""
+    return "full" in (query.get("answers"), query.get("schemas"))
 
 
 def describe_no_tool(name: str) -> str:

@@ -74,7 +74,7 @@ def show_progress(reply: bytes) -> JsonObject:
     text = {"content": [{"type": "text", "text": reply.decode()}], "isError": True,
             "_meta": {"asyncgate/error": {"code": "task_failed", "retryable": False}}}
     return {**show_state(record), "result": {"resultType": "complete", **(
-        make_result(reply) if record["status"] == "succeeded" else text)}}
+        make_result(reply, once=True) if record["status"] == "succeeded" else text)}}
 
 
 class Tasks:

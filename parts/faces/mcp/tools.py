@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from asyncgate.parts.faces.mcp.summaries import LARGEST_PAGE, PAGE, is_list
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.content import JsonObject, decode_json, encode_json
 from asyncgate.parts.model.errors import GateError, InvalidRequest
@@ -55,6 +56,7 @@ ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
 ADDITIVE = frozenset({"ack", "attach", "bootstrap", "complete", "create", "emit", "import", "invite", "issue", "lease",
                       "make", "register", "release", "renew", "replay", "report", "rerun", "restore", "resume", "seal",
                       "start", "test"})
+MOST_REPEATED = 10_000      # bytes of an answer that structuredContent repeats for a model
 INSTRUCTIONS = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task.
 After a restart, call list_open_obligations first: it lists what is still owed to you. As a worker: lease_next,
 renew_lease every renew_every_seconds, then complete, fail or release_lease; a lease that ran out is lost. Every error
@@ -124,6 +126,8 @@ def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
     """
     hidden = {*(ASKER_ARGUMENTS if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
     schema: JsonObject = shorten_schema(make_input_schema(op), hidden)
+    if (limit := schema["properties"].get("limit")) and is_list(op.name):
+        limit["description"] = f"default {PAGE}, clamped to {LARGEST_PAGE}"
     for name in schema["properties"].keys() & ASKER_ARGUMENTS.keys() if issubclass(op.takes, ASKING) else ():
         schema["properties"][name]["description"] = ASKER_ARGUMENTS[name]
     defs: JsonObject = schema.pop("$defs", {})
@@ -248,10 +252,11 @@ def make_refusal_data(no: GateError) -> JsonObject:
     return {**no.body(), **describe_refusal(no)}
 
 
-def make_result(reply: bytes) -> JsonObject:
-    """Wrap a reply as the result of a tool."""
+def make_result(reply: bytes, *, once: bool = False) -> JsonObject:
+    """Wrap a reply as the result of a tool; a large one may be sent only `once`, because some hosts show both forms."""
     text = {"type": "text", "text": reply.decode()}
-    return {"content": [text], "structuredContent": decode_json(reply), "isError": False}
+    again = {} if once and len(reply) > MOST_REPEATED else {"structuredContent": decode_json(reply)}
+    return {"content": [text], **again, "isError": False}
 
 
 def make_refusal_result(no: GateError) -> JsonObject:
