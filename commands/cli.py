@@ -425,7 +425,7 @@ class PassingCommand(click.Command):
 
 
 @commands.command(cls=PassingCommand, epilog="Example: asyncgate worker --type ocr.page -- ./ocr.sh")
-@click.argument("what", metavar="[echo | sleep_then_return | http_get | -- PROGRAM]", required=False)
+@click.argument("what", metavar="[echo] [sleep_then_return] [http_get] | -- PROGRAM", nargs=-1)
 @click.option("--ai", "profile_file", metavar="FILE",
               help="Use a language model with tools; FILE is its profile.")
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Type of task to lease; repeatable.")
@@ -449,9 +449,9 @@ class PassingCommand(click.Command):
 @click.option("--lifeline", "quiet", is_flag=True, hidden=True)
 @add_gate_options
 @click.pass_context
-def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file: str | None, forget: bool,
+def worker(ctx: click.Context, /, at: Connection, what: tuple[str, ...], profile_file: str | None, forget: bool,
            quiet: bool, **about: Any) -> None:
-    """Run a worker: three built-in task types, a program called for each task, or a language model with tools.
+    """Run a worker: built-in task types, a program called for each task, or a language model with tools.
 
     A program reads the payload as JSON from standard input, and ASYNCGATE_TASK_ID, ASYNCGATE_ATTEMPT and others from
     its environment.  Its standard output is the result, JSON or text.  Each line on file descriptor 3 is progress; an
@@ -462,8 +462,10 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
     """
     from asyncgate.clients.worker import program as part
     command = ctx.meta["passed"]
-    if what not in (None, *part.BUILT_IN_TASKS):
-        raise click.UsageError(f"{what!r} is not one of {', '.join(part.BUILT_IN_TASKS)}; put a program after --")
+    if unknown := [name for name in what if name not in part.BUILT_IN_TASKS]:
+        raise click.UsageError(f"{unknown[0]!r} is not one of {', '.join(part.BUILT_IN_TASKS)}; put a program after --")
+    if len(what) > 1 and about["types"]:
+        raise click.UsageError("--type gives other names to one task; start a worker for each")
     about |= {"url": at.url, "token": at.token}
     if [bool(what), bool(command), bool(profile_file)].count(True) != 1 or (command and not about["types"]):
         raise click.UsageError("name the tasks: echo, sleep_then_return, http_get, --ai FILE, "

@@ -33,16 +33,76 @@ def hide_credential() -> None:
         library.prctl(DUMPABLE, 0, 0, 0, 0)
 
 
+class Guardian:
+    """A process that outlives a worker only to kill the programs of one that was killed: no worker can do that itself.
+
+    It reads a pipe that ends with the worker, however the worker ends.
+    """
+
+    def __init__(self) -> None:
+        self.pid, self.pipe = 0, -1
+
+    def start(self) -> None:
+        """Fork the guardian; its session is its own, so that what ends the worker's group spares it."""
+        read, self.pipe = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    signal.signal(sign, signal.SIG_IGN)
+                os.close(self.pipe)
+                guard(read)
+            finally:
+                os._exit(0)
+        os.close(read)
+
+    def tell(self, lease_id: str, state: str) -> None:
+        """Tell of a run: `begins`, the id of its process group, or `ended`."""
+        with contextlib.suppress(OSError):      # somebody has killed the guardian: the work goes on
+            os.write(self.pipe, f"{lease_id} {state}\n".encode())
+
+
+def guard(pipe: int) -> None:
+    """Read which programs run until the worker is gone; then kill these."""
+    running: dict[str, str] = {}
+    with open(pipe, encoding="utf-8") as told:
+        for line in told:
+            lease_id, state = line.split()
+            running[lease_id] = state
+            if state == "ended":
+                del running[lease_id]
+    for group in filter(str.isdecimal, running.values()):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(int(group), signal.SIGKILL)
+    for _ in range(ROUNDS if sys.platform.startswith("linux") and running else 0):
+        left = [pid for pid in find_parents() if any(is_of(pid, lease_id) for lease_id in running)]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not left:
+            return
+
+
+def is_of(pid: int, lease_id: str) -> bool:
+    """Whether a process runs for a lease, as far as its environment can be read."""
+    try:
+        return f"ASYNCGATE_LEASE_ID={lease_id}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
 class Children:
     """The running programs, and the sweep for processes that they leave behind."""
 
     def __init__(self) -> None:
         self.running: set[int] = set()
         self.lock = threading.Lock()        # no sweep between the start of a program and its entry in `running`
-        self.adopts = False
+        self.adopts, self.guardian = False, Guardian()
 
     def adopt(self) -> None:
-        """Become the parent of orphaned descendants, in place of the init process."""
+        """Become the parent of orphaned descendants, in place of the init process, and start the guardian."""
+        self.guardian.start()
         if sys.platform.startswith("linux"):
             self.adopts = ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0
 
@@ -51,8 +111,8 @@ class Children:
         for _ in range(ROUNDS if self.adopts else 0):
             with self.lock:
                 parents = find_parents()
-                left = [pid for pid, parent in parents.items() if parent == os.getpid() and pid not in self.running
-                        and self._is_of(pid, lease_id)]
+                left = [pid for pid, parent in parents.items() if parent == os.getpid()
+                        and pid not in {*self.running, self.guardian.pid} and self._is_of(pid, lease_id)]
                 for pid in add_descendants(left, parents):
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
@@ -64,11 +124,7 @@ class Children:
 
     def _is_of(self, pid: int, lease_id: str) -> bool:
         """Whether an orphan belongs to a run; one without a readable environment belongs to the last run that ends."""
-        try:
-            surroundings = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            surroundings = b""
-        return f"ASYNCGATE_LEASE_ID={lease_id}".encode() in surroundings.split(b"\0") or not self.running
+        return is_of(pid, lease_id) or not self.running
 
 
 def find_parents() -> dict[int, int]:

@@ -53,7 +53,7 @@ async def echo(payload: Any) -> Any:
     return payload
 
 
-class Sleep(msgspec.Struct):
+class Sleep(msgspec.Struct, forbid_unknown_fields=True):
     """The payload: how long to sleep, and what to return then."""
 
     seconds: float = 1.0
@@ -71,7 +71,7 @@ async def sleep_then_return(payload: Sleep, job: Job) -> Any:
     return payload.result
 
 
-class Get(msgspec.Struct):
+class Get(msgspec.Struct, forbid_unknown_fields=True):
     """The payload: the URL to fetch, and request headers."""
 
     url: str
@@ -177,11 +177,13 @@ class Run:
 
     def begin(self, path: str, command: list[str], surroundings: dict[str, str]) -> None:
         """Start the program without a shell, and start to wait for its end."""
+        CHILDREN.guardian.tell(self.job.lease_id, "begins")
         with self.pipes() as ends, CHILDREN.lock:
             self.pid = os.posix_spawn(
                 path, command, surroundings, setpgroup=0, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
                 file_actions=[(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(ends)])
             CHILDREN.running.add(self.pid)
+        CHILDREN.guardian.tell(self.job.lease_id, str(self.pid))
         self.exit = asyncio.ensure_future(run_in_thread(self._wait))
 
     def _wait(self) -> int:
@@ -202,6 +204,7 @@ class Run:
             self._signal(signal.SIGKILL)        # children that it left running would hold the pipes open
             CHILDREN.running.discard(self.pid)
             await run_in_thread(CHILDREN.sweep, self.job.lease_id)
+            CHILDREN.guardian.tell(self.job.lease_id, "ended")
             done, _ = await asyncio.wait(talking, timeout=KILL_SECONDS)
             wrong = [error for one in done if (error := one.exception())]
         if wrong:
@@ -305,25 +308,24 @@ def feed_pipe(file: BinaryIO, text: bytes) -> None:
 # The command.
 
 
-BUILT_IN_TASKS = ("echo", "sleep_then_return", "http_get")
+BUILT_IN_TASKS: dict[str, Callable[..., Any]] = {
+    "echo": echo, "sleep_then_return": sleep_then_return, "http_get": http_get}
 
 
 def run_worker(
-        what: str | None, command: Sequence[str], *, types: Sequence[str], allow: Sequence[str], plain_http: bool,
+        what: Sequence[str], command: Sequence[str], *, types: Sequence[str], allow: Sequence[str], plain_http: bool,
         timeout_seconds: float, quiet: bool, **about: Any) -> None:
-    """Run a worker until it is stopped."""
+    """Run a worker until it is stopped: of a program, or of built-in types, of which one may have other names."""
     start_logging(logging.WARNING if quiet else logging.INFO)
     worker = Worker(about.pop("url"), **about)
-    kinds: dict[str | None, Callable[[], Callable[..., Any]]] = {
-        None: lambda: Program(command, worker), "echo": lambda: echo,
-        "sleep_then_return": lambda: sleep_then_return,
-        "http_get": lambda: http_get(allow, plain_http, timeout_seconds)}
-    task = kinds[what]()
-    worker.task(*(types or [str(what)]))(task)
-    if what is None:
+    for name in what:
+        task = http_get(allow, plain_http, timeout_seconds) if name == "http_get" else BUILT_IN_TASKS[name]
+        worker.task(*(types or [name]))(task)
+    if command:
+        worker.task(*types)(Program(command, worker))
         hide_credential()
         CHILDREN.adopt()
-    log.info("%s takes %s of %s", worker.worker_id or "this worker", ", ".join(types or [str(what)]), worker.gate.url)
+    log.info("%s takes %s of %s", worker.worker_id or "this worker", ", ".join(types or what), worker.gate.url)
     worker.run()
 
 

@@ -104,6 +104,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     async def _reach(self, request: httpx2.Request) -> httpx2.Response:
         """Try the addresses of a host in turn until one accepts a connection."""
+        read_host(request.url)      # first: a URL of another scheme is to be called so
         if request.headers.get_list("host") != [request.url.netloc.decode("ascii")]:
             raise Barred("the Host header must equal the host of the URL")
         failed: httpx2.TransportError = httpx2.ConnectError(f"{request.url.host} has no address")

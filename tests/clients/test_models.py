@@ -123,7 +123,7 @@ async def test_the_client_sends_models_wherever_json_is_expected_and_refuses_at_
         via: Any) -> None:
     async with Gate(port=0) as gate, AsyncGate(gate.url, gate.token, agent_id="ada", via=via) as client:
         made = await client.create_tasks(tasks=[{"type": "t", "payload": Page(number=3)}])
-        assert (await client.get_task(made.results[0].task_id)).payload["number"] == 3
+        assert (await client.get_task(str(made.results[0].task_id))).payload["number"] == 3
 
         for payload in (Opaque(), {"a": [Opaque()]}):
             with pytest.raises(TypeError, match="Opaque cannot be written as JSON"):

@@ -48,7 +48,7 @@ def begin(gate: Http, tmp_path: Path) -> Iterator[Begin]:
                             "ASYNCGATE_API_KEY": TOKEN, "XDG_STATE_HOME": str(tmp_path / "state"), "MINE": "kept"}
             worker = stack.enter_context(subprocess.Popen(
                 [*WORKER, "--worker-id", "w", *arguments], cwd=tmp_path, env=surroundings, stderr=subprocess.PIPE,
-                text=True))
+                text=True, process_group=0))
             stack.callback(worker.kill)
             return worker
 
@@ -238,6 +238,47 @@ def test_a_task_that_kills_its_worker_is_on_hold_although_the_worker_is_restarte
     assert "w lost its lease 3 times" in gate.call("explain_task", task_id=task_id)["summary"]
 
 
+def is_alive(pid: str) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["the worker", "its group"])
+def test_a_program_and_its_descendants_end_when_their_worker_is_killed(
+        gate: Http, begin: Begin, tmp_path: Path, group: bool) -> None:
+    worker = begin("--concurrency", "2", *script(tmp_path, """\
+        sleep 600 &
+        setsid sleep 601 &
+        echo $$ $! $(jobs -p) > pids.$$
+        trap '' TERM
+        while true; do sleep 0.1; done
+    """))
+    for _ in range(2):
+        create(gate, "t")
+    files = poll(lambda: len(some := [path for path in tmp_path.glob("pids.*") if path.read_text()]) == 2 and some)
+    pids = [pid for path in files for pid in path.read_text().split()]
+    assert all(map(is_alive, pids))
+
+    os.killpg(worker.pid, signal.SIGKILL) if group else worker.kill()
+
+    poll(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_worker_that_ends_leaves_no_guardian(gate: Http, begin: Begin, tmp_path: Path) -> None:
+    worker = begin(*script(tmp_path, "cat"))
+    run(gate, "t")
+    guardians = children_of(worker)
+
+    worker.terminate()
+    worker.wait(PATIENCE_SECONDS)
+
+    assert len(guardians) == 1
+    poll(lambda: not any(is_alive(str(pid)) for pid in guardians))
+
+
 def children_of(worker: subprocess.Popen[str]) -> list[int]:
     """The processes that a worker has started."""
     tasks = Path(f"/proc/{worker.pid}/task").glob("*/children")
@@ -307,7 +348,8 @@ def test_a_second_signal_ends_at_once_and_gives_the_task_back(gate: Http, begin:
 
 @pytest.mark.parametrize(("arguments", "says"), [
     ((), "name the tasks"), (("--type", "t"), "name the tasks"), (("--", "true"), "name the tasks"),
-    (("echo", "--", "true"), "name the tasks"), (("nothing",), "is not one of echo"),
+    (("echo", "--", "true"), "name the tasks"), (("echo", "nothing"), "is not one of echo"),
+    (("echo", "http_get", "--type", "t"), "--type gives other names to one task"),
     (("--type", "t", "--", "no-such-program"), "there is no program 'no-such-program'"),
     (("http_get", "--allow", "ten/8"), "--allow: 'ten/8' is neither a host nor a network"),
     (("http_get", "--timeout", "0"), "less than 0.001 seconds"), (("echo", "--state", "/dev/null/x"), "--forget)"),
@@ -339,6 +381,20 @@ def test_a_gate_that_does_not_let_it_in_ends_it(begin: Begin) -> None:
 
 
 # Small tasks.
+
+
+def test_one_worker_takes_all_built_in_types_and_refuses_members_that_it_does_not_know(
+        gate: Http, begin: Begin) -> None:
+    begin("echo", "sleep_then_return", "http_get")
+
+    assert run(gate, "echo", {"any": 1})["result"]["result"] == {"any": 1}
+    for type, payload, wrong in (("sleep_then_return", {"duration": 0.1}, "duration"),
+                                 ("http_get", {"url": "https://a.example", "header": {}}, "header")):
+        error = run(gate, type, payload)["result"]["error"]
+        assert (error["code"], f"unknown field `{wrong}`" in error["message"]) == ("invalid_payload", True)
+    for url in ("file:///etc/passwd", "ftp://a.example", "a.example"):
+        error = run(gate, "http_get", {"url": url})["result"]["error"]
+        assert error == {"code": "barred", "message": "only http and https URLs with a host may be called"}
 
 
 def test_sleep_then_return_sleeps_and_returns(gate: Http, begin: Begin) -> None:
