@@ -165,9 +165,9 @@ def bad_bodies(gate: LoadGate) -> Callable[[int], bytes]:
 
 async def keep_busy(gate: LoadGate, kind: str, number: int) -> None:
     """Keep a number of creations or claims in flight until this process is stopped."""
-    if kind == HOSTILE:
+    if kind.startswith(HOSTILE):
         from asyncgate.commands.bench.hostile import keep_hostile  # imports this module
-        await keep_hostile(gate, number)
+        await keep_hostile(gate, number, kind.removeprefix(HOSTILE).strip())
         return
     if kind in REFUSALS:
         return await keep_trying(gate, kind, number)
@@ -198,7 +198,7 @@ def send_again(wire: Wire, request: bytes, answer: bytes) -> None:
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(RIVALRIES))
+@click.argument("kind")
 @click.argument("number", type=click.IntRange(min=1))
 def main(kind: str, number: int) -> None:
     """Keep a gate busy until standard input closes."""

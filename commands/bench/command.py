@@ -73,6 +73,7 @@ class Asked(msgspec.Struct):
     bad_keys: int
     bad_bodies: int
     hostile: bool
+    no_limits: bool
     slow_disk: float
     beside: list[str]
     as_json: bool
@@ -165,7 +166,9 @@ FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.it
 @click.option("--bad-bodies", default=0, type=click.IntRange(0, 100), metavar="N",
               help="The same beside N clients that send the most expensive bodies a gate accepts.")
 @click.option("--hostile", is_flag=True,
-              help="Start a server with limits; measure a tenant alone and beside a hostile one.")
+              help="Start two servers with limits; measure a tenant alone, beside a hostile one, and beside the same "
+                   "attack on the other server.")
+@click.option("--no-limits", is_flag=True, help="With --hostile: without limits.")
 @click.option("--slow-disk", default=0.0, type=click.FloatRange(0, 1000), metavar="MS",
               help="Start a server whose commits take MS longer, to measure the value of shared commits.")
 @click.option("--beside", default="", callback=read_names, metavar="NAMES",
@@ -219,8 +222,12 @@ def find_contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if {"seconds", "count"} <= given:
         yield "--seconds and --count exclude each other"
-    if asked.databases and not (asked.of_itself or asked.beside):
-        yield "--database needs --self or --beside: a running gate, named by --url, has its own database"
+    if asked.no_limits and not asked.hostile:
+        yield "--no-limits needs --hostile"
+    if asked.hostile and len(asked.databases) not in (0, 2):
+        yield "--hostile takes two databases, one for each of its servers, or none"
+    if asked.databases and not (asked.of_itself or asked.beside or asked.hostile):
+        yield "--database needs --self, --beside or --hostile: a running gate, named by --url, has its own database"
     if asked.beside and any(one.partition(":")[0] not in ("postgres", "postgresql") for one in asked.databases):
         yield "--beside needs a Postgres server as its --database, such as postgresql://postgres@localhost"
     if asked.beside and (len(asked.databases) > 1 or not {*asked.modes} <= {*BESIDE_MODES}):
@@ -282,9 +289,11 @@ def measure_flood(asked: Asked) -> None:
 def measure_hostile(asked: Asked) -> None:
     """Start a server with limits, and measure one tenant beside a hostile one."""
     from asyncgate.commands.bench import hostile as part
-    with start_servers((), 0, part.LIMITED) as [server], start_servers((), 0, part.LIMITED) as [other]:
-        rows = run_on_fastest_loop(part.measure_victim(server, other, asked.plan()))
-    click.echo(msgspec.json.encode(rows) if asked.as_json else f"{format_rows(rows)}\n{part.format_verdict(rows)}")
+    sets, (mine, control) = part.UNLIMITED if asked.no_limits else part.LIMITED, asked.databases or ("", "")
+    with (start_servers((mine,) if mine else (), 0, sets) as [*_, server],
+          start_servers((control,) if control else (), 0, sets) as [*_, other]):
+        rows = run_on_fastest_loop(part.measure_victim(server, other, asked.plan(), not asked.no_limits))
+    click.echo(msgspec.json.encode(rows) if asked.as_json else part.format_verdict(rows))
 
 
 def measure_slow_disk(asked: Asked) -> None:
