@@ -569,12 +569,13 @@ class Sqlite(Pages):
         return self
 
     async def _open(self) -> None:
+        if self.path != ":memory:":
+            refuse_left_log(self.path)
         self.db = connect(self.path)
         self.opened.callback(self._close_writer)
         require_ours(self.db, self.path)
         self.db.executescript(PRAGMAS)
         if self.path != ":memory:":
-            refuse_left_log(self.path)
             self._take_over()
         self.carried = self.carries and carry_over(self.db)
         migrate_file(self.db)
@@ -1339,10 +1340,15 @@ def require_ours(db: sqlite3.Connection, path: str) -> None:
 
 
 def refuse_left_log(path: str) -> None:
-    """Refuse a file beside the redo log of a killed gate of an earlier release; raises StartupError.
+    """Refuse a file beside a log that may have acknowledged work, and cannot be taken over; raises StartupError.
 
-    Only that release can tell what of it the file has already, and it takes the rest over.
+    SQLite would delete the write-ahead log of a file that is not there.  What of the redo log of a killed gate of an
+    earlier release is in the file already, only that release can tell, and it takes the rest over.
     """
+    wal = f"{path}-wal"
+    if not os.path.exists(path) and os.path.exists(wal) and os.path.getsize(wal):
+        raise StartupError(f"{wal} is there and {path} is not: it may have the newest acknowledged work of a gate that "
+                           f"was killed; put {path} back beside it, or move {wal} to where {path} went")
     if os.path.exists(f"{path}-redo"):
         raise StartupError(f"{path}-redo was left by a gate of an earlier release that was killed, and may have "
                            f"acknowledged work that {path} lacks: start that release once and stop it in order, then "

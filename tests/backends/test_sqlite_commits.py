@@ -185,6 +185,22 @@ async def test_a_redo_log_that_an_earlier_release_left_is_refused_with_the_way_o
     assert await tasks_of(path) == {made}
 
 
+async def test_a_log_without_its_database_is_refused_and_kept(path: Path, tmp_path: Path) -> None:
+    """Who moves a killed gate's file, and not its log, would lose the newest work when a new file is made."""
+    other: Any = await open_backend(f"sqlite:///{tmp_path}/other.db", serving=True)
+    made = await Gate(Engine(other), TENANT).create()
+    for end in ("", "-wal"):
+        shutil.copy(f"{tmp_path}/other.db{end}", f"{path}{end}")
+    await other.close()
+    os.rename(path, f"{path}-aside")
+
+    with pytest.raises(StartupError, match=r"gate\.db-wal is there and .*gate\.db is not"):
+        await open_backend(f"sqlite:///{path}", serving=True)
+
+    os.rename(f"{path}-aside", path)        # nothing else was made meanwhile
+    assert await tasks_of(path) == {made}
+
+
 async def test_a_file_that_may_only_be_read_is_refused_beside_a_redo_log_too(
         path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await (await open_backend(f"sqlite:///{path}")).close()
