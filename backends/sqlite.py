@@ -580,7 +580,8 @@ class Sqlite(Pages):
         self.carried = self.carries and carry_over(self.db)
         migrate_file(self.db)
         self._load_caches()
-        self.clock = SteadyClock(after=self.db.execute(LAST_SIGN).fetchone()[0])
+        sign, _ = attempt(lambda: self.db.execute(LAST_SIGN).fetchone()[0])     # what is damaged is told who reads it
+        self.clock = SteadyClock(after=sign)
         self.files = inodes(self.path)
         self.loop = asyncio.get_running_loop()
         for _ in range(0 if self.path == ":memory:" else 2):
@@ -732,8 +733,9 @@ class Sqlite(Pages):
         self._renew_doubted()
         try:
             return call.run()
-        except sqlite3.Error:
-            self._doubt()
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:     # that comes before a COMMIT
+                self._doubt()
             raise
 
     def _doubt(self) -> None:
