@@ -92,6 +92,26 @@ UPDATE asyncgate.migrations SET privileges = NULL;
 """
 
 
+# Large objects know no tenant and no wall, and everybody may make them until it is taken from PUBLIC; that is for a
+# superuser.
+NO_LARGE_OBJECTS = f"""\
+BEGIN;
+SELECT pg_advisory_xact_lock({MIGRATION_KEY});
+DO $$
+DECLARE
+    name regprocedure;
+BEGIN
+    FOR name IN SELECT oid FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace
+        AND proname IN ('lo_create', 'lo_creat', 'lo_from_bytea')
+        AND has_function_privilege('asyncgate_app', oid, 'EXECUTE')
+        AND pg_has_role(proowner, 'MEMBER') LOOP
+        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', name);
+    END LOOP;
+END $$;
+COMMIT;
+"""
+
+
 class Migration(Struct, frozen=True):
     """One migration file."""
 
@@ -215,6 +235,7 @@ async def migrate_database(url: str, folder: Path = FOLDER) -> list[str]:
             applied.append(todo[0].name)
         if applied or await stored_privileges(db) is None:
             await store_privileges(db)
+        await db.execute(NO_LARGE_OBJECTS)
     return applied
 
 
@@ -225,7 +246,8 @@ def roles() -> str:
 
 def migration_sql(after: int) -> str:
     """Return all migrations after a schema number as a script for psql."""
-    return "\n".join(migration.script for migration in migrations() if migration.number > after)
+    scripts = [migration.script for migration in migrations() if migration.number > after]
+    return "\n".join([*scripts, NO_LARGE_OBJECTS] if scripts else [])
 
 
 async def require_beginning(db: Any) -> None:
