@@ -15,13 +15,13 @@ import msgspec
 from msgspec import inspect as shapes
 
 MOST_FLAWS = 10     # of a payload, that an error names
-PLAIN = "plain JSON values, a dataclass, a msgspec.Struct or a pydantic model"
+WRITABLE = "plain JSON values, a dataclass, a msgspec.Struct or a pydantic model"
 
 
 def dump_model(value: Any) -> Any:
     """Return a pydantic model as JSON values, under its aliases; raises TypeError for what JSON cannot express."""
     if not is_model(type(value)):
-        raise TypeError(f"{type(value).__name__} cannot be written as JSON; give {PLAIN}")
+        raise TypeError(f"{type(value).__name__} cannot be written as JSON; give {WRITABLE}")
     return find_adapter(type(value)).dump_python(value, mode="json", by_alias=True)
 
 
@@ -33,7 +33,7 @@ def make_reader(type: Any) -> Callable[[Any], Any]:
         return make_model_reader(type)
     msgspec.json.Decoder(type, dec_hook=read_model)     # raises TypeError, where `convert` would only at the first task
     if opaque := find_opaque(type):
-        raise TypeError(f"JSON has no {opaque.__name__}; declare {PLAIN}")
+        raise TypeError(f"JSON has no {opaque.__name__}; declare {WRITABLE}")
     return lambda value: msgspec.convert(value, type, str_keys=True, dec_hook=read_model)
 
 
@@ -42,7 +42,7 @@ def check_result(type: Any) -> None:
     if get_origin(type) in (collections.abc.Awaitable, collections.abc.Coroutine):
         type = get_args(type)[-1]
     if (opaque := find_opaque(type)) and not inspect.isabstract(opaque) and not getattr(opaque, "_is_protocol", False):
-        raise TypeError(f"its result, {opaque.__name__}, cannot be written as JSON; return {PLAIN}")
+        raise TypeError(f"its result, {opaque.__name__}, cannot be written as JSON; return {WRITABLE}")
 
 
 # Pydantic.

@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -262,7 +263,8 @@ async def test_no_client_hears_of_a_lock_that_another_program_holds_for_two_seco
 
 async def test_a_lock_that_another_program_keeps_is_a_503_for_all_who_write_and_costs_no_lease(
         path: Path, url: str) -> None:
-    patient = {"database.timeout_seconds": 1, "restart_grace_seconds": 60, "lease_sweep_interval_seconds": 0.2}
+    patient: dict[str, Any] = {
+        "database.timeout_seconds": 1, "restart_grace_seconds": 60, "lease_sweep_interval_seconds": 0.2}
     async with (serving(url, **patient) as server, agent_of(server) as ada, agent_of(server) as bob,
                 aclosing(Client(server, "w1")) as worker):
         await ada.ask("create_task", type="demo", payload=None)

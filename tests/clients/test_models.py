@@ -125,7 +125,8 @@ async def test_the_client_sends_models_wherever_json_is_expected_and_refuses_at_
         made = await client.create_tasks(tasks=[{"type": "t", "payload": Page(number=3)}])
         assert (await client.get_task(str(made.results[0].task_id))).payload["number"] == 3
 
-        for payload in (Opaque(), {"a": [Opaque()]}):
+        opaque: list[Any] = [Opaque(), {"a": [Opaque()]}]
+        for payload in opaque:
             with pytest.raises(TypeError, match="Opaque cannot be written as JSON"):
                 await client.submit("t", payload)
         with pytest.raises(ValueError, match="JSON has no such number"):

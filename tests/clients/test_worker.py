@@ -361,8 +361,10 @@ async def test_whatever_can_be_awaited_is_awaited(gate: AsyncHttp, way: str) -> 
         return asyncio.ensure_future(read(page))
 
     worker = made(gate)
-    worker.task("t")({"partial": functools.partial(read, add=1), "partial of a method": functools.partial(
-        Reader().read, add=1), "decorator": plain, "wraps": wrapped, "future": future, "nested": nested}[way])
+    functions: dict[str, Callable[..., Any]] = {
+        "partial": functools.partial(read, add=1), "partial of a method": functools.partial(Reader().read, add=1),
+        "decorator": plain, "wraps": wrapped, "future": future, "nested": nested}
+    worker.task("t")(functions[way])
 
     async with at_work(worker):
         task = await run(gate, payload={"document": "a", "pages": 2}, max_attempts=1)
@@ -402,7 +404,7 @@ class Opaque:
 
 def takes_opaque(page: Opaque) -> None: ...
 def takes_many(page: list[Opaque | int]) -> None: ...
-def gives_opaque(page: Any) -> Opaque | None: ...
+def gives_opaque(page: Any) -> Opaque | None: raise NotImplementedError
 def gives_path(page: Any) -> dict[str, list[Path]]: raise NotImplementedError
 async def gives_opaque_later(page: Any) -> Opaque: raise NotImplementedError
 

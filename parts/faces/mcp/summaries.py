@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from asyncgate.parts.model.content import JsonObject, decode_json, encode_json
 
 MOST_BYTES = 20_000     # of an answer: hosts refuse more than 25,000 tokens
-PAGE, LARGEST_PAGE = 10, 15     # items of a list, by default and at most
+DEFAULT_PAGE, LARGEST_PAGE = 10, 15     # items of a list, by default and at most
 VALUE_BYTES = (1000, 300, 100, 40)      # of one value: the first of these that fits
 LONGEST_NAME = 200      # characters; texts that are not longer are cut last, and ids of the gate's own making never
 BY_RESOURCE = "read the resource asyncgate://tasks/{task_id}, or GET /v1/tasks/{task_id}"
@@ -32,7 +32,7 @@ def limit_page(name: str, ask: Any) -> None:
     """Let a list have no more items than a model can read."""
     for field in ("limit", "max_items"):
         if is_list(name) and hasattr(ask, field):
-            setattr(ask, field, min(getattr(ask, field) or PAGE, LARGEST_PAGE))
+            setattr(ask, field, min(getattr(ask, field) or DEFAULT_PAGE, LARGEST_PAGE))
 
 
 def summarize(name: str, reply: Any) -> bytes:

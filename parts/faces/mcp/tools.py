@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from asyncgate.parts.faces.mcp.summaries import LARGEST_PAGE, PAGE, is_list
+from asyncgate.parts.faces.mcp.summaries import DEFAULT_PAGE, LARGEST_PAGE, is_list
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.content import JsonObject, decode_json, encode_json
 from asyncgate.parts.model.errors import GateError, InvalidRequest
@@ -127,7 +127,7 @@ def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
     hidden = {*(ASKER_ARGUMENTS if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
     schema: JsonObject = shorten_schema(make_input_schema(op), hidden)
     if (limit := schema["properties"].get("limit")) and is_list(op.name):
-        limit["description"] = f"default {PAGE}, clamped to {LARGEST_PAGE}"
+        limit["description"] = f"default {DEFAULT_PAGE}, clamped to {LARGEST_PAGE}"
     for name in schema["properties"].keys() & ASKER_ARGUMENTS.keys() if issubclass(op.takes, ASKING) else ():
         schema["properties"][name]["description"] = ASKER_ARGUMENTS[name]
     defs: JsonObject = schema.pop("$defs", {})
