@@ -106,6 +106,7 @@ from asyncgate.parts.model.wire import (
     Leases, ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal,
     Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease,
     ReportProgress, Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
+from asyncgate.parts.process.clock import elapsed
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
@@ -987,7 +988,7 @@ class Engine:
         who = speaker(caller, ask)
         if ask.asks_about() or (caller.bound and not who.same(caller.principal)):
             who = caller.principal
-        self.sightings.calls.append((caller.tenant_id, who, time.time() + self.backend.skew))
+        self.sightings.calls.append((caller.tenant_id, who, elapsed() + self.backend.skew))
         if len(self.sightings.calls) >= MOST_CALLS:
             self.sightings.count()
 

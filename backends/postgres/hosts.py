@@ -71,6 +71,8 @@ class Hosts:
             else:
                 self._move(url, 0)
                 probe(db, self.patience)
+                if "lock_timeout" in given.get("server_settings", {}) and db.get_server_version().major >= 17:
+                    await db.execute("SET transaction_timeout = 0")     # older servers refuse to hear of it
                 await self._end_lost(db)
                 return db
         raise combine_problems(problems)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Protocol
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 
 from asyncgate.parts.model.stored import Claimed, Lease, Presence
 from asyncgate.parts.model.wire import LeaseNext, Offers, Principal
+from asyncgate.parts.process.clock import elapsed
 
 STORED_EVERY_SECONDS = 30.0
 PAUSE = 1800.0                              # seconds without a call after which the next call begins a new session
@@ -62,7 +62,7 @@ class Sightings:
 
     def note_claim(self, tenant_id: str, worker: Principal, ask: LeaseNext, offers: Offers) -> None:
         """Note what a claim offered, and what it got."""
-        self.claims.append((tenant_id, worker, ask, offers, time.time() + self.clock.skew))
+        self.claims.append((tenant_id, worker, ask, offers, elapsed() + self.clock.skew))
         if len(self.claims) >= MOST_CALLS:
             self.count()
 
@@ -75,7 +75,7 @@ class Sightings:
             yield
         except asyncio.CancelledError:
             if self.waiting[key] == 1:      # else another process of this worker waits
-                self.hangups.append((tenant_id, worker, time.time() + self.clock.skew))
+                self.hangups.append((tenant_id, worker, elapsed() + self.clock.skew))
             raise
         finally:
             self.waiting[key] -= 1
@@ -86,7 +86,7 @@ class Sightings:
         """Count what is noted; convert its times to the database's clock."""
         calls, claims, leases, hangups = self.calls, self.claims, self.leases, self.hangups
         self.calls, self.claims, self.leases, self.hangups = [], [], [], []
-        ahead = self.clock.now() - self.clock.skew - time.time()
+        ahead = self.clock.now() - self.clock.skew - elapsed()
         for tenant_id, who, at in calls:
             self._count(tenant_id, who, at + ahead)
         for tenant_id, worker, ask, offers, at in claims:
