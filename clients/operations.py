@@ -393,6 +393,15 @@ class Tasks(Struct, kw_only=True):
     cursor: str | None = None
 
 
+class FoundTasks(Struct, kw_only=True):
+    """The tasks that were found, newest first, among those that were looked at."""
+
+    tasks: list[TaskRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+    searched: int = 0
+
+
 CALLS = {
     "ack_receipt": CallSpec("ack_receipt", "POST", "/v1/receipts/{receipt_id}/ack", True, "principal", (), Ok),
     "attach_artifacts": CallSpec(
@@ -499,6 +508,7 @@ CALLS = {
         "run_schedule", "POST", "/v1/schedules/{schedule_id}/run", False, "principal", (), Created),
     "run_task": CallSpec("run_task", "POST", "/v1/tasks/run", True, "principal", ("idempotency_key",), TaskRecord),
     "seal_receipts": CallSpec("seal_receipts", "POST", "/v1/seals", False, "", (), SealEnd),
+    "search_tasks": CallSpec("search_tasks", "GET", "/v1/search", True, "principal", (), FoundTasks),
     "set_budget": CallSpec("set_budget", "POST", "/v1/budgets", True, "", (), BudgetReport),
     "set_limits": CallSpec("set_limits", "POST", "/v1/tenants/{tenant}/limits", False, "", (), Limits),
     "sign_out_everywhere": CallSpec("sign_out_everywhere", "POST", "/v1/sign-out", True, "", (), SignedOut),
@@ -1532,6 +1542,24 @@ class AsyncOperations:
         up to last_receipt_id was rewritten.
         """
         return await self.ask("seal_receipts", SealEnd, locals())
+
+    async def search_tasks(
+        self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
+        type: str | None = None, created_by: str | None = None, created_by_kind: Kind | None = None,
+        created_after: datetime | None = None, created_before: datetime | None = None, id_prefix: str | None = None,
+        held: bool | None = None, type_prefix: str | None = None, summary_prefix: str | None = None,
+        payload: str | None = None, tag: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> FoundTasks:
+        """Search tasks by a member of their payload or by a label, newest first: an agent's own, or any for an admin.
+
+        Each call looks at up to 2,000 of the tasks that the other filters leave, and stops once it has found limit of
+        them
+        or a few more: repeat it with next_cursor to look further, also if it has found none.
+        """
+        return await self.ask("search_tasks", FoundTasks, locals())
 
     async def set_budget(
         self, quantity: Quantity, *, tenant: str | None = None, monthly: int | None = None,
@@ -2637,6 +2665,24 @@ class SyncOperations:
         up to last_receipt_id was rewritten.
         """
         return self.ask("seal_receipts", SealEnd, locals())
+
+    def search_tasks(
+        self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
+        type: str | None = None, created_by: str | None = None, created_by_kind: Kind | None = None,
+        created_after: datetime | None = None, created_before: datetime | None = None, id_prefix: str | None = None,
+        held: bool | None = None, type_prefix: str | None = None, summary_prefix: str | None = None,
+        payload: str | None = None, tag: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> FoundTasks:
+        """Search tasks by a member of their payload or by a label, newest first: an agent's own, or any for an admin.
+
+        Each call looks at up to 2,000 of the tasks that the other filters leave, and stops once it has found limit of
+        them
+        or a few more: repeat it with next_cursor to look further, also if it has found none.
+        """
+        return self.ask("search_tasks", FoundTasks, locals())
 
     def set_budget(
         self, quantity: Quantity, *, tenant: str | None = None, monthly: int | None = None,

@@ -351,11 +351,14 @@ def print_reply(op: Operation, reply: dict[str, Any]) -> None:
     print_hints(op, reply)
 
 
+GROWING = ("get_task_history", "list_audit")      # lists to which time adds at the end, so that one can go on there
+
+
 def print_hints(op: Operation, reply: dict[str, Any]) -> None:
     """Print on stderr the option for the next page, or after the last page for later entries."""
     if more := reply.get("next_cursor"):
         click.echo(f"next page: --cursor {more}", err=True)
-    elif (cursor := reply.get("cursor")) and not getattr(op.gives, "newest_first", False):
+    elif (cursor := reply.get("cursor")) and ("since_receipt_id" in op.reader.fields or op.name in GROWING):
         since = "since-receipt-id" if "since_receipt_id" in op.reader.fields else "cursor"
         click.echo(f"later entries: --{since} {cursor}", err=True)
 

@@ -550,3 +550,46 @@ async def test_who_is_no_admin_finds_the_ids_of_what_they_may_read(gate: Gate) -
     assert await found(gate.as_agent("ada"), task_id[-12:]) == [("task", task_id)]
     assert await found(gate.as_agent("bob"), task_id[-12:]) == []
     assert await found(gate.stranger().as_admin(), task_id[-12:]) == []
+
+
+# What no index holds.
+
+
+async def searched(view: View, **ask: Any) -> tuple[list[str], int]:
+    """Return the tasks that are found, to the end of the search, and how many were looked at."""
+    ids, looked_at = list[str](), 0
+    while True:
+        page = await view.search_tasks(**ask)
+        ids, looked_at = ids + [task.task_id for task in page.tasks], looked_at + page.searched
+        if page.next_cursor is None:
+            return ids, looked_at
+        ask["cursor"] = page.next_cursor
+
+
+async def test_tasks_are_searched_by_a_member_of_their_payload(gate: Gate) -> None:
+    payloads = [{"doc": 7}, {"doc": "7", "order": {"id": "A-7"}}, {"doc": 70}, ["doc", 7], {"doc": [6, 7]}, None]
+    ids = [await gate.create(payload=payload) for payload in payloads]
+
+    assert await searched(gate.as_agent(), payload="doc:7") == ([ids[4], ids[1], ids[0]], 6)
+    assert (await searched(gate.as_agent(), payload="order.id:A-7"))[0] == [ids[1]]
+    assert (await searched(gate.as_agent(), payload="order:7"))[0] == []
+    assert (await searched(gate.as_agent(), payload="doc:7", status="failed")) == ([], 0)
+
+
+async def test_tasks_are_searched_by_a_label(gate: Gate) -> None:
+    listed = await gate.create(requirements={"tags": ["night", "urgent"]})
+    named = await gate.create(requirements={"tags": {"team": "blue"}})
+    await gate.create()
+
+    assert (await searched(gate.as_agent(), tag="night"))[0] == [listed]
+    assert (await searched(gate.as_agent(), tag="team:blue"))[0] == [named]
+    assert (await searched(gate.as_agent(), tag="team"))[0] == [named]
+    assert (await searched(gate.as_agent(), tag="nig"))[0] == []
+
+
+async def test_a_search_shows_nobody_the_tasks_of_others(gate: Gate) -> None:
+    task_id = await gate.create(by="ada", payload={"doc": 7})
+
+    assert (await searched(gate.as_admin(), payload="doc:7"))[0] == [task_id]
+    assert (await searched(gate.as_agent("bob"), payload="doc:7"))[0] == []
+    assert (await searched(gate.stranger().as_admin(), payload="doc:7"))[0] == []

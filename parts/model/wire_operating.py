@@ -16,18 +16,20 @@ from asyncgate.parts.model.errors import (
     ScheduleNotFound,
     TenantNotFound,
 )
-from asyncgate.parts.model.examples import ADA, DUTY, FAR, LATER, NEXT_TASK_ID, NOW, PAUSED, TASK_ID
+from asyncgate.parts.model.examples import ADA, DUTY, FAR, LATER, NEXT_TASK_ID, NOW, PAUSED, TASK_ID, TASK_RECORD
 from asyncgate.parts.model.wire import (
     Ask,
     AsPrincipal,
     Capabilities,
     Integer,
     Kind,
+    ListTasks,
     Moment,
     Name,
     PageAsk,
     Principal,
     Status,
+    TaskRecord,
     Wait,
     Whole,
     says,
@@ -74,6 +76,26 @@ class ResumeSchedule(ScheduleAsk, kw_only=True):
 
 class RunSchedule(ScheduleAsk, kw_only=True):
     """Run one schedule now."""
+
+
+class SearchTasks(ListTasks, kw_only=True):
+    """Search tasks."""
+
+    example = ({"payload": "doc:7", "limit": 20}, {"tasks": [TASK_RECORD], "searched": 140})
+    next_step = "While next_cursor is not null, repeat with it as cursor; get_task shows one task."
+    payload: Annotated[Name | None, says("a member of the payload and its value: doc:7, or order.id:A-7")] = None
+    tag: Annotated[Name | None, says("a label in requirements.tags: night, or of an object team:blue")] = None
+
+
+class FoundTasks(Struct):
+    """The tasks that were found, newest first, among those that were looked at."""
+
+    columns = "task_id type status payload task_summary created_by created_at"
+    newest_first = True
+    tasks: list[TaskRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+    searched: int = 0
 
 
 class FindId(Ask, kw_only=True):

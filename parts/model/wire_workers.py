@@ -62,7 +62,7 @@ class WorkerRecord(Struct):
 class Workers(Struct):
     """A page of workers, in the order of their kinds and ids."""
 
-    columns = "worker state process last_seen_at last_claim_at holding leased completed failed expired released claims"
+    columns = "worker state process last_seen_at last_claim_at holding leased completed failed expired released"
     workers: list[WorkerRecord]
     next_cursor: str | None = None
     cursor: str | None = None

@@ -795,6 +795,8 @@ HOW: dict[str, list[dict[str, Any]]] = {
                      {"action": "cancel", "id_prefix": "{task_id}"}],
     "run_bulk": [{"confirmation": "{confirmation}"}],
     "get_bulk": [{"bulk_id": "{bulk_id}"}],
+    "find_id": [{"part": "{task_id}"}],
+    "search_tasks": [{"payload": "doc:7", "type": "{type}"}],
     "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
     "list_workers": [{}, {"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{workers_cursor}"}],

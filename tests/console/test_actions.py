@@ -56,7 +56,7 @@ def test_the_inbox_acknowledges_releases_cancels_and_attaches(
     named = gate_to_change.call("get_task", task_id=gate_to_change.find(type="mail.send"))
     console.visit("inbox")
 
-    press(console, "Seen: The report that nobody can find")
+    press(console, "Acknowledge: The report that nobody can find")
     console.page.get_by_text("Acknowledged: it was seen").wait_for()
     press(console, "Say where it is: The report that nobody can find")
     answer(console, "Attach", Where_the_result_is="s3://bucket/report.pdf")
@@ -208,6 +208,6 @@ def test_a_budget_is_set_and_removed_beside_what_was_used(
     for given, kept in (("100000", [100_000]), ("", [])):
         press(console, "Change …")
         answer(console, "Change", **{"In a month": given})
-        console.page.get_by_text("None: nothing ends" if not kept else "of 100000").wait_for()
+        console.page.get_by_text("No budget is set" if not kept else "of 100000").wait_for()
         assert [one["monthly"] for one in gate_to_change.call("get_budgets")["budgets"]] == kept
     assert console.faults() == []

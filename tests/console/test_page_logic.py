@@ -121,6 +121,15 @@ def test_late_schedules_come_first_and_those_that_are_off_last() -> None:
                     ["every minute", "every hour", "every day", "every week", "every 300 s"]]
 
 
+def test_a_filter_names_a_member_of_a_payload_by_its_path() -> None:
+    told = run("filter.js", """
+        const words = {type: text => ({type: text}), "payload.": (text, member) => ({payload: `${member}:${text}`})};
+        return ["payload.doc:7 type:a", 'payload.order.Id:"A 7"', "payload:7"].map(text => its.readFilter(text, words))
+          .map(({values, problems}) => [values, problems.length]);""")
+
+    assert told == [[{"payload": "doc:7", "type": "a"}, 0], [{"payload": "order.Id:A 7"}, 0], [{}, 1]]
+
+
 def test_no_line_of_the_page_is_longer_than_a_reader_takes_in() -> None:
     modules = sorted(PAGE.rglob("*.js"))
     lines = [(f"{module.relative_to(PAGE)}:{number}", line) for module in modules

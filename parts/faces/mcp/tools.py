@@ -35,7 +35,7 @@ ALL = "all"
 RARE = frozenset({
     "check_terminator", "emit_receipt", "end_session", "find_id", "get_config", "get_receipt", "health",
     "list_archived_receipts", "list_consents", "list_schedules", "list_sessions", "pause_schedule", "ready",
-    "report_schedule", "resume_schedule", "run_schedule", "sign_out_everywhere", "withdraw_consent"})
+    "report_schedule", "resume_schedule", "run_schedule", "search_tasks", "sign_out_everywhere", "withdraw_consent"})
 # Arguments that few models need: the gate takes them, and brief lists do not show them.
 RARE_ARGUMENTS = frozenset({"expected_artifact_mime", "expected_outcome_kind", "max_expiries", "payload_pointer",
                             "principal_ai", "retry_backoff_seconds", "success_criteria", "timeouts",

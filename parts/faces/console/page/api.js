@@ -38,7 +38,12 @@ export const OPERATIONS = {
   list_pauses: "GET /v1/pauses",
   list_queues: "GET /v1/queues",
   list_receipts: "GET /v1/receipts",
+  find_id: "GET /v1/ids/{part}",
   list_schedules: "GET /v1/schedules",
+  pause_schedule: "POST /v1/schedules/{schedule_id}/pause",
+  resume_schedule: "POST /v1/schedules/{schedule_id}/resume",
+  run_schedule: "POST /v1/schedules/{schedule_id}/run",
+  search_tasks: "GET /v1/search",
   list_seals: "GET /v1/seals",
   list_sessions: "GET /v1/sessions",
   list_tasks: "GET /v1/tasks",
@@ -150,7 +155,8 @@ export function describeCall(operation, ask = {}) {
 
 // The operations that are done in somebody's name; the others take none, and note the credential.
 const IN_NAME = new Set([
-  "ack_receipt", "attach_artifacts", "cancel_task", "create_task", "release_hold", "rerun_task"]);
+  "ack_receipt", "attach_artifacts", "cancel_task", "create_task", "release_hold", "rerun_task",
+  "pause_schedule", "resume_schedule", "run_schedule"]);
 
 /** Whether an operation must be told in whose name it is done: the credential is nobody's own. */
 export function needsName(operation) {

@@ -41,13 +41,16 @@ export function closeDialogs() {
 
 /** Ask for fields and do something with them.
  *
- * `fields`: [{name, label, value, hint, required, type, options, rows, when(values)}].
+ * `fields`: [{name, label, value, hint, required, type, options, suggested, rows, when(values),
+ * changed(values, draw)}].
  * `run(values)` does it; if it throws, the error is shown and the form stays.
  */
-export async function askForm(title, {says, fields = [], button = title, danger = false, run}) {
+export async function askForm(title, {says, fields = [], button = title, danger = false, start, run}) {
   const values = Object.fromEntries(fields.map((field) => [field.name, field.value ?? ""]));
   const state = {problem: null, running: null};
   const answer = await openDialog(title, (close, draw) => {
+    start?.(values, draw);
+    start = null;
     const submit = async (event) => {
       event.preventDefault();
       if (state.running) return;
@@ -82,20 +85,24 @@ async function awaitUnseen(running) {
   }
 }
 
-function showField({name, label, hint, required, type = "text", options, rows}, values, draw) {
+function showField(field, values, draw) {
+  const {name, label, hint, required, type = "text", options, suggested, rows, changed} = field;
   const id = `field-${name}`;
   const isBox = type === "checkbox";
   const common = {id, name, required, oninput: (event) => {
     values[name] = isBox ? event.target.checked : event.target.value;
     if (options) draw();
-  }, ...(hint && {"aria-describedby": `${id}-hint`})};
-  const field = options
+  }, ...(changed && {onchange: () => changed(values, draw)}), ...(suggested && {list: `${id}-list`}),
+  ...(hint && {"aria-describedby": `${id}-hint`})};
+  const input = options
     ? h("select", common, options.map((one) => h("option", {value: one, selected: one === values[name]}, one)))
     : rows ? h("textarea", {...common, rows, value: values[name], spellcheck: "false"})
       : h("input", {...common, type, ...(isBox ? {checked: Boolean(values[name])} : {value: values[name]}),
         autocomplete: "off", spellcheck: "false"});
   return h("div", {class: isBox ? "field check" : "field", key: name},
-    h("label", {for: id}, label), field, hint && h("p", {id: `${id}-hint`, class: "quiet"}, hint));
+    h("label", {for: id}, label), input,
+    suggested && h("datalist", {id: `${id}-list`}, suggested.map((one) => h("option", {value: one}))),
+    hint && h("p", {id: `${id}-hint`, class: "quiet"}, hint));
 }
 
 const NOTE_MS = 6000;

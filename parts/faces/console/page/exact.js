@@ -60,3 +60,12 @@ export function jsonTree(value, {name, depth = 0, open = OPEN_DEPTH} = {}) {
     members.slice(0, MOST_SHOWN).map(([key, one]) => jsonTree(one, {name: key, depth: depth + 1, open})),
     hidden > 0 && h("p", {class: "quiet"}, `… ${hidden} more: copy or download it`));
 }
+
+/** Read a payload that somebody has typed; the error says what is expected. */
+export function readPayload(text) {
+  try {
+    return readJson(text);
+  } catch (problem) {
+    throw new Error(`The payload must be JSON: ${problem.message}`);
+  }
+}

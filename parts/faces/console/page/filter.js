@@ -6,14 +6,15 @@
 import {readLength} from "./time.js";
 
 const SAID_ALREADY = "the filter says this already; put words that belong together into quotes";
-const WORD = /([a-z_]+):(?:"((?:[^"\\]|\\.)*)"|(\S*))|"((?:[^"\\]|\\.)*)"|(\S+)/gi;
+const WORD = /([a-z_]+(?:\.[\w.-]+)?):(?:"((?:[^"\\]|\\.)*)"|(\S*))|"((?:[^"\\]|\\.)*)"|(\S+)/gi;
 
 /** Read a filter into `{values, problems}`; `words` maps each word to `(text) => request fields`, which may throw. */
 export function readFilter(text, words) {
   const values = {};
   const problems = [];
   for (const [whole, name, quoted, plain, loose, bare] of text.matchAll(WORD)) {
-    const word = name?.toLowerCase() ?? "";
+    const [stem, member] = splitWord(name);
+    const word = member && `${stem}.` in words ? `${stem}.` : name?.toLowerCase() ?? "";
     const said = unquote(quoted ?? loose) ?? plain ?? bare ?? "";
     if (!(word in words)) {
       const known = Object.keys(words).filter(Boolean).map((one) => `${one}:`).join(" ");
@@ -21,7 +22,7 @@ export function readFilter(text, words) {
     } else if (!said) problems.push(`${whole} needs a value`);
     else {
       try {
-        const found = words[word](said);
+        const found = words[word](said, member);
         if (Object.keys(found).some((one) => one in values)) throw new Error(SAID_ALREADY);
         Object.assign(values, found);
       } catch (wrong) {
@@ -30,6 +31,12 @@ export function readFilter(text, words) {
     }
   }
   return {values, problems};
+}
+
+// A word may name a member: `payload.order.id:7` is the word `payload.` with the member `order.id`.
+function splitWord(name = "") {
+  const at = name.indexOf(".");
+  return at < 0 ? [name.toLowerCase()] : [name.slice(0, at).toLowerCase(), name.slice(at + 1)];
 }
 
 function unquote(text) {

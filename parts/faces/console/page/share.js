@@ -52,6 +52,19 @@ function writeOption(name, value) {
   return `--${option} ${quoteShell(text)}`;
 }
 
+export const FIRST_TASK = {type: "echo", payload: {hello: "world"}};
+
+/** Return a command of this gate, such as `asyncgate worker`. */
+export function commandHere(words) {
+  return `${words} --url ${quoteShell(addressOf("").href.replace(/\/$/, ""))}`;
+}
+
+/** Show a command, with a button that copies it. */
+export function offerCommand(command) {
+  return h("span", {class: "command"}, h("code", null, command),
+    h("button", {class: "small", onclick: () => copy(command, "Command copied")}, "Copy"));
+}
+
 /** Return a call as Python with the client of this package. */
 export function asPython(operation, ask = {}) {
   const said = Object.entries(ask).filter(([, value]) => value !== undefined && value !== null && value !== "");

@@ -4,7 +4,7 @@ import {session} from "../api.js";
 import {askForm, note, openDialog} from "../dialogs.js";
 import {h} from "../dom.js";
 import {badge, say, shortId, who} from "../parts.js";
-import {copy, copyMenu} from "../share.js";
+import {asCommand, copy, copyMenu, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {when} from "../time.js";
 
@@ -48,7 +48,8 @@ export function show({keys, next_cursor: more}, page) {
       page.may("issue_key") && h("button", {class: "first", onclick: () => issue(page)}, "Issue a key …"),
       exportMenu("keys", columns, keys, {more: Boolean(more)}), copyMenu("list_keys", ask(page))),
     table(page, {name: "keys", columns: changes ? [...columns, actions] : columns, rows: keys,
-      key: (one) => one.key_id, empty: "There is no issued key."}),
+      key: (one) => one.key_id, empty: ["There is no issued key. ",
+        offerCommand(asCommand("issue_key", {name: "reader", principal_kind: "worker", principal_id: "reader-1"}))]}),
     more && h("p", {class: "quiet"}, "These are the first 200: ",
       h("code", null, "asyncgate list-keys"), " shows all.")];
 }

@@ -35,7 +35,7 @@ export function show({usage, budgets}, page) {
         copyMenu("get_budgets", {tenant})]},
       budgets.length ? h("div", {class: "meters"}, budgets.map((one) => meter(
         `${titleOf(one.quantity)}, this month`, round(one.used), one.monthly)))
-        : h("p", {class: "quiet"}, "None: nothing ends when much is used.")),
+        : h("p", {class: "quiet"}, "No budget is set: use is counted and never refused.")),
     section("Usage by month (UTC)", {actions: [exportMenu("usage", columns, months),
       copyMenu("get_usage", {tenant, period: "month"})]},
     h("p", {class: "quiet"}, "Counted until ", when(usage.counted_until, page.now()), "."),

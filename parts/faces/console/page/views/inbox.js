@@ -8,7 +8,7 @@ import {isType, readAge, readFilter, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
 import {endOf, filterChips, say, searchField, section, taskBadge, taskLink, tile, who} from "../parts.js";
 import {link} from "../route.js";
-import {copyMenu} from "../share.js";
+import {asCommand, copyMenu, FIRST_TASK, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {askToAttach, askToCancel} from "../task_questions.js";
 import {sayLength, secondsSince, when} from "../time.js";
@@ -410,7 +410,8 @@ function sayEmpty(page, to, type) {
   }
   if (to || type) return ["Nothing is owed that fits this filter. ", suggestType(page, type)];
   const whom = page.may("list_obligations") ? "anybody" : me().id;
-  return `Nothing is owed to ${whom}. Whoever creates a task is owed its outcome.`;
+  return [`Nothing is owed to ${whom}. Whoever creates a task is owed its outcome: `,
+    offerCommand(asCommand("create_task", FIRST_TASK))];
 }
 
 function suggestType(page, type) {
@@ -455,8 +456,8 @@ function acknowledge(page, row) {
   const run = () => act(page, "ack_receipt", {receipt_id: row.receipt_id})
     .then(() => note("Acknowledged: it was seen, and stays owed"), fail);
   return page.may("ack_receipt") && h("button", {key: "ack", class: "small",
-    title: "Say that you have seen it; it stays owed", "aria-label": `Seen: ${nameTask(page, row)}`,
-    onclick: run}, "Seen");
+    title: "Note that you have seen it; it stays owed", "aria-label": `Acknowledge: ${nameTask(page, row)}`,
+    onclick: run}, "Acknowledge");
 }
 
 function fail(problem) {

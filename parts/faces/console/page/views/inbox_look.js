@@ -207,8 +207,8 @@ function showEntry(page, one, {about, act, deeds}) {
     h("div", {class: "actions"}, one.task_id && deeds(page, one.task_id, name),
       one.pause && resumeButton(page, one.pause, name, (...asked) => act(page, ...asked)),
       one.receipts?.length > 0 && page.may("ack_receipt") && h("button",
-        {class: "small", "aria-label": `Seen: ${name}`, title: "Acknowledge its receipts; it changes nothing else",
-          onclick: () => acknowledge(page, one, act)}, "Seen")));
+        {class: "small", "aria-label": `Acknowledge: ${name}`, title: "It changes nothing else",
+          onclick: () => acknowledge(page, one, act)}, "Acknowledge")));
 }
 
 async function acknowledge(page, {receipts}, act) {

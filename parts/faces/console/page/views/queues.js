@@ -7,12 +7,13 @@ import {addSample, groupLanes, splitWorkers, stopsQueue, toneOf} from "../fit.js
 import {badge, chart, say, sayThereAreMore, searchField, section, sparkline, tile} from "../parts.js";
 import {askPause, pauseButtons, showPauses} from "../pausing.js";
 import {link} from "../route.js";
-import {copyMenu} from "../share.js";
+import {asCommand, copyMenu, FIRST_TASK, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {sayClock, sayLength, when} from "../time.js";
 import {nameCapabilities, showWorker} from "./workers.js";
 
-const NO_QUEUES = "No queue has had a task in the last hour. Tasks make queues: create one.";
+const noQueues = () => ["No queue has had a task in the last hour. Tasks make queues: ",
+  offerCommand(asCommand("create_task", FIRST_TASK))];
 const words = {
   type: (text) => ({type: text}), needs: (text) => ({needs: text}), "": (text) => ({name: text.toLowerCase()}),
   is: (text) => {
@@ -138,7 +139,7 @@ function showQueues({rows, more, pauses}, page) {
     table(page, {name: "queues", caption: h("span", {class: "off-screen"}, "Queues"), columns, rows: groupLanes(queues),
       key: (queue) => queue.queue_id,
       open: ({queue_id: id, type, lanes}) => lanes ? link(["queues"], {q: writeWord("type", type)}) : linkQueue(id),
-      empty: page.params.q ? "No queue fits this filter." : NO_QUEUES}),
+      empty: page.params.q ? "No queue fits this filter." : noQueues()}),
     more && sayThereAreMore(rows, "queues"),
     queues.length > 0 && h("p", {class: "quiet"},
       `The small charts show how many tasks ended in each of the last ${LIST_MINUTES} minutes, from 0 to the most.`)];

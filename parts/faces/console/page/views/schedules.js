@@ -7,7 +7,7 @@ import {readFilter, readWho, withWord, writeWord} from "../filter.js";
 import {badge, endOf, facts, say, sayThereAreMore, searchField, section, tile, who} from "../parts.js";
 import {countMissed, findRuns, findTicks, nameOf, orderSchedules, sayPlan, stateOfSchedule} from "../plan.js";
 import {link} from "../route.js";
-import {copyMenu} from "../share.js";
+import {asCommand, commandHere, copyMenu, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {sayClock, sayLength, sayWhen, secondsSince, when} from "../time.js";
 
@@ -15,8 +15,11 @@ const STATES = ["late", "due", "planned", "unplanned", "off"];
 const SPANS = {"24h": ["The next 24 hours", 86400], "7d": ["The next 7 days", 7 * 86400]};
 const MOST_STRIPS = 40;
 const LAST_LABEL = 94;      // per cent of the width of a strip: further right there is no room for a label
-const NO_SCHEDULES = "There is no schedule. Start a scheduler (asyncgate scheduler), "
-  + "and create a task of the type schedule.create.";
+const FIRST_SCHEDULE = {type: "schedule.create", payload: {name: "heartbeat", mode: "interval", interval_seconds: 60,
+  task_template: {type: "echo", payload_template: {at: "{{run_at}}"}}}};
+const noSchedules = () => ["There is no schedule. Start a scheduler: ",
+  offerCommand(commandHere("asyncgate scheduler")),
+  " and order one: ", offerCommand(asCommand("create_task", FIRST_SCHEDULE))];
 const words = {
   owner: (text) => ({owner: readWho(text)}), scheduler: (text) => ({scheduler: text}),
   "": (text) => ({name: text.toLowerCase()}),
@@ -131,7 +134,7 @@ function showAll({rows, more}, page) {
     table(page, {name: "schedules", caption: h("span", {class: "off-screen"}, "Schedules, late ones first"),
       columns: shown, rows: schedules, key: (one) => one.schedule_id,
       open: (one) => link(["schedules", one.schedule_id]), mark: (one) => !one.enabled && "dim",
-      empty: page.params.q ? "No schedule fits this filter." : NO_SCHEDULES}),
+      empty: page.params.q ? "No schedule fits this filter." : noSchedules()}),
     more && sayThereAreMore(rows, "schedules")];
 }
 

@@ -4,7 +4,7 @@ import {OPERATIONS} from "../api.js";
 import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {writeWord} from "../filter.js";
-import {jsonTree, readJson, writeJson} from "../exact.js";
+import {jsonTree, readPayload, writeJson} from "../exact.js";
 import {badge, endOf, facts, say, section, shortId, taskLink, who} from "../parts.js";
 import {go, link} from "../route.js";
 import {copy, copyMenu, download, menu} from "../share.js";
@@ -22,6 +22,7 @@ const MOST_STRANGERS = 12;      // how many receipts of other tasks are looked u
 const LONGEST_EDITED = 100000;  // how many letters of a payload a field holds well
 const WHOLE_ID = 36;
 const ENDED = ["succeeded", "failed", "canceled"];
+const ENDS = {succeeded: "good", failed: "problem", canceled: "calm"};
 const TONES = {claimable: "good", leased: "busy", delay: "busy", backoff: "busy", jitter: "busy", behind: "busy",
   workers_busy: "busy"};
 
@@ -127,11 +128,11 @@ export function show(data, page) {
     showHead(data, page),
     explanation ? showExplanation(data, page) : h("p", {class: "quiet"},
       "Only its owner and admins are told why it is not done."),
+    showContents(data, page),
     section("Timeline", {id: "timeline"}, story ? showTimeline(story, task, page) : showNoHistory()),
     section("Receipts", {id: "receipts", actions: history?.more
       && h("span", {class: "quiet"}, `the first ${MOST_EVENTS} events`)},
       history ? showChain(data, page) : showNoHistory()),
-    showContents(data, page),
     showContract(data, page)];
 }
 
@@ -245,14 +246,6 @@ async function runAgain(task, page) {
   go(["task", answer.done.task_id], {});
 }
 
-function readPayload(text) {
-  try {
-    return readJson(text);
-  } catch (problem) {
-    throw new Error(`The payload must be JSON: ${problem.message}`);
-  }
-}
-
 const TERMS = ["type", "payload_pointer", "requirements", "priority", "max_attempts", "retry_backoff_seconds",
   "max_expiries", "principal_ai", "task_summary", "instructions", "success_criteria", "expected_outcome_kind",
   "expected_artifact_mime", "result_delivery"];
@@ -268,7 +261,7 @@ function termsOf(task) {
 function showExplanation(data, page) {
   const {task, explanation} = data;
   const done = explanation.cause === "ended";
-  const tone = done ? task.status === "succeeded" ? "good" : "calm" : TONES[explanation.cause] ?? "warning";
+  const tone = done ? ENDS[task.status] : TONES[explanation.cause] ?? "warning";
   return h("section", {class: `banner why ${tone}`, "aria-label": "Why"},
     showCause(explanation, data, page, "h2"),
     explanation.also.length > 0 && h("div", {class: "also"}, h("h3", null, "Also"),

@@ -7,8 +7,9 @@ import {h} from "../dom.js";
 import {readAge, readFilter, readMoment, readWho, withWord} from "../filter.js";
 import {Pages} from "../pages.js";
 import {endOf, filterChips, say, searchField, shortId, taskBadge, taskLink, tile, who} from "../parts.js";
-import {link} from "../route.js";
-import {copyMenu, menu} from "../share.js";
+import {readPayload, writeJson} from "../exact.js";
+import {go, link} from "../route.js";
+import {asCommand, copyMenu, FIRST_TASK, menu, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {CANCEL_REASON, CANCEL_SAYS} from "../task_questions.js";
 import {when} from "../time.js";
@@ -20,8 +21,9 @@ const MOST_ENDS = 8;
 const WHOLE_ID = 36;
 const LIVE = ["queued", "leased", "running"];
 const ENDED = ["succeeded", "failed", "canceled"];
-const WORDS = "type: status: owner: age: held: id: created:";
-const NOT_IN_BULK = {type_prefix: "type:…*", summary_prefix: "summary:"};
+const WORDS = "type: status: owner: age: held: id: created: tag: payload.NAME:";
+const NOT_IN_BULK = {type_prefix: "type:…*", summary_prefix: "summary:", payload: "payload.", tag: "tag:"};
+const PREVIEW_LETTERS = 120;
 
 /** The words of the filter; each gives fields of list_tasks. */
 export function wordsAt(now) {
@@ -44,6 +46,8 @@ export function wordsAt(now) {
     held: (text) => ({held: choose("held", ["yes", "no"])(text).held === "yes"}),
     id: (text) => ({id_prefix: text.toLowerCase()}),
     summary: (text) => ({summary_prefix: text}),
+    tag: (text) => ({tag: text}),
+    "payload.": (text, member) => ({payload: `${member}:${text}`}),
     created: (text) => {
       const said = readMoment(text);
       return {[said.after ? "created_after" : "created_before"]: said.moment};
@@ -79,14 +83,36 @@ async function findEnds(page, {id_prefix: end}) {
 
 function reader(page) {
   return async (ask, cursor) => {
-    const {tasks, next_cursor: next} = await page.call("list_tasks", {...ask, limit: PAGE, cursor});
+    const {tasks, next_cursor: next, searched} = await page.call(operationFor(ask), {...ask, limit: PAGE, cursor});
+    if (searched !== undefined) page.local.searched = (cursor ? page.local.searched ?? 0 : 0) + searched;
     return {rows: tasks.map(slim), next};
   };
 }
 
+// Members of a payload and labels stand in no index: the gate looks at some tasks with each call.
+function operationFor({payload, tag}) {
+  return payload || tag ? "search_tasks" : "list_tasks";
+}
+
 // A hundred thousand rows fit into the memory only without what the list does not show.
 function slim({payload, progress, requirements, result, ...rest}) {
-  return {...rest, result: result && {outcome: result.outcome, completed_at: result.completed_at}};
+  return {...rest, preview: previewOf(payload), tags: requirements?.tags,
+    result: result && {outcome: result.outcome, completed_at: result.completed_at}};
+}
+
+/** Return a payload as one short line, by which people tell tasks apart. */
+function previewOf(payload) {
+  if (payload === null || payload === undefined) return "";
+  const text = typeof payload === "string" ? payload : writeJson(payload);
+  return text.length > PREVIEW_LETTERS ? `${text.slice(0, PREVIEW_LETTERS)}…` : text;
+}
+
+function showName({task_summary: summary, type, preview, tags}) {
+  const labels = Array.isArray(tags) ? tags : tags && typeof tags === "object"
+    ? Object.entries(tags).map((pair) => pair.join(":")) : [];
+  return [summary ? say(summary) : preview ? [h("span", {class: "narrow-only"}, say(type), " "),
+    h("span", {class: "preview"}, say(preview))] : say(type),
+    labels.slice(0, 3).map((label) => h("span", {class: "badge plain", key: label}, say(String(label))))];
 }
 
 export function concerns(event) {
@@ -94,7 +120,7 @@ export function concerns(event) {
 }
 
 const columns = [
-  {name: "task_summary", title: "Task", grow: true, show: (task) => say(task.task_summary || task.type)},
+  {name: "task_summary", title: "Task", grow: true, show: showName},
   {name: "type", title: "Type", wide: true, show: (task) => say(task.type)},
   {name: "status", title: "Status", value: (task) => task.status, show: (task) => taskBadge(task)},
   {name: "created_by", title: "Owner", value: (task) => `${task.created_by.kind}:${task.created_by.id}`,
@@ -105,7 +131,8 @@ const columns = [
   {name: "priority", title: "Priority", number: true, widest: true, show: (task) => task.priority},
 ];
 const more = [{name: "attempt"}, {name: "max_attempts"}, {name: "task_id", title: "Id"},
-  {name: "created_at", title: "Created"}, {name: "next_eligible_at"}, {name: "lease_expires_at"}, {name: "held"},
+  {name: "created_at", title: "Created"}, {name: "preview"}, {name: "tags"},
+  {name: "next_eligible_at"}, {name: "lease_expires_at"}, {name: "held"},
   {name: "obligation_open"}];
 
 /** Show the tasks. */
@@ -118,7 +145,9 @@ export function show({values, problems, queues, pauses, pages, types, ends}, pag
     h("div", {class: "head", key: "head"}, h("h1", null, "Tasks"), h("div", {class: "actions"},
       mayBulk(page) && !problems.length && allMenu(page, values),
       exportMenu("tasks", [...columns, ...more], rows, {more: pages && !pages.done}),
-      copyMenu("list_tasks", {...values, limit: PAGE}))),
+      copyMenu(operationFor(values), {...values, limit: PAGE}),
+      page.may("create_task") && h("button", {class: "first", onclick: () => askForTask(page, values.type)},
+        "New task …"))),
     queues && showCounts(queues, values),
     h("div", {class: "stack", key: "filter"}, searchField(page, {problems,
       says: `${WORDS} summary:, or the beginning or the end of an id`,
@@ -126,7 +155,7 @@ export function show({values, problems, queues, pauses, pages, types, ends}, pag
     showChips(page, q, values), !values.type_prefix && typeChips(page, q, type, types),
     sayCounted(values, queues || types.length)),
     showUnended(page),
-    problems.length ? h("p", {class: "empty", key: "rows"}, "Mend the filter to see tasks.") : [
+    problems.length ? h("p", {class: "empty", key: "rows"}, "Correct the filter to see tasks.") : [
       isStoppable && stopType(page, type, pauses, fitsBulk(values) ? values : undefined),
       showPicked(page, rows), showRows(page, pages, q, ends)]];
 }
@@ -197,19 +226,47 @@ function showRows(page, pages, q, ends) {
   };
   const shown = [...columns,
     {name: "created_at", title: "Created", show: (task) => when(task.created_at, page.now())},
-    {name: "task_id", title: "Id", widest: true, show: (task) => shortId(task.task_id)},
+    {name: "task_id", title: "Id", wide: true, show: (task) => shortId(task.task_id)},
     {name: "actions", title: "", show: (task) => h("span", {class: "actions row-actions"}, rowActions(page, task))}];
   const {rows, done} = pages;
   const showAll = h("a", {href: link(["tasks"])}, "Show all tasks");
   const empty = q ? ["No task fits this filter. ", suggest(page, q, ends), showAll]
-    : "There are no tasks yet. create_task makes one.";
+    : ["There are no tasks yet. Create one here, or: ", offerCommand(asCommand("create_task", FIRST_TASK))];
   return h("div", {key: "rows"},
     table(page, {name: "tasks", columns: shown, rows, key: (task) => task.task_id,
       open: (task) => link(["task", task.task_id]), more: read,
       selected: page.may("cancel_task") ? page.local.picked : undefined, empty}),
     h("p", {class: "quiet list-end", "aria-live": "polite"},
       done ? `${sayNumber(rows.length)} ${rows.length === 1 ? "task" : "tasks"}`
-        : [`${sayNumber(rows.length)} read so far. `, h("button", {onclick: read}, "Read more")]));
+        : [`${sayNumber(rows.length)} read so far. `, h("button", {onclick: read}, "Read more")],
+      page.local.searched && operationFor(page.data.values) === "search_tasks"
+        && ` · ${sayNumber(page.local.searched)} searched`));
+}
+
+/** Ask for a task and create it; the newest task of the type shows what its payload looks like. */
+async function askForTask(page, type = "") {
+  const types = (page.local.types ?? []).map(([name]) => name);
+  const fill = async (values, draw) => {
+    const {tasks: [newest]} = await page.call("list_tasks", {type: values.type, limit: 1});
+    if (!newest || values.payload !== values.example) return;
+    values.payload = values.example = writeJson(newest.payload, 2);
+    draw();
+  };
+  const answer = await askForm("New task", {button: "Create it", fields: [
+    {name: "type", label: "Type", value: type, required: true, suggested: types, changed: fill,
+      hint: "What kind of work it is: a worker must accept it"},
+    {name: "payload", label: "Payload (JSON)", value: "{}", rows: 8,
+      hint: "What the worker needs; for a type that is known, it begins with the payload of its newest task"},
+    {name: "task_summary", label: "Summary", hint: "One line for people; may be empty"}],
+  start: async (values, draw) => {
+    values.example = values.payload;
+    if (values.type) await fill(values, draw);
+  },
+  run: ({type: kind, payload, task_summary: summary}) => page.act("create_task",
+    {type: kind.trim(), payload: readPayload(payload), ...(summary.trim() && {task_summary: summary.trim()})})});
+  if (!answer) return;
+  note("Created");
+  go(["task", answer.done.task_id], {});
 }
 
 const DEEDS = {

@@ -7,15 +7,15 @@ import {findLack, stateOf, toneOf} from "../fit.js";
 import {badge, endOf, facts, say, sayThereAreMore, searchField, section, taskBadge, tile} from "../parts.js";
 import {pauseButtons, showPauses} from "../pausing.js";
 import {link} from "../route.js";
-import {copyMenu} from "../share.js";
+import {commandHere, copyMenu, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {when} from "../time.js";
 
 const STATES = ["working", "idle", "paused", "silent"];
 const SHOWN_ATTEMPTS = 20;
 const READ_ATTEMPTS = 200;      // of all workers, among which those of one are looked for
-const NO_WORKERS = "Nobody has asked for tasks yet. "
-  + "A worker begins with lease_next, or with the command asyncgate worker.";
+const noWorkers = () => ["Nobody has asked for tasks yet. Start a worker: ",
+  offerCommand(commandHere("asyncgate worker"))];
 const words = {
   type: (text) => ({type: text}), can: (text) => ({can: text}), "": (text) => ({name: text.toLowerCase()}),
   is: (text) => {
@@ -154,7 +154,7 @@ function showWorkers({rows, more, pauses, attempts}, page) {
     table(page, {name: "workers", caption: h("span", {class: "off-screen"}, "Workers"), columns: shown, rows: workers,
       key: nameOf, open: ({worker}) => link(["workers", worker.kind, worker.id]),
       mark: ({state}) => state === "silent" && "dim",
-      empty: page.params.q ? "No worker fits this filter." : NO_WORKERS}),
+      empty: page.params.q ? "No worker fits this filter." : noWorkers()}),
     more && sayThereAreMore(rows, "workers"),
     h("p", {class: "quiet"},
       "Silent: it hung up, lost a lease, or has not asked for tasks for two minutes. Lost: leases that ran out."),

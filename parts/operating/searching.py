@@ -1,0 +1,67 @@
+"""search_tasks: tasks by a member of their payload or by a label, which no index holds: so each call looks at a few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import asdict
+
+from asyncgate import Caller, Engine, Operation
+from asyncgate.parts.model.content import decode_json, encode_json
+from asyncgate.parts.model.wire import ListTasks, TaskRecord
+from asyncgate.parts.model.wire_operating import FoundTasks, SearchTasks
+
+MOST_SEARCHED = 2000        # tasks that one call looks at
+AT_ONCE = 200
+
+
+async def search_tasks(engine: Engine, caller: Caller, ask: SearchTasks) -> FoundTasks:
+    """Search tasks by a member of their payload or by a label, newest first: an agent's own, or any for an admin.
+
+    Each call looks at up to 2,000 of the tasks that the other filters leave, and stops once it has found limit of them
+    or a few more: repeat it with next_cursor to look further, also if it has found none.
+    """
+    said = {name: value for name, value in asdict(ask).items() if name not in ("payload", "tag")}
+    found, searched, most = list[TaskRecord](), 0, engine.limit_page(ask.limit)
+    while True:
+        page = await engine.list_tasks(caller, ListTasks(**{**said, "limit": AT_ONCE}))
+        found += [task for task in page.tasks if fits(task, ask)]
+        searched, said["cursor"] = searched + len(page.tasks), page.next_cursor
+        if page.next_cursor is None or len(found) >= most or searched >= MOST_SEARCHED:
+            return FoundTasks(found, page.next_cursor, page.cursor, searched)
+
+
+def fits(task: TaskRecord, ask: SearchTasks) -> bool:
+    """Whether a task has what is searched for."""
+    if ask.tag is not None and not has_tag(decode_json(bytes(task.requirements)), ask.tag):
+        return False
+    if ask.payload is None:
+        return True
+    path, _, wanted = ask.payload.partition(":")
+    return is_like(find_member(decode_json(bytes(task.payload)), path.split(".")), wanted)
+
+
+def find_member(value: Any, path: list[str]) -> Any:
+    """Return a member of an object by the names that lead to it; None if there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def is_like(value: Any, wanted: str) -> bool:
+    """Whether a value is written like a text; of a list, whether one of its items is."""
+    if isinstance(value, list):
+        return any(is_like(item, wanted) for item in value)
+    return value is not None and wanted == (value if isinstance(value, str) else encode_json(value).decode())
+
+
+def has_tag(requirements: Any, wanted: str) -> bool:
+    """Whether requirements have a label: one of a list, or a member of an object, as name or as name:value."""
+    tags = find_member(requirements, ["tags"])
+    name, _, value = wanted.partition(":")
+    return is_like(tags, wanted) or (isinstance(tags, dict) and name in tags and value in ("", str(tags[name])))
+
+
+OPERATIONS = [
+    Operation(search_tasks, "GET /v1/search", "a A", "tasks:read", "R"),
+]
