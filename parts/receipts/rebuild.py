@@ -40,6 +40,8 @@ from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.restated import (
     Story,
     body_of,
+    list_overtaken,
+    list_ready,
     restate_lease,
     restate_progress,
     restate_task,
@@ -200,7 +202,10 @@ class Rebuild:
     def _stories(self) -> Iterator[tuple[str, Story]]:
         """Yield the tasks that can be rebuilt; note each other task as a problem."""
         for task_id in self.collected.tasks():
-            story = story_of(self.collected.of_task(task_id))
+            told = self.collected.of_task(task_id)
+            for receipt_id in list_overtaken(told, list_ready(told)):
+                self.collected.forget(receipt_id)       # an end that never happened
+            story = story_of(told)
             if story.duty is not None and read_note(story.duty.body) is not None:
                 continue        # the task went with its owner
             if story.duty is None:

@@ -252,7 +252,7 @@ class Strict(Extension):
     async def look(self) -> int:
         """Settle what has waited long enough for the repeat of its call; return how many offered receipts are left."""
         if not await self.engine.leads(JOB):
-            return 1
+            return 0
         left = 0
         for tenant_id in await self.engine.backend.unsent():
             since = self.engine.backend.now() - REPEAT_SECONDS

@@ -27,7 +27,7 @@ from asyncgate.parts.model.stored import Event, Lease, Obligation, Receipt, Sche
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.adoption import Adopter
-from asyncgate.parts.receipts.collected import Collected, collect_from_ledger
+from asyncgate.parts.receipts.collected import Collected, collect_from_ledger, computed_hash
 from asyncgate.parts.receipts.files import Header, pack_receipts
 from asyncgate.parts.receipts.reading import Reading
 from asyncgate.parts.receipts.rebuild import Damaged, NotEmpty, Rebuild, choose, require_empty, require_undamaged
@@ -458,3 +458,43 @@ async def test_a_rebuild_leaves_its_name_on_nothing_that_has_ended(gate: Gate, t
     assert new[made["queued"]].owner == Principal("agent", "bob")
     assert tally.tasks == len(old)
     assert tally.told == 0
+
+
+@pytest.mark.parametrize("receipt_id", ["00000000-0000-7000-8000-000000000000", "ffffffff-0000-7000-8000-000000000000"])
+async def test_of_two_ends_in_the_ledger_the_one_that_was_announced_comes_back(
+        gate: Gate, ledger: LedgerServer, target: str, receipt_id: str) -> None:
+    """A strict gate offers an end before its commit, and announces it behind that."""
+    offer = await gate.leased()
+    await gate.as_worker().fail(**under(offer), error="no")
+    await emptied(gate)
+    never = Receipt(receipt_id, "a key", "task.completed", gate.now(), "worker", "w1", "asyncgate", "asyncgate-1",
+                    offer.task_id, offer.lease_id, None, "asyncgate-1", "", '{"artifacts":[{"uri":"x"}]}',
+                    parents=(offer.obligation_receipt_id,))
+    content = gate.ledger.sink.render(gate.tenant_id, replace(never, hash=computed_hash(never)), None)
+    ledger.call("POST", "/v1/receipts", json.loads(content or b""))
+
+    result = await rebuilt(gate, target)
+
+    assert result.exit_code == 0, result.output
+    async with opened(target) as backend:
+        [task] = await rows(backend, Task, gate.tenant_id)
+    assert (task.status, task.outcome, task.artifacts) == ("failed", '"no"', None)
+
+
+async def test_what_was_never_committed_comes_back_as_nothing(gate: Gate, ledger: LedgerServer, target: str) -> None:
+    """A strict gate withdraws it in the ledger, where receipts stay."""
+    done = await gate.finished()
+    await emptied(gate)
+    [duty] = [one for one in ledger.receipts(gate.tenant_id) if one["receipt_type"] == "task.assigned"]
+    ghost = Receipt(Ids().new(gate.now()), "a key", "task.assigned", gate.now(), "agent", "ada", "agent", "ada",
+                    "a-task", None, None, "asyncgate-1", "", json.dumps(duty["body"]))
+    begun = gate.ledger.sink.render(gate.tenant_id, replace(ghost, hash=computed_hash(ghost)), None) or b""
+    over = gate.ledger.sink.undone(begun, Ids().new(gate.now()), gate.now()) or b""
+    for content in (begun, over):
+        ledger.call("POST", "/v1/receipts", json.loads(content))
+
+    result = await rebuilt(gate, target)
+
+    assert result.exit_code == 0, result.output
+    async with opened(target) as backend:
+        assert [task.task_id for task in await rows(backend, Task, gate.tenant_id)] == [done.task_id]

@@ -27,6 +27,7 @@ from asyncgate.parts.model.settings import (
     EscalationTarget,
     LedgerSettings,
 )
+from asyncgate.parts.model.stored import Outgoing
 from asyncgate.parts.receipts import comparing
 from asyncgate.parts.receipts.comparing import Comparer
 from asyncgate.parts.receipts.mending import Mender
@@ -700,6 +701,52 @@ async def test_reconcile_names_what_the_ledger_has_otherwise(ledger: StandIn, se
 
     assert await kinds(gate) == {"tampered": 1, "ended_there": 1}
     assert (await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] == "leased"
+
+
+@pytest.mark.parametrize("dialect", ["1.0", "1.1"])
+async def test_an_end_that_an_earlier_release_left_at_the_ledger_is_noted_by_a_repair_and_adopted(
+        standing: tuple[StandIn, str], serving: Serving, dialect: str) -> None:
+    ledger = standing[0]
+    ledger.begin(dialect, notary=dialect == "1.1")
+    gate = await serving(receipt_consistency_mode="strict", ledger=patient(standing[1]))
+    strict = gate.engine.find_extension(Strict)
+    assert strict
+    offer = await gate.leased()
+    ledger.lose_replies = 1
+    held = {"worker_id": "w1", "lease_id": offer["lease_id"], "result": {"ok": True}, "artifacts": FILE}
+    assert (await gate.call("POST", f"/v1/tasks/{offer['task_id']}/complete", held)).status == 503
+    [left] = await strict.find_offered(gate.tenant_id)
+    await gate.backend.transact(gate.tenant_id, Needs(),
+                                lambda work: work.drop_record(Outgoing, left.row.receipt_id))
+    assert await kinds(gate) == {"ended_there": 1}
+    assert gate.gate.ledger
+
+    mender = Mender(gate.engine, gate.gate.ledger)
+    await kinds(gate, mender)
+    gate.backend.skew += REPEAT_SECONDS + 900.0
+    await strict.look()
+    await settled(gate)
+
+    assert dict(mender.done) == {"ended_there": 1}
+    assert (await gate.get(f"/v1/tasks/{offer['task_id']}?agent_id=ada"))["status"] == "succeeded"
+    assert await kinds(gate) == {}
+
+
+async def test_another_end_of_an_ended_task_is_restated_as_overtaken(ledger: StandIn, serving: Serving) -> None:
+    gate = await serving()
+    assert gate.gate.ledger
+    offer = await gate.leased()
+    await complete(gate, offer, artifacts=FILE)
+    await settled(gate)
+    real = next(one for one in ledger.receipts.values() if one["phase"] == "complete")
+    ledger.receipts["other"] = {**real, "receipt_id": "other", "status": "failure"}
+    assert await kinds(gate) == {"ended_twice": 1}
+
+    await kinds(gate, Mender(gate.engine, gate.gate.ledger))
+
+    assert await kinds(gate) == {}
+    anomalies = await gate.get("/v1/receipts?to_id=ada&receipt_type=system.anomaly")
+    assert [one["body"]["details"]["receipt_id"] for one in anomalies["receipts"]] == ["other"]
 
 
 async def test_an_acceptance_by_the_lease_protocol_is_the_workers_and_nothing_names_ours(
