@@ -109,6 +109,7 @@ from asyncgate.parts.model.wire_webhooks import (
 )
 from asyncgate.parts.model.wire_workers import (
     Explanation,
+    ServedTypes,
     Workers,
 )
 
@@ -242,6 +243,7 @@ class TaskRecord(Struct, kw_only=True):
     traceparent: str | None = None
     tracestate: str | None = None
     trace_link: str | None = None
+    warnings: list[str] | None = None
 
 
 class Attention(Struct, kw_only=True):
@@ -468,6 +470,7 @@ CALLS = {
     "list_signing_keys": CallSpec("list_signing_keys", "GET", "/v1/signing-keys", True, "", (), SigningKeyRecords),
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", (), Tasks),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", (), Tenants),
+    "list_types": CallSpec("list_types", "GET", "/v1/types", True, "", (), ServedTypes),
     "list_users": CallSpec("list_users", "GET", "/v1/users", True, "principal", (), Users),
     "list_webhooks": CallSpec("list_webhooks", "GET", "/v1/webhooks", True, "", (), Webhooks),
     "list_workers": CallSpec("list_workers", "GET", "/v1/workers", True, "principal", (), Workers),
@@ -1200,6 +1203,15 @@ class AsyncOperations:
         For the operator.
         """
         return await self.ask("list_tenants", Tenants, locals())
+
+    async def list_types(
+        self, *, tenant_id: str | None = None,
+    ) -> ServedTypes:
+        """List the types of tasks that workers have asked for in the last hour, and what those workers can do.
+
+        A task requires at most the capabilities of one row.  A row without a type takes any.
+        """
+        return await self.ask("list_types", ServedTypes, locals())
 
     async def list_users(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
@@ -2323,6 +2335,15 @@ class SyncOperations:
         For the operator.
         """
         return self.ask("list_tenants", Tenants, locals())
+
+    def list_types(
+        self, *, tenant_id: str | None = None,
+    ) -> ServedTypes:
+        """List the types of tasks that workers have asked for in the last hour, and what those workers can do.
+
+        A task requires at most the capabilities of one row.  A row without a type takes any.
+        """
+        return self.ask("list_types", ServedTypes, locals())
 
     def list_users(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,

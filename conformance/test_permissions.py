@@ -49,6 +49,7 @@ MATRIX: dict[str, tuple[str, str]] = {
     "run_archive": ("admin", "admin:write"), "restore_archive": ("admin", "admin:write"),
     "list_schedules": ("agent admin", "tasks:read"), "list_obligations": ("admin", "admin:read"),
     "list_workers": ("admin", "admin:read"), "explain_task": ("agent admin", "tasks:read"),
+    "list_types": ("agent admin", "tasks:read"),
     "list_queues": ("admin", "admin:read"), "get_queue": ("admin", "admin:read"),
     "list_archived_receipts": ("agent worker admin", "receipts:read"),
     "pause_work": ("admin", "admin:write"), "drain_work": ("admin", "admin:write"),

@@ -30,6 +30,7 @@ from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.operating.types import TypeWarnings
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.notify import Notifier
 from asyncgate.parts.receipts.archive import free_storage
@@ -102,6 +103,7 @@ class Gate(Front):
             engine.extend(self.ledger)
         self.service = Service(engine, self.traffic, self.mcp.drain)
         engine.extend(self.service, Changes(engine))
+        engine.extend(TypeWarnings(engine))
         self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
         if self.oauth is not None:
             self.oauth.open(engine, self.guard)

@@ -10,7 +10,7 @@ from asyncgate.parts.examination import running
 from asyncgate.parts.identity import admin, budgets, incidents, usage
 from asyncgate.parts.identity.oauth import client_admin, links, revoking, sessions, users
 from asyncgate.parts.model.wire import WhoAmI, You
-from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, searching, short_ids, workers
+from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, searching, short_ids, types, workers
 from asyncgate.parts.privacy import erasure, export
 from asyncgate.parts.receipts import admin as receipts_admin
 from asyncgate.parts.receipts import archive_admin, schedules
@@ -45,7 +45,8 @@ AT = [op.name for op in CORE].index("check_terminator")     # operations of sche
 OPERATIONS: dict[str, Operation] = table_of(
     *CORE[:AT], EMIT_RECEIPT, schedules.REPORT_SCHEDULE, *CORE[AT:], *rerun.OPERATIONS, *explain.OPERATIONS,
     *lists.OPERATIONS, *schedules.OPERATIONS, *short_ids.OPERATIONS, *searching.OPERATIONS,
-    *queues.OPERATIONS, *workers.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS, *admin.OPERATIONS,
+    *queues.OPERATIONS, *workers.OPERATIONS, *types.OPERATIONS, *pausing.OPERATIONS, *bulk.OPERATIONS,
+    *admin.OPERATIONS,
     *usage.OPERATIONS, *budgets.OPERATIONS, *incidents.OPERATIONS, *client_admin.OPERATIONS, *users.OPERATIONS,
     *links.OPERATIONS, *sessions.OPERATIONS, *revoking.OPERATIONS, *webhooks_admin.OPERATIONS,
     *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS, *export.OPERATIONS, *erasure.OPERATIONS,

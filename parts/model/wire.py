@@ -685,6 +685,7 @@ class Created(Struct, omit_defaults=True, dict=True):
     task_id: str
     status: Status
     payload_differs: bool = False
+    warnings: Annotated[list[str] | UnsetType, says("such as that nobody serves its type")] = UNSET
 
 
 class Problem(Struct, omit_defaults=True):
@@ -717,6 +718,7 @@ class Items(Struct, dict=True):
     repeats: ClassVar[int] = 0      # as of Created
     columns = "task_id status payload_differs error"
     results: list[Item]
+    warnings: list[str] | UnsetType = UNSET
 
     def __add__(self, more: Items) -> Items:
         both = Items(self.results + more.results)
@@ -772,6 +774,7 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False, dict=True):
     traceparent: Annotated[str | UnsetType, says("the W3C trace context of the task's creator")] = UNSET
     tracestate: str | UnsetType = UNSET
     trace_link: Annotated[str | UnsetType, says("the trace of the task that this one runs again")] = UNSET
+    warnings: Annotated[list[str] | UnsetType, says("as create_task gives, of run_task")] = UNSET
 
 
 class Tasks(Struct):

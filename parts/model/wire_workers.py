@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from asyncgate.parts.model.examples import ASKER, LATER, NOW, TASK_ID, WORKER
-from asyncgate.parts.model.wire import PageAsk, Principal, Status, TaskAsk
+from asyncgate.parts.model.wire import Ask, PageAsk, Principal, Status, TaskAsk
 
 
 class ListWorkers(PageAsk, kw_only=True):
@@ -66,6 +66,29 @@ class Workers(Struct):
     workers: list[WorkerRecord]
     next_cursor: str | None = None
     cursor: str | None = None
+
+
+class ListTypes(Ask, kw_only=True):
+    """List the types of tasks that somebody serves."""
+
+    example = ({}, {"types": [{"type": "page.summarize", "capabilities": ["web.read"], "workers": 2, "asked_at": NOW}]})
+    next_step = "create_task or run_task with one of these types; explain_task tells why a task waits."
+
+
+class ServedType(Struct):
+    """A type that workers ask for, with what they can do; a task of it may require that at most."""
+
+    type: str | None                    # null: any
+    capabilities: list[str]
+    workers: int
+    asked_at: datetime                  # when the last of them asked
+
+
+class ServedTypes(Struct):
+    """The types that somebody serves."""
+
+    columns = "type capabilities workers asked_at"
+    types: list[ServedType]
 
 
 class ExplainTask(TaskAsk, kw_only=True):

@@ -628,6 +628,11 @@ def find_able(type: str, needed: frozenset[str], asked: list[Claimant]) -> list[
 async def read_asked(engine: Engine, tenant_id: str, now: float) -> list[Claimant]:
     """Return the last workers that asked for tasks, the latest first, as stored and as seen since."""
     rows = await engine.backend.page(tenant_id, WorkerFilter(("", ""), MOST_ASKED, latest=True))
+    return join_sightings(engine, tenant_id, rows, now)
+
+
+def join_sightings(engine: Engine, tenant_id: str, rows: list[Presence], now: float) -> list[Claimant]:
+    """Return the last workers that asked for tasks, from what is stored and what this process has seen since."""
     stored: dict[tuple[str, str], Presence | None] = {(row.kind, row.id): row for row in rows}
     fresh = engine.sightings.claimants(tenant_id)
     places = stored | {place: stored.get(place) for place in nlargest(MOST_ASKED, fresh, key=fresh.__getitem__)}

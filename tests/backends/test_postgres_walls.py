@@ -800,6 +800,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
     "list_workers": [{}, {"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{workers_cursor}"}],
+    "list_types": [{}],
     "list_queues": [{}, {"type": "{type}"}, {"cursor": "{queues_cursor}"}],
     "get_queue": [{"queue_id": "{queue_id}"}],
     "get_task_history": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],

@@ -1,0 +1,103 @@
+"""list_types: which types of tasks somebody serves, for those who create tasks; and a warning when nobody serves one.
+
+A task of a misspelt type waits for ever, and only an administrator may list workers and queues.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncgate import Caller, Engine, Extension, Operation
+from asyncgate.parts.model.content import needs_of
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.queries import WorkerFilter
+from asyncgate.parts.model.stored import Presence
+from asyncgate.parts.model.views import to_utc
+from asyncgate.parts.model.wire import Ask, Created, CreateTask, CreateTasks, Items, TaskRecord
+from asyncgate.parts.model.wire_workers import ListTypes, ServedType, ServedTypes
+from asyncgate.parts.model.words import say_list
+from asyncgate.parts.operating.explain import MOST_ASKED, Claimant, find_able, join_sightings
+
+LATELY_SECONDS = 3600.0     # a worker may be busy with one task for long, and does not ask meanwhile
+ROWS_SECONDS = 1.0          # for which the stored workers of a tenant are not read again for a warning
+MOST_TENANTS = 1000         # whose workers are kept for so long
+MOST_TOLD = 5               # types in a warning
+Row = tuple[str | None, tuple[str, ...]]      # a type, and what a worker that takes it can do
+
+
+async def list_types(engine: Engine, caller: Caller, ask: ListTypes) -> ServedTypes:
+    """List the types of tasks that workers have asked for in the last hour, and what those workers can do.
+
+    A task requires at most the capabilities of one row.  A row without a type takes any.
+    """
+    return ServedTypes(list_served(await read_lately(engine, caller.tenant_id)))
+
+
+def list_served(asked: list[Claimant]) -> list[ServedType]:
+    """Return a row for each type and set of capabilities, sorted."""
+    rows: dict[Row, ServedType] = {}
+    for _, claims in asked:
+        for key, at in {(type, tuple(claim.capabilities)): claim.at
+                        for claim in claims for type in claim.types or [None]}.items():
+            row = rows.setdefault(key, ServedType(key[0], list(key[1]), 0, to_utc(at)))
+            row.workers, row.asked_at = row.workers + 1, max(row.asked_at, to_utc(at))
+    return [rows[key] for key in sorted(rows, key=lambda key: (key[0] or "", key[1]))]
+
+
+async def read_lately(engine: Engine, tenant_id: str, rows: list[Presence] | None = None) -> list[Claimant]:
+    """Return the workers that asked lately with what they asked for, as stored and as seen since."""
+    if rows is None:
+        rows = await engine.backend.page(tenant_id, WorkerFilter(("", ""), MOST_ASKED, latest=True))
+    now = engine.backend.now()
+    asked = [(row, [claim for claim in claims if claim.at > now - LATELY_SECONDS])
+             for row, claims in join_sightings(engine, tenant_id, rows, now)]
+    return [(row, claims) for row, claims in asked if claims]
+
+
+class TypeWarnings(Extension):
+    """Tells whoever creates a task of a type that no worker has asked for lately."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.read: dict[str, tuple[float, list[Presence]]] = {}
+
+    async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+        """Add a warning to the answer."""
+        if not isinstance(ask, CreateTask | CreateTasks) or getattr(reply, "status", "queued") != "queued":
+            return
+        orders = ask.tasks if isinstance(ask, CreateTasks) else [ask]
+        done = reply.results if isinstance(reply, Items) else [reply]
+        waiting = {order.type: (order, item.task_id) for order, item in zip(orders, done, strict=False)
+                   if item.task_id is not None}
+        try:
+            asked = await self._read(caller.tenant_id)
+        except GateError:       # the tasks are created, and the answer must say so
+            return
+        warnings = [describe_unserved(order.type, task_id, asked) for order, task_id in waiting.values()
+                    if not find_able(order.type, needs_of(order.requirements), asked)]
+        if warnings and isinstance(reply, Created | Items | TaskRecord):
+            reply.warnings = warnings[:MOST_TOLD]
+
+    async def _read(self, tenant_id: str) -> list[Claimant]:
+        now = self.engine.backend.now()
+        at, rows = self.read.get(tenant_id, (0.0, []))
+        if not 0 <= now - at < ROWS_SECONDS:
+            rows = await self.engine.backend.page(tenant_id, WorkerFilter(("", ""), MOST_ASKED, latest=True))
+            if len(self.read) >= MOST_TENANTS:
+                self.read.clear()
+            self.read[tenant_id] = now, rows
+        return await read_lately(self.engine, tenant_id, rows)
+
+
+def describe_unserved(type: str, task_id: str, asked: list[Claimant]) -> str:
+    """Return the warning about a type."""
+    served = [row.type for row in list_served(asked) if row.type is not None and row.type != type]
+    names = [*dict.fromkeys(served)]
+    others = f"; others ask for {say_list(names[:MOST_TOLD])}" if names else ""
+    return (f"no worker that can do this has asked for tasks of type {type} in the last hour{others}: the task waits "
+            f"until one does. Next: explain_task with task_id {task_id}; list_types shows what is served.")
+
+
+OPERATIONS = [
+    Operation(list_types, "GET /v1/types", "a A", "tasks:read", "R"),
+]
