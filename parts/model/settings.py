@@ -468,6 +468,7 @@ class Configured(Struct, frozen=True):
 
     settings: Settings
     origins: dict[str, str]
+    without_effect: tuple[str, ...] = ()        # variables of NO_EFFECT that are set
 
 
 class Setting(Struct, frozen=True):
@@ -493,7 +494,11 @@ ENV_PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
 NOT_SETTINGS = {  # for the programs around a gate
     "ASYNCGATE_CONFIG", "ASYNCGATE_URL", "ASYNCGATE_WORKER_KEY", "ASYNCGATE_WORKER_KEY_FILE", "ASYNCGATE_AGENT_KEY",
     "ASYNCGATE_AGENT_KEY_FILE", "ASYNCGATE_PROFILE", "ASYNCGATE_PLAIN_HTTP"}
+NO_EFFECT = {  # variables of the family's deployments that no gate needs; each is told of in one line
+    "ASYNCGATE_METAGATE_ENDPOINT": "a gate registers nowhere: whoever needs it is given its URL",
+    "ASYNCGATE_METAGATE_API_KEY": "a gate calls no MetaGate, so it needs no key for one"}
 ALIASES = {  # other deployments' names for the same settings
+    "ENV": "environment", "RATE_LIMIT_ENABLED": "security.rate_limiting.enabled",
     "RECEIPTGATE_ENDPOINT": "ledger.url", "RECEIPTGATE_URL": "ledger.url",
     "RECEIPTGATE_AUTH_TOKEN": "ledger.auth_token", "RECEIPTGATE_API_KEY": "ledger.auth_token",
     "RECEIPTGATE_TENANT_ID": "ledger.tenant_id",
@@ -503,9 +508,12 @@ ALIASES = {  # other deployments' names for the same settings
     "RECEIPTGATE_EMISSION_MAX_RETRIES": "ledger.emission_retry.max_retries",
     **{f"RECEIPTGATE_CIRCUIT_BREAKER_{name.upper()}": f"ledger.circuit_breaker.{name}"
        for name in ("enabled", "failure_threshold", "timeout_seconds", "half_open_max_calls", "success_threshold")}}
-UNPREFIXED = {  # spec 19.2 and 19.8
-    "ALLOW_INSECURE_DEV", "DEFAULT_LEASE_TTL_SECONDS", "LEASE_SWEEP_INTERVAL_SECONDS", "DEFAULT_MAX_ATTEMPTS",
-    "DEFAULT_RETRY_BACKOFF_SECONDS", "DEFAULT_BOOTSTRAP_MAX_ITEMS", "RECEIPTGATE_ENDPOINT", "RECEIPTGATE_URL"}
+UNPREFIXED = {  # spec 19.1 to 19.8
+    "ALLOW_INSECURE_DEV", "DEFAULT_LEASE_TTL_SECONDS", "MAX_LEASE_TTL_SECONDS", "LEASE_SWEEP_INTERVAL_SECONDS",
+    "LEASE_GRACE_SECONDS", "DEFAULT_MAX_ATTEMPTS", "DEFAULT_RETRY_BACKOFF_SECONDS", "MAX_RETRY_BACKOFF_SECONDS",
+    "DEFAULT_PRIORITY", "DEFAULT_LIST_LIMIT", "MAX_LIST_LIMIT", "DEFAULT_BOOTSTRAP_MAX_ITEMS",
+    "MAX_BOOTSTRAP_MAX_ITEMS", "DEFAULT_FALLBACK_OWNER_KIND", "DEFAULT_FALLBACK_OWNER_ID",
+    "RECEIPTGATE_ENDPOINT", "RECEIPTGATE_URL"}
 SPEC_NAMES = {  # what the spec calls a setting (20.2, 20.12, 20.14, H.6); its names are read in every layer, for good
     **{f"memorygate.{name}": f"ledger.{name}" for name in (
         "url", "auth_token", "auth_token_env", "worker_tokens", "tenant_id", "timeout_ms", "parallel",
@@ -546,7 +554,7 @@ def load_settings(
             raise SettingsError(f"{name}: given twice, and differently: {twice}; keep one of them")
         values[name], origins[name], spelled[name] = value, origin, spelling
     check_consistency(values, origins)
-    return Configured(build_group(Settings, values), origins)
+    return Configured(build_group(Settings, values), origins, tuple(name for name in NO_EFFECT if name in environ))
 
 
 def allow_slow_reads(settings: Settings) -> Settings:
@@ -565,8 +573,10 @@ def list_values(configured: Configured) -> list[tuple[str, str, str]]:
 
 def list_idle(configured: Configured) -> list[str]:
     """Say of each setting that somebody has set and that decides nothing: its name, why, and its origin."""
-    return [f"{one.name} decides nothing: {one.says.removeprefix(IDLE)}; remove it ({configured.origins[one.name]})"
-            for one in list_settings(Settings) if one.idle and configured.origins[one.name] != "default"]
+    others = [f"{name} has no effect: {NO_EFFECT[name]} (environment {name})" for name in configured.without_effect]
+    idle = [one for one in list_settings(Settings) if one.idle and configured.origins[one.name] != "default"]
+    return others + [f"{one.name} decides nothing: {one.says.removeprefix(IDLE)}; remove it "
+                     f"({configured.origins[one.name]})" for one in idle]
 
 
 def format_value(setting: Setting, value: Any) -> str:
@@ -713,7 +723,8 @@ def read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str
         full = ENV_PREFIX + variable if variable in UNPREFIXED and ENV_PREFIX + variable not in environ else variable
         if full in elsewhere:
             yield elsewhere[full].name, read_elsewhere(elsewhere[full], environ, full), f"environment {full}"
-        elif full.startswith(ENV_PREFIX) and not full.startswith(TEST_PREFIX) and full not in NOT_SETTINGS:
+        elif full.startswith(ENV_PREFIX) and not full.startswith(TEST_PREFIX) and full not in (
+                NOT_SETTINGS | NO_EFFECT.keys()):
             yield names.get(full, variable), environ[variable], f"environment {variable}"
 
 

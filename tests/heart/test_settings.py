@@ -549,6 +549,32 @@ def test_the_unprefixed_names_of_19_2_and_19_8_are_read(load: Load) -> None:
     assert configured.origins["default_max_attempts"] == "environment DEFAULT_MAX_ATTEMPTS"
 
 
+SPEC_19 = {
+    "DEFAULT_LEASE_TTL_SECONDS": 301, "MAX_LEASE_TTL_SECONDS": 1801, "LEASE_SWEEP_INTERVAL_SECONDS": 11,
+    "LEASE_GRACE_SECONDS": 5, "DEFAULT_MAX_ATTEMPTS": 4, "DEFAULT_RETRY_BACKOFF_SECONDS": 31,
+    "MAX_RETRY_BACKOFF_SECONDS": 901, "DEFAULT_PRIORITY": 1, "DEFAULT_LIST_LIMIT": 51, "MAX_LIST_LIMIT": 201,
+    "DEFAULT_BOOTSTRAP_MAX_ITEMS": 51, "MAX_BOOTSTRAP_MAX_ITEMS": 201, "DEFAULT_FALLBACK_OWNER_KIND": "service",
+    "DEFAULT_FALLBACK_OWNER_ID": "lost-and-found"}
+
+
+def test_every_name_of_section_19_is_read_without_a_prefix(load: Load) -> None:
+    configured = load(environ={name: str(said) for name, said in SPEC_19.items()})
+
+    assert {name: value(configured, name.lower()) for name in SPEC_19} == SPEC_19
+
+
+def test_the_variables_of_the_familys_deployments_are_read_or_told_of(load: Load) -> None:
+    configured = load(environ={
+        "ASYNCGATE_ENV": "staging", "ASYNCGATE_RATE_LIMIT_ENABLED": "true",
+        "ASYNCGATE_METAGATE_ENDPOINT": "https://metagate.example", "ASYNCGATE_METAGATE_API_KEY": "hunter2"})
+
+    assert configured.settings.environment == "staging"
+    assert configured.settings.security.rate_limiting.enabled
+    told = list_idle(configured)
+    assert [line.split()[0] for line in told] == ["ASYNCGATE_METAGATE_ENDPOINT", "ASYNCGATE_METAGATE_API_KEY"]
+    assert all("has no effect" in line and "hunter2" not in line for line in told)
+
+
 def test_an_unprefixed_name_yields_to_the_prefixed_one(load: Load) -> None:
     configured = load(environ={"DEFAULT_MAX_ATTEMPTS": "not even read", "ASYNCGATE_DEFAULT_MAX_ATTEMPTS": "5"})
 
