@@ -19,6 +19,7 @@ from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.faces.serving import Doorkeeper, Meter
 from asyncgate.parts.faces.stream import STREAM, ReceiptStream
+from asyncgate.parts.faces.tickets import TICKET
 from asyncgate.parts.model.challenges import Challenges
 from asyncgate.parts.model.connection import (
     BROWSER_POLICY,
@@ -47,6 +48,15 @@ SAFETY = [GATE_MARK, (b"x-content-type-options", b"nosniff"), BROWSER_POLICY, (b
 STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
 
 
+# For pages of `allowed_origins` (CORS).  Never with cookies: a page shows a credential of its own.
+PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"), (b"access-control-max-age", b"600"),
+    (b"access-control-allow-headers",
+     b"authorization, content-type, x-api-key, x-tenant-id, last-event-id, mcp-protocol-version, mcp-session-id, "
+     b"mcp-method, mcp-name, traceparent, tracestate")]
+READABLE = (b"access-control-expose-headers",
+            b"retry-after, www-authenticate, x-asyncgate-warning, x-ratelimit-limit, x-ratelimit-remaining, "
+            b"x-ratelimit-reset, x-ratelimit-bucket, mcp-session-id")
 SITE_HEADERS = frozenset({b"host", b"origin", b"sec-fetch-site"})
 # What a browser says of a request that a page of another site, or of another name of this site, has made; a page needs
 # no Origin for a GET, an image for example.
@@ -103,6 +113,9 @@ class Front:
                 if self.meter is not None:
                     self.meter.note_refusal("rest", no)
                 return await self.send(send, scope, no.status, encode_json(no.body()))
+            if scope["method"] == "OPTIONS" and "asyncgate.cors" in scope:
+                scope["asyncgate.limits"] = ()      # a preflight has no credential: nobody's calls are spent
+                return await self.send(send, scope, 204, b"", PREFLIGHT)
             if endpoint := self._endpoint(scope):
                 return await endpoint(scope, receive, send)
         await self.app(scope, receive, send)
@@ -129,10 +142,12 @@ class Front:
         endpoints = {path: Endpoint(self, operations, path) for path, operations in paths.items()}
         if "list_receipts" in self.operations:
             endpoints |= {path: ReceiptStream(self, {verb: STREAM}, path) for verb, path in STREAM.rest}
+            endpoints |= {path: Endpoint(self, {verb: TICKET}, path) for verb, path in TICKET.rest}
         return {path.replace(f"{{{endpoint.names}}}", "{}"): endpoint for path, endpoint in endpoints.items()}
 
     def _routes(self) -> list[Route]:
-        every = (*self.operations.values(), *LEASE_PROTOCOL, *([STREAM] if "list_receipts" in self.operations else ()))
+        streams = [STREAM, TICKET] if "list_receipts" in self.operations else []
+        every = (*self.operations.values(), *LEASE_PROTOCOL, *streams)
         described = openapi.make_routes(every, __version__, self.send)
         polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
         return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described,
@@ -168,6 +183,8 @@ class Front:
         if (origins or own) and not allowed:
             return Forbidden("pages of that Origin may not call this gate; to allow it, add it to the setting "
                              "allowed_origins")
+        if len(pages) == 1 and origins and is_named(pages[0], origins):
+            scope["asyncgate.cors"] = [(b"access-control-allow-origin", pages[0]), (b"vary", b"origin"), READABLE]
         if asked_by in OTHER_SITES and not (pages and allowed) and not is_page(find_path(scope)):
             return Forbidden("pages of other sites may not call this gate, nor lead a browser to its operations; to "
                              "allow the calls of an Origin, add it to the setting allowed_origins")
@@ -182,7 +199,8 @@ class Front:
         if status == HTTPStatus.TOO_MANY_REQUESTS or scope.get("asyncgate.over_limit"):
             await asyncio.sleep(REFUSAL_PAUSE_SECONDS)
         limits = scope.get("asyncgate.limits", ())
-        if not more and type is JSON_TYPE and status not in EMPTY and (whole := find_shortcut(scope)) is not None:
+        plain = not more and type is JSON_TYPE and status not in EMPTY and "asyncgate.cors" not in scope
+        if plain and (whole := find_shortcut(scope)) is not None:
             lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
             lines += b"".join([b"%b: %b\r\n" % header for header in limits]) if limits else b""
             if whole.answer(status, lines, body):
@@ -200,7 +218,7 @@ class Front:
     def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
         """Return the headers of every answer, except those in `own`, which the answer sets itself."""
         headers = [header for header in self.headers if header[0] not in own] if own else self.headers
-        headers = [*headers, *scope.get("asyncgate.limits", ())]
+        headers = [*headers, *scope.get("asyncgate.limits", ()), *scope.get("asyncgate.cors", ())]
         return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
 
     async def _answer_lost(self, request: Any, error: HTTPException) -> Any:

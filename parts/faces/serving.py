@@ -23,6 +23,9 @@ class Doorkeeper(Protocol):
     async def resolve(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
         """Return the caller of a request; count the call if its operation is known."""
 
+    async def admit(self, scope: Scope, caller: Caller, op: Operation) -> None:
+        """Let a caller in whose credential was checked before, and count the call."""
+
     async def known(self, headers: Headers) -> Caller:
         """Return the caller of a credential without counting a call."""
 

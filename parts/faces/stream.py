@@ -18,8 +18,9 @@ from msgspec import Struct
 
 from asyncgate import Caller, Engine, Operation, instant, speaker
 from asyncgate.parts.faces.changes import ChangeRecord, Changes, show_change
-from asyncgate.parts.faces.http import run_while_connected
+from asyncgate.parts.faces.http import read_query, run_while_connected
 from asyncgate.parts.faces.rest import Endpoint
+from asyncgate.parts.faces.tickets import open_ticket
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, InvalidRequest, TaskNotFound, log_fault
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.process.readers import Seat
 
 CHECK_SECONDS = 5.0         # between checks of the credential, and between comments that keep a quiet stream open
-BEGINNINGS = ("since_receipt_id", "created_after")
+NOT_OF_A_PAGE = ("since_receipt_id", "created_after", "ticket")
 EVENTS_AT_ONCE = 50         # receipts that are read at once, and so held for a slow client
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
@@ -54,9 +55,11 @@ class FollowReceipts(AsEither, kw_only=True):
     created_after: Annotated[
         Moment | None, says("where to begin if nothing else says it: receipts created then or later")] = None
 
+    ticket: Annotated[str | None, says("instead of a credential, for the stream of one task in a browser")] = None
+
     def make_page_ask(self, after: str | None, limit: int) -> ListReceipts:
         """Return the request for the page behind a place."""
-        same = {name: getattr(self, name) for name in self.__struct_fields__ if name not in BEGINNINGS}
+        same = {name: getattr(self, name) for name in self.__struct_fields__ if name not in NOT_OF_A_PAGE}
         return ListReceipts(**same, since_receipt_id=after, limit=limit)
 
 
@@ -111,9 +114,15 @@ class ReceiptStream(Endpoint):
         await send({"type": "http.response.body", "body": b""})
 
     async def _open(self, scope: Scope, receive: Receive, send: Send, begun: list[bool]) -> None:
-        caller = await self.gate.guard.resolve(scope, STREAM)
-        engine, ask = self.gate.engine, await self._ask(STREAM, caller, scope, receive)
+        engine, task_id = self.gate.engine, None
+        if ticket := read_query(scope["query_string"]).get("ticket"):
+            caller, task_id = open_ticket(engine, ticket)
+            await self.gate.guard.admit(scope, caller, STREAM)
+        else:
+            caller = await self.gate.guard.resolve(scope, STREAM)
+        ask = await self._ask(STREAM, caller, scope, receive)
         assert isinstance(ask, FollowReceipts)
+        ask.task_id, ask.ticket = task_id or ask.task_id, None
         scope["asyncgate.ask"] = ask
         engine.check_request(STREAM, caller, ask)
         last = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), None)

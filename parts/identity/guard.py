@@ -278,6 +278,13 @@ class Guard(Extension):
             await self.meter(scope, caller, op)
         return caller
 
+    async def admit(self, scope: Scope, caller: Caller, op: Operation) -> None:
+        """Let a caller in whose credential was checked before and is not sent again; it may have ended since."""
+        self._note_visit(scope, scope["headers"])
+        await self.check_caller(caller)
+        scope["asyncgate.caller"] = caller
+        await self.meter(scope, caller, op)
+
     async def known(self, headers: Headers) -> Caller:
         """Return the caller of a credential without counting the call."""
         return await self.identity.caller(headers)

@@ -18,11 +18,12 @@ from asyncgate import Operation, __version__
 from asyncgate.parts.faces import openapi
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.stream import STREAM
+from asyncgate.parts.faces.tickets import TICKET
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.wire import Name
 
-OPERATIONS = asyncgate.OPERATIONS | {op.name: op for op in (*LEASE_PROTOCOL, STREAM)}
+OPERATIONS = asyncgate.OPERATIONS | {op.name: op for op in (*LEASE_PROTOCOL, STREAM, TICKET)}
 DOCUMENT = json.loads(openapi.build_document(OPERATIONS.values(), __version__))
 WAYS = [(op, verb, path) for op in OPERATIONS.values() for verb, path in op.rest]
 KINDS: list[type[GateError]] = [GateError, *GateError.__subclasses__()]

@@ -20,6 +20,7 @@ from asyncgate import __version__
 from asyncgate.parts.faces import openapi
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.stream import STREAM
+from asyncgate.parts.faces.tickets import TICKET
 from asyncgate.parts.operations import OPERATIONS
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -29,7 +30,7 @@ ALWAYS = ["not_a_server_error", "status_code_conformance", "content_type_conform
 FEW = hypothesis.settings(max_examples=5, deadline=None, derandomize=True, database=None,
                           suppress_health_check=list(hypothesis.HealthCheck))
 ONE = hypothesis.settings(FEW, max_examples=1)
-DOCUMENT = json.loads(openapi.build_document((*OPERATIONS.values(), *LEASE_PROTOCOL, STREAM), __version__))
+DOCUMENT = json.loads(openapi.build_document((*OPERATIONS.values(), *LEASE_PROTOCOL, STREAM, TICKET), __version__))
 # What a schema cannot say: cursors and confirmations come from the gate, parents exist, a shared token needs a worker's
 # name.
 BEYOND_SCHEMAS = {"invalid_cursor", "invalid_confirmation", "parents_required", "parent_not_found", "not_locatable"}
