@@ -150,6 +150,21 @@ def test_the_chart_names_real_settings_and_values_that_the_gate_accepts() -> Non
                            "ASYNCGATE_SHUTDOWN_SECONDS": str(VALUES["shutdownSeconds"])})
 
 
+def test_pods_take_settings_from_secrets_and_mount_folders_of_the_operator() -> None:
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    deployment, migrate = (text_of(CHART / "templates" / name) for name in ("deployment.yaml", "migrate.yaml"))
+    example = set(re.findall(r"#   (ASYNCGATE_\w+):", (CHART / "values.yaml").read_text()))
+
+    assert example
+    assert example <= SETTINGS
+    assert re.search(r"secretKeyRef:\n +name: \{\{ \$from.name }}\n +key: \{\{ \$from.key }}", deployment)
+    for text in (deployment, migrate):
+        assert 'include "asyncgate.mounts"' in text
+        assert 'include "asyncgate.volumes"' in text
+    for line in ("secretName: {{ $file.secret }}", "mountPath: {{ $file.mountPath }}", "name: {{ $file.configMap }}"):
+        assert line in helpers
+
+
 def test_probes_ask_what_the_gate_serves_and_a_pod_has_time_to_drain() -> None:
     text = text_of(CHART / "templates" / "deployment.yaml")
     probes = dict(re.findall(r"(\w+)Probe:\n +httpGet:\n +path: (\S+)", text))

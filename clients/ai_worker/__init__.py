@@ -172,6 +172,7 @@ class Conversation:
                 said = self._finished(call) if alone else not_alone
                 if isinstance(said, Ending):
                     return [], said
+                log.warning("task %s: the model's call of finish was refused: %s", self.task_id, said.text)
             else:
                 too_many = ToolResult(f"at most {MOST_CALLS} calls at once", failed=True)
                 said = await self._called(call) if at < MOST_CALLS else too_many

@@ -166,7 +166,8 @@ async def test_without_tools_none_are_named_to_the_model(begin: Begin, model: Mo
     assert model.seen()[-1]["tools"] == []
 
 
-async def test_a_wrong_call_of_finish_is_told_to_the_model(begin: Begin, model: ModelProgram) -> None:
+async def test_a_wrong_call_of_finish_is_told_to_the_model_and_logged(
+        begin: Begin, model: ModelProgram, caplog: pytest.LogCaptureFixture) -> None:
     wrong = [{"finish": {"summary": ""}}, {"finish": {"summary": "s", "artifacts": [{"uri": ""}]}},
              {"finish": {"result": 1, "colour": "red"}}, {"finish": {"summary": "s", "result": [[[0]]]}, "call": [ADD]}]
     async with begin() as run:
@@ -177,6 +178,7 @@ async def test_a_wrong_call_of_finish_is_told_to_the_model(begin: Begin, model: 
     assert len(told) == 5
     assert all(text.startswith("error: ") for text in told)
     assert "call finish alone" in told[4]
+    assert caplog.text.count("the model's call of finish was refused") == 4
 
 
 async def test_a_model_that_gives_up_fails_the_task_for_good(begin: Begin) -> None:

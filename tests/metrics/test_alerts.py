@@ -33,6 +33,10 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "AsyncGateLeasesExpire": ({
         f'asyncgate_leases_ended_total{{{TYPE},ending="expired"}}': "0+2x60",
         f'asyncgate_leases_ended_total{{{TYPE},ending="completed"}}': "0+8x60"}, {"type": "demo"}),
+    "AsyncGateTasksFail": ({
+        f'asyncgate_leases_ended_total{{{TYPE},ending="failed"}}': "0+3x60",
+        f'asyncgate_leases_ended_total{{{TYPE},ending="completed"}}': "0+7x60"}, {"type": "demo"}),
+    "AsyncGateDown": ({f'up{{job="asyncgate",{GATE}}}': "1x30 0x30"}, {"instance": "gate:8080", "job": "asyncgate"}),
     "AsyncGateTasksHeld": ({f"asyncgate_tasks_held_total{{{TYPE}}}": "0x40 1x20"}, {"type": "demo"}),
     "AsyncGateErrors": ({
         f'asyncgate_requests_total{{{GATE},status="5xx"}}': "0+2x60",
@@ -61,6 +65,8 @@ QUIET = {
     f"asyncgate_leases_granted_total{{{TYPE}}}": "0+100x60",
     f'asyncgate_leases_ended_total{{{TYPE},ending="completed"}}': "0+99x60",
     f'asyncgate_leases_ended_total{{{TYPE},ending="expired"}}': "0+1x60",
+    f'asyncgate_leases_ended_total{{{TYPE},ending="failed"}}': "0+9x60",
+    f'up{{job="asyncgate",{GATE}}}': "1x60",
     f"asyncgate_tasks_held_total{{{TYPE}}}": "3x60",
     f'asyncgate_requests_total{{{GATE},status="2xx"}}': "0+1000x60",
     f'asyncgate_requests_total{{{GATE},status="5xx"}}': "0+1x60",

@@ -36,3 +36,25 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: ["ALL"]
 {{- end -}}
+
+{{- define "asyncgate.mounts" -}}
+{{- range $at, $file := .Values.files }}
+- name: files-{{ $at }}
+  mountPath: {{ $file.mountPath }}
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "asyncgate.volumes" -}}
+{{- range $at, $file := .Values.files }}
+- name: files-{{ $at }}
+  {{- if $file.secret }}
+  secret:
+    secretName: {{ $file.secret }}
+    defaultMode: 0440
+  {{- else }}
+  configMap:
+    name: {{ $file.configMap }}
+  {{- end }}
+{{- end }}
+{{- end }}
