@@ -17,7 +17,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 
@@ -28,6 +28,7 @@ from asyncgate.clients.http import (
     AWAY_STATUSES,
     FIRST_PAUSE,
     QUIET_SECONDS,
+    SHORT_PAUSE,
     AsyncHttp,
     CheckedReply,
     NotAGate,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 DEFAULT_PATIENCE_SECONDS = 30.0     # for one call with all its retries, in addition to `wait_seconds`
 LONG_POLL_SECONDS = 25.0    # how many seconds one call waits for a task to end
+LARGE_REQUEST = 2**20       # bytes; a gate may refuse a larger one before it has read it
 ENDED_STATUSES = ("succeeded", "failed", "canceled")
 NOT_OPEN = "this client is not open; call it inside `async with AsyncGate(...) as gate`"
 FORKED = "this client was opened before this process was forked; open it here, too, in a `with` block of this process"
@@ -132,17 +134,44 @@ class AsyncGate(AsyncOperations):
     ) -> Handle:
         """Create a task and return its handle; a repeated `key` returns the handle of the first task.
 
+        If that was made from another request, `payload_differs` of the handle is true, and a warning is logged.
         `needs` are the capabilities that a worker must have.  By default (`result_delivery="inline"`) the worker only
         has to store the result in the gate.
         """
         said: dict[str, Any] = {"result_delivery": "inline", **terms}
         wanted = {"capabilities": sort_names(needs)} if needs else None
         made = await self.create_task(type, payload=payload, requirements=wanted, idempotency_key=key, **said)
-        return self.handle(made.task_id)
+        if made.payload_differs:
+            log.warning("the key %r made task %s from another request; that task is returned", key, made.task_id)
+        return Handle(self, made.task_id, payload_differs=made.payload_differs)
 
     def handle(self, task_id: str) -> Handle:
         """Return the handle of an existing task, for example after a restart."""
         return Handle(self, task_id)
+
+    # Lists and what comes.
+
+    async def each(self, operation: str, /, **fields: Any) -> AsyncIterator[Any]:
+        """Yield what a list operation lists, one page after another: `async for task in gate.each("list_tasks")`."""
+        while True:
+            page = (await self.send(operation, fields)).decoded
+            for item in find_listed(page):
+                yield item
+            if page.next_cursor is None:
+                return
+            fields[find_position(operation)] = page.next_cursor
+
+    async def follow(self, operation: Literal["list_receipts", "list_open_obligations"] = "list_receipts", /,
+                     **fields: Any) -> AsyncIterator[Any]:
+        """Yield receipts as they come, each once and without an end; `since_receipt_id` goes on behind one."""
+        while True:
+            asked = time.monotonic()
+            page = (await self.send(operation, {"wait_seconds": LONG_POLL_SECONDS, **fields})).decoded
+            for item in find_listed(page):
+                yield item
+            fields[find_position(operation)] = page.cursor
+            if not find_listed(page) and time.monotonic() - asked < FIRST_PAUSE:
+                await asyncio.sleep(SHORT_PAUSE)        # a gate that is stopping answers at once
 
     # Calling.
 
@@ -201,6 +230,17 @@ class AsyncGate(AsyncOperations):
 
 log = logging.getLogger("asyncgate.client")
 
+
+def find_listed(page: Any) -> list[Any]:
+    """Return what a page of a list lists."""
+    return next(value for name in page.__struct_fields__ if isinstance(value := getattr(page, name), list))
+
+
+def find_position(operation: str) -> str:
+    """Return the field by which a list goes on behind its last page."""
+    return "since_receipt_id" if operation in ("list_receipts", "list_open_obligations") else "cursor"
+
+
 CALLER_FIELDS = {"principal_id", "agent_id", "worker_id", "created_by", "tasker_principal"}
 
 
@@ -251,7 +291,7 @@ class Attempts:
         self.waits = float(fields.get("wait_seconds", 30.0 if op.name == "run_task" else 0.0))
         self.seconds = patience_seconds + self.waits
         self.last: Exception | None = None
-        self.told = False
+        self.told, self.broken = False, 0
         self.harmless = op.repeatable
 
     def fields(self) -> dict[str, Any]:
@@ -264,6 +304,11 @@ class Attempts:
     def pause(self, error: Refusal | Unreachable) -> float:
         """Return how many seconds to wait before the next attempt; raise the error if none is allowed."""
         self.count, self.last = self.count + 1, error
+        if isinstance(error, Unreachable) and error.size > LARGE_REQUEST:
+            self.broken += 1
+            if self.broken > 1:     # a gate that restarts does not do that twice in the middle of one request
+                raise Refusal(413, {"error": "payload_too_large", "message": "the gate cut the connection twice while "
+                                    f"it was sent {error.size:,} bytes: that is more than it takes in a request"})
         passed = time.monotonic() - self.began
         cut_off = self.count == 1 and isinstance(error, Unreachable) and self.waits and passed > FIRST_PAUSE
         # A gate that restarts cuts waiting calls off, and may be back already.
@@ -296,8 +341,8 @@ class Attempts:
 class Handle:
     """A task that was handed over; to find it again after a restart, keep only its id."""
 
-    def __init__(self, gate: AsyncGate, task_id: str) -> None:
-        self.gate, self.task_id = gate, task_id
+    def __init__(self, gate: AsyncGate, task_id: str, *, payload_differs: bool = False) -> None:
+        self.gate, self.task_id, self.payload_differs = gate, task_id, payload_differs
 
     def __repr__(self) -> str:
         return f"<task {self.task_id}>"
@@ -313,6 +358,18 @@ class Handle:
     async def progress(self) -> Any:
         """Return the worker's latest progress report, or None."""
         return (await self.task()).progress
+
+    async def updates(self) -> AsyncIterator[TaskRecord]:
+        """Yield the task now, and after each change of its status or progress, until it has ended."""
+        last = None
+        while True:
+            task = await self.task()
+            if last is None or (task.status, task.progress) != (last.status, last.progress):
+                yield task
+            if task.status in ENDED_STATUSES:
+                return
+            last = task
+            await asyncio.sleep(SHORT_PAUSE)
 
     async def cancel(self, reason: str | None = None) -> bool:
         """Cancel the task; return whether its status is canceled now: False if the task had already ended."""

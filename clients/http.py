@@ -12,6 +12,7 @@ import contextlib
 import os
 import random
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -61,9 +62,9 @@ class Refusal(Exception):
 class Unreachable(Exception):
     """No gate answered; the one-line text says which and what to do.  `sent`: the gate may have received the call."""
 
-    def __init__(self, message: str, *, sent: bool = True) -> None:
+    def __init__(self, message: str, *, sent: bool = True, size: int = 0) -> None:
         super().__init__(message)
-        self.sent = sent
+        self.sent, self.size = sent, size       # size: bytes of a request during which the connection broke
 
 
 class WrongAddress(Unreachable):
@@ -88,6 +89,7 @@ class Exchange:
     """What both clients share: building the request of an operation and reading its answer."""
 
     patience_seconds = ANSWER_SECONDS
+    answered = False                    # whether something has answered at this address
     tracing: Tracing | None = None      # where an open client has a provider of spans
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -122,6 +124,7 @@ class Exchange:
 
     def reply(self, operation: str, response: httpx2.Response) -> CheckedReply:
         """Read a successful answer; raise NotAGate for one of another server, Refusal for any other."""
+        self.answered = True
         if not response.is_success:
             raise self.refusal(response)
         reply = self.read_reply(operation, response.content)
@@ -145,8 +148,8 @@ class Exchange:
         body = body or {"message": f"{self.url} does not answer like a gate (status {status}, no JSON object)"}
         return Refusal(status, body, read_retry_after(body.get("retry_after", response.headers.get("retry-after"))))
 
-    def unreachable(self, error: httpx2.RequestError) -> Unreachable:
-        """Explain in one line why no answer came."""
+    def unreachable(self, error: httpx2.RequestError, asked: float = 0.0) -> Unreachable:
+        """Explain in one line why no answer came to a request of that moment."""
         import httpx2
 
         if why := explain_bad_address(self.url, str(error)):
@@ -157,10 +160,12 @@ class Exchange:
             return Unreachable(f"no gate answers at {self.url}; start one with `asyncgate dev`", sent=False)
         if isinstance(error, httpx2.TimeoutException):
             return Unreachable(f"the gate at {self.url} took the request but did not answer in time")
-        tls = f" (if it speaks TLS, its address is {self.url.replace('http', 'https', 1)})"
-        return Unreachable(f"the connection to {self.url} broke before the answer came: "
-                           f"{str(error) or type(error).__name__}"
-                           f"{tls * (self.url.startswith('http:') and 'without sending' in str(error))}")
+        why = f"the connection to {self.url} broke before the answer came: {str(error) or type(error).__name__}"
+        # A server that speaks TLS hangs up at once; a gate that stops cuts a call off, and has often answered before.
+        at_once = not self.answered and time.monotonic() - asked < FIRST_PAUSE
+        if at_once and self.url.startswith("http:") and "without sending" in str(error):
+            why += f" (if it speaks TLS, its address is {self.url.replace('http', 'https', 1)})"
+        return Unreachable(why, size=int(error.request.headers.get("content-length", 0)))
 
 
 def find_reply_flaw(content: bytes, reply: type[msgspec.Struct]) -> str:
@@ -334,16 +339,18 @@ class Http(Exchange):
         """Call an operation and return its reply, checked."""
         import httpx2
 
+        asked = time.monotonic()
         try:
             return self.reply(operation, self.client.request(**self.request(operation, fields)))
         except httpx2.RequestError as error:
-            raise self.unreachable(error) from None
+            raise self.unreachable(error, asked) from None
 
     @contextlib.contextmanager
     def open_stream(self, path: str, query: Mapping[str, Any], last_id: str = "") -> Iterator[Iterator[StreamEvent]]:
         """Open a stream of events and yield them; with the id of the last event seen it goes on behind that one."""
         import httpx2
 
+        asked = time.monotonic()
         headers = {"last-event-id": last_id} if last_id else {}
         params = {name: format_query_value(value) for name, value in query.items()}
         try:
@@ -356,7 +363,7 @@ class Http(Exchange):
                     raise self.refusal(response)
                 yield read_events(response.iter_bytes())
         except httpx2.RequestError as error:
-            raise self.unreachable(error) from None
+            raise self.unreachable(error, asked) from None
 
 
 class AsyncHttp(Exchange):
@@ -386,7 +393,8 @@ class AsyncHttp(Exchange):
         """Call an operation and return its reply, checked."""
         import httpx2
 
+        asked = time.monotonic()
         try:
             return self.reply(operation, await self.client.request(**self.request(operation, fields)))
         except httpx2.RequestError as error:
-            raise self.unreachable(error) from None
+            raise self.unreachable(error, asked) from None

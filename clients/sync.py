@@ -14,7 +14,7 @@ import contextlib
 import copy
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -90,6 +90,20 @@ class LoopThread(Generic[T]):
             raise
 
 
+    def iterate(self, items: AsyncIterator[R]) -> Iterator[R]:
+        """Yield what an asynchronous iterator yields."""
+        async def step() -> list[R]:
+            return [item async for item in first_of(items)]
+        while found := self.run(step()):
+            yield from found
+
+
+async def first_of(items: AsyncIterator[R]) -> AsyncIterator[R]:
+    """Yield the next item, if there is one."""
+    with contextlib.suppress(StopAsyncIteration):
+        yield await anext(items)
+
+
 class PendingCall(Generic[R]):
     """One coroutine that a thread waits for; its methods run on the loop."""
 
@@ -144,6 +158,15 @@ class SyncGate(SyncOperations):
         """Call an operation by its name and return its reply as plain JSON values."""
         return self.loop_thread.run(self.gate.call(operation, **fields))
 
+    def each(self, operation: str, /, **fields: Any) -> Iterator[Any]:
+        """Yield what a list operation lists, one page after another: `for task in gate.each("list_tasks")`."""
+        return self.loop_thread.iterate(self.gate.each(operation, **fields))
+
+    def follow(self, operation: Literal["list_receipts", "list_open_obligations"] = "list_receipts", /,
+               **fields: Any) -> Iterator[Any]:
+        """Yield receipts as they come, each once and without an end; `since_receipt_id` goes on behind one."""
+        return self.loop_thread.iterate(self.gate.follow(operation, **fields))
+
     def submit(
         self, type: str, payload: Any = None, *, needs: Names = (), key: str | None = None, **terms: Unpack[TaskTerms],
     ) -> SyncHandle:
@@ -164,6 +187,15 @@ class SyncHandle:
 
     def __repr__(self) -> str:
         return repr(self.handle)
+
+    @property
+    def payload_differs(self) -> bool:
+        """Whether the key had made this task from another request."""
+        return self.handle.payload_differs
+
+    def updates(self) -> Iterator[TaskRecord]:
+        """Yield the task now, and after each change of its status or progress, until it has ended."""
+        return self.loop_thread.iterate(self.handle.updates())
 
     def task(self) -> TaskRecord:
         """Return the whole task."""

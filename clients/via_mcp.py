@@ -7,6 +7,7 @@ the SDK, and turns those answers into the client's own errors above it.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -82,13 +83,15 @@ class Answering(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **more: Any) -> httpx2.Response:
         """Send a request and read its answer here, where a failure can still become an answer."""
+        asked = time.monotonic()
         try:
             answer = await super().send(request, **more)
             if answer.headers.get("content-type", "").startswith("text/event-stream"):
                 return answer
             body = read_object(await answer.aread())
+            self.way.answered = True
         except httpx2.RequestError as error:
-            none = self.way.unreachable(error)
+            none = self.way.unreachable(error, asked)
             is_wrong = isinstance(none, WrongAddress)
             return make_error_answer(request, str(none), {UNREACHABLE: True, "sent": none.sent, "wrong": is_wrong})
         if "jsonrpc" in body or answer.status_code == 202:      # 202: a notification has no reply

@@ -88,6 +88,7 @@ class Worker:
         """
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, not {concurrency}")
+        gate = getattr(gate, "gate", gate)      # of a SyncGate
         way = getattr(gate, "way", gate)        # an AsyncGate's transport
         if getattr(way, "settings", {}).get("transport") is not None:
             raise ValueError("a worker needs a gate on a port, because it calls from two threads: use Gate(port=0)")

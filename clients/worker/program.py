@@ -133,8 +133,13 @@ class Program:
     async def __call__(self, payload: Any, job: Job) -> Any:
         """Run the program for one task."""
         run = Run(job)
-        run.begin(self.path, self.command, self.surroundings(job))
-        return run.outcome(self.command[0], await run.ended(msgspec.json.encode(payload)))
+        CHILDREN.guardian.tell(job.lease_id, "begins")
+        try:
+            run.begin(self.path, self.command, self.surroundings(job))
+            CHILDREN.guardian.tell(job.lease_id, str(run.pid))
+            return run.outcome(self.command[0], await run.ended(msgspec.json.encode(payload)))
+        finally:
+            CHILDREN.guardian.tell(job.lease_id, "ended")
 
     def surroundings(self, job: Job) -> dict[str, str]:
         """Return the environment of the program: the worker's without its credential, and variables about the task."""
@@ -177,13 +182,11 @@ class Run:
 
     def begin(self, path: str, command: list[str], surroundings: dict[str, str]) -> None:
         """Start the program without a shell, and start to wait for its end."""
-        CHILDREN.guardian.tell(self.job.lease_id, "begins")
         with self.pipes() as ends, CHILDREN.lock:
             self.pid = os.posix_spawn(
                 path, command, surroundings, setpgroup=0, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
                 file_actions=[(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(ends)])
             CHILDREN.running.add(self.pid)
-        CHILDREN.guardian.tell(self.job.lease_id, str(self.pid))
         self.exit = asyncio.ensure_future(run_in_thread(self._wait))
 
     def _wait(self) -> int:
@@ -204,7 +207,6 @@ class Run:
             self._signal(signal.SIGKILL)        # children that it left running would hold the pipes open
             CHILDREN.running.discard(self.pid)
             await run_in_thread(CHILDREN.sweep, self.job.lease_id)
-            CHILDREN.guardian.tell(self.job.lease_id, "ended")
             done, _ = await asyncio.wait(talking, timeout=KILL_SECONDS)
             wrong = [error for one in done if (error := one.exception())]
         if wrong:
