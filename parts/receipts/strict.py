@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,7 @@ log = logging.getLogger("asyncgate.ledger")
 
 ATTEMPTS = 5            # how often a batch is decided again because its result differed
 OFFERS = 3              # how often a receipt is sent without an answer before the call fails
+BUSY_SECONDS = 10.0     # how long another process that has not failed is left alone
 REPEAT_SECONDS = 20.0   # how long an offered receipt waits for the repeat of its call
 POLL_OFFERED_SECONDS = 5.0      # how often offered receipts are looked for
 OFFERED_AT_ONCE = 500
@@ -93,6 +94,7 @@ class Draft(Struct):
 
     sink: Sink
     earlier: dict[str, Tried]           # what other calls have offered, by receipt
+    hidden: frozenset[str] = frozenset()    # tasks that another process is about to change
     only: frozenset[str] = frozenset()  # the receipts that it must have, if it is decided to settle these
     now: float | None = None
     given: dict[Any, str] = field(default_factory=dict)
@@ -107,8 +109,8 @@ class Draft(Struct):
 
     def load(self, needs: Needs) -> Needs:
         """Return what deciding needs: when it is decided again, the same rows, and what it has offered."""
-        if self.now is None:
-            return needs
+        if self.now is None:        # as many claimable tasks as are left when some are hidden
+            return replace(needs, claims=needs.claims * 2) if self.hidden else needs
         rows = {(Outgoing, (row.receipt_id,)) for row in self.stored}
         return replace(needs, claims=[], tasks=needs.tasks | set(self.leased), records=needs.records | rows)
 
@@ -122,6 +124,8 @@ class Draft(Struct):
         for task_id in self.leased if not work.ready else ():
             if (task := work.tasks.get(task_id)) and task.status == "queued" and task.offerable(work.now):
                 work.ready[task.lane].append(task_id)
+        for lane, queue in work.ready.items() if self.hidden else ():
+            work.ready[lane] = deque([task_id for task_id in queue if task_id not in self.hidden])
         work.replay(Named(work.ids, self.given), work.now if self.now is None else self.now)
         decide(work)
         same = self._take_over(work)
@@ -194,16 +198,30 @@ class Strict(Extension):
         """Commit one batch; raises LedgerUnavailable if the ledger does not store its receipts."""
         async with self.turns[tenant_id]:
             earlier = await self.find_offered(tenant_id)
-            named = [one for one in earlier if one.row.task_id in needs.tasks or one.claim in needs.repeats]
+            busy = self._find_busy(earlier)
+            named = [one for one in earlier if one.row.receipt_id not in busy and (
+                one.row.task_id in needs.tasks or one.claim in needs.repeats)]
             with contextlib.suppress(LedgerUnavailable):    # a call that needs no ledger goes on
                 earlier = await self._settle_before(tenant_id, needs, named) if named else earlier
             draft = self._draft(earlier)
             while not await self._carry_out(tenant_id, needs, decide, draft):
+                if not busy.isdisjoint(one.row.receipt_id for one in draft.blocked):
+                    later = DatabaseUnavailable("another process is changing this task; try again", retry_after=1)
+                    raise Refused("another process is about to commit") from later
                 draft = self._draft(await self._settle_before(tenant_id, needs, draft.blocked))
 
     def _draft(self, earlier: list[Tried]) -> Draft:
         given = {(name, 1): id for one in earlier if one.memo.key is not None for name, id in one.names()}
-        return Draft(self.sink, {one.row.receipt_id: one for one in earlier}, given=given)
+        busy = self._find_busy(earlier)
+        return Draft(self.sink, {one.row.receipt_id: one for one in earlier}, given=given,
+                     hidden=frozenset(one.row.task_id for one in earlier if one.row.receipt_id in busy))
+
+    def _find_busy(self, earlier: list[Tried]) -> set[str]:
+        """Return what another process may be about to commit: its call has neither failed nor taken too long."""
+        if self.engine.is_alone():
+            return set()
+        since = self.engine.backend.now() - BUSY_SECONDS
+        return {one.row.receipt_id for one in earlier if not one.row.tries and one.row.posted_at > since}
 
     async def find_offered(self, tenant_id: str) -> list[Tried]:
         """Return what is offered and not committed."""
@@ -229,10 +247,13 @@ class Strict(Extension):
         """Forget what the ledger surely does not have; withdraw at once what no repeat of the call could take up."""
         left = [one for id, one in draft.tried.items() if id not in committed and not draft.only]
         never = [one for one in left if one.row.receipt_id not in draft.offered]
+        kept = [one for one in left if one.row.receipt_id in draft.offered and one.may_be_repeated()]
         lost = [one for one in left if one.row.receipt_id in draft.offered and not one.may_be_repeated()]
         try:
             for group in group_by_task(never):
                 await self.within(tenant_id, needs_of(group), partial(forget, group))
+            for group in group_by_task(kept):
+                await self.within(tenant_id, needs_of(group), partial(note_failure, group))
             await self.settle(tenant_id, lost)
         except Exception as error:
             log.warning("what the ledger may have of a failed call is settled later: %s", error)
@@ -386,3 +407,9 @@ def forget(group: list[Tried], work: Work) -> None:
     """Forget receipts that the ledger does not have."""
     for one in drop_committed(group, work):
         work.drop_record(Outgoing, one.row.receipt_id)
+
+
+def note_failure(group: list[Tried], work: Work) -> None:
+    """Note that the call has failed, so that no other process waits for it."""
+    for one in drop_committed(group, work):
+        work.keep_record(replace(one.row, tries=1))

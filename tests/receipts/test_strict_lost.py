@@ -293,3 +293,28 @@ async def test_a_repeated_claim_whose_task_is_gone_withdraws_the_lease(gate: Gat
 
     await stub.until(lambda: "lease.expired" in stub.types())
     assert stub.one("lease.expired")["body"]["reason"] == "never_committed"
+
+
+async def test_what_another_process_is_about_to_commit_is_left_to_it(
+        gate: Gate, stub: Losing, strict: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    other, first, second = await strict(), await gate.create(), await gate.create()
+    for one in (gate, other):
+        monkeypatch.setattr(one.engine, "is_alone", lambda: False)
+    refusal, offers = list[str](), list[Any]()
+
+    async def meanwhile(receipt: dict[str, Any]) -> Answer:
+        if receipt["receipt_type"] == "task.accepted" and not offers:
+            offers.append(None)
+            offers[0] = await other.claim("w2")
+            with refused("database_unavailable") as caught:
+                await other.as_agent().cancel_task(task_id=first)
+            refusal.append(str(caught.value))
+        return FINE
+    stub.answer = meanwhile
+
+    offer = await gate.claim("w1")
+
+    assert offer is not None
+    assert (offer.task_id, offers[0].task_id) == (first, second)
+    assert "another process" in refusal[0]
+    await gate.as_worker("w1").complete(**under(offer), artifacts=FILE)
