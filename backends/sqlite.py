@@ -122,8 +122,8 @@ R = TypeVar("R", bound=Struct)
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 CURRENT_SCHEMA = len(list(SCHEMA.glob("[0-9]*.sql")))
 FILE_PAGE = 2048       # bytes, of a new file: a commit writes whole pages twice; smaller ones slow large commits down
-COPIED_CHANGES = 4096       # of rows, after which the log is copied back: in small batches some 16 MiB of it
-LARGE_LOG = 64 << 20        # bytes of it, at which it is copied back after each commit
+COPIED_CHANGES = 16384      # of rows, after which the log is copied back: 6 to 30 MiB of it
+LARGE_LOG = 32 << 20        # bytes of it, at which it is copied back at once
 PRAGMAS = f"""
     PRAGMA page_size = {FILE_PAGE}; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;
     PRAGMA wal_autocheckpoint = 0; PRAGMA journal_size_limit = {LARGE_LOG}; PRAGMA cache_size = -65536;

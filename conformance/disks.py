@@ -585,7 +585,7 @@ class Rounds:
             self.blame(f"{name}, and again @{last}", judge(left, calls))
 
 
-def describe(rounds: Rounds, began: float) -> str:
+def describe_rounds(rounds: Rounds, began: float) -> str:
     """Return what rounds did, as JSON."""
     return json.dumps({"seed": rounds.seed, **rounds.counts, "problems": rounds.problems[:50],
                        "wrong": len(rounds.problems), "seconds": round(time.time() - began)})
@@ -633,7 +633,7 @@ def main(what: str, number: str, seed: str = "", folder: str = "") -> None:
     gc.freeze()     # what children share is not copied
     began, rounds = time.time(), Rounds(Path(folder), seed, lambda line: print(line, file=sys.stderr, flush=True))
     {"faults": rounds.run_faults, "cuts": rounds.run_cuts}[what](int(number))
-    print(describe(rounds, began))
+    print(describe_rounds(rounds, began))
 
 
 if __name__ == "__main__":
