@@ -386,9 +386,11 @@ def dev(configured: Configured, no_worker: bool) -> None:
 @click.option("--agent", metavar="ID", help="Agent id for calls that name no caller.")
 @click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that do not allow dots.")
 @click.option("--tools", default="", metavar="SETS", help="List these sets of tools: delegate,work,admin,more or all.")
+@click.option("--patience", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
+              help="How long to wait for a gate that does not answer now.")
 @add_settings_options
 def mcp(configured: Configured, url: str | None, token: str | None, profile: str | None, agent: str | None,
-        underscores: bool, tools: str) -> None:
+        underscores: bool, tools: str, patience: float) -> None:
     """Serve MCP on standard input and output, for hosts that start a program: Claude Desktop and others.
 
     With --url it connects to a running gate; with --database it is itself a gate, for this host only.
@@ -401,7 +403,8 @@ def mcp(configured: Configured, url: str | None, token: str | None, profile: str
     path = stdio.make_path(agent, underscores, tools)
     try:
         at = Connection(None, None) if own else calling.find_connection(profile, url, token)
-        asyncio.run(stdio.serve_embedded(configured.settings, path) if own else stdio.serve_running(*at, path))
+        asyncio.run(stdio.serve_embedded(configured.settings, path) if own else
+                    stdio.serve_running(*at, path, patience))
     except ValueError as wrong:
         raise exit_with(str(wrong), EXIT_WRONG) from None
     except (BrokenPipeError, KeyboardInterrupt):

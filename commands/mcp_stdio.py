@@ -11,17 +11,36 @@ import asyncio
 import base64
 import logging
 import sys
+import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import msgspec
 
-from asyncgate.clients.http import ANSWER_SECONDS, Exchange, NotAGate, read_object
+from asyncgate.clients.client import DEFAULT_PATIENCE_SECONDS
+from asyncgate.clients.http import (
+    ANSWER_SECONDS,
+    Exchange,
+    NotAGate,
+    Unreachable,
+    WrongAddress,
+    pause_after,
+    read_object,
+)
 from asyncgate.clients.in_process import InProcess
+from asyncgate.clients.operations import CALLS
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.content import JsonObject
-from asyncgate.parts.model.jsonrpc import CODES, INTERNAL_ERROR, INVALID_MESSAGE, PARSE_ERROR, UNKNOWN_METHOD
+from asyncgate.parts.model.jsonrpc import (
+    CODES,
+    INTERNAL_ERROR,
+    INVALID_MESSAGE,
+    PARSE_ERROR,
+    TOOL_PREFIX,
+    UNKNOWN_METHOD,
+)
 from asyncgate.parts.model.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,18 +48,24 @@ if TYPE_CHECKING:
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
 LISTEN = "subscriptions/listen"
+BETWEEN = {HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}      # of a proxy
 NAME_FIELDS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}      # repeated in Mcp-Name
 ACCEPTED = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 FINISH_SECONDS = 5.0              # for calls that wait for something, after the host closes its end
 LONGEST_WAIT_SECONDS = 60.0     # the upper limit of a gate's setting
 
 
+log = logging.getLogger("asyncgate")
+
+
 class Bridge:
     """Passes messages from a host to a gate, and the answers back."""
 
     def __init__(self, client: httpx2.AsyncClient, exchange: Exchange, path: str, write: Callable[[bytes], None],
-                 *, streams: bool) -> None:
+                 *, streams: bool, patience_seconds: float = 0.0) -> None:
         self.client, self.exchange, self.url, self.write = client, exchange, exchange.url + path, write
+        self.patience_seconds = patience_seconds        # for a gate that does not answer now
+        self.reached = False        # whether it ever did
         self.streams = streams      # whether answers can be streamed
         self.agreed = ""            # the version of the handshake, if any
         self.under_way: dict[Any, asyncio.Task[None]] = {}
@@ -91,17 +116,37 @@ class Bridge:
 
         if method == LISTEN and not self.streams:
             return self.refuse(id, UNKNOWN_METHOD, "subscriptions need a running gate: use --url")
-        headers = self.headers(message, method)
-        patience = httpx2.Timeout(ANSWER_SECONDS, read=None) if method == LISTEN else self.client.timeout
-        try:
-            async with self.client.stream("POST", self.url, content=line, headers=headers,
-                                          timeout=patience) as answer:
-                if answer.headers.get("content-type", "").startswith("text/event-stream"):
-                    return await self.pass_on(answer)
-                await answer.aread()
-        except httpx2.RequestError as error:
-            return self.refuse(id, INTERNAL_ERROR, str(self.exchange.unreachable(error)))
-        self.answer(answer, method, id)
+        begun, tries = time.monotonic(), 0
+        while True:
+            headers = self.headers(message, method)
+            timeout = httpx2.Timeout(ANSWER_SECONDS, read=None) if method == LISTEN else self.client.timeout
+            try:
+                async with self.client.stream("POST", self.url, content=line, headers=headers,
+                                              timeout=timeout) as answer:
+                    if answer.headers.get("content-type", "").startswith("text/event-stream"):
+                        self.reached = True
+                        return await self.pass_on(answer)
+                    await answer.aread()
+                if answer.status_code not in BETWEEN or "jsonrpc" in read_object(answer.content):
+                    self.reached = True
+                    return self.answer(answer, method, id)
+                why = Unreachable(f"no gate answers behind {self.exchange.url} (status {answer.status_code})",
+                                  sent=answer.status_code == HTTPStatus.GATEWAY_TIMEOUT)
+            except httpx2.RequestError as error:
+                why = self.exchange.unreachable(error)
+            left = self.patience_seconds - (time.monotonic() - begun)
+            if left <= 0 or isinstance(why, WrongAddress) or (why.sent and not is_repeatable(message, method)):
+                return self.refuse(id, INTERNAL_ERROR, self.describe_outage(why))
+            if (tries := tries + 1) == 1:
+                log.warning("%s: trying again for %.0f s", why, left)
+            await asyncio.sleep(min(left, pause_after(tries)))
+
+    def describe_outage(self, why: Unreachable) -> str:
+        """Return what a model may do: a gate that is away comes back, and another one would not have its tasks."""
+        if isinstance(why, WrongAddress) or why.sent or not self.reached:
+            return str(why)
+        return (f"the gate at {self.exchange.url} does not answer now, and its tasks are kept: it may be restarting. "
+                "Nothing of this call was carried out: repeat it later")
 
     async def pass_on(self, answer: httpx2.Response) -> None:
         """Write the messages of a subscription as they arrive."""
@@ -140,6 +185,18 @@ class Bridge:
         self.write(msgspec.json.encode({"jsonrpc": "2.0", "id": id, "error": error}))
 
 
+def is_repeatable(message: JsonObject, method: str) -> bool:
+    """Whether a request may be sent again although the gate may have carried it out."""
+    params = read_params(message)
+    if method != "tools/call":
+        return True
+    name = str(params.get("name"))
+    op = CALLS.get(name.removeprefix(TOOL_PREFIX)[1:])
+    arguments = params.get("arguments")
+    keyed = isinstance(arguments, dict) and not arguments.keys().isdisjoint(op.keys) if op else False
+    return op is not None and op.repeatable and (keyed or not op.keys)
+
+
 def read_params(message: JsonObject) -> dict[str, Any]:
     """Return the parameters of a message."""
     params = message.get("params")
@@ -171,14 +228,16 @@ def make_path(agent: str | None, underscored: bool, tools: str = "") -> str:
     return f"/mcp{'/u' if underscored else ''}{'?' if said else ''}{urlencode(said, safe=',')}"
 
 
-async def serve_running(url: str | None, token: str | None, path: str) -> None:
+async def serve_running(url: str | None, token: str | None, path: str,
+                        patience_seconds: float = DEFAULT_PATIENCE_SECONDS) -> None:
     """Serve standard input and output from a running gate."""
     import httpx2
 
     exchange = Exchange(url, token)
     patience = ANSWER_SECONDS + LONGEST_WAIT_SECONDS
     async with httpx2.AsyncClient(**exchange.settings, timeout=patience) as client:
-        await Bridge(client, exchange, path, write_message, streams=True).serve(sys.stdin.buffer.readline)
+        bridge = Bridge(client, exchange, path, write_message, streams=True, patience_seconds=patience_seconds)
+        await bridge.serve(sys.stdin.buffer.readline)
 
 
 async def serve_embedded(settings: Settings, path: str) -> None:

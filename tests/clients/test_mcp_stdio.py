@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import queue
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +21,7 @@ from asyncgate.commands import mcp_stdio
 from asyncgate.commands.mcp_stdio import Bridge, encode_header
 from tests.support.patience import PATIENCE_SECONDS, patient_mcp_client
 from tests.support.portal import FOREIGN, open_portal
+from tests.support.proxy import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -27,6 +29,8 @@ ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-for-tests"
 RUN = ["-c", "import sys; from asyncgate import main; sys.exit(main())", "mcp"]
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+ALONE: dict[str, Any] = {"headers": {"authorization": f"Bearer {TOKEN}"}, "trust_env": False,
+                         "timeout": PATIENCE_SECONDS}
 eras = pytest.mark.parametrize("mode", ["legacy", "auto"])
 
 
@@ -154,13 +158,73 @@ def test_a_call_that_the_host_cancels_leaves_nothing_in_its_log() -> None:
 
 
 def test_no_gate_is_an_error_that_says_what_to_do() -> None:
-    (answer,) = said_to([CALL], "--url", "http://127.0.0.1:9")
+    (answer,) = said_to([CALL], "--url", "http://127.0.0.1:9", "--patience", "0.1")
 
     assert (answer["id"], answer["error"]["code"]) == (3, -32603)
     assert "asyncgate dev" in answer["error"]["message"]
 
 
-async def bridged(lines: list[Any], answer: Answer) -> list[Any]:
+START = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+    "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "a-host", "version": "1"}}}
+
+
+async def test_a_host_that_is_started_before_its_gate_and_one_whose_gate_restarts_notice_nothing(start: Any) -> None:
+    port = free_port()
+    wrote = asyncio.Queue[dict[str, Any]]()
+    lines = queue.Queue[bytes]()
+    async with httpx2.AsyncClient(**ALONE) as client:
+        exchange = Exchange(f"http://127.0.0.1:{port}", TOKEN)
+        bridge = Bridge(client, exchange, "/mcp", lambda line: wrote.put_nowait(json.loads(line)), streams=True,
+                        patience_seconds=PATIENCE_SECONDS)
+        serving = asyncio.create_task(bridge.serve(lines.get))
+
+        lines.put(json.dumps(START).encode())
+        first = await asyncio.to_thread(start, port=port)
+        assert (await wrote.get())["result"]["protocolVersion"] == "2025-11-25"
+        await asyncio.to_thread(first.kill)
+        lines.put(json.dumps(CALL).encode())
+        await asyncio.to_thread(start, port=port)
+        assert (await wrote.get())["result"]["isError"] is False
+        lines.put(b"")
+        await serving
+
+
+async def test_while_a_gate_restarts_a_model_is_not_told_to_start_another(start: Any) -> None:
+    gate, wrote = await asyncio.to_thread(start), list[bytes]()
+    async with httpx2.AsyncClient(**ALONE) as client:
+        bridge = Bridge(client, Exchange(gate.url, TOKEN), "/mcp", wrote.append, streams=True)
+        for line in (START, CALL):
+            left = iter([json.dumps(line).encode(), b""])
+            await bridge.serve(lambda left=left: next(left))    # type: ignore[misc]
+            gate.process.kill()
+            await asyncio.to_thread(gate.process.wait)
+
+    message = json.loads(wrote[-1])["error"]["message"]
+    assert "may be restarting" in message
+    assert "asyncgate dev" not in message
+
+
+async def test_a_call_that_may_have_been_carried_out_is_repeated_only_if_that_does_no_harm() -> None:
+    asked = list[int]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(1)     # and the connection breaks
+
+    def calling(operation: str, **arguments: Any) -> dict[str, Any]:
+        return {**CALL, "params": {"name": f"asyncgate_{operation}", "arguments": arguments}}
+
+    tries = []
+    for line in (calling("create_task", type="demo"), calling("create_task", type="demo", idempotency_key="k"),
+                 calling("get_task", task_id="t"), START):
+        asked.clear()
+        [told] = await bridged([line], answer, patience_seconds=0.5)
+        assert told["error"]["code"] == -32603
+        tries.append(len(asked) > 1)
+
+    assert tries == [False, True, True, True]
+
+
+async def bridged(lines: list[Any], answer: Answer, patience_seconds: float = 0.0) -> list[Any]:
     """Pass lines, and then the end of the input, to a bridge to a server that answers so; return what it wrote."""
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -172,7 +236,8 @@ async def bridged(lines: list[Any], answer: Answer) -> list[Any]:
         exchange = Exchange(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "")
         wrote = list[bytes]()
         left = iter([*(json.dumps(line).encode() + b"\n" for line in lines), b""])
-        await Bridge(client, exchange, "/mcp", wrote.append, streams=True).serve(lambda: next(left))
+        bridge = Bridge(client, exchange, "/mcp", wrote.append, streams=True, patience_seconds=patience_seconds)
+        await bridge.serve(lambda: next(left))
     return [json.loads(one) for one in wrote]
 
 
