@@ -1,4 +1,4 @@
-"""The pictures of docs/console.md are screenshots of a gate that the tests fill.
+"""The pictures of docs/console.md are screenshots of a gate that the tests fill; README's is one of `asyncgate demo`.
 
 ASYNCGATE_TEST_DOCS_PICTURES=1 writes them anew.
 """
@@ -58,11 +58,11 @@ def test_a_picture_shows_its_view_without_a_fault(
 
 
 def test_the_pictures_are_shown_with_words_and_small_enough_for_the_wheel() -> None:
-    page = (DOCS / "console.md").read_text()
-    shown = {place: words for words, place in re.findall(r"!\[([^\]]*)\]\((pictures/[^)]+)\)", page)}
+    pages = (DOCS / "console.md").read_text() + (DOCS.parent / "README.md").read_text()
+    shown = {place: words for words, place in re.findall(r"!\[([^\]]*)\]\((?:docs/)?(pictures/[^)]+)\)", pages)}
     sizes = {f"pictures/{path.name}": path.stat().st_size for path in (DOCS / "pictures").iterdir()}
 
-    assert shown.keys() == sizes.keys() == {f"pictures/console-{name}.png" for name in PLACES}
+    assert shown.keys() == sizes.keys() == {f"pictures/console-{name}.png" for name in (*PLACES, "demo")}
     assert all(len(words) > 20 for words in shown.values())
     assert max(sizes.values()) <= MOST_BYTES
     assert sum(sizes.values()) <= MOST_BYTES_IN_ALL

@@ -175,7 +175,11 @@ async def known(served: Any, op: Operation) -> dict[str, Any]:
     offer = await served.leased()
     duty = offer["obligation_receipt_id"]
     ids = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "receipt_id": duty, "parent_receipt_id": duty,
-           "tenant": str(UUID(int=7)), "principal_id": "x"}
+           "tenant": str(UUID(int=7)), "principal_id": "x", "part": offer["task_id"][-12:], "schedule_id": "nightly"}
+    if "schedule_id" in op.takes.needed:
+        order = await served.leased(type="schedule.create")
+        await reply(served, "rest", "emit_receipt", receipt_type="schedule.created", schedule_id="nightly",
+                    worker_id="w1", task_id=order["task_id"], lease_id=order["lease_id"])
     if "queue_id" in op.takes.needed:
         ids["queue_id"] = (await reply(served, "rest", "list_queues"))["queues"][0]["queue_id"]
     if op.name in ("run_bulk", "get_bulk"):
