@@ -13,14 +13,14 @@ from tests.support.identity_tools import House, security
 
 pytestmark = pytest.mark.anyio
 
-PAGE = "https://app.example"
-ORIGIN = ("origin", PAGE)
+APP = "https://app.example"
+ORIGIN = ("origin", APP)
 PREFLIGHT = [ORIGIN, ("access-control-request-method", "POST"), ("access-control-request-headers", "authorization")]
 
 
 @pytest.mark.parametrize("path", ["/v1/tasks", "/mcp", "/v1/receipts/stream", "/v1/health"])
 async def test_a_page_of_an_allowed_origin_may_call(serve: Any, path: str) -> None:
-    served = await serve(allowed_origins=(PAGE,))
+    served = await serve(allowed_origins=(APP,))
 
     asked = await served.call("OPTIONS", path, headers=PREFLIGHT, token=None)
     answer = await served.call("GET", "/v1/tasks", headers=[ORIGIN, ("sec-fetch-site", "cross-site")])
@@ -30,14 +30,14 @@ async def test_a_page_of_an_allowed_origin_may_call(serve: Any, path: str) -> No
     assert {"POST", "GET"} <= {name.strip() for name in asked.headers["access-control-allow-methods"].split(",")}
     assert "authorization" in asked.headers["access-control-allow-headers"]
     for one, status in ((asked, 204), (answer, 200), (refusal, 401)):
-        assert (one.status, one.headers["access-control-allow-origin"]) == (status, PAGE)
+        assert (one.status, one.headers["access-control-allow-origin"]) == (status, APP)
         assert one.headers["vary"] == "origin"
         assert "access-control-allow-credentials" not in one.headers
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "https://app.example.evil.example", "null"])
 async def test_a_page_of_another_origin_is_told_nothing(serve: Any, origin: str) -> None:
-    served = await serve(allowed_origins=(PAGE,))
+    served = await serve(allowed_origins=(APP,))
 
     for method in ("OPTIONS", "GET"):
         answer = await served.call(method, "/v1/tasks", headers=[("origin", origin), *PREFLIGHT[1:]])
