@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TOOL_PREFIX = "asyncgate"
-DOTTED, UNDERSCORED = ".", "_"
+DOTTED, UNDERSCORED, UNPREFIXED = ".", "_", ""      # the last is for names without the prefix
 # HTTP status to JSON-RPC code; codes of our own lie in the range that MCP leaves to servers.
 CODES = {400: -32602, 401: -32001, 403: -32003, 404: -32004, 405: -32601, 408: -32008, 409: -32009, 413: -32602,
          415: -32602, 421: -32003, 429: -32010, 503: -32013}

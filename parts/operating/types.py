@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+from msgspec import Raw
+
 from asyncgate import Caller, Engine, Extension, Operation
 from asyncgate.parts.model.content import needs_of
 from asyncgate.parts.model.errors import GateError
@@ -21,8 +24,24 @@ from asyncgate.parts.operating.explain import MOST_ASKED, Claimant, find_able, j
 LATELY_SECONDS = 3600.0     # a worker may be busy with one task for long, and does not ask meanwhile
 ROWS_SECONDS = 1.0          # for which the stored workers of a tenant are not read again for a warning
 MOST_TENANTS = 1000         # whose workers are kept for so long
+MOST_QUOTED = 65_536        # bytes of a payload that is looked into
 MOST_TOLD = 5               # types in a warning
 Row = tuple[str | None, tuple[str, ...]]      # a type, and what a worker that takes it can do
+
+
+IN_QUOTES = ("the payload is a text that holds JSON, and the worker gets the text: if you meant an object or an array, "
+             "send it as such, without quotes around it")
+
+
+def holds_json(payload: Raw) -> bool:
+    """Whether a payload is a text that holds an object or an array, as hosts send it that quote arguments."""
+    if not bytes(payload).startswith(b'"') or len(bytes(payload)) > MOST_QUOTED:
+        return False
+    try:
+        text: str = msgspec.json.decode(payload, type=str)
+        return text.lstrip()[:1] in ("{", "[") and isinstance(msgspec.json.decode(text), dict | list)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 async def list_types(engine: Engine, caller: Caller, ask: ListTypes) -> ServedTypes:
@@ -75,6 +94,8 @@ class TypeWarnings(Extension):
             return
         warnings = [describe_unserved(order.type, task_id, asked) for order, task_id in waiting.values()
                     if not find_able(order.type, needs_of(order.requirements), asked)]
+        if any(holds_json(order.payload) for order in orders):
+            warnings.insert(0, IN_QUOTES)
         if warnings and isinstance(reply, Created | Items | TaskRecord):
             reply.warnings = warnings[:MOST_TOLD]
 

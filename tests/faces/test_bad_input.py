@@ -623,7 +623,7 @@ async def test_an_id_in_a_path_plays_no_tricks(served: Any, op: Operation, verb:
 
 
 @pytest.mark.one_store
-@pytest.mark.parametrize("path", ["//v1/tasks", "/v1//tasks", "/v1/tasks//", "/v1/tasks/", "/v1/./tasks",
+@pytest.mark.parametrize("path", ["//v1/tasks", "/v1//tasks", "/v1/tasks//", "/v1/./tasks",
                                   "/v1/tasks/%2e%2e", "/V1/TASKS", "/v1/../v1/tasks", "/v1/tasks%20", "/v1/tasks%00",
                                   "/" + "a" * 9999])
 async def test_another_spelling_of_a_path_is_another_path(served: Any, path: str) -> None:

@@ -329,6 +329,49 @@ async def test_an_address_that_makes_no_sense_is_refused_and_nothing_breaks(serv
     assert all(b"invalid_request" in answer.content for answer in answers), answers
 
 
+INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+    "protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "a-host", "version": "1"}}}
+
+
+@pytest.mark.parametrize("path", ["/mcp/", "/mcp/u/", "/mcp/?tools=work"])
+async def test_a_slash_at_the_end_of_the_address_makes_no_difference(served: Any, path: str) -> None:
+    made = await posted(served, "create_task", {"type": "demo", "payload": None}, path)
+    task_id = made["structuredContent"]["task_id"]
+
+    assert (await served.get("/v1/tasks/"))["tasks"][0]["task_id"] == task_id
+    assert (await served.get(f"/v1/tasks/{task_id}/"))["status"] == "queued"
+    assert (await served.post("/v1/tasks/", {"type": "demo", "payload": None}))["status"] == "queued"
+    assert (await served.post("/v1/leases/claim/", {"worker_id": "w1"}))["tasks"]
+    assert (await served.call("GET", "/health/", token=None)).status == 200
+
+
+async def test_a_client_that_names_no_type_takes_any(served: Any) -> None:
+    answer = await served.post("/mcp", INITIALIZE)
+
+    assert answer["result"]["protocolVersion"] == LEGACY
+
+
+async def test_the_revision_with_batches_is_not_agreed_on_because_they_are_not_served(served: Any) -> None:
+    asked = {**INITIALIZE, "params": {**INITIALIZE["params"], "protocolVersion": "2025-03-26"}}
+
+    answers = [await served.post("/mcp", {**asked, "params": {**asked["params"], "protocolVersion": version}})
+               for version in ("2024-11-05", "2025-03-26", "2025-06-18", LEGACY)]
+
+    assert [answer["result"]["protocolVersion"] for answer in answers] == [
+        "2024-11-05", "2024-11-05", "2025-06-18", LEGACY]
+
+
+async def test_an_address_lists_names_without_a_prefix_for_hosts_that_add_their_own(served: Any) -> None:
+    listed = await served.post("/mcp?names=short", {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+    body, headers = request("get_config", {}, name="get_config")
+
+    called = await served.call("POST", "/mcp", body, headers=headers)
+
+    tools = {tool["name"]: tool for tool in listed["result"]["tools"]}
+    assert "Next: " in tools["get_task"]["description"]
+    assert called.json()["result"]["isError"] is False
+
+
 async def test_arguments_that_are_no_object_are_refused(served: Any) -> None:
     body, headers = request("create_task", "[1]")
 

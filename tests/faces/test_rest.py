@@ -376,7 +376,8 @@ async def test_a_browser_at_the_root_is_led_to_the_page(served: Any) -> None:
     assert (await served.call("GET", "/v1", headers=browser, token=None)).status == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/nothing", "/v1/tasks/", "/v1/tasks/a/b", "/V1/tasks", "/v2"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/nothing", "/v1/tasks//", "/v1/tasks/a/b", "/V1/tasks",
+                                  "/v2"])
 async def test_a_path_that_is_none_is_404(served: Any, path: str) -> None:
     for method in ("GET", "POST"):
         answer = await served.call(method, path)

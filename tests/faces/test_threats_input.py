@@ -475,8 +475,8 @@ async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, 
 
 
 @pytest.mark.parametrize("path", [
-    "//v1/tasks", "/v1//tasks", "/v1/tasks/", "/v1/./tasks", "/v1/tasks/%2e%2e/tasks", "/v1/tasks%00", "/v1/tasks%2f",
-    "/V1/tasks", "/v1/tasks;a", "/mcp/", "/MCP", "/mcp%00", "//mcp", "/mcp/u/", "/v1/tasks/..%2f..%2fmcp", "/%ff",
+    "//v1/tasks", "/v1//tasks", "/v1/tasks//", "/v1/./tasks", "/v1/tasks/%2e%2e/tasks", "/v1/tasks%00", "/v1/tasks%2f",
+    "/V1/tasks", "/v1/tasks;a", "/mcp//", "/MCP", "/mcp%00", "//mcp", "/mcp/u//", "/v1/tasks/..%2f..%2fmcp", "/%ff",
     "/../../etc/passwd", "/v1/tasks\\", "http://localhost//v1/tasks", "*", "/" + "a" * 30_000])
 def test_e11_over_a_socket_another_spelling_of_a_path_opens_nothing(live_for_all: Any, path: str) -> None:
     with socket.create_connection(("127.0.0.1", live_for_all.port), timeout=PATIENCE_SECONDS) as sock:

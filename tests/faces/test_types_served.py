@@ -54,6 +54,18 @@ async def test_a_worker_that_takes_any_type_serves_all(served: Any) -> None:
     assert "warnings" not in await served.post("/v1/tasks", {"type": "anything", "payload": 1, "agent_id": "ada"})
 
 
+@faces
+async def test_a_payload_in_quotes_is_kept_as_it_is_and_warned_of(served: Any, face: str) -> None:
+    await served.post("/v1/leases/claim", {"worker_id": "w1"})
+
+    warned, text, value = [await say(served, "create_task", {"type": "x", "payload": payload, "agent_id": "ada"}, face)
+                           for payload in ('{"page": 3}', "{no JSON", {"page": "[3]"})]
+
+    assert "without quotes" in warned["warnings"][0]
+    assert (await served.get(f"/v1/tasks/{warned['task_id']}"))["payload"] == '{"page": 3}'
+    assert not text.keys() & value.keys() & {"warnings"}
+
+
 async def test_an_agent_sees_the_types_that_workers_of_its_tenant_serve_and_not_who_they_are(serve: Any) -> None:
     house = House(await serve())
     agent = await house.key("agent", "ada")

@@ -75,6 +75,7 @@ from asyncgate.parts.model.jsonrpc import (
     TOOL_PREFIX,
     UNDERSCORED,
     UNKNOWN_METHOD,
+    UNPREFIXED,
     spell_tool_name,
 )
 from asyncgate.parts.model.members import (
@@ -106,6 +107,7 @@ NULL, EMPTY_OBJECT = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # key in the ASGI scope that passes a visit through the SDK
 MESSAGE = "asyncgate.message"   # key in the ASGI scope of the message of a request, once it is read
 COMPLETE = {"resultType": "complete"}       # required by the newest revision, not sent to older ones
+WITH_BATCHES, BEFORE_BATCHES = "2025-03-26", "2024-11-05"
 HANDSHAKE = {"initialize", "ping", "server/discover"}
 
 logging.getLogger("mcp").setLevel(logging.WARNING)      # at info it logs every request
@@ -119,7 +121,7 @@ class Catalog:
     """Built once from the operations: the tools by both names, their input schemas, and their listings."""
 
     def __init__(self, operations: tuple[Operation, ...], prefix: str = TOOL_PREFIX) -> None:
-        self.tools = {name: op for op in operations for name in spell_tool_name(op.name, prefix)}
+        self.tools = {name: op for op in operations for name in (*spell_tool_name(op.name, prefix), op.name)}
         self.prefix = prefix
         schemas = {op.name: make_input_schema(op) for op in operations}
         self.schemas = {name: schemas[op.name] for name, op in self.tools.items()}
@@ -193,6 +195,15 @@ class JsonRpcMessage(msgspec.Struct):
         """Return the raw arguments of a tool call."""
         given = self.params.get("arguments", NULL)
         return EMPTY_OBJECT if bytes(given).strip() == b"null" else given
+
+    def without_batches(self) -> bytes:
+        """Return a handshake that does not ask for the one revision with batches of messages, which are not served.
+
+        Its clients know the revision before.
+        """
+        asked = decode_or_none(_text, self.params.get("protocolVersion", NULL))
+        params = {**self.params, "protocolVersion": BEFORE_BATCHES} if asked == WITH_BATCHES else self.params
+        return encode_json({**self.members, "params": params})
 
     def emptied(self) -> bytes:
         """Return the message without its arguments."""
@@ -388,10 +399,14 @@ class Facade:
             if self.gate.challenges and visit.call.refusal and lacks_scopes(visit.call.refusal, caller):
                 raise visit.call.refusal        # the program is told by a header what token it needs
             body = message.emptied()
+        elif message and message.method == "initialize":
+            body = message.without_batches()
         if len(body) > ENVELOPE_BYTES:
             raise PayloadTooLarge(f"a message may have at most {ENVELOPE_BYTES} bytes besides its call's arguments")
         # Not every HTTP parser strips the whitespace around a header's value.
         stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        if not any(name == b"accept" for name, _ in stripped):      # then any type is good (RFC 9110 12.5.1)
+            stripped.append((b"accept", b"*/*"))
         answer = self.manager.handle_request(
             {**scope, "headers": stripped, VISIT: visit}, replay_body(body), self._safe(scope, send))
         waits = visit.call is not None and getattr(visit.call.ask, "wait_seconds", 0) > 0
@@ -487,11 +502,12 @@ class Facade:
 
     def _shown(self, path: str, caller: Caller, query: dict[str, str]) -> list[ListedTool]:
         """Return the tools to list: the caller may use them, and the query asks for their set."""
-        underscored = path.endswith("/u") or self.settings.mcp_tool_names == "underscore"
+        separator = UNDERSCORED if path.endswith("/u") or self.settings.mcp_tool_names == "underscore" else DOTTED
+        separator = UNPREFIXED if query.get("names") == "short" else separator
         named = (caller.bound and not caller.sees_all) or "principal_id" in query
         form = FULL_FORM if query.get("schemas") == "full" else BRIEF_NAMED if named else BRIEF_FORM
         sets = read_sets(query.get("tools"), *find_default_sets(caller, query))
-        return [one for one in self.catalog.shelf(UNDERSCORED if underscored else DOTTED, form)
+        return [one for one in self.catalog.shelf(separator, form)
                 if one.op.fits(caller) and is_in(one.op, sets)]
 
     async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> dict[str, Any]:

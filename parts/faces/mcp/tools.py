@@ -69,7 +69,7 @@ def describe_tool(op: Any, name: str, form: ToolForm = FULL_FORM) -> JsonObject:
         "inputSchema": make_brief_schema(op, named=form == BRIEF_NAMED)}
     return {
         "name": name, **({"title": op.name.replace("_", " ").capitalize()} if form == FULL_FORM else {}),
-        "description": describe_purpose(op, name.startswith(TOOL_PREFIX)), **takes,
+        "description": describe_purpose(op, name.startswith(TOOL_PREFIX) or name == op.name), **takes,
         "annotations": {"readOnlyHint": op.kind != "W", "destructiveHint": is_destructive(op),
                         "idempotentHint": op.idempotent, "openWorldHint": False}}
 
@@ -78,7 +78,7 @@ def describe_tools(operations: Iterable[Any], separator: str, form: ToolForm = F
                    prefix: str = TOOL_PREFIX) -> list[JsonObject]:
     """Describe the tools of all operations, sorted by name."""
     by_name = sorted(operations, key=lambda op: op.name)
-    return [describe_tool(op, f"{prefix}{separator}{op.name}", form) for op in by_name]
+    return [describe_tool(op, f"{prefix}{separator}{op.name}" if separator else op.name, form) for op in by_name]
 
 
 def is_destructive(op: Any) -> bool:

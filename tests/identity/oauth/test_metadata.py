@@ -86,3 +86,12 @@ async def test_the_host_is_checked_for_the_documents_too(oauth_gate: Served) -> 
     answer = await oauth_gate.call("GET", "/.well-known/jwks.json", token=None, headers=[("host", "rebound.example")])
 
     assert answer.status == 421
+
+
+@pytest.mark.parametrize("path", ["/.well-known/oauth-authorization-server", "/.well-known/oauth-protected-resource",
+                                  "/.well-known/oauth-protected-resource/mcp"])
+async def test_a_slash_at_the_end_of_the_address_of_metadata_makes_no_difference(oauth_gate: Served, path: str) -> None:
+    plain, slash = [await oauth_gate.call("GET", path + end, token=None) for end in ("", "/")]
+
+    assert (slash.status, slash.content) == (plain.status, plain.content)
+    assert plain.status == 200
