@@ -33,6 +33,8 @@ TOKEN = "a-token-of-the-ledger"
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the backends that outlive a process."""
     lasting = [url for url in urls(metafunc.config) if not url.startswith("memory:")]
+    if "shared" in metafunc.function.__name__:
+        lasting = [url for url in lasting if url.startswith("postgres")]
     metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
 
 
@@ -120,9 +122,9 @@ class Round:
             self.created += 1
         await client.aclose()
 
-    async def work(self, name: str) -> None:
+    async def work(self, name: str, beside: GateServer | None = None) -> None:
         """Claim and end tasks until none is left; every fifth one fails the first time."""
-        client, number = Client(self.server, name), 0
+        client, number = Client(beside or self.server, name), 0
         while not self.over:
             number += 1
             claim = await until_answered(client, "lease_next", claim_id=f"{name}-{self.number}-{number}", max_tasks=2)
@@ -148,8 +150,8 @@ class Round:
 
 
 @contextlib.asynccontextmanager
-async def strict(database: str, books: Any) -> AsyncIterator[GateServer]:
-    settings = {**books.settings, "receipt_consistency_mode": "strict", "instance_id": "asyncgate-1",
+async def strict(database: str, books: Any, name: str = "asyncgate-1") -> AsyncIterator[GateServer]:
+    settings = {**books.settings, "receipt_consistency_mode": "strict", "instance_id": name,
                 "lease_sweep_interval_seconds": 0.5, "ledger.timeout_ms": 20_000,
                 "ledger.circuit_breaker.timeout_seconds": 0.1, "ledger.emission_retry.retry_interval_seconds": 0.2}
     async with serving(database, **settings) as server:
@@ -194,3 +196,17 @@ async def test_the_ledger_has_no_orphans_after_a_load_in_strict_mode(
         rebuilt = await asyncio.to_thread(command, "rebuild", target, books)
         assert rebuilt.exit_code == 0, rebuilt.output
         assert f"{rounds * TASKS:,} tasks" in rebuilt.output, rebuilt.output
+
+
+async def test_two_gates_on_a_shared_database_leave_no_orphans_either(
+        database: str, books: Any, rounds: int) -> None:
+    async with strict(database, books) as server, strict(database, books, "asyncgate-2") as other:
+        for number in range(rounds):
+            load = Round(server, number)
+            await asyncio.gather(load.create(), *(
+                load.work(f"w{n}", other if n % 2 else server) for n in range(WORKERS)))
+        await settled(server)
+
+    assert books.count_open() == 0
+    compared = await asyncio.to_thread(command, "reconcile", database, books)
+    assert compared.exit_code == 0, compared.output
