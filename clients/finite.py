@@ -22,11 +22,13 @@ def encode_finite(value: Any, name: str = "") -> bytes:
     return text
 
 
-def encode_request(value: Any) -> bytes:
-    """Encode a request; half of a surrogate pair is sent, because the gate refuses only the item that has it."""
+def encode_request(value: Mapping[str, Any]) -> bytes:
+    """Encode a request; in an item half of a surrogate pair is sent, because the gate refuses only that item."""
     try:
         return encode_finite(value)
     except UnicodeEncodeError:
+        if value.keys().isdisjoint(("tasks", "schedules")):
+            raise
         return json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=decode_raw)).encode()
 
 
