@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from msgspec.structs import asdict
@@ -12,7 +13,7 @@ from asyncgate.parts.model.wire import ListTasks, TaskRecord
 from asyncgate.parts.model.wire_operating import FoundTasks, SearchTasks
 
 MOST_SEARCHED = 2000        # tasks that one call looks at
-AT_ONCE = 200
+LARGE_BYTES = 1 << 15       # of a payload: after one that is as large, other requests have their turn
 
 
 async def search_tasks(engine: Engine, caller: Caller, ask: SearchTasks) -> FoundTasks:
@@ -24,14 +25,18 @@ async def search_tasks(engine: Engine, caller: Caller, ask: SearchTasks) -> Foun
     said = {name: value for name, value in asdict(ask).items() if name not in ("payload", "tag")}
     found, searched, most = list[TaskRecord](), 0, engine.limit_page(ask.limit)
     while True:
-        page = await engine.list_tasks(caller, ListTasks(**{**said, "limit": AT_ONCE}))
-        found += [task for task in page.tasks if fits(task, ask)]
+        page = await engine.list_tasks(caller, ListTasks(**{**said, "limit": MOST_SEARCHED}))
+        for task in page.tasks:
+            if is_meant(task, ask):
+                found.append(task)
+            if len(bytes(task.payload)) >= LARGE_BYTES:
+                await asyncio.sleep(0)
         searched, said["cursor"] = searched + len(page.tasks), page.next_cursor
         if page.next_cursor is None or len(found) >= most or searched >= MOST_SEARCHED:
             return FoundTasks(found, page.next_cursor, page.cursor, searched)
 
 
-def fits(task: TaskRecord, ask: SearchTasks) -> bool:
+def is_meant(task: TaskRecord, ask: SearchTasks) -> bool:
     """Whether a task has what is searched for."""
     if ask.tag is not None and not has_tag(decode_json(bytes(task.requirements)), ask.tag):
         return False

@@ -25,7 +25,7 @@ LATELY_SECONDS = 3600.0     # a worker may be busy with one task for long, and d
 ROWS_SECONDS = 1.0          # for which the stored workers of a tenant are not read again for a warning
 MOST_TENANTS = 1000         # whose workers are kept for so long
 MOST_QUOTED = 65_536        # bytes of a payload that is looked into
-MOST_TOLD = 5               # types in a warning
+TYPES_TOLD = 5               # types in a warning
 Row = tuple[str | None, tuple[str, ...]]      # a type, and what a worker that takes it can do
 
 
@@ -97,7 +97,7 @@ class TypeWarnings(Extension):
         if any(holds_json(order.payload) for order in orders):
             warnings.insert(0, IN_QUOTES)
         if warnings and isinstance(reply, Created | Items | TaskRecord):
-            reply.warnings = warnings[:MOST_TOLD]
+            reply.warnings = warnings[:TYPES_TOLD]
 
     async def _read(self, tenant_id: str) -> list[Claimant]:
         now = self.engine.backend.now()
@@ -114,7 +114,7 @@ def describe_unserved(type: str, task_id: str, asked: list[Claimant]) -> str:
     """Return the warning about a type."""
     served = [row.type for row in list_served(asked) if row.type is not None and row.type != type]
     names = [*dict.fromkeys(served)]
-    others = f"; others ask for {say_list(names[:MOST_TOLD])}" if names else ""
+    others = f"; others ask for {say_list(names[:TYPES_TOLD])}" if names else ""
     return (f"no worker that can do this has asked for tasks of type {type} in the last hour{others}: the task waits "
             f"until one does. Next: explain_task with task_id {task_id}; list_types shows what is served.")
 
