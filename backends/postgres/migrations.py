@@ -39,6 +39,7 @@ ALTER TABLE asyncgate.presences
 ALTER TABLE asyncgate.accounts
     ADD COLUMN IF NOT EXISTS budgets text NOT NULL DEFAULT '{}',
     ADD COLUMN IF NOT EXISTS max_payload_bytes bigint, ADD COLUMN IF NOT EXISTS max_lease_ttl_seconds bigint;
+ALTER TABLE asyncgate.schedules ADD COLUMN IF NOT EXISTS details text NOT NULL DEFAULT '{}';
 ALTER TABLE asyncgate.receipts ADD COLUMN IF NOT EXISTS salt text NOT NULL DEFAULT '';
 ALTER TABLE asyncgate.schedules ADD COLUMN IF NOT EXISTS details text NOT NULL DEFAULT '{}';
 ALTER TABLE asyncgate.tasks ADD COLUMN IF NOT EXISTS summary asyncgate.id, ALTER COLUMN type TYPE asyncgate.id;
