@@ -596,16 +596,10 @@ class Sqlite(Pages):
         self.opened.push_async_callback(self._stop_writer)
 
     def _take_over(self) -> None:
-        """Make durable what the last process has left, unless a gate serves the file and so has done it."""
-        try:
-            lock = self.lock or FileLock(self.path)
-        except NotNow:
-            return
-        try:
+        """Make durable what the last process has left; a tool beside a gate that serves the file leaves that to it."""
+        from asyncgate.backends.sqlite_examination import read_holder  # which is made of this module
+        if self.lock or not ((holder := read_holder(self.path)) and holder.lives):
             rewrite_log(self.db, self.path)
-        finally:
-            if lock is not self.lock:
-                lock.release()
 
     def _load_caches(self) -> None:
         """Load lanes, tenants and keys, and continue ids after those of earlier processes."""
@@ -838,9 +832,8 @@ class Sqlite(Pages):
     def _roll_back(self) -> None:
         """Leave the transaction, which some errors have ended already."""
         self.tenant_id = None
-        if self.db.in_transaction:
-            with contextlib.suppress(sqlite3.Error):
-                self.db.execute("ROLLBACK")
+        if self.db.in_transaction and attempt(lambda: self.db.execute("ROLLBACK"))[1]:
+            self.doubted = self.path != ":memory:"
 
     def _require_same_file(self) -> None:
         """Refuse to use a file that was deleted or replaced while it was open; raises OSError."""

@@ -143,7 +143,8 @@ async def test_the_log_is_copied_into_the_file_when_it_has_enough(
     assert await tasks_of(copied_alone(path, tmp_path / "before")) == set()
 
     monkeypatch.setattr(sqlite, "COPIED_CHANGES", 1)
-    await gate.backend.transact(TENANT, Needs(), lambda work: None)
+    for _ in range(2):      # it is done behind the answer
+        await gate.backend.transact(TENANT, Needs(), lambda work: None)
 
     assert await tasks_of(copied_alone(path, tmp_path / "after")) == {made}
 
@@ -183,6 +184,20 @@ async def test_a_redo_log_that_an_earlier_release_left_is_refused_with_the_way_o
     assert contents(path) == before
     os.rename(f"{path}-redo", f"{path}-aside")
     assert await tasks_of(path) == {made}
+
+
+async def test_a_tool_that_takes_over_what_a_killed_gate_left_keeps_no_gate_from_starting(path: Path) -> None:
+    backend: Any = await open_backend(f"sqlite:///{path}", serving=True)
+    made = await Gate(Engine(backend), TENANT).create()
+    backend.lock.release()      # as the system does for a killed one
+
+    tool = await open_backend(f"sqlite:///{path}")
+    gate = await open_backend(f"sqlite:///{path}", serving=True)
+    await gate.close()
+    await tool.close()
+
+    assert await tasks_of(path) == {made}
+    backend.opened.pop_all()
 
 
 async def test_a_log_without_its_database_is_refused_and_kept(path: Path, tmp_path: Path) -> None:
