@@ -137,7 +137,8 @@ def keep_books(work: Work, marks: Marks) -> None:
                            f'{{"text":"{marks}"}}', "agent", "bob", "agent"))
     work.keep_record(Outgoing("not-sent", "", f'{{"from":{{"kind":"agent","id":"{ADA}"}},"text":"{marks}"}}', 0.0,
                               reason=str(marks)))
-    work.keep_record(Schedule(f"s-{marks}", "agent", "bob", "agent", ADA, "no receipt"))
+    work.keep_record(Schedule(f"s-{marks}", "agent", "bob", "agent", ADA, "no receipt",
+                              details=f'{{"name":"{marks}"}}'))
     work.keep_record(Bulk("bulk-1", "cancel", "{}", "agent", ADA, 1, False, work.now, work.now, "", problem=str(marks)))
     claims = [Claimed(work.now, [f"type-{marks}"], [str(marks)])]
     work.keep_record(Presence("agent", ADA, str(marks), work.now, work.now, 1, to_canonical(claims).decode(), work.now))
