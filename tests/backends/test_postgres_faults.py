@@ -467,6 +467,22 @@ async def test_while_the_database_is_away_everything_is_a_503_and_afterwards_all
         assert await server.stop(signal.SIGTERM) == 0
 
 
+@pytest.mark.parametrize("how", ["close_door", "swallow"])
+async def test_an_outage_of_the_database_that_is_longer_than_a_lease_costs_no_lease(
+        url: str, proxy: Proxy, how: str) -> None:
+    async with (serving(url, **QUICK, **HASTY, restart_grace_seconds=60) as server, client_of(server) as ada,
+                client_of(server, "w1") as worker):
+        await acknowledged(ada)
+        offer = (await acknowledged(worker, "lease_next", lease_ttl_seconds=3))["tasks"][0]
+        named = {name: offer[name] for name in ("task_id", "lease_id")}
+        getattr(proxy, how)()
+        while time.time() < datetime.fromisoformat(offer["expires_at"]).timestamp() + 1:
+            assert (await worker.ask("renew_lease", **named)).error == "database_unavailable"
+        await proxy.restore()
+
+        await acknowledged(worker, "complete", **named, artifacts=ARTIFACTS)
+
+
 async def test_an_outage_is_a_few_lines_in_the_log_and_no_traceback(url: str, proxy: Proxy) -> None:
     """A gate that many ask would fill its disk with what is known after the first line."""
     async with serving(url, **QUICK, **HASTY) as server, client_of(server) as ada:
