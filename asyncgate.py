@@ -938,7 +938,7 @@ class Engine:
 
     def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> asyncio.Future[Any]:
         """Run a write method in the tenant's next batch; its reply comes when the batch is durable."""
-        decide = partial(self._decide_write, run) if self.on.after_decision else partial(run, self)
+        decide = partial(self.decide_write, run) if self.on.after_decision else partial(run, self)
         loads = partial(self._name_needs, loads) if self.on.name_needs else loads
         return self.batches.join(caller.tenant_id, Job(decide, loads, caller, ask))
 
@@ -948,7 +948,8 @@ class Engine:
         if loads is not None:
             loads(needs, caller, ask)
 
-    def _decide_write(self, run: Callable[..., Any], work: Work, caller: Caller, ask: Ask) -> Any:
+    def decide_write(self, run: Callable[..., Any], work: Work, caller: Caller, ask: Ask) -> Any:
+        """Run a write method, and what extensions do behind it."""
         before = len(work.written)
         reply = run(self, work, caller, ask)
         receipts = tuple(islice(work.written.values(), before, None))
@@ -1332,7 +1333,7 @@ class Engine:
         offers: list[Offer] = []
         most, size, full = ask.max_tasks or 1, 0, first_answer(self.on.why_no_lease, work, worker)
         for task in work.find_claimable(ask) if full is None else ():
-            offers.append(self._lease_task(work, worker, ask, task))
+            offers.append(self.lease_task(work, worker, ask, task))
             size += measure_task(task, None, work.progress.get(task.task_id))
             if len(offers) == most or size > MOST_PAGE_BYTES:
                 return Offers(offers)
@@ -1351,7 +1352,8 @@ class Engine:
                 and (not lease.renewals or self._resume_lease(work, lease, worker, None))]
         return [self._make_offer(work, work.leases[task.task_id]) for task in sorted(live, key=partial(rank, ask))]
 
-    def _lease_task(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
+    def lease_task(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
+        """Lease a task to a worker."""
         timeouts = decode_terms(task.terms).timeouts
         # A worker's wish comes before that of the task's creator.
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)

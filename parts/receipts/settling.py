@@ -187,10 +187,10 @@ def decide_again(engine: Engine, group: list[Tried], work: Work) -> None:
     try:
         with work.undo_on_error():
             if left[0].receipt.receipt_type == ACCEPTED.type:
-                now._decide_write(lease_again, work, by_worker(work, left[0]), Repeated(tried=left[0]))
+                now.decide_write(lease_again, work, by_worker(work, left[0]), Repeated(tried=left[0]))
             elif (call := call_of(work, left[0], task.status in ACTIVE)) is not None:
                 run, by, ask = call
-                now._decide_write(run, work, replace(by, no_new_tasks=None), ask)
+                now.decide_write(run, work, replace(by, no_new_tasks=None), ask)
     except (GateError, msgspec.ValidationError):
         return
 
@@ -215,7 +215,7 @@ def lease_again(engine: Engine, work: Work, caller: Caller, ask: Repeated) -> No
         return
     claim = LeaseNext(claim_id=memo.claim_id, capabilities=frozenset(wanted["worker_capabilities"]),
                       lease_ttl_seconds=None if memo.ttl_seconds is None else int(memo.ttl_seconds))
-    engine._lease_task(work, caller.principal, claim, task)
+    engine.lease_task(work, caller.principal, claim, task)
     lease = work.leases[task.task_id]
     length = lease.expires_at - lease.acquired_at
     work.set_lease(replace(lease, expires_at=max(lease.expires_at, engine.backend.now() + length)))
@@ -267,7 +267,7 @@ class Overtaken(Ask, kw_only=True):
 def overtake(engine: Engine, group: list[Tried], known: set[str], work: Work) -> None:
     """Forget receipts that are not lawful any more; tell the owner, and the ledger, of those that the ledger has."""
     left = drop_committed(group, work)
-    engine._decide_write(tell_overtaken, work, engine.make_own_caller(work.tenant_id),
+    engine.decide_write(tell_overtaken, work, engine.make_own_caller(work.tenant_id),
                          Overtaken(tried=left, known=known))
 
 

@@ -686,9 +686,9 @@ async def named_tenant(url: str) -> str:
     return tenant_id
 
 
-@pytest.mark.parametrize("wrong", ["acne", str(uuid.uuid4())])
+@pytest.mark.parametrize("wrong", ["acne", "1f0a3b5c-0000-4000-8000-000000000000"])
 async def test_a_tenant_is_named_or_refused_by_every_command_that_takes_one(
-        url: str, ledger: LedgerServer, fresh: Callable[[str], Awaitable[str]], wrong: str) -> None:
+        url: str, ledger: LedgerServer, receipts: Any, fresh: Callable[[str], Awaitable[str]], wrong: str) -> None:
     tenant_id, options_of = await named_tenant(url), options(ledger)
     target = await fresh("sqlite")
 
