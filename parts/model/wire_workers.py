@@ -71,6 +71,7 @@ class Workers(Struct):
 class ListTypes(Ask, kw_only=True):
     """List the types of tasks that somebody serves."""
 
+    filters = True
     example = ({}, {"types": [{"type": "page.summarize", "capabilities": ["web.read"], "workers": 2, "asked_at": NOW}]})
     next_step = "create_task or run_task with one of these types; explain_task tells why a task waits."
 

@@ -56,8 +56,9 @@ def list_served(asked: list[Claimant]) -> list[ServedType]:
     """Return a row for each type and set of capabilities, sorted."""
     rows: dict[Row, ServedType] = {}
     for _, claims in asked:
-        for key, at in {(type, tuple(claim.capabilities)): claim.at
-                        for claim in claims for type in claim.types or [None]}.items():
+        asked_for: dict[Row, float] = {(type, tuple(claim.capabilities)): claim.at
+                                       for claim in claims for type in (*claim.types, *([] if claim.types else [None]))}
+        for key, at in asked_for.items():
             row = rows.setdefault(key, ServedType(key[0], list(key[1]), 0, to_utc(at)))
             row.workers, row.asked_at = row.workers + 1, max(row.asked_at, to_utc(at))
     return [rows[key] for key in sorted(rows, key=lambda key: (key[0] or "", key[1]))]
@@ -74,7 +75,10 @@ async def read_lately(engine: Engine, tenant_id: str, rows: list[Presence] | Non
 
 
 class TypeWarnings(Extension):
-    """Tells whoever creates a task of a type that no worker has asked for lately."""
+    """Tells whoever creates a task of a type that no worker has asked for lately, where workers ask for others.
+
+    A tenant whose first worker has not begun yet gets no warning: each of its tasks would have one.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -86,15 +90,16 @@ class TypeWarnings(Extension):
             return
         orders = ask.tasks if isinstance(ask, CreateTasks) else [ask]
         done = reply.results if isinstance(reply, Items) else [reply]
-        waiting = {order.type: (order, item.task_id) for order, item in zip(orders, done, strict=False)
-                   if item.task_id is not None}
+        made = [(order, item.task_id) for order, item in zip(orders, done, strict=False)
+                if item.task_id is not None and isinstance(order, CreateTask)]       # an item may be unreadable
+        waiting = {order.type: (order, task_id) for order, task_id in made}
         try:
             asked = await self._read(caller.tenant_id)
         except GateError:       # the tasks are created, and the answer must say so
             return
         warnings = [describe_unserved(order.type, task_id, asked) for order, task_id in waiting.values()
-                    if not find_able(order.type, needs_of(order.requirements), asked)]
-        if any(holds_json(order.payload) for order in orders):
+                    if asked and not find_able(order.type, needs_of(order.requirements), asked)]
+        if any(holds_json(order.payload) for order, _ in made):
             warnings.insert(0, IN_QUOTES)
         if warnings and isinstance(reply, Created | Items | TaskRecord):
             reply.warnings = warnings[:TYPES_TOLD]

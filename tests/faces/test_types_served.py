@@ -86,5 +86,6 @@ async def test_types_of_other_tenants_are_not_shown(serve: Any) -> None:
     await house.good("lease_next", {"worker_id": "w1", "accept_types": ["secret"]})
 
     assert (await house.good("list_types", token=other))["types"] == []
+    await house.good("lease_next", {"worker_id": "w2", "accept_types": ["own"]}, token=other)
     made = await house.good("create_task", {"type": "x", "payload": 1}, token=other)
     assert "secret" not in made["warnings"][0]
