@@ -19,9 +19,9 @@ import pytest
 from asyncgate.clients.http import Exchange
 from asyncgate.commands import mcp_stdio
 from asyncgate.commands.mcp_stdio import Bridge, encode_header
+from asyncgate.conformance.postgres_server import free_port
 from tests.support.patience import PATIENCE_SECONDS, patient_mcp_client
 from tests.support.portal import FOREIGN, open_portal
-from tests.support.proxy import free_port
 
 pytestmark = pytest.mark.anyio
 

@@ -329,7 +329,7 @@ async def test_an_address_that_makes_no_sense_is_refused_and_nothing_breaks(serv
     assert all(b"invalid_request" in answer.content for answer in answers), answers
 
 
-INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+INITIALIZE: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
     "protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "a-host", "version": "1"}}}
 
 
