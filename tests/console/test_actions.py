@@ -208,6 +208,6 @@ def test_a_budget_is_set_and_removed_beside_what_was_used(
     for given, kept in (("100000", [100_000]), ("", [])):
         press(console, "Change …")
         answer(console, "Change", **{"In a month": given})
-        console.page.get_by_text("No budget is set" if not kept else "of 100000").wait_for()
+        console.page.get_by_text("No budget is set" if not kept else "of 100,000").wait_for()
         assert [one["monthly"] for one in gate_to_change.call("get_budgets")["budgets"]] == kept
     assert console.faults() == []

@@ -226,7 +226,7 @@ function showRows(page, pages, q, ends) {
   };
   const shown = [...columns,
     {name: "created_at", title: "Created", show: (task) => when(task.created_at, page.now())},
-    {name: "task_id", title: "Id", wide: true, show: (task) => shortId(task.task_id)},
+    {name: "task_id", title: "Id", widest: true, show: (task) => shortId(task.task_id)},
     {name: "actions", title: "", show: (task) => h("span", {class: "actions row-actions"}, rowActions(page, task))}];
   const {rows, done} = pages;
   const showAll = h("a", {href: link(["tasks"])}, "Show all tasks");
