@@ -48,6 +48,10 @@ async def test_run_task_and_batches_say_it_too(served: Any, face: str) -> None:
     assert batch["results"][1]["task_id"] in warning
 
 
+async def test_where_no_worker_has_asked_lately_nobody_is_warned(served: Any) -> None:
+    assert "warnings" not in await served.post("/v1/tasks", {"type": "ecko", "payload": 1, "agent_id": "ada"})
+
+
 async def test_a_worker_that_takes_any_type_serves_all(served: Any) -> None:
     await served.post("/v1/leases/claim", {"worker_id": "w1"})
 
