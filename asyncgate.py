@@ -1120,6 +1120,8 @@ class Engine:
             return show_task(caller.tenant_id, *await self._read_task(caller, ask.task_id))
         if ask.wait_seconds <= 0:
             return await read()
+        if caller.note_wait is not None:
+            caller.note_wait(ask.task_id)
         return await self._wait_to_read(caller, ask, Wants(end_of=ask.task_id), read,
                                         lambda record: record.status in TERMINAL)
 

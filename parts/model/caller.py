@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from asyncgate.parts.model.errors import Forbidden, GateError
@@ -41,6 +43,7 @@ class Caller(Struct, frozen=True):
     trace: Trace | None = None          # to which the request belongs that creates tasks
     console: ShownSession | None = None     # of the console, in which the credential was sealed
     no_new_tasks: GateError | None = None   # why it can create none now; a repeated creation gets the first task
+    note_wait: Callable[[str], None] | None = None      # told for which task's end its call waits
 
     @property
     def unlimited(self) -> bool:

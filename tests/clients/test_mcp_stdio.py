@@ -106,6 +106,31 @@ async def test_refusals_reach_the_host_as_they_are(mode: str) -> None:
     assert result.meta["asyncgate/error"]["code"] == "task_not_found"
 
 
+@eras
+@pytest.mark.parametrize("where", ["a running gate", "a gate of its own"])
+async def test_a_host_is_told_of_progress_while_it_waits(live: Any, mode: str, where: str) -> None:
+    options = ("--url", live.url) if where == "a running gate" else ("--database", "memory://")
+    told: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def tell(*heard: Any) -> None:
+        told.put_nowait(heard)
+
+    async with asyncio.timeout(PATIENCE_SECONDS), host(mode, *options, ASYNCGATE_API_KEY=TOKEN) as client:
+        running = asyncio.create_task(client.call_tool(
+            "asyncgate.run_task", {"type": "demo", "payload": 1, "agent_id": "ada"}, progress_callback=tell))
+        offers = await client.call_tool("asyncgate.lease_next", {"worker_id": "w1", "wait_seconds": 30})
+        (offer,) = offers.structured_content["tasks"]
+        held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1"}
+        await client.call_tool("asyncgate.report_progress", {
+            **held, "progress": {"done": 1, "total": 2, "message": "half"}})
+        while (await told.get())[1:] != (2, "half"):
+            pass
+        await client.call_tool("asyncgate.complete", {**held, "result": {"n": 7}})
+        result = await running
+
+    assert result.structured_content["result"]["result"] == {"n": 7}
+
+
 async def test_a_host_may_subscribe_through_a_running_gate(live: Any) -> None:
     options, watched = ("--url", live.url, "--agent", "ada"), ["asyncgate://obligations"]
     async with (asyncio.timeout(PATIENCE_SECONDS), host("auto", *options, ASYNCGATE_API_KEY=TOKEN) as client,

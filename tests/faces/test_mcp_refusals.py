@@ -166,10 +166,17 @@ class Session:
         """Ask for a tool call, or say "connect"; return the answer."""
         return await asyncio.to_thread(self._say, asked)
 
+    async def hear(self) -> dict[str, Any]:
+        """Return the next line: a call that is told of its progress has several."""
+        return await asyncio.to_thread(self._hear)
+
     def _say(self, asked: tuple[Any, ...]) -> dict[str, Any]:
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(asked[0] if len(asked) == 1 else asked) + "\n")
+        return self._hear()
+
+    def _hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
         answered: dict[str, Any] = json.loads(self.process.stdout.readline())
         return answered
 

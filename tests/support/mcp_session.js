@@ -23,11 +23,20 @@ async function connect() {
   return { connected: true };
 }
 
+function tell({ progress, total = null, message = null }) {
+  console.log(JSON.stringify({ told: [progress, total, message] }));
+}
+
+function call([name, args, ...wishes]) {
+  const more = wishes.length ? { onprogress: tell } : {};
+  return client.callTool({ name, arguments: args }, ...(generation === "v2" ? [more] : [undefined, more]));
+}
+
 for await (const line of createInterface({ input: process.stdin })) {
   const asked = JSON.parse(line);
   let told;
   try {
-    told = asked === "connect" ? await connect() : await client.callTool({ name: asked[0], arguments: asked[1] });
+    told = asked === "connect" ? await connect() : await call(asked);
   } catch (error) {
     told = { failed: error.name, text: String(error), data: error.data };
   }

@@ -1,6 +1,7 @@
 """A session of the official Python SDK, told by standard input: mcp_session.py URL TOKEN MODE.
 
 Each line is a tool call, or "connect"; each is answered with a line: the result, or the error and what it carries.
+A call with a third member is also told of its progress, which is shown in lines before.
 It runs under both generations of the SDK; the first knows no MODE.
 """
 
@@ -46,16 +47,21 @@ def show_error(error: BaseException) -> dict[str, Any]:
     return {"failed": type(error).__name__, "text": str(error), "data": getattr(told, "data", None)}
 
 
+async def tell(progress: float, total: float | None, message: str | None) -> None:
+    print(json.dumps({"told": [progress, total, message]}), flush=True)
+
+
 async def main(url: str, token: str, mode: str) -> None:
     async with contextlib.AsyncExitStack() as opened:
         session: Any = None
         while line := await asyncio.to_thread(sys.stdin.readline):
             try:
-                if json.loads(line) == "connect":
+                if (asked := json.loads(line)) == "connect":
                     session = await opened.enter_async_context(connect(url, token, mode))
                     told = {"connected": True}
                 else:
-                    told = show(await session.call_tool(*json.loads(line)))
+                    more = {"progress_callback": tell} if asked[2:] else {}
+                    told = show(await session.call_tool(*asked[:2], **more))
             except Exception as error:
                 told = show_error(error)
             print(json.dumps(told), flush=True)

@@ -36,6 +36,7 @@ from asyncgate.parts.faces.http import (
     run_while_connected,
 )
 from asyncgate.parts.faces.mcp.context import Library
+from asyncgate.parts.faces.mcp.progress import ProgressStream
 from asyncgate.parts.faces.mcp.summaries import limit_page, summarize
 from asyncgate.parts.faces.mcp.tasks import Context, Tasks, make_handle, wants_handle
 from asyncgate.parts.faces.mcp.tools import (
@@ -407,12 +408,24 @@ class Facade:
         stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         if not any(name == b"accept" for name, _ in stripped):      # then any type is good (RFC 9110 12.5.1)
             stripped.append((b"accept", b"*/*"))
-        answer = self.manager.handle_request(
-            {**scope, "headers": stripped, VISIT: visit}, replay_body(body), self._safe(scope, send))
         waits = visit.call is not None and getattr(visit.call.ask, "wait_seconds", 0) > 0
+        stream = self._make_stream(scope, send, visit, message) if waits and message else None
+        answer: Awaitable[None] = self.manager.handle_request(
+            {**scope, "headers": stripped, VISIT: visit}, replay_body(body),
+            stream.send if stream else self._safe(scope, send))
         if waits or (message and message.method == "subscriptions/listen"):
-            return await run_while_connected(answer, receive)  # type: ignore[no-any-return]
+            return await run_while_connected(stream.run(answer) if stream else answer, receive)  # type: ignore[no-any-return]
         await answer
+
+    def _make_stream(self, scope: Scope, send: Send, visit: Visit, message: JsonRpcMessage) -> ProgressStream | None:
+        """Return a stream for the answer to a waiting call, if its client wants to know its progress."""
+        meta = decode_or_none(_members, message.params.get("_meta", NULL)) or {}
+        token = decode_or_none(_id, meta.get("progressToken", NULL))
+        if token is None or not accepts_stream(scope["headers"]):
+            return None
+        stream = ProgressStream(self.gate.engine, visit.caller, token, self._safe(scope, send))
+        visit.caller = replace(visit.caller, note_wait=stream.note_wait)
+        return stream
 
     def _safe(self, scope: Scope, send: Send) -> Send:
         """Add the security headers to the SDK's answers."""
@@ -635,8 +648,12 @@ def decode_or_none(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> An
 
 def has_mcp_headers(headers: Headers) -> bool:
     """Whether the headers come from an MCP client, which accepts event streams in every revision."""
-    return any(name.startswith(b"mcp-") or (name == b"accept" and b"text/event-stream" in value.lower())
-               for name, value in headers)
+    return accepts_stream(headers) or any(name.startswith(b"mcp-") for name, _ in headers)
+
+
+def accepts_stream(headers: Headers) -> bool:
+    """Whether a client says that it takes a stream of events."""
+    return any(name == b"accept" and b"text/event-stream" in value.lower() for name, value in headers)
 
 
 def is_modern(headers: Headers) -> bool:
