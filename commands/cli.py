@@ -383,7 +383,7 @@ def dev(configured: Configured, no_worker: bool) -> None:
 @click.option("--url", help=f"URL of the gate; default ASYNCGATE_URL, else {DEFAULT_URL}.")
 @click.option("--token", type=CREDENTIAL, metavar="TOKEN | @FILE", help="Credential; default ASYNCGATE_API_KEY.")
 @click.option("--profile", metavar="NAME", help="Profile of `asyncgate login`, instead of --url and --token.")
-@click.option("--agent", metavar="ID", help="Agent id for calls that name no caller.")
+@click.option("--agent", metavar="ID", help="Agent who calls; then no call may name another principal.")
 @click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that do not allow dots.")
 @click.option("--tools", default="", metavar="SETS", help="List these sets of tools: delegate,work,admin,more or all.")
 @click.option("--patience", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",

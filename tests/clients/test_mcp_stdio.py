@@ -72,16 +72,27 @@ async def story(client: Any) -> dict[str, Any]:
 
 @eras
 async def test_a_host_works_with_a_running_gate(live: Any, mode: str) -> None:
-    async with host(mode, "--url", live.url, "--agent", "ada", ASYNCGATE_API_KEY=TOKEN) as client:
+    async with host(mode, "--url", live.url, ASYNCGATE_API_KEY=TOKEN) as client:
         task = await story(client)
 
-    assert (task["status"], task["created_by"]["kind"], task["created_by"]["id"]) == ("succeeded", "agent", "ada")
+    assert task["status"] == "succeeded"
     assert task["payload"] == {"word": "zwölf"}
+
+
+async def test_an_option_names_the_agent_who_calls_and_no_call_may_name_another(live: Any) -> None:
+    async with host("auto", "--url", live.url, "--agent", "ada", ASYNCGATE_API_KEY=TOKEN) as client:
+        made = await client.call_tool("asyncgate.create_task", {"type": "demo", "payload": None})
+        other = await client.call_tool("asyncgate.lease_next", {"worker_id": "w1"})
+        task = await client.call_tool("asyncgate.get_task", {"task_id": made.structured_content["task_id"]})
+
+    owner = task.structured_content["created_by"]
+    assert (owner["kind"], owner["id"]) == ("agent", "ada")
+    assert other.meta["asyncgate/error"]["code"] == "invalid_request"
 
 
 @eras
 async def test_a_host_works_with_a_gate_of_its_own_and_finds_everything_again(tmp_path: Path, mode: str) -> None:
-    options = ("--database", f"sqlite:///{tmp_path}/gate.db", "--agent", "ada")
+    options = ("--database", f"sqlite:///{tmp_path}/gate.db")
 
     async with host(mode, *options) as client:
         task = await story(client)
@@ -221,8 +232,8 @@ async def test_while_a_gate_restarts_a_model_is_not_told_to_start_another(start:
         for line in (START, CALL):
             left = iter([json.dumps(line).encode(), b""])
             await bridge.serve(lambda left=left: next(left))    # type: ignore[misc]
-            gate.process.kill()
-            await asyncio.to_thread(gate.process.wait)
+            if gate.process.returncode is None:
+                await asyncio.to_thread(gate.kill)
 
     message = json.loads(wrote[-1])["error"]["message"]
     assert "may be restarting" in message
