@@ -154,6 +154,27 @@ async def test_the_answer_is_the_last_event(served: Any, monkeypatch: pytest.Mon
     assert json.loads(last["result"]["content"][0]["text"])["status"] == "canceled"
 
 
+async def test_nothing_is_told_to_a_credential_that_is_revoked_meanwhile(
+        served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "FIRST_SIGN_SECONDS", 0.0)
+    key = await served.post("/v1/keys", {"name": "ada", "principal_kind": "agent", "principal_id": "ada"})
+    offer = await served.leased()
+    held = {"lease_id": offer["lease_id"], "worker_id": "w1"}
+    verb, target, body, headers = make_call("get_task", {"task_id": offer["task_id"], "wait_seconds": 30}, "modern")
+    headers[-1] = ("authorization", f"Bearer {key['api_key']}")
+    async with (asyncio.timeout(PATIENCE_SECONDS), httpx2.AsyncClient(transport=InProcess(served.gate)) as client,
+                client.stream(verb, f"http://localhost{target}", content=body, headers=headers) as answer):
+        events = read_events(answer)
+        await anext(events)
+        await served.post(f"/v1/keys/{key['key']['key_id']}/revoke")
+        await served.post(f"/v1/tasks/{offer['task_id']}/progress", {**held, "progress": "a secret"})
+        await served.post(f"/v1/tasks/{offer['task_id']}/complete", {**held, "result": "a secret"})
+        rest = [event async for event in events]
+
+    assert rest[-1]["result"]["isError"]
+    assert "a secret" not in json.dumps(rest)
+
+
 # What is told.
 
 
