@@ -25,7 +25,7 @@ from asyncgate.parts.model.wire import Principal
 if TYPE_CHECKING:
     from asyncgate.parts.identity.oauth.server import AuthorizationServer
 
-CONSOLE_NAME = "the console of this gate"
+CONSOLE_NAME = "AsyncGate console"
 SHORTEST_DAYS = 5               # the shortest life of an access token (spec 21.2.1)
 BASIC_CHALLENGE = (b"www-authenticate", b'Basic realm="asyncgate"')
 SECRET_METHODS = frozenset({"client_secret_basic", "client_secret_post"})

@@ -162,10 +162,14 @@ def hide(name: str, value: str) -> str:
 
 
 def show_login(program: str, host: str, ways: list[LoginWay], code_form: tuple[str, str] | None, form_to: Iterable[str],
-               headers: Iterable[tuple[bytes, bytes]], wrong: str = "", status: int = 200) -> Answer:
-    """Answer with the login page; `code_form` is the path for the code of a sign-in link, and the sign-in's id."""
-    about = (f"<p>{isolate(program)} at <code>{clean(host)}</code> asks for access. You see what it may do before you "
-             "allow it.</p>")
+               headers: Iterable[tuple[bytes, bytes]], wrong: str = "", status: int = 200, *, trusted: bool) -> Answer:
+    """Answer with the login page; `code_form` is the path for the code of a sign-in link, and the sign-in's id.
+
+    Nobody is asked about a `trusted` program, nor twice about the same, so the page promises no question then.
+    """
+    next_step = ("It is trusted here, and may act for you as soon as you have signed in." if trusted else
+                 "Unless you have allowed it before, you then see what it may do, and decide.")
+    about = f"<p>{isolate(program)} at <code>{clean(host)}</code> asks you to sign in. {next_step}</p>"
     buttons = [show_link(f"Continue with {way.title}", way.path, first=not at) for at, way in enumerate(ways)]
     neither = "<p>There is no way to sign in. An administrator adds an identity provider, or makes a sign-in link.</p>"
     form = make_code_form(*code_form, between=bool(ways), wrong=wrong) if code_form else "" if ways else neither

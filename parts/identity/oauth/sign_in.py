@@ -134,7 +134,8 @@ class SignIn:
         form = (f"{self.base}/oauth/link", parked.id) if self.server.oauth.login_links else None
         return pages.show_login(client.name, find_place(parked.asked.redirect_uri), ways, form,
                                 pages.list_form_targets(parked.asked.redirect_uri),
-                                park(self.server, request, parked), wrong, 403 if wrong else 200)
+                                park(self.server, request, parked), wrong, 403 if wrong else 200,
+                                trusted=client.trusted)
 
     async def leave(self, request: Request) -> Answer:
         """Send the browser to an identity provider."""

@@ -64,6 +64,18 @@ async def signed_in(served: Served) -> ConsolePage:
     return page
 
 
+async def test_the_sign_in_page_of_the_console_names_it_and_promises_no_consent(gate: Served) -> None:
+    told = await about(gate)
+    asking = Program(gate, told["redirect_uri"])
+    asking.client_id = told["client_id"]
+
+    login = await Browser(gate).get(asking.url(scope=told["scope"], resource=told["resource"]))
+
+    text = " ".join(login.text.split())
+    assert "AsyncGate console at localhost asks you to sign in. It is trusted here" in text
+    assert "decide" not in text
+
+
 async def test_a_person_signs_in_to_the_console_without_consent_and_with_all_its_rights(gate: Served) -> None:
     page = await signed_in(gate)
 

@@ -231,6 +231,18 @@ async def test_nobody_is_asked_about_a_trusted_program(oauth_gate: Served, brows
     assert "code" in browser.told
 
 
+@pytest.mark.parametrize(("trusted", "told"), [
+    (True, "It is trusted here, and may act for you as soon as you have signed in."),
+    (False, "Unless you have allowed it before, you then see what it may do, and decide.")])
+async def test_the_sign_in_page_promises_a_question_only_where_one_may_come(
+        oauth_gate: Served, browser: Browser, trusted: bool, told: str) -> None:
+    program = await Program(oauth_gate).register(trusted=trusted)
+
+    login = await browser.get(program.url())
+
+    assert f"asks you to sign in. {told}" in " ".join(login.text.split())
+
+
 async def test_consent_warns_of_a_program_on_this_machine(oauth_gate: Served, browser: Browser) -> None:
     here = await Program(oauth_gate, "http://localhost:8787/callback").register()
     app = await Program(oauth_gate, "cursor://anysphere.cursor-retrieval/oauth").register()
