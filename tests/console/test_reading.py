@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import get_args
 
+import click
 import pytest
 
+from asyncgate.commands.main import main
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA
 from asyncgate.parts.model.wire_workers import CauseName, Evidence, WorkerFact
 from tests.console.conftest import OpenConsole
@@ -164,3 +166,23 @@ def test_what_is_on_hold_is_counted_in_all_queues_of_many(
     console.visit("inbox?look=all")
     console.page.get_by_role("region", name="Needs a look").get_by_text("on hold", exact=True).first.wait_for()
     assert console.faults() == []
+
+
+EMPTY = {"tasks": ("tasks", "/v1/tasks"), "queues": ("queues", "/v1/queues"), "workers": ("workers", "/v1/workers"),
+         "schedules": ("schedules", "/v1/schedules"), "admin?tab=keys": ("keys", "/v1/keys"),
+         "admin?tab=people": ("users", "/v1/users"), "admin?tab=sessions": ("sessions", "/v1/sessions"),
+         "ledger": ("seals", "/v1/seals")}
+
+
+@pytest.mark.parametrize("view", EMPTY)
+def test_an_empty_view_offers_a_command_that_exists(view: str, chromium: Chromium, console: Console) -> None:
+    listed, path = EMPTY[view]
+    console.page.route(f"**{path}*", lambda route: route.fulfill(json={listed: [], "next_cursor": None}))
+
+    console.visit(view)
+
+    commands = console.page.locator("#main .empty .command code").all_inner_texts()
+    assert commands != []
+    for program, name, *_ in map(str.split, commands):
+        assert program == "claude" or name in main.list_commands(click.Context(main))
+    assert console.axe() == []

@@ -59,6 +59,11 @@ export function commandHere(words) {
   return `${words} --url ${quoteShell(addressOf("").href.replace(/\/$/, ""))}`;
 }
 
+/** Return the command with which Claude Code connects to this gate. */
+export function connectHere() {
+  return `claude mcp add --transport http asyncgate ${quoteShell(addressOf("mcp/u?tools=delegate").href)}`;
+}
+
 /** Show a command, with a button that copies it. */
 export function offerCommand(command) {
   return h("span", {class: "command"}, h("code", null, command),

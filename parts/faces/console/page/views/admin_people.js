@@ -4,7 +4,7 @@ import {callAll} from "../api.js";
 import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {badge, say, sayThereAreMore, who} from "../parts.js";
-import {copyMenu} from "../share.js";
+import {asCommand, connectHere, copyMenu, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {when} from "../time.js";
 
@@ -36,8 +36,14 @@ export function show({rows: users, more}, page) {
       page.may("invite_user") && h("button", {class: "first", onclick: () => invite(page)}, "Invite …"),
       exportMenu("people", columns, users, {more}), copyMenu("list_users", {limit: 200})),
     table(page, {name: "people", columns: page.may("change_user") ? [...columns, actions] : columns, rows: users,
-      key: (one) => one.user_id, empty: "Nobody has signed in, and nobody is invited. Keys need no person."}),
+      key: (one) => one.user_id, empty: nobody(page)}),
     more && sayThereAreMore(users, "people")];
+}
+
+function nobody(page) {
+  const words = "Nobody has signed in, and nobody is invited. Keys need no person.";
+  const ask = {email: "ada@example.com", role: "agent", tenant: page.params.tenant};
+  return page.may("invite_user") ? [words, " ", offerCommand(asCommand("invite_user", ask))] : words;
 }
 
 function invite(page) {
@@ -91,7 +97,8 @@ export function showSessions({rows, more}, page) {
     h("div", {class: "actions end"},
       exportMenu("sessions", columns, sessions, {more}), copyMenu("list_sessions", {limit: 200})),
     table(page, {name: "sessions", columns: page.may("end_session") ? [...columns, actions] : columns, rows: sessions,
-      key: (one) => one.session_id, empty: "No program has a session."}),
+      key: (one) => one.session_id, empty: ["No program has a session. One begins when a person connects a program: ",
+        offerCommand(connectHere())]}),
     more && sayThereAreMore(rows, "sessions")];
 }
 

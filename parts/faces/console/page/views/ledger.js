@@ -3,7 +3,7 @@
 import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {badge, facts, say, section, shortId, taskLink, tile, who} from "../parts.js";
-import {copyMenu} from "../share.js";
+import {asCommand, copyMenu, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {sayLength, when} from "../time.js";
 
@@ -65,7 +65,8 @@ export function show({config, lag, seals, archive}, page) {
       "A seal is a hash over receipts and the seal before. Keep a number with its hash elsewhere; ",
       h("code", null, "asyncgate verify --ledger --seal NUMBER:HASH"), " proves later that nobody rewrote a receipt."),
     table(page, {name: "seals", columns: withPage(sealColumns, page), rows: seals, key: (one) => one.number,
-      empty: "Nothing is sealed yet. The gate seals new receipts every minute."})),
+      empty: ["Nothing is sealed yet. The gate seals new receipts every minute. ",
+        page.may("seal_receipts") && offerCommand(asCommand("seal_receipts"))]})),
     section("Archive", {actions: [
       page.may("run_archive") && h("button", {onclick: () => archiveNow(page)}, "Archive now …"),
       exportMenu("archive", archiveColumns, archive.receipts)]},
@@ -102,7 +103,8 @@ function showArchive(archive, page) {
       task && page.may("restore_archive")
         && h("button", {type: "button", onclick: () => restore(page)}, "Restore …")),
     table(page, {name: "archive", columns: withPage(archiveColumns, page), rows: archive.receipts,
-      key: (one) => one.receipt_id, empty: task ? "No archived receipt is of that task." : "Nothing is archived."}),
+      key: (one) => one.receipt_id, empty: task ? "No archived receipt is of that task."
+        : ["Nothing is archived. ", page.may("run_archive") && offerCommand(asCommand("run_archive"))]}),
     archive.next_cursor && h("p", {class: "quiet"}, "These are the oldest 100. Name a task to see its own.")];
 }
 
