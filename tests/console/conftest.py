@@ -17,7 +17,7 @@ from tests.support.console import Console
 from tests.support.elsewhere import Elsewhere, serve_elsewhere
 from tests.support.filled_gate import Filled, fill_gate
 
-GUARDED = ("console.enabled=true",)
+GUARDED = ("console.enabled=true", "security.rate_limiting.enabled=false")
 OPEN = (*GUARDED, "allow_insecure_dev=true")        # callers of this machine need no credential; SQLite only
 
 

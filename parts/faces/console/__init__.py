@@ -57,6 +57,7 @@ class Files:
             body = self._read(name)
         except GateError as no:
             return await send_refusal(self.gate, send, scope, no)
+        scope["asyncgate.limits"] = ()      # one view is forty files: they cost a visitor no calls
         tag = b'"%s"' % hashlib.sha256(body).hexdigest()[:32].encode()
         more = [*WALLS, (b"cache-control", b"no-cache"), (b"etag", tag)]
         kind = (b"content-type", MEDIA[find_ending(name)])
