@@ -12,7 +12,7 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -70,12 +70,19 @@ class Hosts:
                 self._move(url, len(self.urls))
             else:
                 self._move(url, 0)
-                probe(db, self.patience)
-                if "lock_timeout" in given.get("server_settings", {}) and db.get_server_version().major >= 17:
-                    await db.execute("SET transaction_timeout = 0")     # older servers refuse to hear of it
-                await self._end_lost(db)
+                await self._prepare(db, given.get("server_settings", {}))
                 return db
         raise combine_problems(problems)
+
+    async def _prepare(self, db: asyncpg.Connection, pinned: Mapping[str, str]) -> None:
+        try:
+            probe(db, self.patience)
+            if "lock_timeout" in pinned and db.get_server_version().major >= 17:
+                await db.execute("SET transaction_timeout = 0")     # older servers refuse to hear of it
+            await self._end_lost(db)
+        except BaseException:       # also that the caller has gone: nobody else knows of the connection
+            db.terminate()
+            raise
 
     def lose(self, db: asyncpg.Connection) -> None:
         """Give up a connection whose path may be dead; the next one ends its session, which may hold locks."""
@@ -85,9 +92,10 @@ class Hosts:
 
     async def _end_lost(self, db: asyncpg.Connection) -> None:
         if self.lost:
-            lost, self.lost = self.lost, {}
+            lost = dict(self.lost)
             with contextlib.suppress(asyncpg.PostgresError):    # a superuser's: those end by their timeouts
                 await db.fetch(END_LOST, [*lost], [*lost.values()])
+            self.lost = {pid: since for pid, since in self.lost.items() if lost.get(pid) != since}
 
     def _move(self, url: str, place: int) -> None:
         self.urls.remove(url)
