@@ -938,8 +938,11 @@ def tongues(served: Any, gate: Gate, token: str) -> dict[str, Tongue]:
 
 @pytest.fixture
 async def served(serve: Any) -> Any:
-    """A gate without upkeep, which would seal the receipts of all twins, and tell of other runs in each health."""
-    served = await serve()
+    """A gate without upkeep, which would seal the receipts of all twins, and tell of other runs in each health.
+
+    Without limits, too, which a gate of several tenants has by default: each answer would tell how many calls are left.
+    """
+    served = await serve(security=SecuritySettings(rate_limiting=RateLimiting(enabled=False)))
     await served.end_loops()
     return served
 
