@@ -44,7 +44,7 @@ class BodyScreen:
     """Checks one body, slice by slice; each slice raises the errors found so far.
 
     `around` is the number of levels around the request, which MCP puts into a message.  The first of SPOILT is kept
-    instead of raised if the body can be `marked` afterwards.
+    instead of raised if the body can be `marked` afterwards, which one that is also too large cannot.
     """
 
     def __init__(self, most_values: int, most_depth: int = MAX_DEPTH, around: int = 0, marked: bool = False) -> None:
@@ -94,16 +94,18 @@ class BodyScreen:
         structure = outside.translate(None, BLANK)
         self.blanks += len(outside) - len(structure)
         if self.blanks > MOST_BLANKS:
-            raise PayloadTooLarge(f"the request has more than {MOST_BLANKS} bytes of white space between its values")
+            raise self.spoilt or PayloadTooLarge(
+                f"the request has more than {MOST_BLANKS} bytes of white space between its values")
         alike = structure.translate(_brackets)
         self.values += alike.count(b",") + alike.count(b"[")
         if self.values > self.most_values:
-            raise PayloadTooLarge(f"the request has more than {self.most_values} values in its lists and objects; "
-                                  "send fewer at a time, or store them elsewhere and send a pointer")
+            raise self.spoilt or PayloadTooLarge(
+                f"the request has more than {self.most_values} values in its lists and objects; send fewer at a time, "
+                "or store them elsewhere and send a pointer")
         for mark in _marks(alike):      # few: commas and opening brackets are counted as values
             self._step(mark)
         if self.members > MOST_MEMBERS:
-            raise PayloadTooLarge(f"a request may have at most {MOST_MEMBERS} members")
+            raise self.spoilt or PayloadTooLarge(f"a request may have at most {MOST_MEMBERS} members")
 
     def _step(self, mark: bytes) -> None:
         """Follow one bracket, or the commas between two brackets."""

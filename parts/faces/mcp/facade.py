@@ -342,15 +342,9 @@ class Facade:
     async def _read_apart(self, body: bytes) -> JsonRpcMessage | None:
         """Check and parse a message; keep errors in the arguments alone for the answer to the call."""
         wrong: GateError | UnicodeDecodeError | None = None
-        spoilt = False
         try:
-            try:
-                body, wrong = await mark_body(body, self.settings.max_request_values, AROUND)
-                spoilt = wrong is not None
-            except GateError as no:
-                wrong = no
-            # A message with too many values is not parsed at all.
-            message = None if isinstance(wrong, PayloadTooLarge) else await parse_message(body)
+            body, wrong = await mark_body(body, self.settings.max_request_values, AROUND)   # else it is not parsed
+            message = await parse_message(body)
         except RecursionError:
             raise PayloadTooDeep("the JSON of the message is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as broken:
@@ -359,7 +353,7 @@ class Facade:
             message = None
         await let_others_run(len(body))
         op = self._called(message) if message else None
-        if wrong is None or (spoilt and op is not None and op.reader.is_batch):
+        if wrong is None or (op is not None and op.reader.is_batch):
             return message      # an item that holds a mark is refused by itself
         if isinstance(wrong, UnicodeDecodeError):
             return None
