@@ -18,6 +18,7 @@ from asyncgate.parts.model.errors import (
 )
 from asyncgate.parts.model.examples import ADA, DUTY, FAR, LATER, NEXT_TASK_ID, NOW, PAUSED, TASK_ID, TASK_RECORD
 from asyncgate.parts.model.wire import (
+    UNTAGGED,
     Ask,
     AsPrincipal,
     Capabilities,
@@ -61,7 +62,6 @@ class ScheduleAsk(AsPrincipal, kw_only=True):
 
     needed: ClassVar[tuple[str, ...]] = ("schedule_id",)
     refusals = (ScheduleNotFound, QuotaExceeded, ReceiptTooLarge)
-    example = ({"schedule_id": "nightly"}, {"task_id": TASK_ID, "status": "queued"})
     next_step = "get_task with wait_seconds returns when the scheduler has done it."
     schedule_id: Annotated[Name, says("its id, as list_schedules shows it")] = ""
 
@@ -69,13 +69,19 @@ class ScheduleAsk(AsPrincipal, kw_only=True):
 class PauseSchedule(ScheduleAsk, kw_only=True):
     """Pause one schedule."""
 
+    example = ({"schedule_id": "nightly"}, {"task_id": TASK_ID, "status": "queued"})
+
 
 class ResumeSchedule(ScheduleAsk, kw_only=True):
     """Resume one schedule."""
 
+    example = ({"schedule_id": "nightly", "agent_id": "ada"}, {"task_id": TASK_ID, "status": "queued"})
+
 
 class RunSchedule(ScheduleAsk, kw_only=True):
     """Run one schedule now."""
+
+    example = ({"schedule_id": "weekly-report"}, {"task_id": TASK_ID, "status": "queued"})
 
 
 class SearchTasks(ListTasks, kw_only=True):
@@ -104,7 +110,7 @@ class FindId(Ask, kw_only=True):
     needed: ClassVar[tuple[str, ...]] = ("part",)
     example = ({"part": TASK_ID[-12:]}, {"found": [{"kind": "task", "id": TASK_ID}]})
     next_step = "With several found, repeat with more digits."
-    part: Annotated[str, Meta(min_length=4, max_length=200), says(
+    part: Annotated[str, Meta(min_length=4, max_length=200, pattern=UNTAGGED), says(
         "the last 12 digits of an id, how it begins, or the name of a schedule")] = ""
 
 

@@ -46,6 +46,10 @@ def refused(answer: Any, status: int, code: str) -> dict[str, Any]:
 
 async def stocked(served: Any) -> dict[str, str]:
     """Make one task of each kind, so that bad input could hurt something; return ids that exist."""
+    order = await served.leased("clock-1", type="schedule.create")
+    await served.post("/v1/receipts", {
+        "receipt_type": "schedule.created", "schedule_id": "nightly", "worker_id": "clock-1",
+        "task_id": order["task_id"], "lease_id": order["lease_id"]})
     queued = await served.post("/v1/tasks", {"type": "queued", "payload": None, "agent_id": "ada",
                                              "idempotency_key": "first"})
     held = await served.post("/v1/tasks", {"type": "held", "payload": None, "agent_id": "ada", "priority": 9})
@@ -59,7 +63,8 @@ async def stocked(served: Any) -> dict[str, str]:
     (queue, *_) = (await served.get("/v1/queues"))["queues"]
     found = await served.post("/v1/bulks/preview", {"action": "cancel", "type": "nothing"})
     bulk = await served.post("/v1/bulks", {"confirmation": found["confirmation"]})
-    return {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1", "queued": queued["task_id"],
+    return {"schedule_id": "nightly", "part": offer["task_id"][-12:], "task_id": offer["task_id"],
+            "lease_id": offer["lease_id"], "worker_id": "w1", "queued": queued["task_id"],
             "client_id": program["client_id"], "user_id": person["user_id"], "bulk_id": bulk["bulk_id"],
             "confirmation": found["confirmation"], "webhook_id": hook["webhook"]["webhook_id"],
             "queue_id": queue["queue_id"], "tenant": room["tenant"], "key_id": issued["key"]["key_id"],
@@ -619,7 +624,8 @@ async def test_an_id_in_a_path_plays_no_tricks(served: Any, op: Operation, verb:
         for trick in ("%2e%2e", "..", "%2e", "%2e%2e%2f%2e%2e", "a%2fb", "%252e%252e", "a;b=c", "'%20OR%20'1", "%25",
                       "%00", "%0a", "a%0d%0ab", "%e2%80%ae", "%ff", "a" * 201, "a" * 20_000, "%20", "null", "~"):
             answer = await served.call(verb, path.replace(re.findall("{.*?}", path)[0], trick), body)
-            assert answer.status in (400, 404, 409), (trick, answer)
+            nothing = op.name == "find_id" and answer.json() == {"found": []}   # a search, in which any text may stand
+            assert nothing or answer.status in (400, 404, 409), (trick, answer)
 
 
 @pytest.mark.one_store

@@ -34,8 +34,9 @@ DOCUMENT = json.loads(openapi.build_document((*OPERATIONS.values(), *LEASE_PROTO
 # What a schema cannot say: cursors and confirmations come from the gate, parents exist, a shared token needs a worker's
 # name.
 BEYOND_SCHEMAS = {"invalid_cursor", "invalid_confirmation", "parents_required", "parent_not_found", "not_locatable"}
-# Nor that one field needs another, an end comes behind its beginning, a kind has no keys, times begin with 1970, null
-# is absent where any other JSON is taken, or that an invisible character outside of JavaScript's ranges is in no name.
+# Nor that one field needs or excludes another, an end comes behind its beginning, a kind has no keys, times begin with
+# 1970, null is absent where any other JSON is taken, or that an invisible character outside of JavaScript's ranges is
+# in no name.
 BEYOND_FIELDS = ("no receipt has the type", "endpoint: ", "types: no event has the type",
                  "nobody erases the gate itself",
                  "name delivery_ids or since, not both", "delivery_ids: ", "an exemption needs a reason",
@@ -52,7 +53,8 @@ BEYOND_FIELDS = ("no receipt has the type", "endpoint: ", "types: no event has t
                  # People and sessions are named by exactly one of several fields.
                  "send either token_id or access_token", "this credential is nobody's own",
                  "principal_id is missing: name the principal to export")
-BEYOND_PATTERNS = ("alone names nobody", "is not an e-mail address in ASCII", "so there is nothing to pin",
+BEYOND_PATTERNS = ("alone names nobody", ": a request names one principal, and one session of it",
+                   "is not an e-mail address in ASCII", "so there is nothing to pin",
                    "is not a time between 1970 and 9999", "has passed; say a later time",
                    "Expected a name without invisible characters")
 NEEDS_MORE = {"POST /v1/receipts", "POST /v1/leases/claim"}
