@@ -146,7 +146,6 @@ ALTER TABLE schedules ADD COLUMN details TEXT NOT NULL DEFAULT '{}';
 ALTER TABLE accounts ADD COLUMN budgets TEXT NOT NULL DEFAULT '{}';
 ALTER TABLE accounts ADD COLUMN max_payload_bytes INTEGER;
 ALTER TABLE accounts ADD COLUMN max_lease_ttl_seconds INTEGER;
-ALTER TABLE schedules ADD COLUMN details TEXT NOT NULL DEFAULT '{}';
 ALTER TABLE receipts ADD COLUMN salt TEXT NOT NULL DEFAULT '';
 DROP TRIGGER receipts_stay;
 DROP TRIGGER events_stay;

@@ -41,7 +41,7 @@ ALTER TABLE asyncgate.accounts
     ADD COLUMN IF NOT EXISTS max_payload_bytes bigint, ADD COLUMN IF NOT EXISTS max_lease_ttl_seconds bigint;
 ALTER TABLE asyncgate.schedules ADD COLUMN IF NOT EXISTS details text NOT NULL DEFAULT '{}';
 ALTER TABLE asyncgate.receipts ADD COLUMN IF NOT EXISTS salt text NOT NULL DEFAULT '';
-ALTER TABLE asyncgate.schedules ADD COLUMN IF NOT EXISTS details text NOT NULL DEFAULT '{}';
+DROP INDEX IF EXISTS asyncgate.schedules_owner;
 ALTER TABLE asyncgate.tasks ADD COLUMN IF NOT EXISTS summary asyncgate.id, ALTER COLUMN type TYPE asyncgate.id;
 """
 MADE = re.compile(r"^(CREATE (?:TABLE|(?:UNIQUE )?INDEX) )(.*?;)(?=$| +--)", re.M | re.S)

@@ -551,8 +551,9 @@ async def test_a_list_of_receipts_is_read_by_the_index_of_what_it_lists(
 SECONDARY = ["tasks_key", "tasks_owner", "tasks_type", "tasks_summary", "states_queue", "states_delayed",
              "states_lease", "states_holder", "states_status", "states_held", "states_check", "receipts_key",
              "receipts_to", "receipts_parent", "edges_parent", "obligations_age", "schedules_owner", "schedules_late",
-             "presences_worker", "presences_claimed", "api_keys_id", "outbox_waiting", "ledger_arrival", "ledger_to",
-             "ledger_task", "ledger_instance", "archived_task", "webhook_deliveries_state"]
+             "presences_worker", "presences_claimed", "api_keys_id", "outbox_waiting", "outbox_offered",
+             "ledger_arrival", "ledger_to", "ledger_task", "ledger_instance", "archived_task",
+             "webhook_deliveries_state"]
 
 
 async def test_all_indexes_are_known(cluster: Cluster, databases: dict[str, str]) -> None:

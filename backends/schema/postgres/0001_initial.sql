@@ -267,7 +267,8 @@ CREATE TABLE asyncgate.schedules (          -- the last reports of schedulers, t
     details         text NOT NULL DEFAULT '{}', -- JSON: its name, type, expression, next runs and last run
     PRIMARY KEY (tenant_id, schedule_id)
 );
-CREATE INDEX schedules_owner ON asyncgate.schedules (tenant_id, owner_kind, owner_id, schedule_id);
+CREATE INDEX schedules_owner ON asyncgate.schedules (tenant_id, owner_kind, owner_id, schedule_id)
+    WHERE owner_kind IS NOT NULL;       -- always so: without it a small table is searched by id through this index
 CREATE INDEX schedules_late ON asyncgate.schedules (late_at)    -- begins with the time: upkeep reads all tenants
     WHERE late_at IS NOT NULL;
 
@@ -566,12 +567,13 @@ CREATE TABLE asyncgate.outbox (             -- written with its receipt, deleted
     task_id         asyncgate.id NOT NULL,  -- receipts of one task are sent in order; empty: no task
     content         text NOT NULL,          -- the bytes to send, the same at each attempt
     posted_at       float8 NOT NULL,        -- since when it has been waiting
-    state           text NOT NULL,          -- waiting, or parked: refused, and not sent again
+    state           text NOT NULL,          -- waiting, offered before its commit, or parked: refused, not sent again
     reason          text,                   -- the ledger's last error
     tries           bigint NOT NULL,        -- attempts without an answer
     PRIMARY KEY (tenant_id, receipt_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX outbox_waiting ON asyncgate.outbox (tenant_id, receipt_id) WHERE state = 'waiting';
+CREATE INDEX outbox_offered ON asyncgate.outbox (tenant_id, receipt_id) WHERE state = 'offered';
 
 CREATE TABLE asyncgate.ledger (             -- append-only: no role may change or delete a row
     tenant_id       uuid NOT NULL,

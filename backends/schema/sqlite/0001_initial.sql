@@ -521,6 +521,7 @@ CREATE TABLE outbox (                       -- written with its receipt, deleted
     PRIMARY KEY (tenant_id, receipt_id)
 );
 CREATE INDEX outbox_waiting ON outbox (tenant_id, receipt_id) WHERE state = 'waiting';
+CREATE INDEX outbox_offered ON outbox (tenant_id, receipt_id) WHERE state = 'offered';
 
 CREATE TABLE ledger (                       -- append-only: see the triggers
     tenant_id       TEXT NOT NULL,
