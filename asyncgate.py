@@ -106,7 +106,7 @@ from asyncgate.parts.model.wire import (
     Leases, ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal,
     Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease,
     ReportProgress, Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Welcome)
-from asyncgate.parts.process.clock import elapsed
+from asyncgate.parts.model.clock import elapsed
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings

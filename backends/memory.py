@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from asyncgate import Needs, Work
 from asyncgate.backends import Backend
 from asyncgate.backends.lanes import Lanes
+from asyncgate.parts.model.clock import SteadyClock
 from asyncgate.parts.model.counted import add_meters, count_moves, measure_text, measure_use
 from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.ids import Ids
@@ -83,7 +84,6 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Principal
-from asyncgate.parts.process.clock import SteadyClock
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")

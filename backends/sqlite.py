@@ -50,6 +50,7 @@ from asyncgate.backends.pages import (
     narrow_tasks,
     read_leases,
 )
+from asyncgate.parts.model.clock import SteadyClock
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError, outcome_unknown
 from asyncgate.parts.model.findings import Finding
@@ -113,7 +114,6 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind, LeaseNext
-from asyncgate.parts.process.clock import SteadyClock
 from asyncgate.parts.process.folders import fsync_folder
 from asyncgate.parts.process.outages import OFTEN
 

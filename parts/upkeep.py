@@ -19,13 +19,14 @@ from math import inf
 
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Extension, Needs, News, Refused, Sweep, Transact, Work, prolong_lease
+from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Transact, Work, prolong_lease
 from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.identity.budgets import BUDGET_SECONDS, Budgets
 from asyncgate.parts.identity.metering import CALLS_SECONDS, SETTLE_SECONDS, CallMeter, Closer, floor_to
 from asyncgate.parts.model.counted import PERIOD_SECONDS
 from asyncgate.parts.model.database import MemberBackend
-from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.heartbeat import BEAT_SECONDS, Heartbeat
 from asyncgate.parts.model.overdue import alive
 from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.views import to_utc
@@ -33,7 +34,6 @@ from asyncgate.parts.model.wire import Ask, Healthy, Principal
 from asyncgate.parts.operating.retention import RETENTION_SECONDS, RowPruner
 from asyncgate.parts.operating.traffic import TrafficCounter
 from asyncgate.parts.process.duties import Duties, Duty
-from asyncgate.parts.process.heartbeat import BEAT_SECONDS, Heartbeat, Silence
 from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, Sighting, add_sighting
 from asyncgate.parts.receipts.schedules import load_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
@@ -127,25 +127,7 @@ class Upkeep(Duties, Extension):
 
     def wrap_transact(self, transact: Transact) -> Transact:
         """Decide no batch between a gap in the heartbeat and the prolonging of leases."""
-        async def serve(tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
-            begun = self.heart.clock()
-            while True:
-                await self.recover()
-                try:
-                    await transact(tenant_id, needs, partial(self._decide_in_time, decide, begun))
-                except Silence:
-                    begun = inf         # only once, or a batch that waits long for a lock would never be decided
-                except Exception as error:
-                    if isinstance(error, DatabaseUnavailable) or not isinstance(error, GateError | Refused):
-                        self.heart.note_failure(begun)
-                    raise
-                else:
-                    return self.heart.note_commit()
-        return serve
-
-    def _decide_in_time(self, decide: Callable[[Work], None], begun: float, work: Work) -> None:
-        self.heart.require(begun)
-        decide(work)
+        return self.heart.guard(transact, self.recover)
 
     async def _prolong_leases(self, since: float, until: float, grace: float) -> int:
         """Prolong the leases that lived at `since` and end before `until`; return how many.

@@ -49,6 +49,7 @@ from asyncgate.backends.postgres.migrations import SCHEMA_VERSION, require_schem
 from asyncgate.backends.postgres.migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres.migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres.privileges import find_strengths
+from asyncgate.parts.model.clock import elapsed
 from asyncgate.parts.model.errors import (
     ArchiveUnavailable,
     DatabaseUnavailable,
@@ -106,7 +107,6 @@ from asyncgate.parts.model.stored import (
 )
 from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import LeaseNext
-from asyncgate.parts.process.clock import elapsed
 from asyncgate.parts.process.outages import OFTEN
 
 log = logging.getLogger("asyncgate.postgres")

@@ -5,6 +5,7 @@ A task of a misspelt type waits for ever, and only an administrator may list wor
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -84,9 +85,16 @@ class TypeWarnings(Extension):
         self.engine = engine
         self.read: dict[str, tuple[float, list[Presence]]] = {}
 
-    async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
-        """Add a warning to the answer."""
+    async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
+        """Create tasks, and add warnings to the answer."""
+        reply = await create(caller)
+        await self._warn(caller, ask, reply)
+        return reply
+
+    async def _warn(self, caller: Caller, ask: Ask, reply: Any) -> None:
         if not isinstance(ask, CreateTask | CreateTasks) or getattr(reply, "status", "queued") != "queued":
+            return
+        if not isinstance(reply, Created | Items | TaskRecord):     # of a bulk, which nobody waits for
             return
         orders = ask.tasks if isinstance(ask, CreateTasks) else [ask]
         done = reply.results if isinstance(reply, Items) else [reply]
@@ -101,7 +109,7 @@ class TypeWarnings(Extension):
                     if asked and not find_able(order.type, needs_of(order.requirements), asked)]
         if any(holds_json(order.payload) for order, _ in made):
             warnings.insert(0, IN_QUOTES)
-        if warnings and isinstance(reply, Created | Items | TaskRecord):
+        if warnings:
             reply.warnings = warnings[:TYPES_TOLD]
 
     async def _read(self, tenant_id: str) -> list[Claimant]:

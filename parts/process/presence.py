@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncgate.parts.model.clock import elapsed
 from asyncgate.parts.model.stored import Claimed, Lease, Presence
 from asyncgate.parts.model.wire import LeaseNext, Offers, Principal
-from asyncgate.parts.process.clock import elapsed
 
 STORED_EVERY_SECONDS = 30.0
 PAUSE = 1800.0                              # seconds without a call after which the next call begins a new session

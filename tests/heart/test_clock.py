@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
-from asyncgate.parts.process.clock import MOST_AHEAD_SECONDS, SLEW, SteadyClock
-from asyncgate.parts.process.heartbeat import SILENT_SECONDS, Heartbeat, Silence
+from asyncgate.parts.model.clock import MOST_AHEAD_SECONDS, SLEW, SteadyClock
+from asyncgate.parts.model.heartbeat import SILENT_SECONDS, Heartbeat, Silence
 
 HOUR = 3600.0
 

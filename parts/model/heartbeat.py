@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from math import inf
+from typing import Any
 
-from asyncgate.parts.process.clock import elapsed
+from asyncgate.parts.model.clock import elapsed
+from asyncgate.parts.model.errors import DatabaseUnavailable, GateError, Refused
 
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 2.0        # a gap in the heartbeat from which on nobody was served
@@ -50,3 +54,27 @@ class Heartbeat:
             self.note_failure(begun)
         if self.measure():
             raise Silence
+
+    def guard(self, transact: Callable[..., Awaitable[None]],
+              recover: Callable[[], Awaitable[None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+        """Return a `transact` that decides no batch between a gap and its `recover`, and notes how each ends."""
+        async def serve(tenant_id: str, needs: Any, decide: Callable[[Any], None]) -> None:
+            begun = self.clock()
+            while True:
+                if self.measure():
+                    await recover()
+                try:
+                    await transact(tenant_id, needs, partial(self._decide_in_time, decide, begun))
+                except Silence:
+                    begun = inf         # only once, or a batch that waits long for a lock would never be decided
+                except Exception as error:
+                    if isinstance(error, DatabaseUnavailable) or not isinstance(error, GateError | Refused):
+                        self.note_failure(begun)
+                    raise
+                else:
+                    return self.note_commit()
+        return serve
+
+    def _decide_in_time(self, decide: Callable[[Any], None], begun: float, work: Any) -> None:
+        self.require(begun)
+        decide(work)
