@@ -194,7 +194,7 @@ def restored() -> Iterator[None]:
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
+def anyio_backend() -> tuple[str, dict[str, Any]]:
     """Run coroutines on what the gate runs on."""
     return LOOP
 

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.connection import Headers
 from asyncgate.parts.model.content import JsonObject
-from asyncgate.parts.model.wire import PLAIN, Name, Problem, Requirements
+from asyncgate.parts.model.wire import PLAIN, UNTAGGED, Name, Problem, Requirements
 
 TAGS = {"Tasks": ("tasks", "Create tasks and get their results."),
         "Leases": ("leases lease", "Lease tasks, renew the leases, and end the tasks."),
@@ -142,6 +142,8 @@ def clean_schema(schema: Any) -> Any:
     kept = {name: clean_schema(part) for name, part in schema.items() if name not in out}
     if isinstance(text := kept.get("description"), str):
         kept["description"] = remove_clause_numbers(text)
+    if kept.get("pattern") == UNTAGGED:
+        kept["pattern"] = PLAIN         # JavaScript reads the other one with a flag only
     return kept | (refer_to("Name") if name else {"type": "string"} if "enum" in schema else {})
 
 
