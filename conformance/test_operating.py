@@ -57,10 +57,9 @@ async def test_a_schedule_is_listed_with_what_its_scheduler_reported(gate: Gate)
     assert one.next_run_at.timestamp() == pytest.approx(gate.now() + 60, abs=30)
 
 
-async def test_it_is_late_once_two_runs_are_missed_also_when_that_was_told(gate: Gate) -> None:
-    await make_schedule(gate, "nightly")
-    await report(gate, "nightly")
-    gate.skip(60 + 119)
+async def expect_late_after(gate: Gate, seconds: float) -> None:
+    """Expect the only schedule to be on time for so long, and late from then on."""
+    gate.skip(seconds)
     assert (await gate.as_agent().list_schedules()).schedules[0].late_since is None
 
     gate.skip(2)
@@ -68,6 +67,12 @@ async def test_it_is_late_once_two_runs_are_missed_also_when_that_was_told(gate:
         [one] = (await gate.as_agent().list_schedules()).schedules
         assert one.late_since == one.next_run_at
         await gate.sweep()
+
+
+async def test_it_is_late_once_two_runs_are_missed_also_when_that_was_told(gate: Gate) -> None:
+    await make_schedule(gate, "nightly")
+    await report(gate, "nightly")
+    await expect_late_after(gate, 60 + 119)
 
     await report(gate, "nightly")
     assert (await gate.as_agent().list_schedules()).schedules[0].late_since is None
@@ -93,14 +98,7 @@ async def test_what_a_scheduler_knows_of_a_schedule_is_listed(gate: Gate) -> Non
 async def test_it_is_late_after_its_own_next_run_where_the_scheduler_says_how_long(gate: Gate) -> None:
     await make_schedule(gate, "weekdays")
     await report(gate, "weekdays", interval_seconds=3 * 86400, late_after_seconds=300)
-    gate.skip(60 + 299)
-    assert (await gate.as_agent().list_schedules()).schedules[0].late_since is None
-
-    gate.skip(2)
-    for _ in range(2):      # before and after the anomaly
-        [one] = (await gate.as_agent().list_schedules()).schedules
-        assert one.late_since == one.next_run_at
-        await gate.sweep()
+    await expect_late_after(gate, 60 + 299)
 
     told = (await gate.as_admin().list_receipts(receipt_type="system.anomaly")).receipts
     assert [json.loads(bytes(receipt.body))["kind"] for receipt in told] == ["schedule_late"]

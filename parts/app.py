@@ -98,7 +98,7 @@ class Gate(Front):
             self.meter = self.counting = Metrics(engine, self.ledger)
             engine.extend(self.counting)        # before the ledger, so that it measures the database alone
         self.upkeep = Upkeep(engine)
-        engine.extend(self.upkeep)      # before the ledger too: how long that takes is no silence of the database
+        engine.extend(self.upkeep)      # before the ledger too: how long that takes is not a silence of the database
         if self.ledger is not None:
             engine.extend(self.ledger)
         self.service = Service(engine, self.traffic, self.mcp.drain)

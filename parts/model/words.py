@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from asyncgate.parts.model.durations import DAY_SECONDS
 
-# On a terminal they move the cursor, hide, or reverse text; a joiner or a tag character is no letter either.
+# On a terminal they move the cursor, hide, or reverse text; a joiner or a tag character is not a letter either.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
                     "\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]")
 UNITS = (("d", DAY_SECONDS), ("h", 3600), ("min", 60), ("s", 1))
