@@ -288,8 +288,12 @@ async def test_export_and_import_are_for_an_admin(gate: Gate) -> None:
             await view.import_receipts(receipts=[])
 
 
-async def test_an_id_that_is_no_uuid_is_no_request(source: Gate) -> None:
+async def test_a_receipt_whose_id_is_not_a_uuid_is_refused_alone(source: Gate) -> None:
     [first, *_] = await exported(source)
 
-    with refused("invalid_request"):
-        await import_all(source.stranger(), [replace(first, receipt_id="first")])
+    answer = await import_all(source.stranger(), [replace(first, receipt_id="first"), first])
+
+    assert [(row.receipt_id, row.reason) for row in answer.refused] == [("first", "invalid")]
+    assert answer.refused[0].message.startswith("receipts[0]: ")
+    assert "$.receipt_id" in answer.refused[0].message
+    assert answer.imported == 1

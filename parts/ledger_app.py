@@ -18,7 +18,7 @@ from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.identity import admin, incidents
 from asyncgate.parts.model.connection import Receive, Scope
 from asyncgate.parts.model.errors import InvalidRequest
-from asyncgate.parts.model.screening import screen_body
+from asyncgate.parts.model.screening import mark_body
 from asyncgate.parts.model.settings import ConsoleSettings, Settings
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_ledger import StoreReceipts
@@ -41,7 +41,7 @@ class ReceiptEndpoint(Endpoint):
             return await super()._ask(op, caller, scope, receive)
         body = (await read_body(scope, receive, self.gate.settings)).strip()
         try:
-            await screen_body(body, self.gate.settings.max_request_values, STORED_DEPTH)
+            body, _ = await mark_body(body, self.gate.settings.max_request_values, most_depth=STORED_DEPTH)
             if body[:1] == b"[":
                 return StoreReceipts(receipts=list_of(body))
             if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:

@@ -24,18 +24,17 @@ from msgspec import NODEFAULT, Raw, Struct
 from asyncgate.parts.model.errors import GateError, InvalidRequest, PayloadTooLarge
 from asyncgate.parts.model.identities import IDENTITY_MEMBERS, check_names
 from asyncgate.parts.model.screening import NUL, check_members, find_mark
-from asyncgate.parts.model.wire import UNTAGGED, Batch, Requirements
+from asyncgate.parts.model.wire import UNTAGGED, Requirements
 
 Rule = Literal["warn", "refuse", "ignore"]
 K = TypeVar("K", bound=Struct)
 HEADER = b"x-asyncgate-warning"
 MOST_TOLD, LONGEST_MEMBER_NAME, LONGEST_HEADER = 10, 60, 1000
 LONGEST_NAMES = 2**17       # bytes of a list of names: each name is matched with a regular expression
-BATCHES = ("tasks", "schedules")        # members that hold a list of requests
+BATCHES = ("tasks", "schedules", "receipts")        # members that hold a list of requests
 OPEN_MEMBERS = {"requirements": Requirements}   # members whose object may have more than the gate knows
 MOST_COMPARED = 8           # members of such an object; comparing names takes long, and nobody misspells one of many
 NO_NAME = f"Expected `str` matching regex {UNTAGGED!r}"       # msgspec's wording
-VALID = Raw(b'[{"type":"any","schedule_id":"any"}]')    # placeholder for the items of a batch while the rest is read
 QUERY = {"principal_kind", "principal_id", "principal_instance_id", "tenant_id"}    # allowed in a query beside a body
 BAD_BYTE = re.compile(r"invalid character \(byte (\d+)\)")     # msgspec's wording
 NO_NUMBER = re.compile(rb"NaN|Infinity")    # which Python's own encoder writes
@@ -44,7 +43,6 @@ WHOLE_NUMBER = re.compile(r"-?[0-9]+").fullmatch
 NONE: tuple[str, ...] = ()
 
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
-_items = msgspec.json.Decoder(Annotated[list[Raw], Batch]).decode
 _any = msgspec.json.Decoder().decode
 
 
@@ -53,6 +51,7 @@ class Unreadable(Struct):
 
     problem: GateError
     task_id: str | None = None
+    receipt_id: str | None = None
 
 
 class Reader(Generic[K]):
@@ -83,8 +82,21 @@ class Reader(Generic[K]):
     @cached_property
     def _batch(self) -> tuple[str, Reader[Any]] | None:
         """Return the member that holds the items of a batch, and their reader; None if this is no batch."""
-        hints = get_type_hints(self.takes)
-        return next(((name, Reader(get_args(hints[name])[0])) for name in BATCHES if name in hints), None)
+        return next(((name, Reader(kind)) for name in BATCHES if (kind := find_struct(self.fields.get(name)))), None)
+
+    @cached_property
+    def _items(self) -> Callable[[Raw], list[Raw]]:
+        """Return what splits a batch into its items."""
+        assert self._batch is not None
+        _, *limits = get_args(self.fields[self._batch[0]])
+        return msgspec.json.Decoder(reduce(lambda kind, limit: Annotated[kind, limit], limits, list[Raw])).decode
+
+    @cached_property
+    def _around(self) -> Callable[[bytes], K]:
+        """Return what reads a batch without its items."""
+        assert self._batch is not None
+        return msgspec.json.Decoder(msgspec.defstruct(
+            self.takes.__name__, [(self._batch[0], Any)], bases=(self.takes,), kw_only=True)).decode
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -98,8 +110,8 @@ class Reader(Generic[K]):
 
     @cached_property
     def is_batch(self) -> bool:
-        """Whether each of its items is carried out or refused by itself."""
-        return self._batch is not None
+        """Whether each of its items is carried out or refused by itself; those of a ledger are read by the ledger."""
+        return not set(BATCHES).isdisjoint(self.takes.__struct_fields__)
 
     @cached_property
     def _integers(self) -> frozenset[str]:
@@ -179,19 +191,22 @@ class Reader(Generic[K]):
         items = list[Any]()
         below = list[str]()
         held, reader = self._batch or ("", None)
+        read_rest: Callable[[bytes | Raw], K] = self._loosely
         if reader is not None and held in members:
-            for number, item in enumerate(read_items(held, members[held])):
+            with naming(held):      # for a body is not a list
+                split = self._items(members[held])
+            for number, item in enumerate(split):
                 read, strays = reader.item(f"{held}[{number}]", item, rule, MOST_TOLD - len(below))
                 items.append(read)
                 below += strays
-            body = msgspec.json.encode({**members, held: VALID})
+            body, read_rest = msgspec.json.encode({**members, held: None}), self._around
             if refusal := find_marked(body):
                 raise refusal
         if not (IDENTITY_MEMBERS & members.keys()).issubset(self.takes.__struct_fields__):
             check_names((name, read_text(members[name])) for name in IDENTITY_MEMBERS & members.keys())
         named = tuple(islice(find_unknown_members(self.takes, members), most))
-        ask, own = self._settle(lambda: self._loosely(body), named, rule)
-        if items:
+        ask, own = self._settle(lambda: read_rest(body), named, rule)
+        if held in members:
             setattr(ask, held, items)
         return ask, (*own, *below)[:MOST_TOLD]
 
@@ -200,10 +215,10 @@ class Reader(Generic[K]):
         try:
             check_members(bytes(item))
             if refusal := find_marked(item, place):
-                return Unreadable(refusal, read_task_id(item)), []
+                return make_unreadable(refusal, item), []
             read, strays = self.body(item, rule, max(most, 0))
         except (msgspec.DecodeError, GateError) as no:
-            return Unreadable(InvalidRequest(f"{place}: {describe_problem(no, self.takes)}"), read_task_id(item)), []
+            return make_unreadable(InvalidRequest(f"{place}: {describe_problem(no, self.takes)}"), item), []
         return read, [f"{place}: {text}" for text in strays]
 
     def _settle(self, read: Callable[[], Any], strays: tuple[str, ...], rule: Rule) -> tuple[Any, tuple[str, ...]]:
@@ -248,13 +263,6 @@ def find_no_number(wrong: Exception, body: bytes) -> str:
     return f"{found[0].decode()} at byte {found.start()}: JSON has no such number" if found else ""
 
 
-def read_items(name: str, items: Raw) -> list[Raw]:
-    """Read the items of a batch; a refusal names the member that holds them, for a body is no list."""
-    with naming(name):
-        read: list[Raw] = _items(items)
-    return read
-
-
 def read_member(name: str, text: str, hint: Any) -> Any:
     """Read a member that does not stand in the body; a refusal names it."""
     with naming(name):
@@ -283,12 +291,13 @@ def read_text(value: Raw) -> str | None:
         return None
 
 
-def read_task_id(item: Raw) -> str | None:
-    """Return the task that an invalid item names, if it names one."""
+def make_unreadable(problem: GateError, item: Raw) -> Unreadable:
+    """Keep an invalid item with the task and the receipt that it names, if it does."""
     try:
-        return read_text(_members(item)["task_id"])
-    except (msgspec.DecodeError, KeyError):
-        return None
+        members = _members(item)
+    except msgspec.DecodeError:
+        members = {}
+    return Unreadable(problem, *(read_text(members.get(name, Raw(b"null"))) for name in ("task_id", "receipt_id")))
 
 
 @cache

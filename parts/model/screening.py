@@ -146,10 +146,10 @@ async def screen_body(body: bytes, most_values: int, most_depth: int = MAX_DEPTH
     await _judge(body, BodyScreen(most_values, most_depth, around))
 
 
-async def mark_body(body: bytes, most_values: int, around: int = 0
+async def mark_body(body: bytes, most_values: int, around: int = 0, most_depth: int = MAX_DEPTH
                     ) -> tuple[bytes, GateError | UnicodeDecodeError | None]:
     """Put marks in the places of what cannot be stored; return the first reason, too, if there is one."""
-    await _judge(body, judge := BodyScreen(most_values, around=around, marked=True))
+    await _judge(body, judge := BodyScreen(most_values, most_depth, around, marked=True))
     if judge.spoilt is not None:
         body = await asyncio.to_thread(mark_spoilt, body, judge.most_depth)
     return body, judge.spoilt

@@ -129,9 +129,9 @@ class Exported(Struct):
 class NotImported(Struct):
     """A receipt that was not written, and why."""
 
-    receipt_id: str
-    # differs, wrong_hash, parent_missing, stated_already, discharged_already, too_young, too_large, contradicts_task,
-    # contradicts_receipt
+    receipt_id: str | None      # null: it has none that can be read
+    # invalid, differs, wrong_hash, parent_missing, stated_already, discharged_already, too_young, too_large,
+    # contradicts_task, contradicts_receipt
     reason: str
     message: str
 

@@ -13,6 +13,7 @@ from asyncgate import COMPLETED, RECEIPT_TYPES, TERMINATES, Caller, Engine, Need
 from asyncgate.parts.model.content import parse_json
 from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.errors import GateError, InvalidCursor
+from asyncgate.parts.model.members import Unreadable
 from asyncgate.parts.model.queries import ReceiptFilter, Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Archived, Receipt, SealHead
@@ -89,7 +90,10 @@ def as_stored_receipt(receipt: StoredReceipt) -> Receipt:
 def load_import(needs: Needs, caller: Caller, ask: ImportReceipts) -> None:
     """Load stored receipts with the same ids or keys, the parents with their children, and the tasks."""
     load_head(needs, caller, ask)
-    for receipt in ask.receipts:
+    items: list[StoredReceipt | Unreadable] = [*ask.receipts]
+    for receipt in items:
+        if isinstance(receipt, Unreadable):
+            continue
         needs.receipts |= {receipt.receipt_id, *receipt.parents}
         needs.stated.add((receipt.task_id, receipt.receipt_key))
         needs.records.update((Archived, (id,)) for id in (receipt.receipt_id, *receipt.parents))
@@ -99,12 +103,18 @@ def load_import(needs: Needs, caller: Caller, ask: ImportReceipts) -> None:
 def import_receipts(engine: Engine, work: Work, caller: Caller, ask: ImportReceipts) -> Imported:
     """Import up to 250 receipts of another gate unchanged, and open and close their obligations.
 
-    A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  Parents must come before
-    the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
+    Each is stored or refused by itself.  A repeated import is a no-op: a stored receipt stays, and one that differs is
+    reported.  Parents must come before the receipts that answer them.  `asyncgate receipts import FILE` sends a whole
+    file.  Spec 20.9.
     """
     require_bodies(engine)
     now, present, written, refused = work.new_id(), 0, dict[str, Receipt](), list[NotImported]()
-    for receipt in map(as_stored_receipt, ask.receipts):
+    items: list[StoredReceipt | Unreadable] = [*ask.receipts]
+    for item in items:
+        if isinstance(item, Unreadable):
+            refused.append(NotImported(item.receipt_id, "invalid", str(item.problem)))
+            continue
+        receipt = as_stored_receipt(item)
         if problem := find_problem(engine.settings, work, receipt, written, now):
             refused.append(NotImported(receipt.receipt_id, *problem))
         elif receipt.receipt_id in (work.receipts.keys() | written.keys()) or work.find_record(

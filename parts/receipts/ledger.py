@@ -27,6 +27,7 @@ from asyncgate.parts.model.errors import (
     TenantMismatch,
     TooManyParents,
 )
+from asyncgate.parts.model.members import find_marked
 from asyncgate.parts.model.naming import make_filter
 from asyncgate.parts.model.queries import EntryFilter, wanted_is
 from asyncgate.parts.model.screening import MAX_DEPTH
@@ -70,14 +71,14 @@ class FiledReceipts(Ask, kw_only=True):
 async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> Stored | StoredAll:
     """Store one receipt unchanged, or up to 500 receipts of one tenant; storing a receipt again is a no-op.
 
-    The same receipt_id with different content is 409 receipt_id_collision.  One transaction.
+    Each is stored or refused by itself.  The same receipt_id with different content is 409 receipt_id_collision.
     """
     if not 1 <= len(ask.receipts) <= MOST_AT_ONCE:
         raise InvalidRequest(f"{len(ask.receipts)} receipts; one call stores 1 to {MOST_AT_ONCE}")
     named, entries = dict[str | None, str](), list[Entry | GateError]()
-    for content in ask.receipts:
+    for at, content in enumerate(ask.receipts):
         try:
-            name, entry = parse_receipt(engine, caller, bytes(content))
+            name, entry = parse_receipt(engine, caller, bytes(content), "receipt" if ask.alone else f"receipts[{at}]")
             if name not in named:
                 named[name] = await find_tenant(engine, caller, name)
             entries.append(entry)
@@ -105,12 +106,14 @@ def stored_problem(ask: StoreReceipts, at: int, no: GateError) -> Stored:
     return Stored(said if isinstance(said, str) else None, error=Problem(no.code, str(no), str(no)))
 
 
-def parse_receipt(engine: Engine, caller: Caller, content: bytes) -> tuple[str | None, Entry]:
+def parse_receipt(engine: Engine, caller: Caller, content: bytes, place: str) -> tuple[str | None, Entry]:
     """Parse and check a receipt; return the tenant that it names, and the row to store."""
+    if refusal := find_marked(content, place):
+        raise refusal
     try:
         said, whole = decode_arriving(content), decode_json(content)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
-        raise InvalidRequest(f"a receipt is invalid: {wrong}") from None
+        raise InvalidRequest(f"{place}: {wrong}") from None
     limits = engine.settings.receipts
     if len(bytes(said.body)) > limits.max_body_size_bytes:
         raise ReceiptTooLarge(

@@ -305,6 +305,25 @@ async def test_a_ledger_has_tools_under_memorygates_name(shelf: Served, spelling
     assert (await called("store_receipt", None, receipt=mine))["error"]["data"]["error"] == "unauthenticated"
 
 
+@pytest.mark.parametrize("value", [b'"a\\u0000"', b'"\\ud800"', b'"\xff"', b"[" * 100 + b"]" * 100, b'{"\\u0000":1}'])
+@pytest.mark.parametrize("way", ["list", "member", "tool"])
+async def test_what_cannot_be_stored_refuses_its_receipt_alone_and_the_refusal_names_the_member(
+        shelf: Served, way: str, value: bytes) -> None:
+    good, bad = json.dumps(receipt("r-1")).encode(), json.dumps(receipt("r-2", body="here")).encode()
+    both = b"[%b,%b]" % (bad.replace(b'"here"', value), good)
+    if way == "tool":
+        call = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"memorygate.store_receipt",'
+                b'"arguments":{"receipts":%b}}}' % both)
+        answer = (await shelf.call("POST", "/mcp", call)).json()["result"]
+    else:
+        answer = await shelf.post("/v1/receipts", both if way == "list" else b'{"receipts":%b}' % both)
+
+    wrong, right = answer["results"]
+    assert (wrong["receipt_id"], right["receipt_id"], "error" in right) == ("r-2", "r-1", False)
+    assert wrong["error"]["message"].startswith("receipts[0].body")
+    assert await ids(shelf) == ["r-1"]
+
+
 async def test_an_mcp_client_finds_the_tools_of_a_ledger(shelf: Served) -> None:
     headers = [("accept", "application/json, text/event-stream"), ("content-type", "application/json")]
     begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
