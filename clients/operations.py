@@ -938,9 +938,11 @@ class AsyncOperations:
     ) -> Imported:
         """Import up to 250 receipts of another gate unchanged, and open and close their obligations.
 
-        A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  Parents must come
-        before
-        the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
+        Each is stored or refused by itself.  A repeated import is a no-op: a stored receipt stays, and one that differs
+        is
+        reported.  Parents must come before the receipts that answer them.  `asyncgate receipts import FILE` sends a
+        whole
+        file.  Spec 20.9.
         """
         return await self.ask("import_receipts", Imported, locals())
 
@@ -2070,9 +2072,11 @@ class SyncOperations:
     ) -> Imported:
         """Import up to 250 receipts of another gate unchanged, and open and close their obligations.
 
-        A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  Parents must come
-        before
-        the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
+        Each is stored or refused by itself.  A repeated import is a no-op: a stored receipt stays, and one that differs
+        is
+        reported.  Parents must come before the receipts that answer them.  `asyncgate receipts import FILE` sends a
+        whole
+        file.  Spec 20.9.
         """
         return self.ask("import_receipts", Imported, locals())
 
