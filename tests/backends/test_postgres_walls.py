@@ -796,7 +796,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "run_bulk": [{"confirmation": "{confirmation}"}],
     "get_bulk": [{"bulk_id": "{bulk_id}"}],
     "find_id": [{"part": "{task_id}"}],
-    "search_tasks": [{"payload": "doc:7", "type": "{type}"}],
+    "search_tasks": [{"payload": "doc:7", "type": "{type}"}, {"created_by": "{agent}"}, {"cursor": "{cursor}"}],
     "list_schedules": [{"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{schedules_cursor}"}],
     "list_obligations": [{}, ASKING, {"cursor": "{obligations_cursor}"}],
     "list_workers": [{}, {"principal_kind": "worker", "principal_id": "{worker}"}, {"cursor": "{workers_cursor}"}],
@@ -812,7 +812,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "complete_tasks": [{"tasks": [{**HELD, "artifacts": FILE}, {**MINE, "artifacts": FILE}]}],
     "fail": [{**HELD, "error": "no"}, {**MINE, "error": "no"}],
     "release_lease": [HELD, MINE],
-    "list_leases": [{"worker_id": "{worker}"}],
+    "list_leases": [{"worker_id": "{worker}"}, {"worker_id": "{worker}", "resumption_id": "{claim}"}],
     "list_receipts": [{"task_id": "{task_id}"}, {"to_id": "{agent}"}, {"since_receipt_id": "{receipt_id}"},
                       {"cursor": "{cursor}"}],
     "emit_receipt": [
@@ -1143,6 +1143,7 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     for to in (None, ada):
         await gate.backend.page(tenant, EntryFilter(to, None, None, None, None, 10))
     waiting = await gate.backend.page(tenant, OutboxFilter("", 10))
+    await gate.backend.page(tenant, OutboxFilter("", 10, "offered"))
     await gate.backend.page(tenant, OutboxOf(tuple([row.receipt_id for row in waiting])))
     await gate.backend.lag(tenant)
     await gate.backend.page(tenant, WorkerFilter(("", ""), 10, latest=True))
