@@ -468,19 +468,24 @@ TRICKS = ["..", ".", "../..", "a/b", "%2e%2e", "%00", "a;b=c", "' OR '1", "%", "
           "a" * 20_000, " ", "null", "~", "-1", "0"]
 
 
+BY_ID = [name for name, op in OPERATIONS.items() if "{" in op.rest[0][1]]
+UNKNOWN = {f"{kind}_not_found" for kind in ("bulk", "client", "key", "queue", "receipt", "schedule", "task", "tenant",
+                                            "user", "webhook")}
+
+
 @tongues
-@pytest.mark.parametrize("name", [name for name, op in OPERATIONS.items() if "{" in op.rest[0][1]])
+@pytest.mark.parametrize("name", BY_ID)
 async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, tongue: str) -> None:
     op = OPERATIONS[name]
     fields, (carried,) = least(op, await known(served, op)), re.findall(r"{(\w+)}", op.rest[0][1])
 
     async with served.unchanged():
         for trick in TRICKS:
-            told = await code(served, tongue, name, **{**fields, carried: trick})
-            assert told in {"invalid_request", "task_not_found", "receipt_not_found", "key_not_found",
-                            "queue_not_found", "bulk_not_found", "tenant_not_found", "client_not_found",
-                            "user_not_found", "webhook_not_found",
-                            "lease_invalid_or_expired"}, trick
+            answer = await asked(served, tongue, name, {**fields, carried: trick})
+            if name == "find_id" and not code_of(answer):       # which searches: what no id contains finds nothing
+                assert '"found":[]' in answer.content.decode().replace("\\", "").replace(" ", ""), (trick, answer)
+                continue
+            assert code_of(answer) in {"invalid_request", "lease_invalid_or_expired", *UNKNOWN}, trick
 
 
 @pytest.mark.parametrize("path", [

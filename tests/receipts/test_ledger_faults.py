@@ -285,6 +285,7 @@ async def test_a_strict_gate_refuses_while_its_ledger_is_away_and_goes_on_when_i
                 while (await agent.ask("create_task", type="probe", payload=None)).error:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             await run(server, 2 * LANES)
+            await until_sent(server)        # task.result_ready follows its committed end
             there = books.receipts(TENANT)
         await agent.aclose()
 
