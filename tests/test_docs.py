@@ -140,7 +140,7 @@ def test_a_setting_that_a_page_names_exists(page: Path) -> None:
 
 def test_the_glossary_names_code_that_exists() -> None:
     """Its third column: paths of files and folders, the rest below parts/, and names that the code has."""
-    code = "\n".join(path.read_text() for folder in ("parts", "backends", "clients", "commands", "conformance")
+    code = "\n".join(path.read_text() for folder in ("parts", "backends", "clients", "commands", "conformance", "bench")
                      for path in (ROOT / folder).rglob("*.py")) + (ROOT / "asyncgate.py").read_text()
     rows = re.findall(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.M)
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]

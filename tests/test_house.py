@@ -19,7 +19,7 @@ from tests.support.source import nodes, tree
 ROOT = Path(__file__).parents[1]
 GATE = ROOT / "asyncgate.py"
 SWAPPABLE = ("backends", "clients", "commands", "conformance")
-PARTS = (*SWAPPABLE, "parts")
+PARTS = (*SWAPPABLE, "bench", "parts")
 BESIDE = (
     ".ci/run",
     ".dockerignore",

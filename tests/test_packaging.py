@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -82,8 +83,8 @@ def files_of_wheel(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def files_of_parts() -> set[str]:
-    found = (path for part in PARTS for path in (ROOT / part).rglob("*") if path.is_file())
+def files_of(*parts: str) -> set[str]:
+    found = (path for part in parts for path in (ROOT / part).rglob("*") if path.is_file())
     return {path.relative_to(ROOT).as_posix() for path in found if "__pycache__" not in path.parts}
 
 
@@ -132,7 +133,7 @@ def test_the_wheel_holds_the_gate_its_parts_and_nothing_else(wheel: Path) -> Non
 
     gate = {"asyncgate/__init__.py", "asyncgate/__main__.py", "asyncgate/py.typed"}
     pages = {f"asyncgate/{name}" for name in PAGES}
-    assert package == gate | pages | {f"asyncgate/{name}" for name in files_of_parts()}
+    assert package == gate | pages | {f"asyncgate/{name}" for name in files_of(*PARTS)}
 
 
 def test_the_wheel_brings_the_schema_and_the_conformance_suite(wheel: Path) -> None:
@@ -195,6 +196,22 @@ def test_the_demo_runs_to_its_end_from_the_wheel(installed: Path, tmp_path: Path
     told = run(installed / "asyncgate", "demo", cwd=tmp_path)
 
     assert "0 open obligations" in told
+
+
+@pytest.mark.parametrize("asked", [["--hostile"], ["--slow-disk", "4"], ["--beside", "nats"], ["--rival", "1",
+                                   "--rival-kind", "bad-key"]], ids=lambda asked: asked[-1])
+def test_the_installed_benchmark_says_where_what_it_lacks_is(installed: Path, tmp_path: Path, asked: list[str]) -> None:
+    done = subprocess.run([installed / "asyncgate", "bench", *asked], cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 2
+    assert "clone the repository or unpack the source distribution" in " ".join(done.stderr.split())
+
+
+def test_the_source_distribution_brings_the_whole_benchmark(wheel: Path) -> None:
+    with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert files_of("bench") <= names
 
 
 def test_the_installed_gate_brings_its_documentation_and_its_skill(installed: Path, tmp_path: Path) -> None:

@@ -11,14 +11,12 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
-from itertools import cycle
 from typing import IO, cast
 
 import click
 
-from asyncgate.commands.bench.bodies import make_worst
 from asyncgate.commands.bench.load import (
     CLAIM_WAIT_SECONDS,
     TASK_BODY,
@@ -39,7 +37,6 @@ CONNECTIONS = 200               # of a rival; above that, it creates tasks in ba
 BAD_KEY, BAD_BODY, HOSTILE = "bad-key", "bad-body", "hostile"
 RIVALRIES = ("create", "claim", BAD_KEY, BAD_BODY, HOSTILE)
 WAITERS_SETTLE_SECONDS = 0.3
-REFUSALS = {BAD_KEY: (401, 429, 503), BAD_BODY: (400, 413, 429, 503)}
 
 
 def allow_files(number: int) -> None:
@@ -129,47 +126,13 @@ async def require_line(child: subprocess.Popen[str], wanted: str) -> None:
         raise Failed(f"the rival ended: {line.strip() or 'it was stopped'}")
 
 
-async def keep_trying(gate: LoadGate, kind: str, number: int) -> None:
-    """Keep a number of bad requests in flight until this process is stopped."""
-    make = bad_keys(gate) if kind == BAD_KEY else bad_bodies(gate)
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def taken(wire: Wire, place: int, answer: bytes) -> None:
-        wire.send(make(place))
-
-    def refused(wire: Wire, place: int, wrong: Exception) -> None:
-        if getattr(wrong, "status", 0) in REFUSALS[kind]:
-            wire.send(make(place))
-        elif not ended.done():
-            ended.set_exception(wrong)
-
-    async with gate.connected(number) as wires:
-        for place, wire in enumerate(wires):
-            wire.taken, wire.failed = partial(taken, wire, place), partial(refused, wire, place)
-            wire.send(make(place))
-        click.echo("ready")
-        await ended
-
-
-def bad_keys(gate: LoadGate) -> Callable[[int], bytes]:
-    """Return a function that makes a request with a bad key for each connection."""
-    from asyncgate.commands.bench.bad import make_bad_key  # imports this module
-    return lambda place: LoadGate(gate.url, make_bad_key(gate.token, place)).get(b"/v1/config")
-
-
-def bad_bodies(gate: LoadGate) -> Callable[[int], bytes]:
-    """Return a function that makes requests from the worst bodies, in turn."""
-    bodies = cycle(make_worst())
-    return lambda place: gate.post(*next(bodies))
-
-
 async def keep_busy(gate: LoadGate, kind: str, number: int) -> None:
     """Keep a number of creations or claims in flight until this process is stopped."""
     if kind.startswith(HOSTILE):
-        from asyncgate.commands.bench.hostile import keep_hostile  # imports this module
-        await keep_hostile(gate, number, kind.removeprefix(HOSTILE).strip())
-        return
-    if kind in REFUSALS:
+        from asyncgate.bench.hostile import keep_hostile  # imports this module
+        return await keep_hostile(gate, number, kind.removeprefix(HOSTILE).strip())
+    if kind in (BAD_KEY, BAD_BODY):
+        from asyncgate.bench.bad import keep_trying  # imports this module
         return await keep_trying(gate, kind, number)
     each = math.ceil(number / CONNECTIONS) if kind == "create" else 1
     task = {**TASK_BODY, "type": RIVAL, "principal_id": RIVAL}

@@ -5,6 +5,7 @@
     asyncgate bench --self                                      # both, and the table of docs/numbers.md
     asyncgate bench --beside pgqueuer,nats                      # a gate and other queues, on the same machine
 
+What attacks a gate, slows its disk or drives other queues is in bench/ of the source, and not in the wheel.
 Each client sends its next request when the last one is answered.  A mode repeats a step: one cycle is create, claim
 and complete, three requests and four receipts.  Compare ratios of one run, not times of different machines.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -25,8 +27,7 @@ from starlette.routing import Route
 from asyncgate.clients.http import root_of
 from asyncgate.commands.bench.beside import BAD_BODY, BAD_KEY, RIVALRIES, allow_files, keep_waiting, run_rival
 from asyncgate.commands.bench.fill import FILL_MEANING, FILL_STATES, fill
-from asyncgate.commands.bench.load import COMPLETIONS, EVERY_MODE
-from asyncgate.commands.bench.peers.known import BESIDE_MODES, KNOWN
+from asyncgate.commands.bench.load import BESIDE_MODES, COMPLETIONS, EVERY_MODE
 from asyncgate.commands.bench.rounds import Figures, Plan, count_clients, measure_rounds
 from asyncgate.commands.bench.servers import (
     BenchServer,
@@ -55,6 +56,8 @@ from asyncgate.parts.process.options import add_settings_options
 
 MOST_WAITING = 20_000
 OWN_SERVER = "--bad-keys, --bad-bodies, --hostile, --slow-disk and --beside"
+NO_SOURCE = (f"{OWN_SERVER}, and rivals of these kinds, need the folder bench/, which is not in the wheel: clone the "
+             "repository or unpack the source distribution, and run `pip install -e .` there")
 
 
 class Asked(msgspec.Struct):
@@ -117,11 +120,7 @@ def read_numbers(ctx: click.Context, param: click.Parameter, said: str) -> list[
 
 def read_names(ctx: click.Context, param: click.Parameter, said: str) -> list[str]:
     """Read a list of queues such as pgqueuer,nats."""
-    names = list(dict.fromkeys(said.split(","))) if said else []
-    if unknown := [name for name in names if name not in KNOWN]:
-        raise click.BadParameter(f"{', '.join(unknown) or 'an empty name'} is not known: name some of "
-                                 f"{', '.join(KNOWN)}, with commas between them")
-    return names
+    return list(dict.fromkeys(said.split(","))) if said else []
 
 
 FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.items())
@@ -172,8 +171,8 @@ FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.it
 @click.option("--slow-disk", default=0.0, type=click.FloatRange(0, 1000), metavar="MS",
               help="Start a server whose commits take MS longer, to measure the value of shared commits.")
 @click.option("--beside", default="", callback=read_names, metavar="NAMES",
-              help=f"Start a gate and these queues, as far as they are installed; measure them in turns and print one "
-                   f"table. Some of {', '.join(KNOWN)}.")
+              help="Start a gate and these queues, as far as they are installed; measure them in turns and print one "
+                   "table. The names are in bench/peers/known.py.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> None:
@@ -237,6 +236,8 @@ def find_contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
         yield f"--self, {OWN_SERVER} start their own servers: omit --url and --token"
     if own and (asked.of_itself or asked.rival or asked.idle or asked.to_fill or asked.with_echo):
         yield f"{OWN_SERVER} allow only --mode, --clients, --seconds, --count, --warm-up and --rounds"
+    if (own or asked.rival_kind not in ("create", "claim")) and find_spec("asyncgate.bench") is None:
+        yield NO_SOURCE
     if own > 1:
         yield f"{OWN_SERVER} exclude each other"
     if asked.states and not asked.to_fill:
@@ -278,7 +279,7 @@ def name_gate(asked: Asked, url: str, number: int) -> str:
 
 def measure_flood(asked: Asked) -> None:
     """Start a server and send it bad requests."""
-    from asyncgate.commands.bench import bad as part
+    from asyncgate.bench import bad as part
     with start_servers((), 0) as [server]:
         kind, number = (BAD_KEY, asked.bad_keys) if asked.bad_keys else (BAD_BODY, asked.bad_bodies)
         flood = run_on_fastest_loop(part.measure_flood(server, asked.plan(), kind, number))
@@ -288,7 +289,7 @@ def measure_flood(asked: Asked) -> None:
 
 def measure_hostile(asked: Asked) -> None:
     """Start a server with limits, and measure one tenant beside a hostile one."""
-    from asyncgate.commands.bench import hostile as part
+    from asyncgate.bench import hostile as part
     sets, (mine, control) = part.UNLIMITED if asked.no_limits else part.LIMITED, asked.databases or ("", "")
     with (start_servers((mine,) if mine else (), 0, sets) as [*_, server],
           start_servers((control,) if control else (), 0, sets) as [*_, other]):
@@ -298,8 +299,8 @@ def measure_hostile(asked: Asked) -> None:
 
 def measure_slow_disk(asked: Asked) -> None:
     """Start a server that is slow to commit, and compare many clients with few."""
-    from asyncgate.commands.bench import slow_disk as part
-    with start_servers((), 0, slow_ms=asked.slow_disk) as [server]:
+    from asyncgate.bench import slow_disk as part
+    with start_servers((), 0, program=part.name_program(asked.slow_disk)) as [server]:
         rows = run_on_fastest_loop(measure_rounds([server.gate], asked.plan()))
     click.echo(msgspec.json.encode(rows) if asked.as_json else "\n".join([format_rows(rows),
                                                                            *part.compare_clients(rows)]))
@@ -307,7 +308,7 @@ def measure_slow_disk(asked: Asked) -> None:
 
 def measure_others(asked: Asked) -> None:
     """Start a gate and other queues, and measure them in turns."""
-    from asyncgate.commands.bench.peers import runner as part
+    from asyncgate.bench.peers import runner as part
     found = part.measure_peers(asked.beside, "".join(asked.databases), asked.plan())
     click.echo(msgspec.json.encode(found) if asked.as_json else part.format_comparison(found))
 

@@ -159,6 +159,7 @@ MODES: dict[str, Callable[[Client], Step]] = {
 LONG_POLL = "long-poll"
 EVERY_MODE = ["cycle", "create", "drain", "batch", "claim-empty", LONG_POLL, "obligations", "explain", "mcp", "health",
               "echo"]
+BESIDE_MODES = ("cycle", "batch")        # what other queues can do, too
 COMPLETIONS = {"complete": 1, f"complete {TASKS_PER_BATCH}": TASKS_PER_BATCH}
 TASKS_PER_OPERATION = {**COMPLETIONS, "create": 1, "claim": 1, f"create {TASKS_PER_BATCH}": TASKS_PER_BATCH,
                        f"claim {TASKS_PER_BATCH}": TASKS_PER_BATCH,

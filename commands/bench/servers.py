@@ -54,9 +54,8 @@ class Rest(msgspec.Struct):
 
 @contextlib.contextmanager
 def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] = (),
-                  slow_ms: float = 0) -> Iterator[list[BenchServer]]:
+                  program: tuple[str, ...] = (__name__,)) -> Iterator[list[BenchServer]]:
     """Serve a new SQLite file and the databases; always remove servers and files at the end."""
-    program = ("slow_disk", f"{slow_ms:g}") if slow_ms else ("servers",)
     clean_up_on_signals()
     folder, children = Path(tempfile.mkdtemp(prefix="asyncgate-bench-")), list[subprocess.Popen[Any]]()
     try:
@@ -64,8 +63,7 @@ def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] =
         logs = [folder / f"server-{at}.log" for at in range(len(urls))]
         for url, log in zip(urls, logs, strict=True):
             with log.open("wb") as file:
-                children.append(start_program(f"asyncgate.commands.bench.{program[0]}", *program[1:],
-                                              *make_arguments(url, idle, sets), token=TOKEN, stdout=file,
+                children.append(start_program(*program, *make_arguments(url, idle, sets), token=TOKEN, stdout=file,
                                               stderr=file, cwd=folder))
         servers = [BenchServer(LoadGate(wait_for_address(child, log, url), TOKEN, name), child)
                    for child, log, url, name in zip(children, logs, urls, name_databases(urls), strict=True)]

@@ -21,8 +21,8 @@ import pytest
 from click.testing import CliRunner
 
 from asyncgate import main
-from asyncgate.commands.bench.bad import make_bad_key
-from asyncgate.commands.bench.hostile import BODIES
+from asyncgate.bench.bad import make_bad_key
+from asyncgate.bench.hostile import BODIES
 from asyncgate.commands.bench.servers import read_number
 from asyncgate.parts.identity.keys_stored import ID_END, generate, parse
 from tests.support.patience import PATIENCE_SECONDS

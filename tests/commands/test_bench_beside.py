@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from asyncgate import main
-from asyncgate.commands.bench.peers.runner import Comparison, format_comparison
+from asyncgate.bench.peers.runner import Comparison, format_comparison
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import PostgresServer, connected
 from tests.conftest import Node, tools_of_npm

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncgate.commands.bench.bodies import BODY_BYTES, NAMES_PER_BODY, make_worst
+from asyncgate.bench.bodies import BODY_BYTES, NAMES_PER_BODY, make_worst
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.screening import MAX_DEPTH, SLICE, BodyScreen, cut_slices, screen_body

@@ -501,17 +501,13 @@ async def test_f11_strangers_leave_nothing_behind(served: Any) -> None:
 # F12: no text takes longer than its length.
 
 
-DRIVERS = "asyncgate.commands.bench.peers."     # of other queues, whose packages are rarely installed
-
-
 def modules() -> Iterator[Any]:
     """Import every module that reads what others wrote."""
     for part in ("parts", "backends", "clients", "commands"):
         package = importlib.import_module(f"asyncgate.{part}")
         yield package
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not found.name.startswith(DRIVERS):
-                yield importlib.import_module(found.name)
+            yield importlib.import_module(found.name)
     yield asyncgate
 
 

@@ -18,7 +18,7 @@ import asyncpg
 import msgspec
 
 from asyncgate.backends.postgres.migrations import migrate_database
-from asyncgate.commands.bench.peers.known import BEANSTALKD, VALKEY, find_server
+from asyncgate.bench.peers.known import BEANSTALKD, VALKEY, find_server
 from asyncgate.commands.bench.servers import START_SECONDS
 from asyncgate.commands.bench.wire import Failed, T
 from asyncgate.conformance.postgres_server import APP, Cluster, PostgresServer, connected, free_port

@@ -31,6 +31,11 @@ class SlowConnection(sqlite3.Connection):
         return super().execute(sql, parameters)
 
 
+def name_program(pause_ms: float) -> tuple[str, ...]:
+    """Return the module and the argument that serve slowly."""
+    return __name__, f"{pause_ms:g}"
+
+
 def compare_clients(rows: list[Figures]) -> Iterator[str]:
     """Compare the completed tasks of several clients with those of the fewest."""
     ends = sorted((one for one in rows if one.operation in COMPLETIONS), key=lambda one: (one.mode, one.clients))

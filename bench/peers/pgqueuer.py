@@ -12,8 +12,7 @@ import asyncpg
 from pgqueuer.db import AsyncpgPoolDriver
 from pgqueuer.queries import EntrypointExecutionParameter, Queries
 
-from asyncgate.commands.bench.load import TASKS_PER_BATCH
-from asyncgate.commands.bench.peers.child import (
+from asyncgate.bench.peers.child import (
     CLAIM,
     CLAIM_MANY,
     COMPLETE,
@@ -23,6 +22,7 @@ from asyncgate.commands.bench.peers.child import (
     PAYLOAD,
     Modes,
 )
+from asyncgate.commands.bench.load import TASKS_PER_BATCH
 
 ENTRYPOINT = "bench"
 HEARTBEAT_TIMEOUT = timedelta(minutes=5)

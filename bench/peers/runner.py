@@ -19,10 +19,17 @@ from typing import IO, Any, Protocol, cast
 import msgspec
 
 from asyncgate import __version__
-from asyncgate.commands.bench.load import COMPLETIONS, LAST_ANSWER_SECONDS, TASKS_PER_BATCH, Turn, run_turn
-from asyncgate.commands.bench.peers.child import PAYLOAD, Answer, Order
-from asyncgate.commands.bench.peers.known import BESIDE_MODES, NODE_SIDE, POSTGRES, Found, Missing, find_peers
-from asyncgate.commands.bench.peers.servers import last_line, open_databases, serve_peer
+from asyncgate.bench.peers.child import PAYLOAD, Answer, Order
+from asyncgate.bench.peers.known import NODE_SIDE, POSTGRES, Found, Missing, find_peers
+from asyncgate.bench.peers.servers import last_line, open_databases, serve_peer
+from asyncgate.commands.bench.load import (
+    BESIDE_MODES,
+    COMPLETIONS,
+    LAST_ANSWER_SECONDS,
+    TASKS_PER_BATCH,
+    Turn,
+    run_turn,
+)
 from asyncgate.commands.bench.rounds import Figures, Plan, ProgressLine, count_clients, median, sum_turn
 from asyncgate.commands.bench.servers import BenchServer, clean_up_on_signals, describe_method, start_servers
 from asyncgate.commands.bench.wire import Failed, run_on_fastest_loop
@@ -145,7 +152,7 @@ def start_peer(stack: contextlib.ExitStack, one: Found, url: str, clients: int, 
         command = [str(shutil.which("node")), str(NODE_SIDE), *arguments, PAYLOAD.decode()]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
     else:
-        child = start_program("asyncgate.commands.bench.peers.child", *arguments, **options)
+        child = start_program("asyncgate.bench.peers.child", *arguments, **options)
     stack.callback(cast(IO[str], child.stdout).close)
     stack.callback(stop_children, child)
     return PeerTarget(one.peer.name, child, log)

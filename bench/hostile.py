@@ -19,9 +19,9 @@ from itertools import repeat as repeated
 import click
 import msgspec
 
-from asyncgate.commands.bench.bad import make_bad_key
+from asyncgate.bench.bad import make_bad_key
+from asyncgate.bench.bodies import make_many_names, make_worst
 from asyncgate.commands.bench.beside import HOSTILE, run_rival
-from asyncgate.commands.bench.bodies import make_many_names, make_worst
 from asyncgate.commands.bench.load import encoded
 from asyncgate.commands.bench.rounds import Figures, Plan, measure_rounds
 from asyncgate.commands.bench.servers import BenchServer

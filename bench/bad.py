@@ -8,23 +8,29 @@ half are unknown.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import string
+from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from zlib import crc32
 
+import click
 import msgspec
 
-from asyncgate.commands.bench.beside import BAD_KEY, run_rival
+from asyncgate.bench.bodies import make_worst
+from asyncgate.commands.bench.beside import BAD_BODY, BAD_KEY, run_rival
 from asyncgate.commands.bench.rounds import Figures, Plan, measure_rounds
 from asyncgate.commands.bench.servers import BenchServer
-from asyncgate.commands.bench.wire import LoadGate
+from asyncgate.commands.bench.wire import LoadGate, Wire
 from asyncgate.parts.identity.keys_stored import ID_LENGTH, KEY_PREFIX, SECRET_LENGTH
 
 # A key: a prefix, its id, its secret, and a CRC32 checksum of six digits over these.
 CHECK_LENGTH = 6
+REFUSALS = {BAD_KEY: (401, 429, 503), BAD_BODY: (400, 413, 429, 503)}
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 
 
@@ -52,6 +58,39 @@ async def measure_flood(server: BenchServer, plan: Plan, kind: str, number: int)
     rows = await measure_rounds([server.gate], plan, number, partial(run_rival, token=known, kind=kind, number=number))
     after, most = read_memory(pid)
     return Flood(kind, number, Memory(before, after, most), rows)
+
+
+async def keep_trying(gate: LoadGate, kind: str, number: int) -> None:
+    """Keep a number of bad requests in flight until this process is stopped."""
+    make = bad_keys(gate) if kind == BAD_KEY else bad_bodies(gate)
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def taken(wire: Wire, place: int, answer: bytes) -> None:
+        wire.send(make(place))
+
+    def refused(wire: Wire, place: int, wrong: Exception) -> None:
+        if getattr(wrong, "status", 0) in REFUSALS[kind]:
+            wire.send(make(place))
+        elif not ended.done():
+            ended.set_exception(wrong)
+
+    async with gate.connected(number) as wires:
+        for place, wire in enumerate(wires):
+            wire.taken, wire.failed = partial(taken, wire, place), partial(refused, wire, place)
+            wire.send(make(place))
+        click.echo("ready")
+        await ended
+
+
+def bad_keys(gate: LoadGate) -> Callable[[int], bytes]:
+    """Return a function that makes a request with a bad key for each connection."""
+    return lambda place: LoadGate(gate.url, make_bad_key(gate.token, place)).get(b"/v1/config")
+
+
+def bad_bodies(gate: LoadGate) -> Callable[[int], bytes]:
+    """Return a function that makes requests from the worst bodies, in turn."""
+    bodies = cycle(make_worst())
+    return lambda place: gate.post(*next(bodies))
 
 
 async def issue_key(gate: LoadGate) -> str:

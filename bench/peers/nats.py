@@ -10,8 +10,7 @@ from typing import Any
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType
 
-from asyncgate.commands.bench.load import TASKS_PER_BATCH
-from asyncgate.commands.bench.peers.child import (
+from asyncgate.bench.peers.child import (
     CLAIM,
     CLAIM_MANY,
     COMPLETE,
@@ -21,6 +20,7 @@ from asyncgate.commands.bench.peers.child import (
     PAYLOAD,
     Modes,
 )
+from asyncgate.commands.bench.load import TASKS_PER_BATCH
 
 NAME = "bench"
 MOST_UNACKNOWLEDGED = 100_000

@@ -1,6 +1,6 @@
 """The process of a Python queue under `asyncgate bench --beside`: it runs a turn for each line of its input.
 
-    python -m asyncgate.commands.bench.peers.child DRIVER URL CLIENTS
+    python -m asyncgate.bench.peers.child DRIVER URL CLIENTS
 
 It prints `{"modes": [...]}` when it is ready, and for each `Order` one `Answer`.  It ends with its input.
 """
@@ -62,7 +62,7 @@ async def run_order(modes: Modes, order: Order) -> Answer:
 
 async def serve_orders(driver: str, url: str, clients: int) -> None:
     """Open the queue, and run turns until the input ends."""
-    module = importlib.import_module(f"asyncgate.commands.bench.peers.{driver}")
+    module = importlib.import_module(f"asyncgate.bench.peers.{driver}")
     async with module.open_peer(url, clients) as modes:
         click.echo(msgspec.json.encode({"modes": list(modes)}))
         while line := await asyncio.to_thread(sys.stdin.readline):

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
-from asyncgate.commands.bench.peers.child import CLAIM, COMPLETE, CREATE, PAYLOAD, Modes
+from asyncgate.bench.peers.child import CLAIM, COMPLETE, CREATE, PAYLOAD, Modes
 from asyncgate.commands.bench.wire import Failed
 
 PUT = b"put 0 0 300 %d\r\n%b\r\n" % (len(PAYLOAD), PAYLOAD)

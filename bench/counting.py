@@ -1,4 +1,4 @@
-"""What counting for Prometheus costs: `python -m asyncgate.commands.bench.counting`.
+"""What counting for Prometheus costs: `python -m asyncgate.bench.counting`.
 
 Two gates of this process, one that counts and one that does not, do the same cycles in turns, without sockets: so the
 share that is printed is larger than that of a served gate, which also reads and writes HTTP.  CPU is counted, not time.

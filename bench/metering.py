@@ -1,4 +1,4 @@
-"""What metering costs: `python -m asyncgate.commands.bench.metering`.
+"""What metering costs: `python -m asyncgate.bench.metering`.
 
 Two gates of this process, one that meters its batches and one that does not, do the same cycles in turns, without
 sockets, as in `counting`.  Then a month passes in steps of five minutes, each with a cycle, and each is closed.
@@ -17,7 +17,7 @@ from statistics import median
 
 from asyncgate import Extension, Needs, Transact, Work
 from asyncgate.backends import open_backend
-from asyncgate.commands.bench.counting import CYCLES, TOKEN, WARM_UP, run_cycles
+from asyncgate.bench.counting import CYCLES, TOKEN, WARM_UP, run_cycles
 from asyncgate.parts.app import Gate
 from asyncgate.parts.identity.metering import Closer, floor_to
 from asyncgate.parts.model.counted import PERIOD_SECONDS

@@ -9,7 +9,7 @@ import msgspec
 from procrastinate import App, PsycopgConnector
 from procrastinate.jobs import Status
 
-from asyncgate.commands.bench.peers.child import CLAIM, COMPLETE, CREATE, PAYLOAD, Modes
+from asyncgate.bench.peers.child import CLAIM, COMPLETE, CREATE, PAYLOAD, Modes
 
 
 @contextlib.asynccontextmanager
