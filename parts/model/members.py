@@ -86,17 +86,19 @@ class Reader(Generic[K]):
 
     @cached_property
     def _items(self) -> Callable[[Raw], list[Raw]]:
-        """Return what splits a batch into its items."""
+        """Return what splits a batch into its items, within the limits of their number."""
         assert self._batch is not None
-        _, *limits = get_args(self.fields[self._batch[0]])
-        return msgspec.json.Decoder(reduce(lambda kind, limit: Annotated[kind, limit], limits, list[Raw])).decode
+        kind: Any = list[Raw]
+        for limit in get_args(self.fields[self._batch[0]])[1:]:
+            kind = Annotated[kind, limit]
+        return msgspec.json.Decoder(kind).decode
 
     @cached_property
     def _around(self) -> Callable[[bytes], K]:
         """Return what reads a batch without its items."""
         assert self._batch is not None
-        return msgspec.json.Decoder(msgspec.defstruct(
-            self.takes.__name__, [(self._batch[0], Any)], bases=(self.takes,), kw_only=True)).decode
+        kind: Any = msgspec.defstruct(self.takes.__name__, [(self._batch[0], Any)], bases=(self.takes,), kw_only=True)
+        return msgspec.json.Decoder(kind).decode
 
     @cached_property
     def _names(self) -> frozenset[str]:

@@ -88,7 +88,8 @@ STAYS = [
     "Revocations: until the access tokens that they refuse have expired, 90 days at most, with whom or what "
     "they are of, who revoked them and why.",
     "Types and capabilities that workers name in their own claims: those are the workers'.",
-    "Endpoints of webhooks and programs: the tenant's, with a pseudonym of who made them.",
+    "Webhooks and programs: the tenant's, with a pseudonym of who made them and instead of its name. An endpoint that "
+    "names it is disabled, a redirect address that names it is removed.",
     "Usage and counts: numbers of the tenant.",
 ]
 AFTERWARDS = [
@@ -105,7 +106,7 @@ AFTERWARDS = [
     "A ledger (receipt_mode {mode}): {ledger}",
     "Tokens of an outside issuer and the shared token are not the gate's to revoke: who still has one can call under "
     "that name again.",
-    "Texts of others that name it, and short names within the words of others, are not looked for.",
+    "Tasks and receipts of others whose texts name it, and short names within the words of others, are not looked for.",
 ]
 NO_LEDGER = "none is set."
 LEDGER_TYPE = "erasure.ledger"      # of the task that asks who runs a ledger

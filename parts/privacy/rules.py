@@ -45,6 +45,7 @@ from asyncgate.parts.model.stored import (
     Usage,
     UsageEvent,
     UsageHead,
+    read_details,
 )
 from asyncgate.parts.model.stored_oauth import (
     Consent,
@@ -73,7 +74,8 @@ OWN_WORDS = frozenset({"ip", "role", "operation", "principal_kind", "key_id", "e
 FOUND_OUT = KEPT_MEMBERS | OWN_WORDS | {"user_agent", "tenant", "of_tenant"}
 # Those that people write, and may write a name into.
 FOR_PEOPLE = frozenset({"name", "reason", "message", "description", "client_name", "endpoint"})
-decode_workers = msgspec.json.Decoder(list[str]).decode
+RENAMED = "its endpoint named somebody who was erased: change_webhook with another endpoint and active"
+decode_list = msgspec.json.Decoder(list[str]).decode
 
 
 def leave(whom: Whom, row: Struct, owned: set[str]) -> Struct:
@@ -88,7 +90,7 @@ def erase_task(whom: Whom, row: Task, owned: set[str]) -> Task | None:
     """Take the tasks of the principal away, and its name from those that it has lost."""
     if whom.is_everybody or whom.covers(row.owner_kind, row.owner_id):
         return None
-    lost = decode_workers(row.lost_to)
+    lost = decode_list(row.lost_to)
     if whom.principal is None or not whom.here or whom.principal.id not in lost:
         return row
     who = whom.principal
@@ -112,10 +114,14 @@ def erase_event(whom: Whom, row: Event, owned: set[str]) -> Event:
 
 
 def erase_schedule(whom: Whom, row: Schedule, owned: set[str]) -> Schedule | None:
-    """Take a schedule of the principal away; its end was told before."""
+    """Take a schedule of the principal away, whose end was told before, and its name from what others call theirs."""
     gone = whom.is_everybody or whom.covers(row.owner_kind, row.owner_id) or whom.covers(
         row.scheduler_kind, row.scheduler_id)
-    return None if gone else row
+    if gone:
+        return None
+    told = read_details(row.details)
+    left = replace(told, name=blot_or_none(whom, told.name), last_status=blot_or_none(whom, told.last_status))
+    return row if left == told else replace(row, details=msgspec.json.encode(left).decode())
 
 
 # Receipts.
@@ -224,7 +230,7 @@ def erase_pauses(whom: Whom, row: Pauses, owned: set[str]) -> Pauses:
 def erase_bulk(whom: Whom, row: Bulk, owned: set[str]) -> Bulk:
     """Take the principal's name and words from what was done to many tasks."""
     asked = msgspec.json.decode(row.asked)
-    told = whom.here and whom.is_told(asked.get("reason"))
+    told = whom.here and (whom.is_told(asked.get("reason")) or whom.is_told(row.problem))
     if not whom.covers(row.by_kind, row.by_id) and not told and not whom.is_mentioned(asked) and (
             not whom.is_everybody or row.asked == "{}"):
         return row
@@ -262,16 +268,20 @@ def erase_webhook(whom: Whom, row: Webhook, owned: set[str]) -> Webhook | None:
     """Take the name of the principal from the endpoints of its tenant."""
     if whom.is_everybody:
         return None
-    asked, who = decode_workers(row.principals), whom.principal
+    asked, who = decode_list(row.principals), whom.principal
     # The pseudonym stays in its place: an empty list would mean the receipts of anybody.
     named = [whom.pseudonym("principal", id) if who and whom.here and id == who.id else id for id in asked]
-    return replace(row, description=whom.blot(row.description), created_by=rename_text(whom, row.created_by),
+    left = replace(row, description=whom.blot(row.description), created_by=rename_text(whom, row.created_by),
+                   url=whom.blot_address(row.url), reason=blot_or_none(whom, row.reason),
                    principals=row.principals if named == asked else msgspec.json.encode(named).decode())
+    # Security: nothing is posted to an address that nobody has chosen.
+    is_off = left.url == row.url or row.state == "removing"
+    return left if is_off else replace(left, state="disabled", reason=RENAMED)
 
 
 def erase_delivery(whom: Whom, row: WebhookDelivery, owned: set[str]) -> WebhookDelivery | None:
-    """Forget deliveries with their endpoint."""
-    return None if whom.is_everybody else row
+    """Forget deliveries with their endpoint, and the name of the principal in what was answered."""
+    return None if whom.is_everybody else replace(row, reason=blot_or_none(whom, row.reason))
 
 
 def erase_webhook_head(whom: Whom, row: WebhookHead, owned: set[str]) -> WebhookHead:
@@ -314,10 +324,19 @@ def erase_link(whom: Whom, row: SignInLink, owned: set[str]) -> SignInLink | Non
 
 
 def erase_client(whom: Whom, row: OAuthClient, owned: set[str]) -> OAuthClient | None:
-    """Forget the programs of a tenant that is erased, and the name of who has registered others."""
+    """Forget the programs of a tenant that is erased; take the principal's name from others, and addresses with it.
+
+    Security: a tenant chooses names of its people, which change no program of the operator or of another tenant.
+    """
     if whom.principal is None and row.tenant == whom.tenant_id:
         return None
-    return replace(row, created_by=rename_author(whom, row.tenant, row.created_by))
+    row = replace(row, created_by=rename_author(whom, row.tenant, row.created_by))
+    if row.tenant != whom.tenant_id and not (whom.here and row.tenant is None):
+        return row
+    own, uris = replace(whom, here=True), decode_list(row.redirect_uris)
+    left = [uri for uri in uris if own.blot_address(uri) == uri]
+    return replace(row, name=own.blot(row.name),
+                   redirect_uris=row.redirect_uris if left == uris else msgspec.json.encode(left).decode())
 
 
 # In this order: a receipt tells whose its task is, before other rows of that task are looked at.

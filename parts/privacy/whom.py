@@ -11,6 +11,7 @@ import hmac
 import re
 from functools import cached_property
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -91,20 +92,29 @@ class Whom(Struct, frozen=True, dict=True):
         """Return the pattern of a name within a text, as a word of its own."""
         if not self.names:
             return None
-        names = "|".join(re.escape(name) for name in sorted(self.names, key=len, reverse=True))
-        return re.compile(rf"(?<![\w@.:-])(?:{names})(?![\w@.:-])")
+        return re.compile(rf"(?<![\w@.:-])(?:{self._spellings})(?![\w@.:-])")
 
     @cached_property
     def loose(self) -> re.Pattern[str] | None:
         """Return the pattern of a name within a text for people: also where a sign joins it to other words."""
-        names = "|".join(re.escape(name) for name in sorted(self.names, key=len, reverse=True))
-        return re.compile(rf"(?<![^\W_])(?:{names})(?![^\W_])") if names else None
+        return re.compile(rf"(?<![^\W_])(?:{self._spellings})(?![^\W_])") if self.names else None
+
+    @cached_property
+    def _spellings(self) -> str:
+        """Return the pattern of the names, the longest first, also as they stand in an address."""
+        spelt = self.names | {quote(name, safe="") for name in self.names}
+        return "|".join(re.escape(name) for name in sorted(spelt, key=len, reverse=True))
 
     def blot(self, text: str) -> str:
         """Replace the names of the principal in a text for people, which somebody else has written."""
         if not self.here or self.principal is None or self.loose is None:
             return text
         return self.loose.sub(self.pseudonym(self.principal.kind, self.principal.id), text)
+
+    def blot_address(self, url: str) -> str:
+        """Replace the names of the principal in an address, after its scheme; it leads nowhere then."""
+        scheme = url.find("://") + 1
+        return url[:scheme] + self.blot(url[scheme:])
 
     def is_told(self, value: Any) -> bool:
         """Whether the principal is named anywhere in a text for people."""

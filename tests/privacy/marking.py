@@ -142,8 +142,8 @@ def keep_books(work: Work, marks: Marks) -> None:
     work.keep_record(Bulk("bulk-1", "cancel", "{}", "agent", ADA, 1, False, work.now, work.now, "", problem=str(marks)))
     claims = [Claimed(work.now, [f"type-{marks}"], [str(marks)])]
     work.keep_record(Presence("agent", ADA, str(marks), work.now, work.now, 1, to_canonical(claims).decode(), work.now))
-    work.keep_record(Webhook("webhook-1", "https://example.com", "", "[]", f'["{ADA}"]', "s", None, None, "", "active",
-                             None, work.now, f"agent {ADA}", work.now))
+    work.keep_record(Webhook("webhook-1", f"https://example.com/{ADA}", f"for {ADA}", "[]", f'["{ADA}"]', "s", None,
+                             None, "", "disabled", f"disabled by {ADA}", work.now, f"agent {ADA}", work.now))
     work.keep_record(WebhookHead(1))
 
 
@@ -155,8 +155,9 @@ def keep_people(work: Work, marks: Marks, tenant: str) -> None:
                           tenant, "agent", ADA, "agent", None, None, f"agent {ADA}", now))
     work.keep_record(User("invited-1", "", "", "", "", tenant, "agent", "eve", "agent", None, None, "root", now,
                           accepted_as=user))
-    work.keep_record(OAuthClient("client", "registered", "A program", "[]", None, "none", None, None, tenant, False,
-                                 False, None, now, f"agent {ADA}", now))
+    work.keep_record(OAuthClient("client", "registered", f"The program of {ADA}",
+                                 f'["https://example.com/{ADA}"]', None, "none", None, None, tenant, False, False, None,
+                                 now, f"agent {ADA}", now))
     work.keep_record(Consent(user, "client", "[]", f"https://{marks}.example.com", now))
     work.keep_record(Grant(f"grant-{tenant}", user, "client", tenant, "agent", ADA, "agent", "[]", f"https://{marks}",
                            f"https://{marks}.example.com", str(marks), str(marks), now, 3600, now, now + 3600,

@@ -10,7 +10,7 @@ from msgspec.structs import asdict, fields, replace
 
 from asyncgate.parts.identity.audit import add_salt
 from asyncgate.parts.model.personal import DECLARED
-from asyncgate.parts.model.stored import Account, Audit, Bulk, Event, Key, Outgoing, Pauses, Receipt, Task
+from asyncgate.parts.model.stored import Account, Audit, Bulk, Event, Key, Outgoing, Pauses, Receipt, Schedule, Task
 from asyncgate.parts.model.stored_oauth import OAuthClient
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
@@ -26,16 +26,15 @@ FORMS: dict[type[Struct], dict[str, str]] = {
     Task: {"lost_to": f'["{MARK}"]'}, Event: {"payload": f'{{"worker_id":"{MARK}"}}'},
     Receipt: {"body": f'{{"text":"{MARK}"}}'}, Outgoing: {"content": f'{{"to_id":"{MARK}"}}'},
     Webhook: {"principals": f'["{MARK}"]', "created_by": str(ADA)},
-    Bulk: {"asked": f'{{"created_by":"{MARK}"}}'}, OAuthClient: {"created_by": str(ADA)},
+    Bulk: {"asked": f'{{"created_by":"{MARK}"}}'}, OAuthClient: {"created_by": str(ADA), "redirect_uris": f'["https://{MARK}.example.com","https://example.com"]'},
+    Schedule: {"details": f'{{"name":"{MARK}"}}'},
     Pauses: {"listed": f'[{{"since":1.0,"by_kind":"agent","by_id":"{MARK}","reason":"{MARK}"}}]'},
     Audit: {"body": f'{{"ip":"{MARK}","message":"{MARK} was here","principal_id":"{MARK}","principal_kind":"agent",'
                     f'"reason":"{MARK}"}}'}}
 # What a rule leaves of a row of the principal, because it is somebody else's or goes otherwise.
 STAYS: dict[type[Struct], set[str]] = {
-    # What an admin has written about a program that others use, too.
-    # The endpoint is the tenant's, and so is what became of its deliveries.
-    Webhook: {"url", "reason", "secret_id", "previous_id"}, WebhookDelivery: {"reason"},
-    OAuthClient: {"name", "document", "redirect_uris", "secret_hash"}}
+    Webhook: {"secret_id", "previous_id"},
+    OAuthClient: {"document", "secret_hash"}}      # what the program itself publishes
 
 
 def whom(principal: Principal | None) -> Whom:
@@ -136,14 +135,19 @@ def test_what_others_have_written_for_people_does_not_name_who_is_erased(text: s
     rows = [
         Audit("1", 1, 1.0, "key_issued", "info", f'{{"issued_to":"{MARK}","name":"{text}","principal_id":"bob",'
               f'"principal_kind":"agent","reason":"{text}"}}', ""),
-        row_of(Webhook), row_of(Key), row_of(Account), row_of(Pauses), row_of(Bulk)]
+        row_of(Webhook), row_of(Key), row_of(Account), row_of(Pauses), row_of(Bulk), row_of(Schedule),
+        row_of(OAuthClient), row_of(WebhookDelivery)]
     rows[1:] = [
         replace(rows[1], description=text, principals="[]"), replace(rows[2], name=text, principal_id="bob"),
         replace(rows[3], exempt_why=text, stricter_why=text, name="a tenant"),
         Pauses(f'[{{"since":1.0,"by_kind":"agent","by_id":"bob","type":"x","reason":"{text}"}}]'),
-        replace(rows[5], by_id="bob", asked=f'{{"action":"cancel","reason":"{text}"}}', problem=None)]
+        replace(rows[5], by_id="bob", asked=f'{{"action":"cancel","reason":"{text}"}}', problem=None),
+        Schedule("s", "agent", "bob", "worker", "cron", "r", details=f'{{"name":"{text}","last_status":"{text}"}}'),
+        replace(rows[7], name=text, redirect_uris=f'["https://example.com/{text}"]', created_by="agent bob"),
+        replace(rows[8], reason=text)]
     personal: dict[type[Struct], tuple[str, ...]] = {
-        Webhook: ("description",), Key: ("name",), Account: ("exempt_why", "stricter_why")}
+        Webhook: ("description",), Key: ("name",), Account: ("exempt_why", "stricter_why"),
+        Schedule: ("details",), OAuthClient: ("name", "redirect_uris", "created_by"), WebhookDelivery: ("reason",)}
 
     for row in rows:
         left = judge(whom(ADA), row, set())
@@ -153,7 +157,33 @@ def test_what_others_have_written_for_people_does_not_name_who_is_erased(text: s
         assert not [value for value in kept if MARK in str(value)], type(row)
 
 
+@pytest.mark.parametrize("url", [
+    f"https://example.com/of/{MARK}.json?who=x", f"https://example.com/?who={MARK}", f"https://{MARK}.example.com/",
+    "https://example.com/ada%40example.com"])
+def test_an_endpoint_that_names_who_is_erased_is_disabled_and_says_why(url: str) -> None:
+    row = replace(row_of(Webhook), url=url, state="active", reason=None)
+    who = replace(whom(ADA), names=frozenset({MARK, "ada@example.com"}))
+
+    left = judge(who, row, set())
+
+    assert isinstance(left, Webhook)
+    assert (MARK in left.url, "ada%40" in left.url, left.state) == (False, False, "disabled")
+    assert "change_webhook" in str(left.reason)
+
+
+def test_a_program_keeps_the_addresses_that_name_nobody_and_those_of_other_tenants_keep_all() -> None:
+    row = row_of(OAuthClient)
+    foreign = replace(row, tenant="another", created_by="agent bob")
+
+    left = judge(whom(ADA), row, set())
+
+    assert isinstance(left, OAuthClient)
+    assert left.redirect_uris == '["https://example.com"]'
+    assert judge(replace(whom(ADA), here=False), foreign, set()) == foreign
+
+
 def test_the_name_of_another_that_only_begins_alike_stays() -> None:
-    row = replace(row_of(Webhook), description=f"for {MARK}10 and x{MARK}", principals="[]", created_by="agent bob")
+    row = replace(row_of(Webhook), description=f"for {MARK}10 and x{MARK}", principals="[]", created_by="agent bob",
+                  url=f"https://example.com/{MARK}10", reason=None)
 
     assert judge(whom(ADA), row, set()) == row
