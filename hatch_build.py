@@ -1,7 +1,9 @@
-"""Make the wheel's package of the checkout's one module: asyncgate.py becomes asyncgate/__init__.py."""
+"""Generate the typed client, and make the wheel's package of one module: asyncgate.py becomes asyncgate/__init__.py."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,11 +21,13 @@ PAGES = ("CHANGELOG.md", "README.md", "SECURITY.md")
 
 
 class PackageHook(BuildHookInterface[Any]):
-    """Add the package's own files to a standard wheel; an editable one leaves the checkout as it is."""
+    """Generate what git does not hold, for every build; add the package's own files to a standard wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Name the files to add before the wheel is written."""
-        if version != "standard":
+        """Write the typed client into the tree, and name the files to add to a wheel."""
+        # In a process of its own: what is imported here would be another tree's in the next build of this process.
+        subprocess.run([sys.executable, "-m", "asyncgate.commands.declare"], cwd=self.root, check=True)
+        if not self.makes_package(version):
             return
         self.scratch = TemporaryDirectory()
         included = build_data["force_include"]
@@ -35,6 +39,10 @@ class PackageHook(BuildHookInterface[Any]):
             included[str(path)] = f"asyncgate/{name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove the generated files once the wheel holds them."""
-        if version == "standard":
+        """Remove the package's own files once the wheel holds them."""
+        if self.makes_package(version):
             self.scratch.cleanup()
+
+    def makes_package(self, version: str) -> bool:
+        """Whether this build needs a package: an sdist and an editable wheel leave the checkout as it is."""
+        return self.target_name == "wheel" and version == "standard"

@@ -12,6 +12,7 @@ import contextlib
 import os
 import random
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -25,9 +26,16 @@ import msgspec
 
 from asyncgate.clients.events import StreamEvent, read_events
 from asyncgate.clients.finite import encode_finite, encode_request
-from asyncgate.clients.operations import CALLS
 from asyncgate.parts.model.connection import BROWSER_POLICY, GATE_MARK, is_loopback
 from asyncgate.parts.process.spans import Tracing, find_tracing
+
+try:
+    from asyncgate.clients.operations import CALLS
+except ModuleNotFoundError as missing:
+    if missing.name != "asyncgate.clients.operations":
+        raise
+    sys.exit("clients/operations.py is generated, and this checkout does not have it: run "
+             "`python -m asyncgate.commands.declare`")
 
 if TYPE_CHECKING:
     import httpx2

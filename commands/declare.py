@@ -1,12 +1,13 @@
 """Generate the typed methods of the Python client: `python -m asyncgate.commands.declare`.
 
 It writes clients/operations.py from the table of operations: an async and a sync method per operation, the replies with
-JSON as plain values, and the types of batch items.  A test checks that the file is up to date.
+JSON as plain values, and the types of batch items.  Git ignores it: each build makes it, `pip install -e .` among them,
+and a test says when a changed table needs it again.
 """
 
 from __future__ import annotations
 
-import sys
+import os
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -288,8 +289,12 @@ def render_file() -> str:
 
 
 def main() -> None:
-    """Write the file, or another file if the arguments name one."""
-    Path((sys.argv[1:] or [str(FILE)])[0]).write_text(render_file(), encoding="utf-8")
+    """Write the file if it changes; other processes may be reading it, so it is replaced as a whole."""
+    text = render_file()
+    if not FILE.exists() or FILE.read_text(encoding="utf-8") != text:
+        fresh = FILE.with_suffix(f".{os.getpid()}")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(FILE)
 
 
 if __name__ == "__main__":

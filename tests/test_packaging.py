@@ -72,7 +72,8 @@ def copy_sources(folder: Path) -> None:
     folder.mkdir()
     for name in copied_into_the_image():
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            generated = ("operations.py",) if name == "clients" else ()
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", *generated))
         else:
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
@@ -151,9 +152,10 @@ def test_the_package_is_the_module_of_the_checkout_to_the_byte(wheel: Path) -> N
 
 
 def test_a_wheel_built_in_the_image_equals_the_one_built_from_the_sdist(
-    checkout: Path, wheel: Path, tmp_path: Path
+    wheel: Path, tmp_path: Path
 ) -> None:
-    build(checkout, tmp_path / "direct", "--wheel")
+    copy_sources(tmp_path / "image")
+    build(tmp_path / "image", tmp_path / "direct", "--wheel")
 
     direct = next((tmp_path / "direct").glob("*.whl"))
     assert direct.name == wheel.name
@@ -234,7 +236,20 @@ def test_a_bare_checkout_runs_and_finds_its_parts(checkout: Path) -> None:
     assert run(sys.executable, "-c", WHERE, cwd=checkout).split() == places(checkout)
 
 
-def test_an_editable_install_imports_the_checkout(checkout: Path, tmp_path: Path) -> None:
+def test_a_bare_checkout_says_how_to_generate_its_client(tmp_path: Path) -> None:
+    copy_sources(bare := tmp_path / "bare")
+    ask = [sys.executable, "asyncgate.py", "demo"]
+
+    refused = subprocess.run(ask, cwd=bare, capture_output=True, text=True)
+    command = refused.stderr.split("`")[1].split()
+    run(sys.executable, *command[1:], cwd=bare)
+
+    assert (refused.returncode, refused.stderr.count("\n"), command[0]) == (1, 1, "python")
+    assert "0 open obligations" in run(*ask, cwd=bare)
+
+
+def test_an_editable_install_imports_the_checkout(tmp_path: Path) -> None:
+    copy_sources(checkout := tmp_path / "checkout")
     editable = "import sys, hatchling.build as backend; print(backend.build_editable(sys.argv[1]))"
     name = run(sys.executable, "-c", editable, tmp_path, cwd=checkout).split()[-1]
 
@@ -243,6 +258,7 @@ def test_an_editable_install_imports_the_checkout(checkout: Path, tmp_path: Path
     scripts = tmp_path / "editable" / "bin"
     assert asyncgate.__version__ in run(scripts / "asyncgate", "--version", cwd=tmp_path)
     assert run(scripts / "python", "-c", WHERE, cwd=tmp_path).split() == places(checkout)
+    assert "0 open obligations" in run(scripts / "asyncgate", "demo", cwd=tmp_path)
 
 
 def test_a_gate_run_as_a_script_has_one_copy_of_every_class(checkout: Path) -> None:

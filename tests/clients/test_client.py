@@ -37,6 +37,7 @@ every = pytest.mark.parametrize("name", sorted(OPERATIONS))
 
 
 def test_the_methods_are_those_of_the_table() -> None:
+    """Git ignores the file: a checkout whose table has changed since its installation has an old one."""
     assert FILE.read_text() == render_file(), "run: python -m asyncgate.commands.declare"
 
 
