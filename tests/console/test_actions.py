@@ -95,6 +95,32 @@ def test_the_page_of_a_task_cancels_runs_again_and_attaches(
 
 
 @BOTH
+def test_a_new_task_begins_with_what_the_newest_of_its_type_had(
+        chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
+    gate_to_change.call("create_task", type="small", payload={"page": 7}, agent_id="grace")
+    gate_to_change.call("create_task", type="large", payload={"text": "x" * 5000}, agent_id="grace")
+    gate_to_change.call("lease_next", worker_id="w9", accept_types=["small", "large"])
+
+    console.visit("tasks")
+    press(console, "New task")
+    dialog = console.page.get_by_role("dialog")
+    hint = dialog.locator("#field-type-hint").inner_text()
+    payloads = []
+    for kind in ("large", "small"):
+        with console.page.expect_response("**/v1/tasks?*"):
+            dialog.get_by_label("Type").fill(kind)
+            dialog.get_by_label("Type").press("Tab")
+        dialog.get_by_text("Create it").wait_for()
+        payloads.append(dialog.get_by_label("Payload (JSON)").input_value())
+    answer(console, "Create it")
+
+    assert {"large", "small"} <= set(hint.removeprefix("Workers ask for ").split(", "))
+    assert payloads[0] == "{}"
+    made = gate_to_change.find(type="small", status="queued")
+    assert gate_to_change.call("get_task", task_id=made)["payload"] == {"page": 7}
+
+
+@BOTH
 def test_work_is_paused_drained_and_resumed(chromium: Chromium, console: Console, gate_to_change: Filled) -> None:
     def reasons() -> dict[str, Any]:
         return {str(one["type"]): one["reason"] for one in gate_to_change.call("list_pauses")["pauses"]}

@@ -168,10 +168,24 @@ def test_what_is_on_hold_is_counted_in_all_queues_of_many(
     assert console.faults() == []
 
 
+@pytest.mark.parametrize("width", [390, 800, 1280, 1800])
+def test_a_task_is_told_apart_by_its_short_id_in_windows_of_each_width(
+        width: int, chromium: Chromium, console: Console) -> None:
+    console.visit("tasks", width=width)
+
+    ids = console.page.locator("tr[data-row]").first.locator("button.id:visible")
+    task_id = console.page.locator("a.row-link").first.get_attribute("href")
+    assert task_id is not None
+    assert ids.all_inner_texts() == [task_id[-12:]]
+    assert console.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert console.axe() == []
+
+
 EMPTY = {"tasks": ("tasks", "/v1/tasks"), "queues": ("queues", "/v1/queues"), "workers": ("workers", "/v1/workers"),
          "schedules": ("schedules", "/v1/schedules"), "admin?tab=keys": ("keys", "/v1/keys"),
          "admin?tab=people": ("users", "/v1/users"), "admin?tab=sessions": ("sessions", "/v1/sessions"),
-         "ledger": ("seals", "/v1/seals")}
+         "ledger": ("seals", "/v1/seals"), "admin?tab=usage": ("usage", "/v1/usage"),
+         "admin?tab=audit": ("lines", "/v1/audit")}
 
 
 @pytest.mark.parametrize("view", EMPTY)

@@ -48,6 +48,7 @@ export const OPERATIONS = {
   list_sessions: "GET /v1/sessions",
   list_tasks: "GET /v1/tasks",
   list_tenants: "GET /v1/tenants",
+  list_types: "GET /v1/types",
   list_users: "GET /v1/users",
   list_workers: "GET /v1/workers",
   pause_work: "POST /v1/pauses",

@@ -2,7 +2,7 @@
 
 import {h} from "../dom.js";
 import {badge, say} from "../parts.js";
-import {copyMenu} from "../share.js";
+import {asCommand, copyMenu, offerCommand} from "../share.js";
 import {jsonTree} from "../exact.js";
 import {exportMenu, table} from "../table.js";
 import {sayClock, when} from "../time.js";
@@ -65,5 +65,7 @@ export function show({lines, broken}, page) {
           oninput: (event) => page.go({q: event.target.value}, {replace: true})})),
       h("div", {class: "actions"}, exportMenu("audit", columns, lines), copyMenu("list_audit", ask(page)))),
     problems.map((problem) => h("p", {class: "problem", role: "alert"}, problem)),
-    table(page, {name: "audit", columns, rows: lines, key: (line) => line.audit_id, empty: "No such line."})];
+    table(page, {name: "audit", columns, rows: lines, key: (line) => line.audit_id, empty: [
+      q ? "No line fits this filter. All lines: " : "No line is written yet. To ask again: ",
+      offerCommand(asCommand("list_audit", {tenant: page.params.tenant, last: LAST_LINES}))]})];
 }

@@ -3,7 +3,7 @@
 import {askForm, note} from "../dialogs.js";
 import {h} from "../dom.js";
 import {meter, section} from "../parts.js";
-import {copyMenu} from "../share.js";
+import {asCommand, copyMenu, FIRST_TASK, offerCommand} from "../share.js";
 import {exportMenu, table} from "../table.js";
 import {when} from "../time.js";
 
@@ -12,6 +12,8 @@ const AMOUNTS = [
   ["tasks", "Tasks"], ["lease_hours", "Lease-hours"], ["receipt_byte_hours", "Receipts, GB-hours", 1e9],
   ["payload_byte_hours", "Payloads, GB-hours", 1e9], ["reads", "Reads"], ["writes", "Writes"],
   ["heartbeats", "Heartbeats"]];
+
+const BUDGET = {quantity: "tasks", monthly: 10000};
 
 /** Read the last twelve months, and the budgets of this one. */
 export async function load(page) {
@@ -35,11 +37,13 @@ export function show({usage, budgets}, page) {
         copyMenu("get_budgets", {tenant})]},
       budgets.length ? h("div", {class: "meters"}, budgets.map((one) => meter(
         `${titleOf(one.quantity)}, this month`, round(one.used), one.monthly)))
-        : h("p", {class: "quiet"}, "No budget is set: use is counted and never refused.")),
+        : h("p", {class: "quiet"}, "No budget is set: use is counted and never refused. ",
+          page.may("set_budget") && offerCommand(asCommand("set_budget", {tenant, ...BUDGET})))),
     section("Usage by month (UTC)", {actions: [exportMenu("usage", columns, months),
       copyMenu("get_usage", {tenant, period: "month"})]},
     h("p", {class: "quiet"}, "Counted until ", when(usage.counted_until, page.now()), "."),
-    table(page, {name: "usage", columns, rows: months, key: (one) => one.begins, empty: "Nothing was used"}))];
+    table(page, {name: "usage", columns, rows: months, key: (one) => one.begins, empty: [
+      "Nothing was used yet. ", page.may("create_task") && offerCommand(asCommand("create_task", FIRST_TASK))]}))];
 }
 
 const titleOf = (quantity) => AMOUNTS.find(([name]) => name === quantity)?.[1].split(",")[0] ?? quantity;

@@ -18,12 +18,14 @@ import {sayNumber} from "../words.js";
 const PAGE = 200;
 const SHORTEST_END = 6;    // all ids of a tenant have the last five letters in common
 const MOST_ENDS = 8;
+const MOST_NAMED = 8;
 const WHOLE_ID = 36;
 const LIVE = ["queued", "leased", "running"];
 const ENDED = ["succeeded", "failed", "canceled"];
 const WORDS = "type: status: owner: age: held: id: created: tag: payload.NAME:";
 const NOT_IN_BULK = {type_prefix: "type:…*", summary_prefix: "summary:", payload: "payload.", tag: "tag:"};
 const PREVIEW_LETTERS = 120;
+const EXAMPLE_LETTERS = 4000;    // a longer payload is none that somebody edits by hand
 
 /** The words of the filter; each gives fields of list_tasks. */
 export function wordsAt(now) {
@@ -225,7 +227,8 @@ function showRows(page, pages, q, ends) {
     if (reading) reading.then(() => page.redraw(), (problem) => note(problem.message, "bad"));
   };
   const shown = [...columns,
-    {name: "created_at", title: "Created", show: (task) => when(task.created_at, page.now())},
+    {name: "created_at", title: "Created", show: (task) => [when(task.created_at, page.now()),
+      h("span", {class: "id-below"}, shortId(task.task_id))]},
     {name: "task_id", title: "Id", widest: true, show: (task) => shortId(task.task_id)},
     {name: "actions", title: "", show: (task) => h("span", {class: "actions row-actions"}, rowActions(page, task))}];
   const {rows, done} = pages;
@@ -245,16 +248,20 @@ function showRows(page, pages, q, ends) {
 
 /** Ask for a task and create it; the newest task of the type shows what its payload looks like. */
 async function askForTask(page, type = "") {
-  const types = (page.local.types ?? []).map(([name]) => name);
+  const served = await findServed(page);
+  const types = [...new Set([...served, ...(page.local.types ?? []).map(([name]) => name)])];
   const fill = async (values, draw) => {
     const {tasks: [newest]} = await page.call("list_tasks", {type: values.type, limit: 1});
     if (!newest || values.payload !== values.example) return;
-    values.payload = values.example = writeJson(newest.payload, 2);
+    const text = writeJson(newest.payload, 2);
+    if (text.length > EXAMPLE_LETTERS) return;
+    values.payload = values.example = text;
     draw();
   };
   const answer = await askForm("New task", {button: "Create it", fields: [
     {name: "type", label: "Type", value: type, required: true, suggested: types, changed: fill,
-      hint: "What kind of work it is: a worker must accept it"},
+      hint: served.length ? `Workers ask for ${served.slice(0, MOST_NAMED).join(", ")}`
+        : "What kind of work it is: a worker must accept it"},
     {name: "payload", label: "Payload (JSON)", value: "{}", rows: 8,
       hint: "What the worker needs; for a type that is known, it begins with the payload of its newest task"},
     {name: "task_summary", label: "Summary", hint: "One line for people; may be empty"}],
@@ -267,6 +274,11 @@ async function askForTask(page, type = "") {
   if (!answer) return;
   note("Created");
   go(["task", answer.done.task_id], {});
+}
+
+async function findServed(page) {
+  const {types} = page.may("list_types") ? await page.call("list_types").catch(() => ({types: []})) : {types: []};
+  return types.map(({type}) => type).filter(Boolean);
 }
 
 const DEEDS = {
