@@ -496,9 +496,21 @@ NOT_SETTINGS = {  # for the programs around a gate
     "ASYNCGATE_AGENT_KEY_FILE", "ASYNCGATE_PROFILE", "ASYNCGATE_PLAIN_HTTP"}
 NO_EFFECT = {  # variables of the family's deployments that no gate needs; each is told of in one line
     "ASYNCGATE_METAGATE_ENDPOINT": "a gate registers nowhere: whoever needs it is given its URL",
-    "ASYNCGATE_METAGATE_API_KEY": "a gate calls no MetaGate, so it needs no key for one"}
+    "ASYNCGATE_METAGATE_API_KEY": "a gate calls no MetaGate, so it needs no key for one",
+    "ASYNCGATE_METAGATE_COMPONENT_KEY": "a gate calls no MetaGate",
+    "ASYNCGATE_METAGATE_BOOTSTRAP_TIMEOUT_SECONDS": "a gate calls no MetaGate",
+    "ASYNCGATE_DEBUG": "log_level says how much is logged",
+    "ASYNCGATE_RECEIPTGATE_EMISSION_BUFFER_PATH": "receipts wait for the ledger in the database",
+    **dict.fromkeys(("ASYNCGATE_RATE_LIMIT_DEFAULT_CALLS", "ASYNCGATE_RATE_LIMIT_DEFAULT_WINDOW_SECONDS"),
+                    "rate_limits has the calls of each tier"),
+    **dict.fromkeys((f"ASYNCGATE_CORS_{what}" for what in ("ALLOW_CREDENTIALS", "ALLOWED_HEADERS", "ALLOWED_METHODS")),
+                    "pages of allowed_origins may send what the gate reads, and no cookies")}
 ALIASES = {  # other deployments' names for the same settings
     "ENV": "environment", "RATE_LIMIT_ENABLED": "security.rate_limiting.enabled",
+    "RATE_LIMIT_ACTIVE": "security.rate_limiting.enabled", "RATE_LIMIT_BACKEND": "security.rate_limiting.storage",
+    "REDIS_URL": "security.rate_limiting.redis_url", "CORS_ALLOWED_ORIGINS": "allowed_origins",
+    **{f"JWT_{name.upper()}": f"security.jwt.{name}" for name in (
+        "algorithm", "private_key_path", "public_key_path", "access_token_ttl_days", "refresh_token_ttl_days")},
     "RECEIPTGATE_ENDPOINT": "ledger.url", "RECEIPTGATE_URL": "ledger.url",
     "RECEIPTGATE_AUTH_TOKEN": "ledger.auth_token", "RECEIPTGATE_API_KEY": "ledger.auth_token",
     "RECEIPTGATE_TENANT_ID": "ledger.tenant_id",
@@ -513,7 +525,7 @@ UNPREFIXED = {  # spec 19.1 to 19.8
     "LEASE_GRACE_SECONDS", "DEFAULT_MAX_ATTEMPTS", "DEFAULT_RETRY_BACKOFF_SECONDS", "MAX_RETRY_BACKOFF_SECONDS",
     "DEFAULT_PRIORITY", "DEFAULT_LIST_LIMIT", "MAX_LIST_LIMIT", "DEFAULT_BOOTSTRAP_MAX_ITEMS",
     "MAX_BOOTSTRAP_MAX_ITEMS", "DEFAULT_FALLBACK_OWNER_KIND", "DEFAULT_FALLBACK_OWNER_ID",
-    "RECEIPTGATE_ENDPOINT", "RECEIPTGATE_URL"}
+    "RECEIPTGATE_ENDPOINT", "RECEIPTGATE_URL", "RECEIPTGATE_AUTH_TOKEN", "RECEIPTGATE_API_KEY"}
 SPEC_NAMES = {  # what the spec calls a setting (20.2, 20.12, 20.14, H.6); its names are read in every layer, for good
     **{f"memorygate.{name}": f"ledger.{name}" for name in (
         "url", "auth_token", "auth_token_env", "worker_tokens", "tenant_id", "timeout_ms", "parallel",

@@ -564,14 +564,27 @@ def test_every_name_of_section_19_is_read_without_a_prefix(load: Load) -> None:
 
 
 def test_the_variables_of_the_familys_deployments_are_read_or_told_of(load: Load) -> None:
+    idle = {"ASYNCGATE_METAGATE_ENDPOINT": "https://metagate.example", "ASYNCGATE_METAGATE_API_KEY": "hunter2",
+            "ASYNCGATE_METAGATE_COMPONENT_KEY": "asyncgate", "ASYNCGATE_METAGATE_BOOTSTRAP_TIMEOUT_SECONDS": "5.0",
+            "ASYNCGATE_DEBUG": "false", "ASYNCGATE_RECEIPTGATE_EMISSION_BUFFER_PATH": ".asyncgate/buffer.json",
+            "ASYNCGATE_RATE_LIMIT_DEFAULT_CALLS": "100", "ASYNCGATE_RATE_LIMIT_DEFAULT_WINDOW_SECONDS": "60",
+            "ASYNCGATE_CORS_ALLOW_CREDENTIALS": "true", "ASYNCGATE_CORS_ALLOWED_METHODS": '["GET"]',
+            "ASYNCGATE_CORS_ALLOWED_HEADERS": '["Authorization"]'}
     configured = load(environ={
-        "ASYNCGATE_ENV": "staging", "ASYNCGATE_RATE_LIMIT_ENABLED": "true",
-        "ASYNCGATE_METAGATE_ENDPOINT": "https://metagate.example", "ASYNCGATE_METAGATE_API_KEY": "hunter2"})
+        **idle, "ASYNCGATE_ENV": "staging", "ASYNCGATE_RATE_LIMIT_ENABLED": "true",
+        "ASYNCGATE_RATE_LIMIT_BACKEND": "redis",
+        "ASYNCGATE_REDIS_URL": "redis://redis:6379/0", "ASYNCGATE_JWT_PRIVATE_KEY_PATH": "/keys/private.pem",
+        "ASYNCGATE_JWT_ALGORITHM": "RS256", "ASYNCGATE_CORS_ALLOWED_ORIGINS": '["https://app.example"]',
+        "RECEIPTGATE_API_KEY": "secret"})
 
-    assert configured.settings.environment == "staging"
-    assert configured.settings.security.rate_limiting.enabled
+    settings = configured.settings
+    assert (settings.environment, settings.allowed_origins) == ("staging", ("https://app.example",))
+    limiting = settings.security.rate_limiting
+    assert (limiting.enabled, limiting.storage, limiting.redis_url) == (True, "redis", "redis://redis:6379/0")
+    assert settings.security.jwt.private_key_path == "/keys/private.pem"
+    assert settings.ledger.auth_token == "secret"
     told = list_idle(configured)
-    assert [line.split()[0] for line in told] == ["ASYNCGATE_METAGATE_ENDPOINT", "ASYNCGATE_METAGATE_API_KEY"]
+    assert {line.split()[0] for line in told} == idle.keys()
     assert all("has no effect" in line and "hunter2" not in line for line in told)
 
 
