@@ -12,6 +12,9 @@ import re
 from asyncgate.parts.model.errors import StartupError
 
 FIRST = "first_migration"           # the name of the digest in the table `meta`
+ANOTHER = "this database was made by an unreleased version with another first migration"
+HOW_TO_MOVE = ("go on with that version, or move the receipts: run `asyncgate receipts export` with that version, and "
+               "`asyncgate rebuild --file` with this one, into an empty database")
 
 
 def digest(sql: str) -> str:
@@ -19,16 +22,7 @@ def digest(sql: str) -> str:
     return hashlib.sha256(" ".join(re.sub(r"--.*", "", sql).split()).encode()).hexdigest()
 
 
-def require_lineage(kept: str | None, ours: str, number: int, last: int, again: str) -> None:
-    """Refuse a database that began with another first migration; schema number `last` can be carried over."""
-    if kept == ours:
-        return
-    if kept is None and number == last:
-        raise StartupError(f"this database has schema {number} of the numbering before the first release: stop its "
-                           f"gates, then {again}, which carries it over with all its rows")
-    if kept is None and number < last:
-        raise StartupError(f"this database has schema {number} of the numbering before the first release: bring it to "
-                           f"schema {last} with the last version of that numbering, then {again} of this version")
-    raise StartupError("this database was made by an unreleased version with another first migration: go on with that "
-                       "version, or move the receipts: run `asyncgate receipts export` with that version, and "
-                       "`asyncgate rebuild --file` with this one, into an empty database")
+def require_lineage(kept: str | None, ours: str) -> None:
+    """Refuse a database that began with another first migration, or before they were told apart."""
+    if kept != ours:
+        raise StartupError(f"{ANOTHER}: {HOW_TO_MOVE}")

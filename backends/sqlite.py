@@ -130,50 +130,6 @@ PRAGMAS = f"""
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
 """     # recursive_triggers: without it, REPLACE would delete rows without firing the triggers that protect them
-CARRIED = 11        # the last schema of the old numbering; today's first file adds columns, tables and indexes to it
-CARRY_OVER = """
-ALTER TABLE tasks ADD COLUMN summary TEXT;
-UPDATE tasks SET summary = nullif(substr(json_extract(terms, '$.task_summary'), 1, 100), '')
-WHERE terms LIKE '%"task_summary"%';
-ALTER TABLE presences ADD COLUMN claims TEXT NOT NULL DEFAULT '[]';
-ALTER TABLE presences ADD COLUMN claimed_at REAL;
-ALTER TABLE presences ADD COLUMN leased INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE presences ADD COLUMN completed INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE presences ADD COLUMN failed INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE presences ADD COLUMN expired INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE presences ADD COLUMN released INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE schedules ADD COLUMN details TEXT NOT NULL DEFAULT '{}';
-ALTER TABLE accounts ADD COLUMN budgets TEXT NOT NULL DEFAULT '{}';
-ALTER TABLE accounts ADD COLUMN max_payload_bytes INTEGER;
-ALTER TABLE accounts ADD COLUMN max_lease_ttl_seconds INTEGER;
-ALTER TABLE receipts ADD COLUMN salt TEXT NOT NULL DEFAULT '';
-DROP TRIGGER receipts_stay;
-DROP TRIGGER events_stay;
-DROP TRIGGER ledger_stay;
-DROP TRIGGER audit_stay;
-DROP TRIGGER tasks_keep;
-DROP INDEX leases_claim;
-DROP INDEX tasks_delayed;
-"""
-COUNT_QUEUES = """
-INSERT INTO queues (tenant_id, lane, type, capabilities, queued, held, leased, counted_at)
-SELECT tenant_id, lane, l.type, l.capabilities, count(*) FILTER (WHERE status = 'queued' AND held IS NULL),
-    count(*) FILTER (WHERE status = 'queued' AND held IS NOT NULL), count(*) FILTER (WHERE status <> 'queued'),
-    max(updated_at)
-FROM tasks JOIN lanes AS l USING (tenant_id, lane) WHERE status IN ('queued', 'leased', 'running')
-GROUP BY tenant_id, lane
-"""
-COUNT_STORED = """
-INSERT INTO meters
-SELECT tenant_id, printf('%012d', CAST(strftime('%s', 'now') AS INTEGER) / 300), '0000', 0,
-    (SELECT count(*) FROM leases AS l WHERE l.tenant_id = t.tenant_id AND l.ending = 'live'), 0,
-    (SELECT coalesce(sum(length(CAST(body AS BLOB))), 0) FROM receipts AS r WHERE r.tenant_id = t.tenant_id), 0,
-    (SELECT coalesce(sum(length(CAST(payload AS BLOB)) + coalesce(length(CAST(outcome AS BLOB)), 0)), 0)
-     FROM tasks AS s WHERE s.tenant_id = t.tenant_id), 0, 0, 0, 0
-FROM tenants AS t
-"""
-COUNTED_ONCE = {"queues": COUNT_QUEUES, "meters": COUNT_STORED}
-MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|TRIGGER) (\w+)", re.M)
 HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 WAY_ON = ("; what was acknowledged is in the file and its -wal, which stay as they are: make room on the disk, or "
           "repair it, then start again")
@@ -537,11 +493,10 @@ class Sqlite(Pages):
 
     parallel, parallel_per_tenant = SHARE, 2        # while one batch of a tenant is committed, the next one fills
 
-    def __init__(self, path: str, lock: FileLock | None = None, carries: bool = False,
+    def __init__(self, path: str, lock: FileLock | None = None,
                  patience: float = BUSY_SECONDS) -> None:
         self.path, self.serving, self.lock, self.patience = path, lock is not None, lock, patience
         self.kept_out_at: float | None = None       # since when a batch waits for another program's lock
-        self.carries, self.carried = carries, False         # whether to renumber an old schema; whether that was done
         self.skew, self.ids = 0.0, Ids()
         self.tenant_id: str | None = None                   # the tenant of the running transaction, for the triggers
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
@@ -578,7 +533,6 @@ class Sqlite(Pages):
         self.db.executescript(PRAGMAS)
         if self.path != ":memory:":
             self._take_over()
-        self.carried = self.carries and carry_over(self.db)
         migrate_file(self.db)
         self._load_caches()
         sign, _ = attempt(lambda: self.db.execute(LAST_SIGN).fetchone()[0])     # what is damaged is told who reads it
@@ -1384,7 +1338,7 @@ def migrate_file(db: sqlite3.Connection, folder: Path = SCHEMA) -> None:
     with transaction(db):
         version, kept = beginning(db)
         if version:
-            require_lineage(kept, digest(files[0].read_text()), version, CARRIED, HOW_TO_MIGRATE)
+            require_lineage(kept, digest(files[0].read_text()))
         if version > len(files):
             raise StartupError(f"this database has schema {version}, but this release knows only schemas up to "
                                f"{len(files)}; run a newer release")
@@ -1410,24 +1364,6 @@ def store_version(db: sqlite3.Connection, version: int) -> None:
     """Store the number of a file's schema, and the digest of its first migration."""
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [
         ("schema_version", str(version)), (FIRST, digest(migrations()[0].read_text()))])
-
-
-def carry_over(db: sqlite3.Connection) -> bool:
-    """Renumber a schema of the old numbering, and add what it lacks; return whether this was one."""
-    with transaction(db):
-        if beginning(db) != (CARRIED, None):
-            return False
-        for statement in statements(CARRY_OVER):
-            db.execute(statement)
-        there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-        for statement in statements(migrations()[0].read_text()):
-            made = MADE.search(statement)
-            if made and made[1] not in there:
-                db.execute(statement)
-                if made[1] in COUNTED_ONCE:
-                    db.execute(COUNTED_ONCE[made[1]])   # before the triggers are made that keep tenants apart
-        store_version(db, 1)
-        return True
 
 
 @contextlib.contextmanager
@@ -1559,10 +1495,9 @@ async def open_or_explain(backend: Sqlite) -> Sqlite:
 
 
 async def migrate_database(url: str) -> list[str]:
-    """Migrate a file, also one of the old numbering; return the renumbering if there was one."""
-    backend = await open_or_explain(Sqlite(path_of(url), carries=True))
-    await backend.close()
-    return [f"schema {CARRIED} as {migrations()[0].name}"] if backend.carried else []
+    """Migrate a file, as opening it does; there is nothing else to report."""
+    await (await open_backend(url)).close()
+    return []
 
 
 async def examine_database(settings: Settings, clock: Callable[[], float]) -> AsyncIterator[Finding]:

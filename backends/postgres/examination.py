@@ -16,6 +16,7 @@ from asyncgate.backends.judged import (
     judge_skew,
     needs_issued_key,
 )
+from asyncgate.backends.lineage import ANOTHER, HOW_TO_MOVE
 from asyncgate.backends.postgres.hosts import AWAY, Hosts, as_user, startup_error
 from asyncgate.backends.postgres.instances import LIVING
 from asyncgate.backends.postgres.migrations import SCHEMA_VERSION, is_migrated, require_beginning
@@ -163,8 +164,8 @@ async def judge_schema(db: Any) -> list[Finding]:
         return [alarm("this role may not read the schema of the gate", f"connect as asyncgate_app, or {MIGRATE}")]
     try:
         await require_beginning(db)
-    except StartupError as wrong:
-        return [alarm(str(wrong), MIGRATE)]
+    except StartupError:
+        return [alarm(ANOTHER, HOW_TO_MOVE)]
     number, code = await db.fetchrow("SELECT max(number), max(code) FROM asyncgate.migrations")
     if number < SCHEMA_VERSION:
         return [alarm(f"the database has schema {number}, and this release needs {SCHEMA_VERSION}", MIGRATE)]

@@ -130,7 +130,7 @@ async def test_a_database_that_is_not_migrated_is_found(cluster: Cluster) -> Non
      "run the newer release"),
     ("UPDATE asyncgate.migrations SET number = 99", "note", "of a newer release", "upgrade this gate"),
     ("UPDATE asyncgate.meta SET value = 'f00' WHERE name = 'first_migration'", "error", "another first migration",
-     "asyncgate migrate")])
+     "asyncgate receipts export")])
 async def test_a_schema_of_another_release_is_found(
         cluster: Cluster, name: str, change: str, severity: str, seen: str, cure: str) -> None:
     await run(cluster, name, change)

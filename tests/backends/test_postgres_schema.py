@@ -18,10 +18,9 @@ from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.backends.lineage import FIRST
 from asyncgate.backends.postgres import migrate_database, migration_sql
-from asyncgate.backends.postgres.migrations import CARRIED, FOLDER, SCHEMA_VERSION
+from asyncgate.backends.postgres.migrations import FOLDER, SCHEMA_VERSION
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.postgres_server import Cluster, connected
-from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.errors import StartupError
 
 pytestmark = pytest.mark.anyio
@@ -318,78 +317,21 @@ async def test_a_server_does_not_start_on_an_older_schema(migrated: str, admin: 
                                   f"{SCHEMA_VERSION}: run `asyncgate migrate --database URL` as its owner")
 
 
-# Databases of the numbering before the first release.
-
-BEFORE = (Path(__file__).parent / "before" / "postgres.sql").read_text()
-COMMON = """
-    SELECT array_agg(column_name::text ORDER BY ordinal_position) FROM information_schema.columns
-    WHERE table_schema = 'asyncgate' AND table_name = $1"""
+# Databases of unreleased versions.
 
 
-async def make_before(admin: str, number: int, source: str | None = None) -> None:
-    """Make a database of the numbering before the first release, with the rows of another one."""
+@pytest.mark.parametrize("change", ["UPDATE asyncgate.meta SET value = 'another' WHERE name = $1",
+                                    "DELETE FROM asyncgate.meta WHERE name = $1"], ids=["otherwise", "unknown"])
+async def test_a_database_of_an_unreleased_version_is_refused_and_left_as_it_is(
+        migrated: str, admin: str, change: str) -> None:
     async with connected(admin) as db:
-        async with db.transaction():
-            await db.execute(BEFORE)
-        if source:
-            async with connected(source) as new:
-                await copy_rows(new, db)
-        await db.execute("DELETE FROM asyncgate.migrations WHERE number > $1", number)
-
-
-async def copy_rows(new: Any, old: Any) -> None:
-    """Copy the rows of all tables, of the columns that the older database has."""
-    await old.execute("DELETE FROM asyncgate.meta")
-    for (table,) in await old.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'asyncgate'"):
-        there = [name for name in await old.fetchval(COMMON, table) if name in await new.fetchval(COMMON, table)]
-        if table != "migrations":
-            rows = await new.fetch(f"SELECT {', '.join(there)} FROM asyncgate.{table}")
-            await old.copy_records_to_table(table, schema_name="asyncgate", columns=there, records=map(tuple, rows))
-    await old.execute("DELETE FROM asyncgate.meta WHERE name = $1", FIRST)
-
-
-async def test_the_last_schema_before_the_first_release_is_carried_over_by_migrate(
-        cluster: Cluster, migrated: str, admin: str) -> None:
-    fresh = await shape(admin)
-    tenant = str(uuid.uuid4())
-    async with backend_of(migrated) as backend:
-        await work_on(backend)
-        old = await Gate(Engine(backend), tenant).create(task_summary="Réad \\u0000 \"this\"" + "!" * 200)
-    await cluster.create_database(older := f"d_{uuid.uuid4().hex}")
-    await make_before(cluster.admin_url(older), CARRIED, admin)
-
-    with pytest.raises(StartupError, match=f"schema {CARRIED} of the numbering before .*run `asyncgate migrate"):
-        await open_backend(cluster.url(older))
-    assert sorted(await asyncio.gather(*(migrate_database(cluster.admin_url(older)) for _ in range(2)))) == [
-        [], [f"schema {CARRIED} as {FILES[0]}"]]
-
-    assert await shape(cluster.admin_url(older)) == fresh
-    assert await migrate_database(cluster.admin_url(older)) == []
-    async with backend_of(cluster.url(older)) as backend:
-        assert (await verify(backend)).problems == []
-        await work_on(backend)
-        found = await Gate(Engine(backend), tenant).as_admin().list_tasks(summary_prefix="Réad")
-        assert [task.task_id for task in found.tasks] == [old]
-        assert (await verify(backend)).problems == []
-
-
-@pytest.mark.parametrize("number", [1, CARRIED - 1])
-async def test_an_older_one_is_refused_with_the_way_there(
-        cluster: Cluster, database: str, admin: str, number: int) -> None:
-    await make_before(admin, number)
-
-    for opening in (open_backend(cluster.url(database)), migrate_database(admin)):
-        with pytest.raises(StartupError, match=f"schema {number} of .*: bring it to schema {CARRIED} with the last"):
-            await opening
-
-
-async def test_a_database_that_began_with_another_first_file_is_refused(migrated: str, admin: str) -> None:
-    async with connected(admin) as db:
-        await db.execute("UPDATE asyncgate.meta SET value = 'another' WHERE name = $1", FIRST)
+        await db.execute(change, FIRST)
+    before = await shape(admin)
 
     for opening in (open_backend(migrated), migrate_database(admin)):
         with pytest.raises(StartupError, match=r"another first migration.*`asyncgate receipts export` with"):
             await opening
+    assert await shape(admin) == before
 
 
 # What the files say.

@@ -324,7 +324,7 @@ def a_database_of_a_newer_release(bench: Bench) -> list[str]:
     return []
 
 
-@fault("database", "error", "with another first migration", "asyncgate migrate")
+@fault("database", "error", "with another first migration", "asyncgate receipts export")
 def a_database_that_began_otherwise(bench: Bench) -> list[str]:
     bench.change("UPDATE meta SET value = 'f00' WHERE name = 'first_migration'")
     return []
