@@ -740,6 +740,7 @@ async def test_another_end_of_an_ended_task_is_restated_as_overtaken(ledger: Sta
     await settled(gate)
     real = next(one for one in ledger.receipts.values() if one["phase"] == "complete")
     ledger.receipts["other"] = {**real, "receipt_id": "other", "status": "failure"}
+    before = phases(ledger, offer["task_id"])
     assert await kinds(gate) == {"ended_twice": 1}
 
     await kinds(gate, Mender(gate.engine, gate.gate.ledger))
@@ -747,6 +748,8 @@ async def test_another_end_of_an_ended_task_is_restated_as_overtaken(ledger: Sta
     assert await kinds(gate) == {}
     anomalies = await gate.get("/v1/receipts?to_id=ada&receipt_type=system.anomaly")
     assert [one["body"]["details"]["receipt_id"] for one in anomalies["receipts"]] == ["other"]
+    await settled(gate)
+    assert phases(ledger, offer["task_id"]) == before       # it has no form for this
 
 
 async def test_an_acceptance_by_the_lease_protocol_is_the_workers_and_nothing_names_ours(
