@@ -134,7 +134,8 @@ class AsyncGate(AsyncOperations):
     ) -> Handle:
         """Create a task and return its handle; a repeated `key` returns the handle of the first task.
 
-        If that was made from another request, `payload_differs` of the handle is true, and a warning is logged.
+        If that was made from another request, `payload_differs` of the handle is true, and a warning is logged; so are
+        the gate's own, as that nobody serves this type.
         `needs` are the capabilities that a worker must have.  By default (`result_delivery="inline"`) the worker only
         has to store the result in the gate.
         """
@@ -143,6 +144,8 @@ class AsyncGate(AsyncOperations):
         made = await self.create_task(type, payload=payload, requirements=wanted, idempotency_key=key, **said)
         if made.payload_differs:
             log.warning("the key %r made task %s from another request; that task is returned", key, made.task_id)
+        for warning in made.warnings or ():
+            log.warning("task %s: %s", made.task_id, warning)
         return Handle(self, made.task_id, payload_differs=made.payload_differs)
 
     def handle(self, task_id: str) -> Handle:

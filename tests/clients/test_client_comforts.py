@@ -99,6 +99,17 @@ async def test_a_key_that_made_another_request_is_told(caplog: pytest.LogCapture
         f"the key 'k' made task {first.task_id} from another request; that task is returned"]
 
 
+async def test_a_type_that_nobody_serves_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with Gate() as gate:
+        await gate.lease_next(worker_id="w", accept_types=["report"])
+        await gate.submit("report")
+        task_id = (await gate.submit("repport")).task_id
+
+    told = [one.getMessage() for one in caplog.records if one.name == "asyncgate.client"]
+    assert [text.split(": ")[0] for text in told] == [f"task {task_id}"]
+    assert "others ask for report" in told[0]
+
+
 async def test_a_list_is_read_to_its_end_and_receipts_as_they_come() -> None:
     async with Gate() as gate:
         made = [(await gate.submit("t", number)).task_id for number in range(5)]
