@@ -109,8 +109,9 @@ def describe_purpose(op: Any, of_a_gate: bool = True) -> str:
     return f"{text} Next: {op.takes.next_step}" if of_a_gate and op.takes.next_step else text
 
 
+@cache      # each form of listing begins with it, and most of the time of the first request went there
 def make_input_schema(op: Any) -> JsonObject:
-    """Return the schema of a tool's arguments, an object at its root."""
+    """Return the schema of a tool's arguments, an object at its root; do not change it."""
     schema = make_rooted_schema(op.reader.exact)
     required = sorted({*schema.get("required", ()), *op.takes.needed})
     properties = {name: (refuse_null if name in required else allow_null)(said)
