@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from asyncgate import ACCEPTED, ANOMALY, COMPLETED, FAILED, Caller, Engine, Extension, Needs, News
@@ -48,6 +48,7 @@ MANY, FEW = 100, 20         # if more than FEW receipts wait, one call sends up 
 SOON_SECONDS = 0.1          # the pause before the first retry; each further pause is twice as long
 SETTLE_SECONDS = 1.0        # how often receipts sent so far are removed from the outbox
 FRESH_SECONDS = 1.0         # how old the numbers of `health` may be
+MEASURE_SECONDS = 1.0       # that a health check waits for the lag; orchestrators wait for two seconds or more
 SINGLY_SECONDS = 60.0       # how long receipts go one per call after a call with many failed
 STOP_SECONDS = 5.0          # how long a stopping gate waits for answers to sent receipts
 
@@ -76,6 +77,8 @@ class Ledger(Extension):
         self.routes = Routes(engine, self.sink, self.lag)
         self.adopting: asyncio.Task[None] | None = None
         self.settling: asyncio.Task[None] | None = None
+        self.measuring: asyncio.Task[LedgerLag] | None = None
+        self.known_lag: LedgerLag | UnsetType = UNSET
         self.strict: Strict | None = None
         self.compared: Compared = Compared(differences=Counter(dict.fromkeys(DIFFERENCES, 0)))
         self.last_comparison: LedgerComparison | None = None
@@ -105,7 +108,7 @@ class Ledger(Extension):
 
     async def close(self) -> None:
         """Wait a moment for answers to sent receipts, then close the connections."""
-        for task in filter(None, (self.adopting, self.settling)):
+        for task in filter(None, (self.adopting, self.settling, self.measuring)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await self.sender.close()
@@ -145,9 +148,17 @@ class Ledger(Extension):
     async def describe_health(self, health: Healthy) -> None:
         """Add to a health reply how far the ledger lags, and what the last comparison with it has found."""
         if health.database == "ok":
-            health.receipt_ledger_lag = await self.lag()
+            health.receipt_ledger_lag = await self._find_lag()
         if self.last_comparison is not None:
             health.ledger_comparison = self.last_comparison
+
+    async def _find_lag(self) -> LedgerLag | UnsetType:
+        """Return how far the ledger lags for all tenants; if the database takes long to count, as it was last known."""
+        if self.measuring is None or self.measuring.done():
+            self.measuring = asyncio.create_task(self.lag())
+        await asyncio.wait([measuring := self.measuring], timeout=MEASURE_SECONDS)
+        self.known_lag = measuring.result() if measuring.done() else self.known_lag
+        return self.known_lag
 
     async def lag(self, tenant_id: str | None = None) -> LedgerLag:
         """Return how far the ledger lags, for one tenant or all."""

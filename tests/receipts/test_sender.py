@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
@@ -19,6 +20,7 @@ from asyncgate.parts.model.queries import OutboxFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings
 from asyncgate.parts.model.stored import Lag, Receipt
 from asyncgate.parts.model.wire import Health
+from asyncgate.parts.receipts import outbox
 from asyncgate.parts.receipts.outbox import Breaker, Ledger
 from tests.support.ledger_tools import emptied
 from tests.support.patience import PATIENCE_SECONDS
@@ -121,6 +123,30 @@ async def test_receipts_of_a_task_arrive_in_their_order(integrated: Integrated, 
     assert len(arrived) == len(set(arrived)) == 20
     assert {json.loads(body)["receipt_id"] for body in stub.sent} == set(arrived)
     assert len(set(stub.sent)) == 20 < len(stub.sent)       # tried again with the same bytes
+
+
+async def test_the_health_check_tells_the_last_known_lag_while_the_database_takes_long_to_count(
+        integrated: Integrated, stub: StubLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MEASURE_SECONDS", 0.0)
+    counted = asyncio.Event()
+
+    async def count_slowly() -> list[str]:
+        await counted.wait()
+        return [gate.tenant_id]
+    async with integrated(stub.url) as gate:
+        await gate.finished()
+        await emptied(gate)
+        unsent, gate.backend.unsent = gate.backend.unsent, count_slowly
+
+        during = [(await gate.engine.health(NOBODY, Health())).receipt_ledger_lag for _ in range(2)]
+        counted.set()
+        await gate.ledger.measuring
+        gate.backend.unsent = unsent
+        monkeypatch.setattr(outbox, "MEASURE_SECONDS", PATIENCE_SECONDS)
+        after = (await gate.engine.health(NOBODY, Health())).receipt_ledger_lag
+
+    assert during == [UNSET, UNSET]
+    assert after.waiting == 0
 
 
 async def test_a_refused_receipt_is_parked_and_told_and_does_not_open_the_circuit(
