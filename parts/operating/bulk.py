@@ -114,14 +114,21 @@ async def run_bulk(engine: Engine, caller: Caller, ask: RunBulk) -> BulkRecord:
     """Do it to the tasks that preview_bulk has found: up to max_tasks of them, or for five seconds.
 
     While ended is false, call it again with the same confirmation; it goes on where it was, also after a crash, and
-    does nothing twice.  Each task gets the receipts or the event that the single call would write.  A task that is run
-    again counts as a new one: where the limit of new tasks is reached, what fits is done before the refusal.
+    does nothing twice.  Each task gets the receipts or the event that the single call would write, and counts as a
+    call.  A task that is run again counts as a new one, too: where a limit is reached, what fits is done first.
     """
     order = open_order(engine, caller, ask.confirmation)
-    left, until = min(ask.max_tasks or USUAL_TASKS, MOST_TASKS), asyncio.get_running_loop().time() + MOST_SECONDS
+    left = most = min(ask.max_tasks or USUAL_TASKS, MOST_TASKS)
+    until = asyncio.get_running_loop().time() + MOST_SECONDS
     bulk = await engine.backend.record(caller.tenant_id, Bulk, order.bulk_id) or await begin_bulk(engine, caller, order)
     while bulk.ended_at is None and left > 0 and asyncio.get_running_loop().time() < until:
         batch = await find_batch(engine, caller, order, bulk.position, left)
+        try:
+            batch = await charge_batch(engine, caller, batch)
+        except RateLimitExceeded:
+            if left == most:
+                raise
+            break       # the caller shall know what is done
         bulk = await carry_out_batch(engine, caller, order, bulk, batch)
         left -= max(len(batch.tasks), 1)
     return show_bulk(bulk)
@@ -232,6 +239,20 @@ async def find_batch(engine: Engine, caller: Caller, order: Order, position: str
             return Batch(found[:most], found[most - 1].task_id, False)
         if found or over or read >= MOST_READ:
             return Batch(found, position, over)
+
+
+async def charge_batch(engine: Engine, caller: Caller, batch: Batch) -> Batch:
+    """Count each task of a batch as a call, or of as many of them as the rate limit has left; return those."""
+    while len(batch.tasks):
+        try:
+            for charge in engine.on.charge:
+                await charge(caller, RUN_BULK, len(batch.tasks))
+            break
+        except RateLimitExceeded:
+            if len(batch.tasks) == 1:
+                raise
+            batch = batch.halve()
+    return batch
 
 
 async def carry_out_batch(engine: Engine, caller: Caller, order: Order, before: Bulk, batch: Batch) -> Bulk:
@@ -362,8 +383,9 @@ def show_bulk(bulk: Bulk) -> BulkRecord:
                       to_utc(bulk.begun_at), to_utc(bulk.updated_at), to_utc_or_none(bulk.ended_at))
 
 
+RUN_BULK = Operation(run_bulk, "POST /v1/bulks", "A", "admin:write", "W", idempotent=True)
 OPERATIONS = [
     Operation(preview_bulk, "POST /v1/bulks/preview", "A", "admin:read", "R"),
-    Operation(run_bulk, "POST /v1/bulks", "A", "admin:write", "W", idempotent=True),
+    RUN_BULK,
     Operation(get_bulk, "GET /v1/bulks/{bulk_id}", "A", "admin:read", "R"),
 ]

@@ -340,6 +340,20 @@ async def test_a_call_with_many_items_is_as_many_calls(limited: Limited, facade:
 
 
 @pytest.mark.parametrize("facade", FACADES)
+async def test_each_task_of_a_bulk_is_a_call_and_what_fits_is_done(limited: Limited, facade: str) -> None:
+    house, _, _ = await limited(20)
+    root = await house.key("admin", "root", tenant=OTHER)
+    await house.ask("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 12}, token=root, facade=facade)
+    seen = await house.ask("preview_bulk", {"action": "cancel"}, token=root, facade=facade)
+
+    ran, again = [await house.ask("run_bulk", {"confirmation": seen.body["confirmation"]}, token=root, facade=facade)
+                  for _ in range(2)]
+
+    assert (ran.body["done"], ran.body["ended"]) == (6, False)
+    assert (standing(ran)[2], again.code) == (0, "rate_limit_exceeded")
+
+
+@pytest.mark.parametrize("facade", FACADES)
 async def test_each_task_of_a_batch_counts_and_a_refused_batch_costs_none(limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(-1, tasks=10)
 
