@@ -199,3 +199,12 @@ async def test_a_list_is_no_longer_the_same_for_everybody(served: Any) -> None:
         ("mcp-method", "tools/list")])
 
     assert answer["result"]["cacheScope"] == "private"
+
+
+@pytest.mark.parametrize("query", ["", "?tools=all&schemas=full"])
+async def test_a_list_is_the_same_for_hosts_and_peers(served: Any, query: str) -> None:
+    to_peer = await served.post(f"/mcp{query}", LIST)
+    to_host = await served.post(f"/mcp{query}", LIST, headers=[
+        ("accept", "application/json, text/event-stream"), ("mcp-protocol-version", "2025-06-18")])
+
+    assert to_host["result"] == to_peer["result"]
