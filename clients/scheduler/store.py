@@ -122,8 +122,10 @@ class Store:
             opened.pop_all()
 
     def _migrate(self) -> None:
-        self.db.executescript("PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; "
-                              "BEGIN EXCLUSIVE; COMMIT;")
+        # No write-ahead log: the next process reads of it what the kernel shows, also behind a failed fsync, and writes
+        # on behind what the disk never took.  A rollback journal holds old pages only.
+        self.db.executescript("PRAGMA locking_mode = EXCLUSIVE; PRAGMA synchronous = EXTRA; "
+                              "PRAGMA journal_mode = DELETE; BEGIN EXCLUSIVE; COMMIT;")
         version = self.db.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA:
             raise sqlite3.DatabaseError(f"its schema is {version}, of a newer AsyncGate: use that version")
