@@ -111,6 +111,7 @@ from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import MOST_CALLS, Sightings
 from asyncgate.parts.process.readers import is_awaited, list_announced, list_ended, Readers, wait_until, Wants
+from asyncgate.parts.process.turns import SliceTurns
 from asyncgate.parts.process.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -919,12 +920,13 @@ class Engine:
         return self._write_slices(op, caller, ask) if ask.items else self.write(op.run, op.loads, caller, ask)
 
     async def _write_slices(self, op: Operation, caller: Caller, ask: Ask) -> Any:
-        """Carry out a call with many items; while several tenants are about, in slices that others may pass."""
+        """Carry out a call with many items in slices that others may pass, in small ones while others are about."""
         done, items = None, getattr(ask, ask.items)
         while items or done is None:
             some, items = items[:(size := self.batches.find_slice_size())], items[size:]
             try:
-                reply = await self.write(op.run, op.loads, caller, replace(ask, **{ask.items: some}))
+                async with self.batches.take_slice(caller.tenant_id):
+                    reply = await self.write(op.run, op.loads, caller, replace(ask, **{ask.items: some}))
             except GateError as no:
                 if not isinstance(done, Items):     # nothing is done yet, or a repetition finds what is done
                     raise
@@ -2102,6 +2104,7 @@ class Batches:
     """
 
     MIXED_SIZE, MIXED_SECONDS = 8, 1.0
+    LARGEST_SLICE = 100     # of one call, also where nobody else has been about: somebody may come meanwhile
 
     def __init__(self, backend: Backend, size: int, after_commit: Callable[[Work], None]) -> None:
         self.backend, self.size, self.after_commit = backend, size, after_commit
@@ -2109,7 +2112,7 @@ class Batches:
         self.waiting: dict[str, list[Job]] = {}         # in the order of the tenants' turns
         self.under_way: defaultdict[str, list[int]] = defaultdict(list)     # sizes
         self.flights: set[asyncio.Task[None]] = set()
-        self.called, self.running = False, 0            # whether a departure is planned; the batches under way
+        self.called, self.running, self.slices = False, 0, SliceTurns()     # a departure is planned; batches under way
         self.last, self.mixed_until = "", 0.0           # who came last, and how long several tenants are about
 
     def join(self, tenant_id: str, job: Job) -> asyncio.Future[Any]:
@@ -2122,9 +2125,13 @@ class Batches:
             self._plan_departure()
         return job.answer
 
-    def find_slice_size(self, most: int = sys.maxsize) -> int:
+    def find_slice_size(self, most: int = LARGEST_SLICE) -> int:
         """Return how many items of a call may be decided together now."""
         return min(most, self.MIXED_SIZE) if self._is_mixed() else most
+
+    def take_slice(self, tenant_id: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Return a block in which a call may write one of its slices."""
+        return self.slices.take(tenant_id, self._is_mixed())
 
     def _is_mixed(self) -> bool:
         return time.monotonic() <= self.mixed_until

@@ -116,6 +116,7 @@ from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind, LeaseNext
 from asyncgate.parts.process.folders import fsync_folder
 from asyncgate.parts.process.outages import OFTEN
+from asyncgate.parts.process.turns import counting
 
 log = logging.getLogger("asyncgate.sqlite")
 R = TypeVar("R", bound=Struct)
@@ -928,7 +929,10 @@ class Sqlite(Pages):
         if not self.readers:
             return await self._on_writer(sql, given)
         self.turn = (self.turn + 1) % len(self.readers)
-        return await self.readers[self.turn].execute_fetchall(sql, given)  # type: ignore[return-value]
+        rows: list[tuple[Any, ...]] = await self.readers[self.turn].execute_fetchall(sql, given)  # type: ignore[assignment]
+        if (call := counting.get()) is not None:
+            call.add_rows(len(rows))
+        return rows
 
     async def _on_writer(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = await self._call_writer(lambda: self.db.execute(sql, given).fetchall())

@@ -231,6 +231,36 @@ async def test_a_call_with_many_items_lets_other_tenants_pass(gate: Gate) -> Non
     assert [task.type for task in reversed(listed)] == [item["type"] for item in items]
 
 
+async def test_large_calls_of_a_tenant_write_one_slice_at_a_time_while_others_are_about(gate: Gate) -> None:
+    await asyncio.gather(gate.create(), gate.stranger().create())
+    transact, under_way = gate.engine.batches.transact, list[int]()
+
+    async def watch(tenant_id: str, *asked: Any) -> None:
+        under_way.append(len(gate.engine.batches.under_way[tenant_id]))
+        await transact(tenant_id, *asked)
+    gate.engine.batches.transact = watch
+    items = [{"type": "slice", "payload": None}] * 20
+
+    made = await asyncio.gather(*(gate.as_agent().create_tasks(tasks=items) for _ in range(3)))
+
+    assert [len(one.results) for one in made] == [20] * 3
+    assert set(under_way) == {1}
+    assert len(under_way) >= 3 * 3
+
+
+async def test_a_large_call_goes_by_slices_also_where_nobody_else_has_been_about(gate: Gate) -> None:
+    transact, calls = gate.engine.batches.transact, list[str]()
+
+    async def watch(tenant_id: str, *asked: Any) -> None:
+        calls.append(tenant_id)
+        await transact(tenant_id, *asked)
+    gate.engine.batches.transact = watch
+
+    await gate.as_agent().create_tasks(tasks=[{"type": "slice", "payload": None}] * 250)
+
+    assert len(calls) == 3
+
+
 @pytest.mark.parametrize("keyed", [False, True])
 async def test_a_slice_that_fails_is_the_answer_of_its_items_and_of_those_after_it(
         gate: Gate, monkeypatch: pytest.MonkeyPatch, keyed: bool) -> None:

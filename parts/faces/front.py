@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Set
-from functools import cached_property
+from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any
 
@@ -83,6 +83,12 @@ def is_page(path: str) -> bool:
     return path.removeprefix("/").partition("/")[0] in PAGES
 
 
+def find_kind(scope: Scope) -> tuple[str, str] | None:
+    """Return the tenant and the operation of a call, if they are known."""
+    caller = scope.get("asyncgate.caller")
+    return (caller.tenant_id, scope.get("asyncgate.operation", "")) if caller is not None else None
+
+
 class Front:
     """An ASGI application in front of an engine and its guard: REST, MCP and their documentation.
 
@@ -124,8 +130,10 @@ class Front:
             if scope["method"] == "OPTIONS" and "asyncgate.cors" in scope:
                 scope["asyncgate.limits"] = ()      # a preflight has no credential: nobody's calls are spent
                 return await self.send(send, scope, 204, b"", PREFLIGHT)
-            if endpoint := self._endpoint(scope):
-                return await endpoint(scope, receive, send)
+            work = (self._endpoint(scope) or self.app)(scope, receive, send)
+            if self.opened and self.guard.turns.mixed_until and self.guard.turns.is_mixed():
+                return await self.guard.turns.count(work, partial(find_kind, scope))
+            return await work
         await self.app(scope, receive, send)
 
     def _endpoint(self, scope: Scope) -> Endpoint | None:

@@ -13,12 +13,14 @@ from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.process.spans import Tracing
+from asyncgate.parts.process.turns import LoopTurns
 
 
 class Doorkeeper(Protocol):
     """Resolves requests to callers, counts their calls and audits refusals."""
 
     enforced: bool          # whether every request is counted
+    turns: LoopTurns
 
     async def resolve(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
         """Return the caller of a request; count the call if its operation is known."""

@@ -48,6 +48,7 @@ from asyncgate.parts.model.stored import Account, Key
 from asyncgate.parts.model.wire import Ask, Items, Offers, Problem, Terminator
 from asyncgate.parts.model.wire_admin import Limits as LimitsReply
 from asyncgate.parts.model.wire_admin import Used
+from asyncgate.parts.process.turns import LoopTurns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -198,6 +199,7 @@ class Guard(Extension):
         self.enforced = bool(security.rate_limiting.enabled)     # if not, only tenants with stricter limits are limited
         self.limits = open_limits(engine.settings, shared=self.enforced)
         self.find_buckets = lru_cache(MOST_ALLOTMENTS)(partial(buckets_for, engine.settings))
+        self.turns = LoopTurns()
 
     async def __aenter__(self) -> Guard:
         await self._require_credential()
@@ -353,9 +355,14 @@ class Guard(Extension):
         return address
 
     async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
-        """Count a call against its rate limits; raises RateLimitExceeded, but not for the end of a lease."""
-        scope["asyncgate.operation"] = op.name if op else ""
+        """Count a call against its rate limits, and wait for its turn if it is a large one.
+
+        Raises RateLimitExceeded, but not for the end of a lease.
+        """
+        scope["asyncgate.operation"] = operation = op.name if op else ""
         await self._meter(scope, caller, op)
+        if self.turns.mixed_until or caller.tenant_id != self.turns.last:      # else nobody else has ever been about
+            await self.turns.wait(caller.tenant_id, operation, writes=op is not None and op.kind == "W")
 
     async def charge(self, caller: Caller, op: Operation, more: int) -> None:
         """Count a call with many items as so many more calls: they cost as much as calls of their own."""

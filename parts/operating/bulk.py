@@ -129,7 +129,8 @@ async def run_bulk(engine: Engine, caller: Caller, ask: RunBulk) -> BulkRecord:
             if left == most:
                 raise
             break       # the caller shall know what is done
-        bulk = await carry_out_batch(engine, caller, order, bulk, batch)
+        async with engine.batches.take_slice(caller.tenant_id):
+            bulk = await carry_out_batch(engine, caller, order, bulk, batch)
         left -= max(len(batch.tasks), 1)
     return show_bulk(bulk)
 
