@@ -5,8 +5,8 @@ an object with the methods of `Backend` below.  Name the class of that object `B
 package under the entry-point group `asyncgate.backends`, with the scheme of its URLs as the name.  `settings` is the
 group `database` of the settings (pool size, timeouts); without it use the defaults.  A backend decides nothing:
 `transact` loads the rows that `Needs` names into a `Work`, calls `decide`, and saves the changes in `Work`; every other
-method is a plain read.  `memory.py` is the shortest complete backend, `sqlite.py` the one to read for a real database.
-Then run the test suite against yours: `asyncgate conformance yours://...`.
+method is a plain read.  `sqlite_tables.py` and `sqlite.py` are the ones to read.  Then run the test
+suite against yours: `asyncgate conformance yours://...`.
 
 parts/model/database.py has protocols for abilities that only some databases have.  The suite kills the processes of a
 `LastingBackend`, and lets several processes serve one database of a `SharedBackend`.

@@ -14,12 +14,12 @@ from asyncgate.backends.judged import NO_WAY_IN, judge_outbox, judge_overdue, ju
 from asyncgate.backends.lineage import ANOTHER, HOW_TO_MOVE, digest
 from asyncgate.backends.sqlite import (
     HOW_TO_MIGRATE,
-    LAST_SIGN,
     beginning,
     migrations,
     refuse_left_log,
     require_ours,
 )
+from asyncgate.backends.sqlite_tables import LAST_SIGN
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
 from asyncgate.parts.model.settings import Settings

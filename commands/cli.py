@@ -497,7 +497,7 @@ def worker(ctx: click.Context, /, at: Connection, what: tuple[str, ...], profile
 
 
 @commands.command(cls=PassingCommand, options_metavar="",
-                  epilog="Example: asyncgate conformance memory:// -- -k lease -x")
+                  epilog="Example: asyncgate conformance sqlite: -- -k lease -x")
 @click.argument("urls", metavar="[URL]... [-- PYTEST ARGUMENTS]", nargs=-1)
 @click.pass_context
 def conformance(ctx: click.Context, urls: tuple[str, ...]) -> None:

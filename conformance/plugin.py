@@ -12,9 +12,7 @@ import itertools
 import os
 import random
 import re
-import sqlite3
 import sys
-import tempfile
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,7 +23,7 @@ from typing import Any
 import pytest
 
 from asyncgate import Engine
-from asyncgate.backends import open_backend
+from asyncgate.backends import memory, open_backend
 from asyncgate.conformance.harness import Gate, OwnTenants, settings_for_tests
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.postgres_server import URL_GIVEN, Cleaner, Cluster, PostgresServer, Programs, find_programs
@@ -33,7 +31,7 @@ from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.receipts.outbox import Ledger
 
 POSTGRES = "postgres:"
-DEFAULT = ("memory:", "sqlite:", POSTGRES)
+DEFAULT = ("sqlite:", POSTGRES)
 ROUNDS = 1
 MODES = ("standalone", "eventual", "strict")
 UNCLOSED: list[str] = []        # what event loops held open when they were closed
@@ -77,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--backend", action="append", metavar="URL", dest="asyncgate_backends",
                     help="database to run on, repeatable; {tmp} in it is a new folder for each test, a bare "
                          "sqlite: a fresh file, and a bare postgres: an empty database on a server that is started "
-                         "for it; default memory:, sqlite: and postgres:")
+                         "for it; default sqlite: and postgres:")
     group.addoption("--receipts", default="standalone", choices=MODES, dest="asyncgate_receipts",
                     help="where the receipts of the gates go: kept (standalone), or sent to a ledger that is started "
                          "for it, after each change (eventual) or before it counts (strict)")
@@ -252,16 +250,7 @@ def choose_loop(metafunc: pytest.Metafunc) -> None:
 @cache
 def make_empty_file() -> bytes:
     """Return the content of a migrated SQLite database: to copy it takes a third of the time of migrating one."""
-    async def migrate(path: Path) -> None:
-        await (await open_backend(f"sqlite:///{path}")).close()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "gate.db")
-        asyncio.run(migrate(path))
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-            # Each copy gets what tells one database from another when it is opened.
-            db.execute("DELETE FROM meta WHERE name IN ('cursor_key', 'instance_id')")
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return path.read_bytes()
+    return memory.make_template().serialize()
 
 
 def database_of(url: str, config: pytest.Config, folder: Path) -> str:

@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from asyncgate import Caller, Engine, Job, Work, decide
 from asyncgate.conformance.harness import Gate, Numbered, refused, under
+from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
 from asyncgate.parts.model.wire import Created, CreateTask
 
@@ -182,6 +183,8 @@ async def test_an_operation_that_the_database_refuses_fails_alone(gate: Gate) ->
     assert [task.type for task in (await ada.list_tasks()).tasks] in (["b", "a", "first"], ["a", "b", "first"])
     assert (await gate.task(first)).type == "first"
     assert len(await gate.owed()) == 3
+    problems = (await verify(gate.backend)).problems
+    assert [problem for problem in problems if gate.tenant_id in problem] == [], "something of it was kept"
 
 
 async def test_an_operation_whose_client_has_gone_is_not_started(gate: Gate) -> None:

@@ -42,8 +42,8 @@ def test_what_a_database_is_follows_from_its_methods(scheme: str) -> None:
 
 def test_what_stands_before_a_backend_can_what_that_can() -> None:
     """Python 3.12 asks the class alone, so that must be the one of the innermost."""
-    before: Any = Around(Around(Memory()))
+    before: Any = Around(Around(memory := Memory()))
 
     assert not isinstance(before, LastingBackend)
-    assert before.instance == "asyncgate-1"
+    assert before.instance == memory.instance
     assert before.__class__ is Memory

@@ -11,7 +11,7 @@ import pytest
 from asyncgate import MOST_PAGE_BYTES, Engine
 from asyncgate.backends import open_backend
 from asyncgate.backends.lanes import Portions
-from asyncgate.backends.sqlite import MOST_WHOLE
+from asyncgate.backends.sqlite_tables import MOST_WHOLE
 from asyncgate.conformance.harness import Gate
 from asyncgate.parts.model.stored import Task
 

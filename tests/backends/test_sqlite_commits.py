@@ -109,7 +109,7 @@ async def test_after_a_commit_that_failed_the_next_one_is_made_on_a_new_connecti
     with closing(sqlite3.connect(path)) as other:
         other.executescript("CREATE TABLE parents (id INTEGER PRIMARY KEY); CREATE TABLE orphans "
                             "(id INTEGER REFERENCES parents DEFERRABLE INITIALLY DEFERRED)")
-    await backend._on_writer("PRAGMA foreign_keys = ON", ())
+    await backend._call_writer(lambda: doubted.execute("PRAGMA foreign_keys = ON"))
     with pytest.raises(Refused):
         await backend.transact(TENANT, Needs(), orphan)
 

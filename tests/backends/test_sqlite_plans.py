@@ -13,7 +13,8 @@ import pytest
 
 from asyncgate.backends.pages import TaskRange, list_ranges
 from asyncgate.backends.postgres.statements import LEASES
-from asyncgate.backends.sqlite import (
+from asyncgate.backends.sqlite import SCHEMA
+from asyncgate.backends.sqlite_tables import (
     ARCHIVED,
     CLAIMED,
     COUNT,
@@ -21,7 +22,6 @@ from asyncgate.backends.sqlite import (
     HOLDINGS,
     LEASED,
     LEASED_TO,
-    SCHEMA,
     SIGN,
     select_ids,
     select_tasks,

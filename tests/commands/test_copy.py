@@ -22,7 +22,7 @@ from msgspec.structs import astuple, replace
 
 from asyncgate import Engine, Needs, Work
 from asyncgate.backends import Around, open_backend
-from asyncgate.backends.memory import Memory, Tenant
+from asyncgate.backends.memory import Memory
 from asyncgate.commands import copy
 from asyncgate.commands.main import main
 from asyncgate.conformance.erasure_rows import keep_erasure
@@ -694,17 +694,17 @@ async def test_a_copy_stops_when_somebody_else_comes(looks: int) -> None:
 class DropsParents(Memory):
     """Stores receipts without what they answer."""
 
-    def _save(self, tenant: Tenant, work: Work) -> None:
+    def _save(self, work: Work) -> None:
         work.written = {id: replace(receipt, parents=()) for id, receipt in work.written.items()}
-        super()._save(tenant, work)
+        super()._save(work)
 
 
 class LosesReceipts(Memory):
     """Acknowledges receipts and keeps none."""
 
-    def _save(self, tenant: Tenant, work: Work) -> None:
+    def _save(self, work: Work) -> None:
         work.written = {}
-        super()._save(tenant, work)
+        super()._save(work)
 
 
 class RefusesEvents(Memory):

@@ -23,10 +23,10 @@ class Hesitant(Memory):
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         """Carry out one batch at the second attempt; what others do in between happens in `meanwhile`."""
-        tenant, given = self.all[tenant_id], getattr(self.ids, "given", 0)
-        work = Work(tenant_id, self.now(), self.ids, tenant.lanes.known)
-        self._load(tenant, work, needs)
-        decide(work)
+        given = getattr(self.ids, "given", 0)
+        self._begin()
+        decide(self._load(tenant_id, needs))
+        self._roll_back()
         self.taken_back += 1
         self.meanwhile(tenant_id)
         self.ids.given = given  # type: ignore[attr-defined]  # Numbered counts anew, so that the ids are equal
@@ -65,14 +65,14 @@ async def test_after_the_commit_only_the_last_attempt_is_told() -> None:
     task_id = await gate.create()
 
     assert [set(work.added) for work in told] == [{task_id}]
-    assert set(backend.all["t"].tasks) == {task_id}
+    assert backend.db.execute("SELECT task_id FROM tasks").fetchall() == [(task_id,)]
 
 
 @pytest.mark.anyio
 async def test_a_second_attempt_answers_by_what_it_finds() -> None:
     class EndsLeases(Hesitant):
         def meanwhile(self, tenant_id: str) -> None:
-            self.all[tenant_id].leases.clear()
+            self.db.execute("DELETE FROM leases")
     backend = EndsLeases()
     gate = Gate(Engine(backend, Settings()), "t")
     backend.ids = Numbered()

@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from asyncgate import Needs, Work
-from asyncgate.backends.memory import Memory, Tenant
+from asyncgate.backends.memory import Memory
+from asyncgate.backends.sqlite_tables import TASK
 from asyncgate.parts.model.overdue import is_stuck
 from asyncgate.parts.model.queries import ObligationFilter, Query, ReceiptFilter, Row
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.model.stored import Key, Task
+from asyncgate.parts.model.wire import LeaseNext
 
 T = TypeVar("T")
+MANY = 1000      # tasks, more than any test has
+
 
 class DropsParents(Memory):
     """Stores receipts without what they answer."""
 
-    def _save(self, tenant: Tenant, work: Work) -> None:
+    def _save(self, work: Work) -> None:
         work.written = {id: replace(receipt, parents=()) for id, receipt in work.written.items()}
-        super()._save(tenant, work)
+        super()._save(work)
 
 
 class OffersDelayedTasks(Memory):
     """Does not look at the time."""
 
-    def _claimable(self, tenant: Tenant, lanes: frozenset[int], now: float) -> Iterator[Task]:
-        return super()._claimable(tenant, lanes, now + 1e9)
+    def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
+        now, work.now = work.now, work.now + 1e9
+        super()._offer(work, claims)
+        work.now = now
 
 
 class ForgetsPriority(Memory):
     """Offers the oldest task, whatever its priority."""
 
-    def _claimable(self, tenant: Tenant, lanes: frozenset[int], now: float) -> Iterator[Task]:
-        return iter(sorted(super()._claimable(tenant, lanes, now), key=lambda task: task.task_id))
+    def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> Generator[tuple[Any, ...], None, None]:
+        yield from sorted(super()._heads(tenant_id, lanes, MANY), key=lambda row: row[1])
 
 
 class LosesRenewals(Memory):
     """Stores the first state of a lease and none that follows."""
 
-    def _save(self, tenant: Tenant, work: Work) -> None:
+    def _save(self, work: Work) -> None:
         work.leased = {id: lease for id, lease in work.leased.items() if lease.ending != "live" or not lease.renewals}
-        super()._save(tenant, work)
+        super()._save(work)
 
 
 class LosesCommits(Memory):
@@ -51,10 +57,10 @@ class LosesCommits(Memory):
 
     saved = 0
 
-    def _save(self, tenant: Tenant, work: Work) -> None:
+    def _save(self, work: Work) -> None:
         self.saved += 1
         if self.saved % 4:
-            super()._save(tenant, work)
+            super()._save(work)
 
 
 class ShowsOthersObligations(Memory):
@@ -62,16 +68,16 @@ class ShowsOthersObligations(Memory):
 
     async def page(self, tenant_id: str, query: Query[T]) -> list[T]:
         """Return a page, of anybody's open obligations."""
-        tenants = list(self.all) if isinstance(query, ObligationFilter) else [tenant_id]
+        tenants = await self.tenants() if isinstance(query, ObligationFilter) else [tenant_id]
         return [row for other in tenants for row in await super(ShowsOthersObligations, self).page(other, query)]
 
 
 class ForgetsDischarge(Memory):
     """Never takes an obligation off its index."""
 
-    def _save(self, tenant: Tenant, work: Work) -> None:
+    def _save(self, work: Work) -> None:
         work.closed = {}
-        super()._save(tenant, work)
+        super()._save(work)
 
 
 class ReadsStale(Memory):
@@ -103,20 +109,20 @@ class FiltersAfterTheLimit(Memory):
 class ForgetsKeys(Memory):
     """Does not find a task by its idempotency key."""
 
-    def _load(self, tenant: Tenant, work: Work, needs: Needs) -> None:
+    def _load(self, tenant_id: str, needs: Needs) -> Work:
         needs.keys = set()
-        super()._load(tenant, work, needs)
+        return super()._load(tenant_id, needs)
 
 
 class IgnoresLanes(Memory):
     """Takes every lane for every other one."""
 
-    def _load(self, tenant: Tenant, work: Work, needs: Needs) -> None:
-        super()._load(tenant, work, needs)
-        work.known = {lane: (type, frozenset()) for lane, (type, _) in tenant.lanes.known.items()}
-        for group in [frozenset(tenant.lanes.known)] if needs.claims else []:
-            for task in self._claimable(tenant, group, work.now):
-                work.add_claimable(task)
+    def _load(self, tenant_id: str, needs: Needs) -> Work:
+        work = super()._load(tenant_id, needs)
+        work.known = {lane: (type, frozenset()) for lane, (type, _) in self.lanes[tenant_id].known.items()}
+        for _, _, *row in self._heads(tenant_id, frozenset(work.known), MANY) if needs.claims and work.known else ():
+            work.add_claimable(Task(*row[:TASK]))
+        return work
 
 
 class KeepsRefusedBatches(Memory):
@@ -126,17 +132,23 @@ class KeepsRefusedBatches(Memory):
         """Carry out a batch, too early."""
         def eager(work: Work) -> None:
             decide(work)
-            self._save(self.all[tenant_id], work)
-            work.opened = {}
+            work.added, added = {}, work.added
+            self._save(work)
+            self.db.execute("COMMIT")
+            self.db.execute("BEGIN IMMEDIATE")
+            for saved in (work.lanes, work.moved, work.leased, work.progressed, work.written, work.posted, work.opened,
+                          work.closed, work.events, work.audited, work.kept, work.delivered, work.erased):
+                saved.clear()
+            work.added = added
         await super().transact(tenant_id, needs, eager)
 
 
 class KeepsOneLine(Memory):
     """Keeps the last line of each batch in the audit log, where the others are lost."""
 
-    def _save(self, tenant: Tenant, work: Work) -> None:
+    def _save(self, work: Work) -> None:
         work.audited = dict(list(work.audited.items())[-1:])
-        super()._save(tenant, work)
+        super()._save(work)
 
 
 class OverlooksStuckTasks(Memory):
@@ -144,8 +156,12 @@ class OverlooksStuckTasks(Memory):
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return the others."""
-        return [(tenant_id, [id for id in tasks if not is_stuck(self.all[tenant_id].tasks[id])], schedules)
+        return [(tenant_id, [id for id in tasks if not await self._is_stuck(tenant_id, id)], schedules)
                 for tenant_id, tasks, schedules in await super().overdue(now, grace, limit)]
+
+    async def _is_stuck(self, tenant_id: str, task_id: str) -> bool:
+        row = await self.task(tenant_id, task_id)
+        return row is not None and is_stuck(row[0])
 
 
 class ForgetsSuspensions(Memory):
