@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +26,11 @@ class PackageHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Write the typed client into the tree, and name the files to add to a wheel."""
-        # In a process of its own: what is imported here would be another tree's in the next build of this process.
-        subprocess.run([sys.executable, "-m", "asyncgate.commands.declare"], cwd=self.root, check=True)
+        # In a process of its own: what is imported here would be another tree's in the next build of this process. The
+        # path names this tree, since with PYTHONSAFEPATH another gate that is installed would generate its own.
+        searched = os.pathsep.join([self.root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        subprocess.run([sys.executable, "-m", "asyncgate.commands.declare"], cwd=self.root, check=True,
+                       env={**os.environ, "PYTHONPATH": searched})
         if not self.makes_package(version):
             return
         self.scratch = TemporaryDirectory()
