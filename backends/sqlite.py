@@ -61,6 +61,14 @@ WAY_ON = ("; what was acknowledged is in the file and its -wal, which stay as th
 WAYS_ON = {sqlite3.SQLITE_IOERR: WAY_ON, sqlite3.SQLITE_FULL: WAY_ON,
            sqlite3.SQLITE_READONLY: "; the system did not open it for writing: see its rights and its disk, then start "
                                     "again"}
+TENANTS_TABLES = """
+    SELECT t.name FROM sqlite_master AS t JOIN pragma_table_info(t.name) AS c ON c.name = 'tenant_id'
+    WHERE t.type = 'table' AND t.name NOT IN ('tenants', 'wall')"""
+OTHERS = "tenant_id IS NOT (SELECT tenant_id FROM wall)"
+WALLED = {"insert": f"NEW.{OTHERS}", "update": f"NEW.{OTHERS} OR OLD.tenant_id IS NOT NEW.tenant_id",
+          "delete": f"OLD.{OTHERS}"}
+# The first migration when it wrote each wall out: the same tables.
+WALLS_WRITTEN_OUT = "2e0eb1e86d599fafa8c55f4313fbcdd6544a5d5658e16c166b34ed560e782b3b"
 COPIED_PAGES = 4096     # of a backup, at once
 REWRITTEN = 1 << 20     # bytes of the log, at once
 SHARE = 64          # the most batches that share one commit
@@ -492,10 +500,23 @@ def migrate_file(db: sqlite3.Connection, folder: Path = SCHEMA) -> None:
             for statement in statements(file.read_text()):
                 db.execute(statement)
         if version < len(files):
+            build_walls(db)
             store_version(db, len(files))
         db.execute("INSERT OR IGNORE INTO meta VALUES ('cursor_key', ?)", (secrets.token_hex(32),))
         # A random name, because two gates on one ledger must not have the same name.
         db.execute("INSERT OR IGNORE INTO meta VALUES ('instance_id', ?)", (f"asyncgate-{secrets.token_hex(4)}",))
+
+
+def build_walls(db: sqlite3.Connection) -> None:
+    """Build the wall between tenants: a statement that lacks its WHERE clause fails instead of changing others' rows.
+
+    The triggers roll back the whole transaction: for a trigger that could ABORT only one statement, SQLite would save
+    every page that the statement touches.
+    """
+    for (table,) in db.execute(TENANTS_TABLES).fetchall():
+        for verb, row in WALLED.items():
+            db.execute(f"CREATE TRIGGER IF NOT EXISTS {table}_{verb}_wall BEFORE {verb} ON {table} WHEN {row} "
+                       "BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END")
 
 
 def beginning(db: sqlite3.Connection) -> tuple[int, str | None]:
@@ -503,7 +524,8 @@ def beginning(db: sqlite3.Connection) -> tuple[int, str | None]:
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         return 0, None
     said = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('schema_version', ?)", (FIRST,)).fetchall())
-    return int(said.get("schema_version", 0)), said.get(FIRST)
+    first = digest(migrations()[0].read_text()) if said.get(FIRST) == WALLS_WRITTEN_OUT else said.get(FIRST)
+    return int(said.get("schema_version", 0)), first
 
 
 def store_version(db: sqlite3.Connection, version: int) -> None:

@@ -16,6 +16,7 @@ from asyncgate.backends.lineage import FIRST, digest
 from asyncgate.backends.sqlite import (
     FILE_PAGE,
     SCHEMA,
+    WALLS_WRITTEN_OUT,
     migrate_database,
     migrate_file,
     migrations,
@@ -104,6 +105,16 @@ async def test_a_file_of_a_newer_release_is_refused(url: str, db: sqlite3.Connec
 
     with pytest.raises(StartupError, match=f"schema {NEXT}, but this release knows only schemas"):
         await open_backend(url)
+
+
+async def test_a_file_whose_first_migration_wrote_its_walls_out_opens_as_it_is(
+        url: str, db: sqlite3.Connection) -> None:
+    db.execute("UPDATE meta SET value = ? WHERE name = ?", (WALLS_WRITTEN_OUT, FIRST))
+    before = "\n".join(db.iterdump())
+
+    await (await open_backend(url)).close()
+
+    assert "\n".join(db.iterdump()) == before
 
 
 @pytest.mark.parametrize("began", [(digest("CREATE TABLE tasks ();"),), None], ids=["otherwise", "unknown"])
