@@ -54,6 +54,7 @@ __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 LEASE_SECONDS = 30          # short, because a worker renews by itself: so long a task waits if its worker is killed
+OUTAGE_SECONDS = 300.0      # longer than restarts and fail-overs; who was only cut off works in vain so long
 CLAIM_WAIT_SECONDS = 25.0         # how long a claim waits for a task
 SHORT_WAIT_SECONDS = 1.0          # how long it waits while an undelivered result is kept
 DELIVERY_TRIES = 50                  # attempts to deliver a result: about twenty seconds in all
@@ -78,12 +79,14 @@ class Worker:
             self, gate: Any = None, worker_id: str | None = None, *, token: str | None = None,
             worker_kind: str | None = None, capabilities: Sequence[str] = (), concurrency: int = 1,
             ttl_seconds: int = LEASE_SECONDS, state: str | Path | None = DEFAULT_STATE, drain_seconds: float = 20.0,
-            delivery_tries: int = DELIVERY_TRIES, tracebacks: bool = True) -> None:
+            delivery_tries: int = DELIVERY_TRIES, tracebacks: bool = True,
+            outage_seconds: float = OUTAGE_SECONDS) -> None:
         """Make a worker for the gate at a URL, or for the gate of an existing client.
 
         `worker_id` defaults to the principal of the issued key, or to the host's name.  `state` is the folder for data
         that must outlive the process; it defaults to a folder of the user, and None keeps nothing.  `ttl_seconds` is
         the length of a lease, renewed at a third of it: a task waits so long at most if its worker dies.
+        `outage_seconds`: how long work goes on beyond its lease while the gate is away, which gives that time back.
         `tracebacks`: whether the error of a task tells where in your code it was raised.
         """
         if concurrency < 1:
@@ -97,7 +100,7 @@ class Worker:
         self.worker_kind, self.capabilities = worker_kind, split_capabilities(capabilities)
         self.concurrency = concurrency
         self.ttl_seconds, self.drain_seconds, self.delivery_tries = ttl_seconds, drain_seconds, delivery_tries
-        self.tracebacks = tracebacks
+        self.tracebacks, self.outage_seconds = tracebacks, outage_seconds
         self.state = default_folder(self.gate.url) if state is DEFAULT_STATE else None if state is None else Path(state)
         self.tasks: dict[str | None, TaskFunction] = {}
         self.jobs: dict[str, asyncio.Task[None]] = {}       # by lease
@@ -179,7 +182,7 @@ class Worker:
         self.place = take_place(self.state, self.worker_id)
         self.me = {"worker_id": self.worker_id, "worker_kind": self.worker_kind,
                    "worker_instance_id": self.place.instance_id}
-        self.heart = Heart(self.gate.url, self.gate.token, self.me, self.ttl_seconds)
+        self.heart = Heart(self.gate.url, self.gate.token, self.me, self.ttl_seconds, self.outage_seconds)
         self.heart.start()
         try:
             await self._unless(self.stopping, self._insist(self._come_back))

@@ -28,6 +28,7 @@ class Pulse:
         now = time.monotonic()
         self.under, self.lost = under, lost
         self.until, self.renew_at, self.rest_until = now + 3 * every_seconds, now + every_seconds, 0.0
+        self.grace_seconds = 0.0    # beyond its end, while the gate is away: it may give the time back
         self.news: Any = None       # the newest progress that is not sent yet; it replaces older progress
         self.refused: Refusal | None = None     # why the gate refused the last progress
         self.running = False        # whether the gate has marked the task as running
@@ -35,16 +36,21 @@ class Pulse:
         self.silent.set()
 
     @property
+    def end(self) -> float:
+        """When the work under this lease ends, unless the gate renews it."""
+        return self.until + self.grace_seconds
+
+    @property
     def due(self) -> float:
         """When the next call or check of this lease is due."""
-        return min(self.until, max(self.rest_until, 0.0 if self.news is not None else self.renew_at))
+        return min(self.end, max(self.rest_until, 0.0 if self.news is not None else self.renew_at))
 
 
 class Heart:
     """Renews the leases of one worker, and regularly checks which of them still exist."""
 
-    def __init__(self, url: str, token: str, me: dict[str, Any], ttl_seconds: int) -> None:
-        self.http, self.me, self.ttl_seconds = Http(url, token), me, ttl_seconds
+    def __init__(self, url: str, token: str, me: dict[str, Any], ttl_seconds: int, outage_seconds: float) -> None:
+        self.http, self.me, self.ttl_seconds, self.outage_seconds = Http(url, token), me, ttl_seconds, outage_seconds
         self.http.patience_seconds = HEARTBEAT_TIMEOUT_SECONDS
         self.pulses: dict[str, Pulse] = {}
         self.changed, self.stopped, self.look_at = threading.Condition(), False, 0.0
@@ -111,7 +117,7 @@ class Heart:
         return None
 
     def _beat(self, pulse: Pulse) -> None:
-        if time.monotonic() >= pulse.until:
+        if time.monotonic() >= pulse.end:
             return self._end(pulse, "expired")
         if pulse.news is not None:
             self._report(pulse)
@@ -156,11 +162,15 @@ class Heart:
     def _say(self, pulse: Pulse, operation: str, **fields: Any) -> Any:
         """Call an operation under a lease; return None if it failed."""
         try:
-            return self.http.call(operation, **self.me, **pulse.under, **fields)
+            reply = self.http.call(operation, **self.me, **pulse.under, **fields)
         except Refusal as no:
+            pulse.grace_seconds = self.outage_seconds if is_away(no) else 0.0
             return self._refused(pulse, operation, no, fields.get("progress"))
         except Unreachable:
-            self._rest(pulse, 1.0)
+            pulse.grace_seconds = self.outage_seconds
+            return self._rest(pulse, 1.0)
+        pulse.grace_seconds = 0.0
+        return reply
 
     def _refused(self, pulse: Pulse, operation: str, no: Refusal, told: Any) -> None:
         if no.code in (GONE, "task_not_found"):
@@ -177,7 +187,7 @@ class Heart:
     def _rest(self, pulse: Pulse, seconds: float) -> None:
         """Pause, but so briefly that several retries fit in before the lease runs out."""
         now = time.monotonic()
-        pulse.rest_until = now + min(seconds, max(0.05, (pulse.until - now) / 4))
+        pulse.rest_until = now + min(seconds, max(0.05, (pulse.end - now) / 4))
 
     def _end(self, pulse: Pulse, reason: str) -> None:
         with self.changed:
@@ -187,6 +197,11 @@ class Heart:
             pulse.lost(reason)
 
 
+def is_away(no: Refusal) -> bool:
+    """Whether a refusal says that the gate serves nobody."""
+    return no.status >= 500 or no.code == "unexpected_answer"
+
+
 def is_temporary(no: Refusal) -> bool:
     """Whether a refusal may go away: it is about the gate's or the credential's state, not about the request."""
-    return no.status in (401, 403, 408, 425, 429) or no.status >= 500 or no.code == "unexpected_answer"
+    return no.status in (401, 403, 408, 425, 429) or is_away(no)

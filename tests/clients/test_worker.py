@@ -10,8 +10,10 @@ import json
 import logging
 import math
 import os
+import signal
 import socket
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -603,8 +605,9 @@ async def running(gate: AsyncHttp, task_id: str) -> bool:
     return bool((await gate.call("get_task", task_id=task_id))["status"] == "running")
 
 
-async def test_work_ends_with_its_lease_when_the_gate_is_away(gate: AsyncHttp, door: Door) -> None:
-    worker, told, begun = through(door, ttl_seconds=1), list[str](), asyncio.Event()
+async def test_work_ends_with_its_lease_when_the_gate_is_away_and_no_outage_is_allowed(
+        gate: AsyncHttp, door: Door) -> None:
+    worker, told, begun = through(door, ttl_seconds=1, outage_seconds=0), list[str](), asyncio.Event()
 
     @worker.task("t")
     async def read(page: Any, job: Job) -> int:
@@ -628,8 +631,33 @@ async def test_work_ends_with_its_lease_when_the_gate_is_away(gate: AsyncHttp, d
     assert (task["result"]["result"], task["expiries"]) == (2, 1)
 
 
+async def test_work_goes_on_while_a_frozen_gate_serves_nobody_longer_than_its_lease(start: Any) -> None:
+    frozen, begun, go = start(*HASTY, database="memory://"), asyncio.Event(), asyncio.Event()
+    worker = Worker(frozen.url, "w", token=TOKEN, state=None, ttl_seconds=3)
+
+    @worker.task("t")
+    async def read(page: Any, job: Job) -> int:
+        begun.set()
+        await go.wait()
+        return int(job.fence)
+
+    async with at_work(worker), AsyncHttp(frozen.url, TOKEN) as gate:
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
+        await begun.wait()
+        (pulse,) = worker.heart.pulses.values()
+        frozen.process.send_signal(signal.SIGSTOP)
+        await until_so(lambda: time.monotonic() > pulse.until + 1)
+        frozen.process.send_signal(signal.SIGCONT)
+        await until_so(lambda: time.monotonic() < pulse.until)      # it was renewed
+        go.set()
+        task = await ended(gate, task_id)
+
+    assert (task["result"]["result"], task["expiries"]) == (1, 0)
+
+
 async def test_no_end_is_told_under_a_lease_that_is_known_to_be_lost(gate: AsyncHttp, door: Door) -> None:
-    worker, begun, go = through(door, ttl_seconds=1), threading.Event(), threading.Event()
+    worker = through(door, ttl_seconds=1, outage_seconds=0)
+    begun, go = threading.Event(), threading.Event()
 
     @worker.task("t")
     def read(page: Any) -> str:
@@ -755,7 +783,7 @@ async def test_progress_that_the_gate_does_not_take_harms_nothing(
 
 
 def test_progress_that_is_refused_takes_no_newer_one_with_it() -> None:
-    heart, pulse = Heart("http://127.0.0.1:9", "", {}, 30), Pulse({"task_id": "t", "lease_id": "l"}, 100, print)
+    heart, pulse = Heart("http://127.0.0.1:9", "", {}, 30, 0.0), Pulse({"task_id": "t", "lease_id": "l"}, 100, print)
     no, old, new = Refusal(413, {"error": "payload_too_large"}), {"page": 1}, {"page": 2}
     heart.keep(pulse)
     heart.tell(pulse, old)
