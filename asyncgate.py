@@ -805,33 +805,20 @@ class Extension:
 
 
 class Hooks:
-    """The hooks that the extensions of an engine have, by name."""
+    """The hooks that the extensions of an engine have: by each name of Extension, those that some class defines."""
+
+    substitutes: dict[str, Callable[..., Awaitable[Any]]]       # by operation
 
     def __init__(self, extensions: tuple[Extension, ...]) -> None:
-        def having(name: str) -> list[Extension]:
-            return [one for one in extensions if getattr(type(one), name) is not getattr(Extension, name)]
-        self.name_needs = tuple(one.name_needs for one in having("name_needs"))
-        self.after_decision = tuple(one.after_decision for one in having("after_decision"))
-        self.check_new_task = tuple(one.check_new_task for one in having("check_new_task"))
-        self.check_optional_receipt = tuple(one.check_optional_receipt for one in having("check_optional_receipt"))
-        self.why_no_lease = tuple(one.why_no_lease for one in having("why_no_lease"))
-        self.limit_lease = tuple(one.limit_lease for one in having("limit_lease"))
-        self.why_no_task = tuple(one.why_no_task for one in having("why_no_task"))
-        self.why_hold = tuple(one.why_hold for one in having("why_hold"))
-        self.report_loss = tuple(one.report_loss for one in having("report_loss"))
-        self.wrap_transact = tuple(one.wrap_transact for one in having("wrap_transact"))
-        self.after_commit = tuple(one.after_commit for one in having("after_commit"))
-        self.after_grant = tuple(one.after_grant for one in having("after_grant"))
-        self.after_record_change = tuple(one.after_record_change for one in having("after_record_change"))
-        self.note_pauses = tuple(one.note_pauses for one in having("note_pauses"))
-        self.hear_news = tuple(one.hear_news for one in having("hear_news"))
-        self.charge = tuple(one.charge for one in having("charge"))
-        self.count_creation = tuple(one.count_creation for one in having("count_creation"))
-        self.after_call = tuple(one.after_call for one in having("after_call"))
-        self.check_caller = tuple(one.check_caller for one in having("check_caller"))
-        self.list_warnings = tuple(one.list_warnings for one in having("list_warnings"))
-        self.describe_health = tuple(one.describe_health for one in having("describe_health"))
-        self.substitutes = {name: other for one in having("substitutes") for name, other in one.substitutes().items()}
+        for name, default in vars(Extension).items():
+            if not name.startswith("_"):
+                hooks = [getattr(one, name) for one in extensions if getattr(type(one), name) is not default]
+                setattr(self, name, tuple(hooks))
+        self.substitutes = {name: other for hook in vars(self)["substitutes"] for name, other in hook().items()}
+
+    if TYPE_CHECKING:
+        def __getattr__(self, name: str) -> Any:
+            """Tell a type checker of the names that the loop sets."""
 
     def wrap_all(self, transact: Transact) -> Transact:
         """Return what carries out a batch; what was added last is outermost."""
@@ -1688,7 +1675,7 @@ class Engine:
 
     def _choose_lease_length(self, work: Work, wished: int | None) -> int:
         """Return how many seconds a lease lasts: as wished, else the default, and never more than the maximum."""
-        longest = min((self.settings.max_lease_ttl_seconds, *(limit(work) for limit in self.on.limit_lease)))
+        longest: int = min((self.settings.max_lease_ttl_seconds, *(limit(work) for limit in self.on.limit_lease)))
         return min(wished or self.settings.default_lease_ttl_seconds, longest)
 
     def _discharge_duty(self, work: Work, task: Task) -> Task:
