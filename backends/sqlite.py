@@ -124,6 +124,8 @@ class Sqlite(SqliteTables):
 
     async def _open(self) -> None:
         refuse_left_log(self.path)
+        if self.lock and b"://" in self.lock.left:
+            notice_missing_log(self.path)
         self.db = connect(self.path)
         self.opened.callback(self._close_writer)
         require_ours(self.db, self.path)
@@ -459,6 +461,18 @@ def refuse_left_log(path: str) -> None:
                            f"start this one; or move {path}-redo away, and give that work up")
 
 
+def notice_missing_log(path: str) -> None:
+    """Log that the write-ahead log of a killed gate is not there; a gate that ends deletes it, and says so in the lock.
+
+    Whether anything is lost cannot be known, so nobody is refused: a restored backup has no log, and a program that
+    has opened the file since has copied it back.
+    """
+    if os.path.exists(path) and not os.path.exists(f"{path}-wal"):
+        log.error("%s-wal is not there, although the gate that served the file was killed: its newest work was in it. "
+                  "That is lost, unless another program has opened the file since, or the file is a restored backup",
+                  path)
+
+
 def rewrite_log(db: sqlite3.Connection, path: str) -> None:
     """Write the write-ahead log once more as it is read, and wait for the disk; raises OSError.
 
@@ -589,6 +603,7 @@ class FileLock:
             os.close(self.file)
             raise NotNow(f"another asyncgate is serving {path}{who}; only one process may serve a SQLite file, use "
                          "Postgres for several") from None
+        self.left = os.pread(self.file, 200, 0)     # by a process that was killed while it served
         self.store_address("")
 
     def store_address(self, url: str) -> None:

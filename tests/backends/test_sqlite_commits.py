@@ -216,6 +216,25 @@ async def test_a_log_without_its_database_is_refused_and_kept(path: Path, tmp_pa
     assert await tasks_of(path) == {made}
 
 
+@pytest.mark.parametrize("ends", [["", ".lock"], ["", ".lock", "-wal"], [""]], ids=["no log", "killed", "restored"])
+async def test_a_log_that_a_killed_gate_must_have_left_is_missed(
+        path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: list[str]) -> None:
+    killed: Any = await open_backend(f"sqlite:///{tmp_path}/other.db", serving=True)
+    killed.announce("http://127.0.0.1:8080")
+    await Gate(Engine(killed), TENANT).create()
+    for end in ends:
+        shutil.copy(f"{tmp_path}/other.db{end}", f"{path}{end}")
+    await killed.close()
+
+    for _ in range(2):      # the second start follows an end
+        backend: Any = await open_backend(f"sqlite:///{path}", serving=True)
+        backend.announce("http://127.0.0.1:8080")
+        await backend.close()
+
+    missed = [line.getMessage() for line in caplog.records if "its newest work was in it" in line.getMessage()]
+    assert len(missed) == (ends == ["", ".lock"])
+
+
 async def test_a_file_that_may_only_be_read_is_refused_beside_a_redo_log_too(
         path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await (await open_backend(f"sqlite:///{path}")).close()
