@@ -14,6 +14,8 @@ from asyncgate.conformance.test_seals import Only
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
 from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.queries import Rows, TaskFilter
+from asyncgate.parts.model.stored import Task
 from asyncgate.parts.receipts.seals import receipt_digest
 
 pytestmark = pytest.mark.anyio
@@ -105,6 +107,28 @@ async def test_a_plan_that_takes_long_says_that_it_may_be_more_and_the_erasure_i
     assert (whole.at_least, part.at_least, done.state) == (False, True, "erased")
     assert sum(row.changed + row.deleted for row in part.changes) <= 1
     assert (part.in_flight, part.obligations) == (5, 5)
+
+
+async def test_a_plan_reads_few_megabytes_at_a_time(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncgate.parts.identity.notices.MOST_PAGE_BYTES", 1000)
+    monkeypatch.setattr("asyncgate.parts.privacy.erasure.COUNTED_TOGETHER", 2)
+    for number in range(20):
+        await gate.create(payload=f"{number}" * 600)
+    read, page = list[int](), gate.backend.page
+
+    async def watch(tenant_id: str, of: Any) -> Any:
+        rows = await page(tenant_id, of)
+        tasks = [row[0] if isinstance(of, TaskFilter) else row for row in rows if isinstance(of, TaskFilter)
+                 or of.table is Task] if isinstance(of, TaskFilter | Rows) else []
+        read.append(len(tasks))
+        return rows
+    monkeypatch.setattr(gate.backend, "page", watch)
+
+    planned = await gate.as_admin().erase_principal(principal_kind="agent", principal_id="ada", plan=True)
+
+    assert planned.in_flight == 20
+    assert (max(read), sum(read)) == (8, 40)        # the first page is read without knowing what tasks have
+    assert read.count(1) >= 12
 
 
 async def test_a_plan_changes_nothing_and_without_confirmation_nothing_goes(gate: Gate) -> None:

@@ -5,14 +5,18 @@ A notice is a system.anomaly receipt; list_receipts and bootstrap show it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from asyncgate import ANOMALY, Engine, Needs, Work, receipt_key
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.screening import REST_SECONDS
 from asyncgate.parts.model.stored import Key, export_key
 from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.wire import Principal
@@ -27,6 +31,8 @@ log = logging.getLogger("asyncgate")
 
 R = TypeVar("R", bound=Struct)
 
+FIRST_ROWS, MOST_ROWS, MOST_PAGE_BYTES = 8, 1000, 4 * 2**20     # that are read together: a row may have megabytes
+JUDGED_SECONDS = 0.005      # at rows, without a rest for others
 MOST_ADMINS = 20        # how many admins of a tenant get a notice; each notice is one receipt
 ADVICE = {
     "key_revoked": "Find out how it was used: list_audit with its key_id.",
@@ -65,11 +71,18 @@ async def list_admins(engine: Engine, tenant_id: str) -> list[Principal]:
 
 
 async def read_rows(engine: Engine, tenant_id: str, kind: type[R], after: str = "") -> AsyncIterator[R]:
-    """Read all rows of a kind behind a place, page by page."""
-    while page := await engine.backend.page(tenant_id, Rows(kind, after)):
+    """Read all rows of a kind behind a place, in pages of so many bytes; others have a turn between two looks."""
+    limit = FIRST_ROWS
+    while page := await engine.backend.page(tenant_id, Rows(kind, after, limit)):
+        begun = time.monotonic()
         for row in page:
             yield row
+            if time.monotonic() - begun > JUDGED_SECONDS:
+                await asyncio.sleep(REST_SECONDS)
+                begun = time.monotonic()
         after = export_key(page[-1])
+        size = sum(len(value) for row in page for value in astuple(row) if isinstance(value, str))
+        limit = max(1, min(MOST_ROWS, MOST_PAGE_BYTES * len(page) // max(size, 1)))     # if they are like those so far
 
 
 def tell_admins(engine: Engine, work: Work, whom: list[Principal], kind: str, once: str | None = None,

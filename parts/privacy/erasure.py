@@ -58,6 +58,7 @@ from asyncgate.parts.privacy.whom import OURS
 from asyncgate.parts.receipts.archive import note_return
 
 PLAN_SECONDS = 2.0
+COUNTED_TOGETHER = 20
 MOST_COUNTED = 1000         # tasks in flight, leases and obligations that a plan counts
 SHORTEST_NAME = 3           # of a person, to be looked for in texts
 
@@ -277,12 +278,23 @@ async def make_plan(engine: Engine, tenant_id: str, who: Principal | None, under
                 break
         if over:
             break
-    in_flight = sum([len(await engine.backend.page(tenant_id, TaskFilter(who, status, None, None, MOST_COUNTED)))
+    in_flight = sum([await count_tasks(engine, tenant_id, TaskFilter(who, status, None, None, COUNTED_TOGETHER), until)
                      for status in LIVE])
+    over = over or asyncio.get_running_loop().time() > until
     leases = await engine.backend.page(tenant_id, LeaseFilter(who)) if who else []
     owed = await engine.backend.page(tenant_id, ObligationFilter(who, None, MOST_COUNTED))
     return Planned(counts, in_flight, len(leases), len(owed),
                    0 if over else len(await eraser.find_segments()), over)
+
+
+async def count_tasks(engine: Engine, tenant_id: str, of: TaskFilter, until: float) -> int:
+    """Count tasks up to a number and a time, few of them read together: each may have a megabyte."""
+    found = 0
+    while rows := await engine.backend.page(tenant_id, of):
+        found, of = found + len(rows), replace(of, before=rows[-1][0].task_id)
+        if found >= MOST_COUNTED or asyncio.get_running_loop().time() > until:
+            break
+    return found
 
 
 async def draft(engine: Engine, tenant_id: str, who: Principal | None) -> Erasure:
