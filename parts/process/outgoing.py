@@ -142,6 +142,43 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         await self.inner.aclose()
 
 
+class NamedTransport(httpx2.AsyncBaseTransport):
+    """A transport to the one host that a setting names; a name server that hangs keeps nothing else waiting."""
+
+    def __init__(self, tls: ssl.SSLContext, limits: httpx2.Limits, resolve: Resolve | None = None) -> None:
+        self.resolve = resolve or Lookups().resolve
+        self.inner = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=limits)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one request to the first address of the host that accepts a connection."""
+        url = request.url
+        failed: httpx2.TransportError = httpx2.ConnectError(f"{url.host} has no address")
+        for address in await self._find_addresses(url, request.extensions.get("timeout", {}).get("connect")):
+            try:
+                return await self.inner.handle_async_request(aim_request(request, address))
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                failed = error
+        raise failed
+
+    async def _find_addresses(self, url: httpx2.URL, seconds: float | None) -> list[Address]:
+        try:
+            return [ipaddress.ip_address(url.host)]
+        except ValueError:
+            pass
+        try:
+            async with asyncio.timeout(seconds):
+                texts = await self.resolve(url.host, url.port or PORTS[url.scheme])
+            return [ipaddress.ip_address(text) for text in texts]
+        except TimeoutError:
+            raise httpx2.ConnectTimeout(f"nobody answered within {seconds} s where {url.host} is") from None
+        except (OSError, ValueError) as error:
+            raise httpx2.ConnectError(f"{url.host} cannot be resolved: {type(error).__name__}") from None
+
+    async def aclose(self) -> None:
+        """Close the transport."""
+        await self.inner.aclose()
+
+
 class BoundedBody(httpx2.AsyncByteStream):
     """A body with a deadline and a size limit; it raises an error at either."""
 

@@ -59,9 +59,9 @@ class Calls:
         """Make one call and read its whole answer."""
         import httpx2
         if self.http is None:
-            limits = httpx2.Limits(max_connections=self.connections)
-            self.http = httpx2.AsyncClient(verify=load_authorities(), trust_env=False, headers=self.headers,
-                                           limits=limits)
+            from asyncgate.parts.process.outgoing import NamedTransport
+            transport = NamedTransport(load_authorities(), httpx2.Limits(max_connections=self.connections))
+            self.http = httpx2.AsyncClient(transport=transport, trust_env=False, headers=self.headers)
         try:
             async with asyncio.timeout(seconds), self.http.stream(verb, url, timeout=seconds, **more) as answer:
                 content = await read_content(answer, most_bytes)

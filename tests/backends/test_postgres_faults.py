@@ -37,6 +37,7 @@ from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.errors import DatabaseUnavailable, Refused
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.process.outgoing import make_client
+from asyncgate.parts.receipts.calls import Calls
 from asyncgate.parts.upkeep import Upkeep
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.proxy import Proxy
@@ -723,9 +724,10 @@ async def joined(url: str, name: str, **database: Any) -> AsyncIterator[Gate]:
         yield gate
 
 
+@pytest.mark.parametrize("whose", ["strangers", "the ledger's"])
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False})])       # its resolver is Python's
 async def test_strangers_hosts_whose_name_servers_hang_keep_no_database_away(
-        direct: str, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+        direct: str, outside: Outside, monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
     resolve, answer, hung = socket.getaddrinfo, threading.Event(), list[str]()
 
     def hang(host: Any, *given: Any, **named: Any) -> Any:
@@ -739,9 +741,12 @@ async def test_strangers_hosts_whose_name_servers_hang_keep_no_database_away(
         return len(hung) == 10
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))      # as a small machine has
+    calls = Calls("", 10)
     async with opened(direct.replace("127.0.0.1", "localhost")) as gate, make_client(timeout_seconds=600) as http:
+        async def ask(url: str) -> Any:
+            return await (http.get(url) if whose == "strangers" else calls.ask("GET", url, seconds=600.0))
         try:
-            strangers = [asyncio.create_task(http.get(f"https://h{at}.example/c.json")) for at in range(10)]
+            strangers = [asyncio.create_task(ask(f"https://h{at}.example/c.json")) for at in range(10)]
             await until(are_hung)
             await outside.end_sessions()
             await gate.create()
@@ -749,6 +754,7 @@ async def test_strangers_hosts_whose_name_servers_hang_keep_no_database_away(
         finally:
             answer.set()
             await asyncio.gather(*strangers, return_exceptions=True)
+            await calls.close()
 
 
 async def test_a_lost_instance_connection_comes_back_with_its_lock_and_its_news(

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from importlib.util import find_spec
@@ -387,3 +388,27 @@ def test_redis_without_an_address_stops_the_start() -> None:
 def test_an_address_of_something_else_stops_the_start() -> None:
     with pytest.raises(StartupError, match="redis_url is invalid"):
         open_limits(redis_settings(redis_url="postgresql://localhost"))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False})])       # its resolver is Python's
+async def test_a_store_whose_name_server_hangs_takes_no_further_thread_of_the_event_loop(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, answer = list[str](), threading.Event()
+
+    def hang(*_: Any, **__: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        answer.wait(PATIENCE_SECONDS)
+        raise socket.gaierror
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    limits = RedisLimits("redis://store.example/0", timeout_seconds=0.05, retry_seconds=0.0)
+    try:
+        for _ in range(4):      # the first call takes one
+            await limits.take([Bucket("tenant", "t", 10, 60, 10)])
+            if limits.trying is not None:
+                await limits.trying
+    finally:
+        answer.set()
+        await limits.close()
+
+    assert threads[1:] == ["look-up"]

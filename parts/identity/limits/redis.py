@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -24,6 +25,7 @@ from asyncgate.parts.identity.limits import UNLIMITED, Bucket, Limits, LimitVerd
 from asyncgate.parts.identity.limits.memory import MemoryLimits
 from asyncgate.parts.model.errors import LimiterUnavailable, StartupError
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.process.lookups import Lookups
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -165,6 +167,7 @@ class RedisLimits:
                  retry_seconds: float = RETRY_SECONDS, clock: Callable[[], int] | None = None) -> None:
         self.redis, self.gates, self.deny = connect_redis(url, timeout_seconds), gates, deny
         self.timeout_seconds, self.retry_seconds, self.clock = timeout_seconds, retry_seconds, clock
+        self.host, self.lookups = urlsplit(url).hostname, Lookups()
         self.alone, self.degraded, self.try_again_at = MemoryLimits(), False, 0.0
         self.sha = ""
         self.asked: list[tuple[list[Any], asyncio.Future[list[int]]]] = []
@@ -265,6 +268,9 @@ class RedisLimits:
     async def _try(self) -> None:
         """Check whether the store is back."""
         try:
+            if self.host:       # in a thread of its own: a hanging name server must not take those of the database
+                async with asyncio.timeout(self.timeout_seconds):
+                    await self.lookups.resolve(self.host, 0)
             await self._ask([TRIAL], 1)
             self.degraded = False
             log.warning("the store of the rate limits answers again")
