@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.each import each
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "design.md").read_text()
 # What the specification or its readers ask to find on that page.
@@ -38,7 +40,7 @@ def cited(text: str) -> set[str]:
     return found | protocol | set(ADDENDUM.findall(text)) | set(AMENDMENT.findall(text))
 
 
-@pytest.mark.parametrize("row", rows("Departures"), ids=[row.split("|")[1].strip() for row in rows("Departures")])
+@each("row", rows("Departures"))
 def test_each_departure_names_a_test_that_exists(row: str) -> None:
     """A row is the text, what the gate does instead, why, and what pins it."""
     *_, pins, _ = cells = row.split("|")
@@ -51,7 +53,7 @@ def test_each_departure_names_a_test_that_exists(row: str) -> None:
         assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.M), f"{file} has no {test}"
 
 
-@pytest.mark.parametrize("departure", EXPECTED)
+@each("departure", EXPECTED)
 def test_what_readers_ask_about_is_on_the_page(departure: str) -> None:
     assert any(departure in row for row in rows("Departures"))
 

@@ -26,6 +26,7 @@ from asyncgate.clients.http import Http
 from asyncgate.commands.main import main
 from asyncgate.commands.tables import make_tables, replace_tables
 from asyncgate.parts.model.settings import Settings, list_settings, load_settings
+from tests.support.each import each
 from tests.support.pages import (
     PAGES,
     ROOT,
@@ -56,7 +57,7 @@ MARKS = {
 }
 # MCP tools of the ledger, whose names look like settings.
 TOOLS = {"memorygate.store_receipt", "memorygate.list_receipts", "memorygate.get_receipt_chain"}
-each_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+each_page = each("page", PAGES)
 
 
 # How docs/receipts.md calls what a contract of receipts says.
@@ -96,7 +97,7 @@ def test_a_page_is_short_and_has_one_title(page: Path) -> None:
     assert len(lines) <= most.get(page.name, 450)
 
 
-@pytest.mark.parametrize("page", PAGES[len(ROOTS):], ids=[page.name for page in PAGES[len(ROOTS):]])
+@each("page", PAGES[len(ROOTS):])
 def test_a_page_begins_by_saying_for_whom_it_is(page: Path) -> None:
     assert page.read_text().splitlines()[2].startswith("For ")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from msgspec import Struct
 
 import asyncgate
@@ -21,13 +20,14 @@ from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.privacy.rows import NESTED
 from asyncgate.parts.privacy.subjects import BARE_FIELDS, LISTS, NAMELESS, OF_SIGN_IN, has_name, list_names
+from tests.support.each import each
 
 SCHEMAS = Path(asyncgate.__file__).parent / "backends" / "schema"
 CREATED = re.compile(r"^CREATE TABLE (?:asyncgate\.)?(\w+)", re.M)
 STORED = sorted({*COPIED_TABLES, *RECORDS, *APPEND_ONLY}, key=lambda kind: kind.__name__)
 
 
-@pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.__name__)
+@each("kind", STORED)
 def test_each_field_of_a_stored_row_is_declared_once(kind: type[Struct]) -> None:
     assert kind in DECLARED, f"add {kind.__name__} to DECLARED in parts/model/personal.py"
 
@@ -72,7 +72,7 @@ def test_the_data_map_has_every_personal_field() -> None:
 OVER_ROWS = {"Receipt.hash", "Audit.hash", "AuditHead.hash", "Seal.hash", "SealHead.hash", "Account.tokens_since"}
 
 
-@pytest.mark.parametrize("kind", DECLARED, ids=lambda kind: kind.__name__)
+@each("kind", DECLARED)
 def test_what_sounds_like_a_secret_is_declared_as_a_proof(kind: type[Struct]) -> None:
     proofs = DECLARED[kind].proof.split()
     sounding = {name for name in kind.__struct_fields__
@@ -89,7 +89,7 @@ def row_of(kind: type[Struct], named: dict[str, str]) -> Any:
     return SimpleNamespace(**{**dict.fromkeys(kind.__struct_fields__, ""), **dict.fromkeys(LISTS, "[]"), **named})
 
 
-@pytest.mark.parametrize("kind", DECLARED, ids=lambda kind: kind.__name__)
+@each("kind", DECLARED)
 def test_each_field_that_may_name_a_principal_finds_its_rows(kind: type[Struct]) -> None:
     ada, bob, worker = Principal("agent", "ada"), Principal("agent", "bob"), Principal("worker", "ada")
     pairs, singles = list_names(kind)

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from tests.support.each import each
 
 TESTS = Path(__file__).parent
 ROW = re.compile(r"^    ([A-H]\d+)? +((?:conformance/)?test_\w+\.py)::(test_\w+)$", re.M)
@@ -36,7 +36,7 @@ def functions_of(file: str) -> set[str]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@each("name", NUMBERS)
 def test_every_number_has_a_test_and_every_named_test_is_there(name: str) -> None:
     table = rows(name)
 
@@ -45,14 +45,14 @@ def test_every_number_has_a_test_and_every_named_test_is_there(name: str) -> Non
     assert [f"{file}::{test}" for file, test in named if test not in functions_of(file)] == []
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@each("name", NUMBERS)
 def test_no_line_of_a_table_is_overlooked(name: str) -> None:
     text = path_of(name).read_text().partition('"""\n')[0]
 
     assert text.count("::") == sum(len(named) for named in rows(name).values())
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@each("name", NUMBERS)
 def test_a_test_that_carries_a_number_stands_in_the_table_under_it(name: str) -> None:
     numbered = {test for test in functions_of(name) if re.match(r"test_[a-h]\d+_", test)}
     told = {number: {test for file, test in named if file == name} for number, named in rows(name).items()}

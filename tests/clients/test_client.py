@@ -27,10 +27,11 @@ from asyncgate.clients.http import (
 from asyncgate.clients.operations import CALLS, AsyncOperations, SyncOperations
 from asyncgate.commands.declare import FILE, holds_json, render_file
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.each import each
 
 pytestmark = pytest.mark.anyio
 both = pytest.mark.parametrize("kind", [AsyncOperations, SyncOperations])
-every = pytest.mark.parametrize("name", sorted(OPERATIONS))
+every = each("name", sorted(OPERATIONS))
 
 
 # The methods.

@@ -19,6 +19,7 @@ from asyncgate.clients.worker import Worker
 from asyncgate.parts.operations import OPERATIONS
 from tests.clients.test_worker import at_work, ended, gate, until_so
 from tests.conftest import TOKEN
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.portal import FOREIGN, PAGE, Portal, open_portal
 
@@ -47,7 +48,7 @@ async def test_a_client_says_at_once_that_no_gate_answers(portal: Portal, what: 
     assert "\n" not in str(no.value)
 
 
-@pytest.mark.parametrize("operation", sorted(CALLS.keys() - SHORT_REPLIES))
+@each("operation", sorted(CALLS.keys() - SHORT_REPLIES))
 def test_the_reply_of_another_product_is_no_reply_of_any_operation(operation: str) -> None:
     for said in (b"{}", b'{"ok":true}', b'{"status":"ok","message":"hello"}', b'{"data":[],"tasks":{}}'):
         assert find_reply_flaw(said, CALLS[operation].reply)

@@ -28,6 +28,7 @@ from asyncgate.commands.new_file import hold_target
 from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 
 KEY = "a-key-for-the-tests"
@@ -101,7 +102,7 @@ def leased(run: Run, kind: str) -> tuple[str, str]:
     return offer["task_id"], offer["lease_id"]
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 def test_every_operation_has_a_command_whose_help_tells_all_its_fields(name: str) -> None:
     op = OPERATIONS[name]
 

@@ -15,6 +15,7 @@ import pytest
 from asyncgate.parts.faces.mcp.tools import describe_tools, make_input_schema, make_output_schema
 from asyncgate.parts.model.jsonrpc import spell_tool_name
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -99,7 +100,7 @@ async def test_the_setting_chooses_the_names_that_are_listed(serve: Any) -> None
     assert {tool["name"][:10] for tool in answer["result"]["tools"]} == {"asyncgate_"}
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 def test_the_schemas_of_a_tool_take_the_example_of_its_operation_and_nothing_unknown(name: str) -> None:
     takes, gives = make_input_schema(OPERATIONS[name]), make_output_schema(OPERATIONS[name])
     asked, answered = OPERATIONS[name].takes.example
@@ -113,7 +114,7 @@ def test_the_schemas_of_a_tool_take_the_example_of_its_operation_and_nothing_unk
         jsonschema_rs.validate(takes, {**asked, "no_such_argument": 1})
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 def test_every_argument_may_be_null_unless_the_call_is_nothing_without_it(name: str) -> None:
     schema = make_input_schema(OPERATIONS[name])
 

@@ -19,6 +19,7 @@ from asyncgate.parts.faces.mcp.tools import (
     make_input_schema,
 )
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.each import each
 
 pytestmark = pytest.mark.anyio
 
@@ -112,7 +113,7 @@ async def test_a_credential_that_names_nobody_is_shown_the_tools_of_an_agent(ser
     assert "erase_tenant" in admin      # a credential that names an administrator
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 def test_every_argument_of_a_tool_is_described(name: str) -> None:
     for schema in (make_input_schema(OPERATIONS[name]), make_brief_schema(OPERATIONS[name], named=False)):
         assert [argument for argument, about in schema["properties"].items() if not about.get("description")] == []
@@ -123,7 +124,7 @@ TAKES_AWAY = {"cancel", "change", "drain", "end", "erase", "fail", "pause", "rem
               "sign", "suspend", "withdraw"}
 
 
-@pytest.mark.parametrize("name", [op.name for op in OPERATIONS.values() if op.kind == "W"])
+@each("name", [op.name for op in OPERATIONS.values() if op.kind == "W"])
 def test_a_tool_says_that_it_is_destructive_if_it_ends_stops_replaces_or_removes_anything(name: str) -> None:
     [tool] = describe_tools([OPERATIONS[name]], ".")
     verb = name.partition("_")[0]
@@ -148,7 +149,7 @@ async def test_a_set_that_there_is_not_is_refused_by_name(served: Any, headers: 
 
 
 @pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 def test_a_brief_schema_takes_the_example_and_says_nothing_that_a_model_does_not_need(name: str, named: bool) -> None:
     schema = make_brief_schema(OPERATIONS[name], named=named)
 
@@ -162,7 +163,7 @@ def test_a_brief_schema_takes_the_example_and_says_nothing_that_a_model_does_not
     assert not {"tenant_id", "agent_instance_id", "worker_kind"} & {key for key, _ in said}
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 def test_no_schema_lets_a_required_argument_be_null_because_null_means_absent(name: str) -> None:
     for schema in (make_input_schema(OPERATIONS[name]), make_brief_schema(OPERATIONS[name], named=False)):
         for required in schema.get("required", ()):

@@ -22,6 +22,7 @@ from asyncgate.parts.faces.tickets import TICKET
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.wire import Name
+from tests.support.each import each
 
 OPERATIONS = asyncgate.OPERATIONS | {op.name: op for op in (*LEASE_PROTOCOL, STREAM, TICKET)}
 DOCUMENT = json.loads(openapi.build_document(OPERATIONS.values(), __version__))
@@ -79,7 +80,7 @@ def test_every_way_has_its_own_name_and_the_first_has_the_operation_s() -> None:
     assert [said(*op.rest[0])["operationId"] for op in OPERATIONS.values()] == list(OPERATIONS)
 
 
-@pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=lambda part: getattr(part, "name", part))
+@each("op, verb, path", WAYS)
 def test_every_way_tells_what_a_reader_needs(op: Operation, verb: str, path: str) -> None:
     told = said(verb, path)
 
@@ -97,7 +98,7 @@ def test_every_way_tells_what_a_reader_needs(op: Operation, verb: str, path: str
     assert all(one["required"] for one in told["parameters"] if one["in"] == "path")
 
 
-@pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=lambda part: getattr(part, "name", part))
+@each("op, verb, path", WAYS)
 def test_every_field_of_a_request_is_in_the_path_the_query_or_the_body(op: Operation, verb: str, path: str) -> None:
     told = said(verb, path)
     inside = {one["name"] for one in told["parameters"]}
@@ -113,7 +114,7 @@ def test_every_field_of_a_request_is_in_the_path_the_query_or_the_body(op: Opera
     assert inside == set(op.takes.__struct_fields__)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 def test_the_examples_are_requests_and_replies(name: str) -> None:
     op, (asked, answered) = OPERATIONS[name], OPERATIONS[name].takes.example
 
@@ -130,7 +131,7 @@ def test_every_operation_has_an_example_of_its_own() -> None:
     assert [name for name, op in OPERATIONS.items() if "example" not in vars(op.takes)] == []
 
 
-@pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=lambda part: getattr(part, "name", part))
+@each("op, verb, path", WAYS)
 def test_the_examples_in_the_document_fit_their_schemas(op: Operation, verb: str, path: str) -> None:
     told = said(verb, path)
     media = [told["responses"]["200"]["content"][getattr(op.gives, "media", "application/json")]]
@@ -144,7 +145,7 @@ def test_the_examples_in_the_document_fit_their_schemas(op: Operation, verb: str
     assert all("example" in one for one in told["parameters"] if one["required"])
 
 
-@pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=lambda part: getattr(part, "name", part))
+@each("op, verb, path", WAYS)
 def test_the_refusals_named_are_refusals_of_the_gate_under_their_status(op: Operation, verb: str, path: str) -> None:
     for status, response in said(verb, path)["responses"].items():
         for code in every(response, "enum")[0] if status not in ("200", "204") else ():
@@ -192,7 +193,7 @@ NAMES = ["a", "a b", "é", "名前", "a" * 200]
 NO_NAMES = [" a", "", "a" * 201, "a\n", "a\x00", "a\u202eb", "\u200b", "\ufeffa", "a\x85", "a\nb"]
 
 
-@pytest.mark.parametrize("name", NAMES + NO_NAMES, ids=ascii)
+@each("name", NAMES + NO_NAMES)
 def test_the_schema_of_a_name_takes_what_the_gate_takes(name: str) -> None:
     try:
         taken = msgspec.convert(name, Name) == name

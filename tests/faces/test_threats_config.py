@@ -90,6 +90,7 @@ from asyncgate.parts.model.settings import (
 )
 from asyncgate.parts.model.wire import Name
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.anyio
@@ -395,7 +396,7 @@ UNGUESSED = ["0123456789abcdee", "f3b1c8d97a604e52", "correct horse battery stap
              "9b2f0c71a6d84e3fb5e8c2d70f91a4b6"]
 
 
-@pytest.mark.parametrize("token", GUESSED)
+@each("token", GUESSED)
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gate.local"])
 def test_h3_a_token_that_can_be_guessed_stops_the_start_off_loopback(host: str, token: str) -> None:
     with pytest.raises(StartupError, match=r"^api_key is ") as no:
@@ -405,7 +406,7 @@ def test_h3_a_token_that_can_be_guessed_stops_the_start_off_loopback(host: str, 
     require_safe_start(settings(api_key=token))
 
 
-@pytest.mark.parametrize("token", UNGUESSED)
+@each("token", UNGUESSED)
 def test_h3_a_token_that_cannot_be_guessed_starts(token: str) -> None:
     require_safe_start(settings("0.0.0.0", api_key=token))
 
@@ -413,7 +414,7 @@ def test_h3_a_token_that_cannot_be_guessed_starts(token: str) -> None:
 @pytest.mark.parametrize(("host", "url", "why"), [
     ("0.0.0.0", "sqlite:///gate.db", "loopback"), ("gate.local", "memory:", "loopback"), ("::", "memory:", "loopback"),
     ("127.0.0.1", "postgresql://db/gate", "Postgres"), ("localhost", "postgres://db/gate", "Postgres")])
-@pytest.mark.parametrize("token", ["", RANDOM])
+@each("token", ["", RANDOM])
 def test_h3_insecure_dev_is_refused_off_loopback_and_on_postgres(host: str, url: str, why: str, token: str) -> None:
     with pytest.raises(StartupError, match=rf"^allow_insecure_dev .*{why}"):
         require_safe_start(settings(host, url, allow_insecure_dev=True, api_key=token))

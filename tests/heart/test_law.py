@@ -17,6 +17,7 @@ from asyncgate.parts.model.errors import InvalidTransition, TaskNotFound
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.stored import TERMINAL, Lease, Task
 from asyncgate.parts.model.wire import CreateTask, LeaseNext, Principal, Terms
+from tests.support.each import each
 
 # Spec 5 and PH.4, written out: which status may become which.
 ALLOWED = {
@@ -39,7 +40,7 @@ def test_the_steps_are_the_edges_of_the_specified_state_machine() -> None:
     assert {(since, step.to) for step in STEPS for since in step.since} == ALLOWED
 
 
-@pytest.mark.parametrize(("status", "step"), CASES, ids=[f"{status}-{step.name}" for status, step in CASES])
+@each("status, step", CASES)
 def test_a_step_that_is_not_in_the_law_is_refused_and_changes_nothing(status: str, step: Step) -> None:
     work = Work("tenant", 1.0, Ids(), {})
     work.load_task(task(status))

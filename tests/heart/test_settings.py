@@ -26,6 +26,7 @@ from asyncgate.parts.model.settings import (
     list_values,
     load_settings,
 )
+from tests.support.each import each
 
 Load = Callable[..., Configured]
 
@@ -515,7 +516,7 @@ def test_the_environment_names_the_file_unless_a_flag_does(tmp_path: Path) -> No
     assert load_settings(str(other), environ).settings.port == 1002
 
 
-@pytest.mark.parametrize("setting", list_settings(Settings), ids=lambda setting: setting.name)
+@each("setting", list_settings(Settings))
 def test_every_setting_is_reached_by_its_name_in_the_environment(load: Load, setting: Any) -> None:
     row = {name: text for name, text, _ in list_values(load())}
 

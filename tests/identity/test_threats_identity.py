@@ -31,6 +31,7 @@ from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.each import each
 from tests.support.identity_tools import FACADES, HOME, JSON, OTHER, THIRD, House, security, tiers
 
 pytestmark = pytest.mark.anyio
@@ -129,7 +130,7 @@ def test_every_number_has_its_tests() -> None:
     assert not PROVEN.keys() & LATER.keys()
 
 
-@pytest.mark.parametrize("id", sorted({id for ids in PROVEN.values() for id in ids}))
+@each("id", sorted({id for ids in PROVEN.values() for id in ids}))
 def test_a_named_test_exists(id: str) -> None:
     path, _, name = id.partition("::")
 

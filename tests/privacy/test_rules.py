@@ -16,6 +16,7 @@ from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.privacy.rules import ERASE_RULES, LEFT_ALONE, WITH_TASK, judge
 from asyncgate.parts.privacy.whom import Whom
+from tests.support.each import each
 
 TENANT, MARK = "00000000-0000-4000-8000-000000000007", "zq-marked"
 ADA = Principal("agent", MARK)
@@ -67,12 +68,12 @@ def plain(hint: Any) -> Any:
     return origin.get(hint, () if "tuple" in str(hint) else (get_args(hint) or ("x",))[0])
 
 
-@pytest.mark.parametrize("kind", DECLARED, ids=lambda kind: kind.__name__)
+@each("kind", DECLARED)
 def test_every_kind_of_row_has_a_rule_or_a_reason_to_stay(kind: type[Struct]) -> None:
     assert (kind in ERASE_RULES) != (kind in LEFT_ALONE), f"say in parts/privacy/rules.py what is done to {kind}"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in PERSONAL if kind in ERASE_RULES], ids=lambda kind: kind.__name__)
+@each("kind", [kind for kind in PERSONAL if kind in ERASE_RULES])
 @pytest.mark.parametrize("scope", ["principal", "tenant"])
 def test_no_mark_is_left_in_a_row_of_whom_is_erased(kind: type[Struct], scope: str) -> None:
     if scope == "tenant" and kind in WITH_TASK:
@@ -91,7 +92,7 @@ def test_no_mark_is_left_in_a_row_of_whom_is_erased(kind: type[Struct], scope: s
         assert judge(who, after, set()) == after, "a row whose turn has come already stays as it is"
 
 
-@pytest.mark.parametrize("kind", ERASE_RULES, ids=lambda kind: kind.__name__)
+@each("kind", ERASE_RULES)
 def test_a_row_of_others_stays_as_it_is(kind: type[Struct]) -> None:
     row = row_of(kind)
     other = Whom("01a20add-87a8-7516-a6a3-0d634d5bca70", TENANT, Principal("agent", "bob"), frozenset({"bob"}),
