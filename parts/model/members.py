@@ -208,7 +208,7 @@ class Reader(Generic[K]):
             check_names((name, read_text(members[name])) for name in IDENTITY_MEMBERS & members.keys())
         named = tuple(islice(find_unknown_members(self.takes, members), most))
         ask, own = self._settle(lambda: read_rest(body), named, rule)
-        if held in members:
+        if reader is not None and held in members:
             setattr(ask, held, items)
         return ask, (*own, *below)[:MOST_TOLD]
 

@@ -99,6 +99,16 @@ async def test_nested_ones_are_named_with_their_place(served: Any, said: dict[st
     assert answer.json()["warnings"][0].startswith(f"unknown member {place}")
 
 
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/leases/claim", "/v1/tasks/batch"])
+async def test_a_member_without_a_name_is_named_like_any_other(served: Any, path: str) -> None:
+    known = {"/v1/tasks": DEMO, "/v1/leases/claim": {"worker_id": "w"}, "/v1/tasks/batch": {"tasks": [DEMO]}}[path]
+
+    answer = await served.call("POST", path, {**known, "": []})
+
+    assert answer.status == 200, answer
+    assert answer.json()["warnings"][0].startswith("unknown member")
+
+
 @pytest.mark.parametrize("name", ["capabilites", "Capabilities", "capability"])
 async def test_a_misspelt_requirement_is_named_or_refused_as_any_other_member(served: Any, name: str) -> None:
     asked = {**DEMO, "requirements": {name: ["ocr"], "gpu": True}}

@@ -22,6 +22,7 @@ from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.stream import STREAM
 from asyncgate.parts.faces.tickets import TICKET
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 
 TOKEN = "a-token-for-tests"
@@ -59,7 +60,8 @@ BEYOND_PATTERNS = ("alone names nobody", ": a request names one principal, and o
                    "Expected a name without invisible characters")
 NEEDS_MORE = {"POST /v1/receipts", "POST /v1/leases/claim"}
 # Each item of a batch is answered by itself, so the whole is 200.
-BATCHES = {"POST /v1/tasks/batch", "POST /v1/tasks/complete-batch", "POST /v1/schedules/report"}
+BATCHES = {"POST /v1/import/receipts", "POST /v1/tasks/batch", "POST /v1/tasks/complete-batch",
+           "POST /v1/schedules/report"}
 
 SHARED = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -119,7 +121,7 @@ def test_the_document_under_test_is_the_one_that_is_served(live_for_all: Any) ->
     assert requests.get(f"{live_for_all.url}/openapi.json", timeout=PATIENCE_SECONDS).json() == DOCUMENT
 
 
-@pytest.mark.parametrize("label", LABELS)
+@each("label", LABELS)
 def test_a_request_that_fits_the_document_is_carried_out_or_refused_as_documented(label: str, call: Call) -> None:
     @FEW
     def test(case: Any) -> None:
@@ -135,7 +137,7 @@ def test_a_request_that_fits_the_document_is_carried_out_or_refused_as_documente
     made_of(GenerationMode.POSITIVE, label, test)()
 
 
-@pytest.mark.parametrize("label", LABELS)
+@each("label", LABELS)
 def test_whoever_asks_is_answered_as_documented(
         label: str, call: Call, credentials: dict[str, dict[str, str]]) -> None:
     @ONE
@@ -148,7 +150,7 @@ def test_whoever_asks_is_answered_as_documented(
     made_of(GenerationMode.POSITIVE, label, test, coverage=False)()
 
 
-@pytest.mark.parametrize("label", LABELS)
+@each("label", LABELS)
 def test_a_request_that_does_not_fit_the_document_is_refused_as_documented(label: str, call: Call) -> None:
     @FEW
     def test(case: Any) -> None:

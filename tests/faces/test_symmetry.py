@@ -29,6 +29,7 @@ from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
+from tests.support.each import each
 
 pytestmark = pytest.mark.anyio
 
@@ -370,7 +371,7 @@ async def test_the_client_of_the_sdk_tells_the_same_stories(
 
 
 @pytest.mark.parametrize("tongue", ["modern", "legacy", "bare"])
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 async def test_every_operation_is_there_on_both_sides_and_answers_alike(name: str, tongue: str) -> None:
     async def story(do: Do) -> None:
         patience = {"wait_seconds": 0} if "wait_seconds" in OPERATIONS[name].takes.__struct_fields__ else {}

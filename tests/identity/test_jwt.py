@@ -37,6 +37,7 @@ from asyncgate.parts.model.caller import ShownToken
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
 from asyncgate.parts.model.settings import Jwt, Outgoing, SecuritySettings, Settings
 from asyncgate.parts.model.wire import Principal
+from tests.support.each import each
 from tests.support.programs import read_address
 
 pytestmark = pytest.mark.anyio
@@ -403,7 +404,7 @@ async def test_what_does_not_look_like_a_jwt_is_left_to_other_ways_in(way: Acces
 # The attacks.
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@each("name", ATTACKS)
 async def test_a_token_with_a_flaw_stands_for_nobody(
         way: AccessTokens, name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
