@@ -108,6 +108,7 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import LeaseNext
 from asyncgate.parts.process.outages import OFTEN
+from asyncgate.parts.process.turns import counting
 
 log = logging.getLogger("asyncgate.postgres")
 T = TypeVar("T")
@@ -581,8 +582,12 @@ class Postgres(Pages):
         """Read behind the wall of a tenant; raises DatabaseUnavailable."""
         with translate_outages():
             if (known := OPENED.get()) is not None and known[:2] == (self, tenant_id):
-                return [tuple(row) for row in await known[2].fetch(statement, tenant_id, *given)]
-            return await self._reconnecting(lambda: self._read_once(tenant_id, statement, *given))
+                rows = [tuple(row) for row in await known[2].fetch(statement, tenant_id, *given)]
+            else:
+                rows = await self._reconnecting(lambda: self._read_once(tenant_id, statement, *given))
+        if (call := counting.get()) is not None:
+            call.add_rows(len(rows))        # which the driver decodes in no task
+        return rows
 
     @contextlib.asynccontextmanager
     async def reading(self, tenant_id: str) -> AsyncIterator[None]:

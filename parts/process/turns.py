@@ -20,7 +20,7 @@ MIXED_SECONDS = 1.0         # after another tenant's call, in which several tena
 LARGE_READ_SECONDS = 0.0001
 LARGE_WRITE_SECONDS = 0.0005    # twice as much as a creation; small writes share commits, and take turns by batches
 REST = 3                    # so one tenant's large calls have a quarter of the interpreter at most
-ROW_SECONDS = 8e-6          # that a row read on another thread takes
+ROW_SECONDS = 8e-6          # that a row takes, which is read on another thread or by the driver
 LONGEST_TURN_SECONDS = 5.0  # before a call; and one that lasts longer, such as a stream, says nothing of the next
 MOST_KNOWN = 10_000         # tenants and kinds of calls
 
@@ -32,7 +32,7 @@ class Timed(Coroutine[Any, Any, R]):
         self.work, self.seconds = work, 0.0
 
     def add_rows(self, number: int) -> None:
-        """Add what reading rows has taken on another thread."""
+        """Add what reading rows has taken outside of this call's own task."""
         self.seconds += number * ROW_SECONDS
 
     def __await__(self) -> Generator[Any, Any, R]:
