@@ -14,8 +14,9 @@ from functools import cache
 from asyncgate import Needs, Work
 from asyncgate.backends import Backend
 from asyncgate.backends.sqlite import FILE_PAGE, migrate_file
-from asyncgate.backends.sqlite_tables import Flight, SqliteTables
+from asyncgate.backends.sqlite_tables import REFUSALS, SqliteTables
 from asyncgate.parts.model.clock import SteadyClock
+from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.settings import DatabaseSettings
 
 
@@ -36,9 +37,18 @@ class Memory(SqliteTables):
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         """Carry out one batch."""
-        [(_, _, error)] = self._commit([Flight(tenant_id, needs, decide)])
-        if error:
-            raise error
+        self._begin()
+        try:
+            work = self._decide(tenant_id, needs, decide)
+            self._end()
+        except BaseException as error:
+            self._roll_back()
+            if isinstance(error, REFUSALS):
+                raise Refused(str(error)) from error
+            raise
+        self.known.add(work.tenant_id)
+        for lane, (type, capabilities) in work.lanes.items():
+            self.lanes[work.tenant_id].learn(lane, type, capabilities)
 
     async def alive(self) -> None:
         """Return at once."""

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from itertools import islice
 from math import inf
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -30,7 +30,6 @@ from asyncgate.backends.pages import (
 )
 from asyncgate.parts.model.clock import SteadyClock
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
-from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import (
     DELAYED_COUNTED,
@@ -93,6 +92,7 @@ from asyncgate.parts.model.wire import Kind, LeaseNext
 
 R = TypeVar("R", bound=Struct)
 PIECE, MOST_WHOLE = 8, 16       # tasks of each of several lanes that a claim reads first, and how many it reads whole
+REFUSALS = sqlite3.IntegrityError, sqlite3.DataError, OverflowError      # of what a batch would store
 PROMOTED = 1000     # the most delayed tasks that one batch makes claimable when their time has come
 
 # The columns of a table are tenant_id and the fields of its Struct, without the fields that other tables store.
@@ -394,7 +394,6 @@ ADD_AUDIT = insert("audit", fields(Audit))
 KEEP = {kind: insert(table, fields(kind)) if kind in APPEND_ONLY else upsert(table, fields(kind), export_order(kind))
         for kind, table in RECORDS.items()}
 ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id"])
-Landing = tuple[Any, Any, BaseException | None]       # who waits for a batch, and what became of it
 
 
 def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None]:
@@ -441,15 +440,6 @@ def receipt_row(row: tuple[Any, ...]) -> Receipt:
     return Receipt(*row[:RECEIPT], parents, delivered_at)  # type: ignore[call-arg]  # mypy cannot count a slice
 
 
-class Flight(NamedTuple):
-    """A batch, and who waits until it has landed."""
-
-    tenant_id: str
-    needs: Needs
-    decide: Callable[[Work], None]
-    landed: Any = None
-
-
 class SqliteTables(Pages):
     """The tables of a database that one process uses."""
 
@@ -481,39 +471,13 @@ class SqliteTables(Pages):
 
     # Writing.
 
-    def _commit(self, flights: list[Flight]) -> list[Landing]:
-        """Run batches in one transaction; if one is refused, run each by itself.
-
-        Without savepoints: with one, SQLite writes the pages that each statement touches to a temporary file, which
-        was measured to take longer than everything else.
-        """
-        try:
-            self._begin()
-            done = [self._decide(flight) for flight in flights]
-            self._end()
-        except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
-            self._roll_back()
-            if len(flights) > 1:
-                return [outcome for flight in flights for outcome in self._commit([flight])]
-            refused = Refused(str(error))
-            refused.__cause__ = error
-            return [(flights[0].landed, None, refused)]
-        except BaseException as error:
-            self._roll_back()
-            return [(flight.landed, None, error) for flight in flights]
-        for work in done:
-            self.known.add(work.tenant_id)
-            for lane, (type, capabilities) in work.lanes.items():
-                self.lanes[work.tenant_id].learn(lane, type, capabilities)
-        return [(flight.landed, None, None) for flight in flights]
-
-    def _decide(self, flight: Flight) -> Work:
+    def _decide(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> Work:
         """Load, decide and save one batch, without a commit."""
-        if flight.tenant_id != self.tenant_id:
-            self.db.execute(WALL, (flight.tenant_id,))
-            self.tenant_id = flight.tenant_id
-        work = self._load(flight.tenant_id, flight.needs)
-        flight.decide(work)
+        if tenant_id != self.tenant_id:
+            self.db.execute(WALL, (tenant_id,))
+            self.tenant_id = tenant_id
+        work = self._load(tenant_id, needs)
+        decide(work)
         self._save(work)
         return work
 

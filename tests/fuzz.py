@@ -197,10 +197,13 @@ def commands() -> Target:
 # Requests.
 
 
+RUNNING = contextlib.AsyncExitStack()       # what is not kept somewhere ends at once
+
+
 async def opened() -> Gate:
     """A gate over memory that runs until the process ends."""
     gate = Gate(Settings(api_key=TOKEN, body_timeout_seconds=5.0, max_wait_seconds=0.01), await open_backend("memory:"))
-    await gate.app.router.lifespan_context(gate.app).__aenter__()
+    await RUNNING.enter_async_context(gate.app.router.lifespan_context(gate.app))
     return gate
 
 

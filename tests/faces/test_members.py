@@ -101,7 +101,7 @@ async def test_nested_ones_are_named_with_their_place(served: Any, said: dict[st
 
 @pytest.mark.parametrize("path", ["/v1/tasks", "/v1/leases/claim", "/v1/tasks/batch"])
 async def test_a_member_without_a_name_is_named_like_any_other(served: Any, path: str) -> None:
-    known = {"/v1/tasks": DEMO, "/v1/leases/claim": {"worker_id": "w"}, "/v1/tasks/batch": {"tasks": [DEMO]}}[path]
+    known: Any = {"/v1/tasks": DEMO, "/v1/leases/claim": {"worker_id": "w"}, "/v1/tasks/batch": {"tasks": [DEMO]}}[path]
 
     answer = await served.call("POST", path, {**known, "": []})
 

@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from asyncgate.conformance.harness import Gate
+from asyncgate.parts.process import turns
 from asyncgate.parts.process.turns import LARGE_WRITE_SECONDS, LoopTurns, Timed, counting
 
 pytestmark = pytest.mark.anyio
@@ -102,3 +104,15 @@ async def test_errors_and_an_end_reach_the_call_that_is_counted() -> None:
         await waiting
 
     assert ended == [True]
+
+
+@pytest.mark.anyio
+async def test_the_rows_that_a_call_reads_are_a_part_of_its_cost(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "ROW_SECONDS", 100.0)
+    for _ in range(3):
+        await gate.create()
+    loop_turns = turns.LoopTurns()
+
+    await loop_turns.count(gate.as_agent().list_tasks(), lambda: (gate.tenant_id, "list_tasks"))
+
+    assert loop_turns.costs[gate.tenant_id, "list_tasks"] >= 300
