@@ -91,23 +91,26 @@ def add(file: Path, place: str, text: str) -> None:
     file.write_text(text)
 
 
-def run(house: Path, *arguments: str) -> str:
-    """Run the Python of the copy; return what it prints."""
+def run(house: Path, *arguments: str, **more: str) -> str:
+    """Run the Python of the copy, with more in its environment; return what it prints."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCGATE_", "PYTEST_"))}
-    done = subprocess.run([sys.executable, *arguments], cwd=house, env={**env, "PYTHONPATH": str(house)}, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False)
+    env |= {"PYTHONPATH": str(house), **more}
+    done = subprocess.run([sys.executable, *arguments], cwd=house, env=env, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
 
 def test_every_face_has_an_operation_that_was_added_with_nothing_else_touched(house: Path) -> None:
-    which = f"{OWN} or ({NAME} and not postgres)"
+    which = f"{OWN} or for_each or ({NAME} and not postgres)"
 
-    said = run(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", which, f"tests/heart/{OWN}.py", *EVERY)
+    said = run(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "verbosity_subtests=1", "-k", which,
+               f"tests/heart/{OWN}.py", *EVERY, TESTS_EACH=NAME)
 
-    found = re.search(r"(\d+) passed", said)
+    found = re.search(r"(\d+) passed.* (\d+) subtests passed", said)
     assert found, said
     assert int(found[1]) > TESTS
+    assert int(found[2]) > TESTS
 
 
 # A gate is given its table, so a program may add to it without touching the house at all.
