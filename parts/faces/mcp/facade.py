@@ -424,16 +424,21 @@ class Facade:
 
     def _safe(self, scope: Scope, send: Send, visit: Visit) -> Send:
         """Add the security headers, and the tools of a list, to the SDK's answers."""
+        begun: list[Any] = []       # the beginning of a list, held back until the length of its body is known
+
         async def safe(message: Any) -> None:
             if message["type"] == "http.response.start":
                 own = {name for name, _ in message["headers"]}
-                headers = [(name, b"%d" % (int(value) + len(visit.listed) - len(NO_TOOLS)))
-                           if visit.listed and name == b"content-length" else (name, value)
-                           for name, value in message["headers"]]
-                message = {**message, "headers": [*headers, *self.gate.safety(scope, own)]}
-            elif visit.listed:
-                name = b'"tools":'
-                message = {**message, "body": message["body"].replace(name + NO_TOOLS, name + visit.listed, 1)}
+                message = {**message, "headers": [*message["headers"], *self.gate.safety(scope, own)]}
+                if visit.listed:
+                    return begun.append(message)
+            if begun:
+                start, name = begun.pop(), b'"tools":'
+                body = message["body"].replace(name + NO_TOOLS, name + visit.listed, 1)
+                grown, message = len(body) - len(message["body"]), {**message, "body": body}
+                await send({**start, "headers": [
+                    (header, b"%d" % (int(value) + grown) if header == b"content-length" else value)
+                    for header, value in start["headers"]]})
             await send(message)
         return safe
 
