@@ -113,7 +113,7 @@ class BodyScreen:
             self.members += len(mark) if self.depth <= self.outer else 0
             return
         self.depth += 1 if mark[0] == OPENS else -1
-        if self.depth > self.most_depth:
+        if self.depth > self.most_depth and self.spoilt is None:       # one is enough: a body may have a million
             self.refuse(describe_spoilt("d"))
         if self.depth < 0:
             raise InvalidRequest("the JSON closes a list or an object that it never opened")

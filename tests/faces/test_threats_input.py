@@ -223,6 +223,7 @@ UNREADABLE = {
     "a comment": b'"a" /* b */', "a comma": b"[1,]", "trailing text": b'"a" x', "a byte order mark": b'\xef\xbb\xbf"a"',
     "a raw control": b'"\x01"', "depth": b"[" * 70 + b"]" * 70, "great depth": b'{"a":' * 5000 + b"1" + b"}" * 5000,
     "greater depth": b"[" * 100_000 + b"]" * 100_000}
+WHOLE = {"great depth", "greater depth"}        # are judged before anybody knows which field it is
 
 
 @in_memory
@@ -235,8 +236,10 @@ async def test_e1_what_somebody_could_not_read_is_refused_in_every_argument(
     fields = least(op, await known(served, op))
 
     async with served.unchanged():
-        for field in op.takes.__struct_fields__:
+        for at, field in enumerate(op.takes.__struct_fields__):
             for what, value in UNREADABLE.items():
+                if at and what in WHOLE:
+                    continue
                 answer = await asked(served, tongue, name, with_raw(fields, field, value))
                 assert answer.status in (200, 400), (field, what, answer)
                 assert codes_of(answer) <= REFUSED, (field, what, answer)

@@ -260,7 +260,8 @@ async def test_a_ledger_takes_no_body_that_a_gate_would_not_take(body: str, back
         for content in (receipt, b"[%b]" % receipt, b'{"receipts": [%b]}' % receipt):
             answer = await shelf.call("POST", "/v1/receipts", content)
 
-            assert answer.status in (400, 413), answer
+            refused = [one["error"] for one in answer.json().get("results", [])]        # of a list, each by itself
+            assert answer.status in (400, 413) or (content != receipt and all(refused)), answer
         assert (await shelf.get("/v1/receipts"))["receipts"] == []
 
 
