@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -188,10 +187,6 @@ def test_no_room_outgrows_its_ceiling() -> None:
 
 def test_a_ceiling_is_lowered_when_its_room_shrinks() -> None:
     assert {room: lines_of(room) for room, ceiling in CEILINGS.items() if lines_of(room) < 0.9 * ceiling} == {}
-
-
-def test_the_median_function_of_the_gate_has_at_most_8_lines() -> None:
-    assert median(lengths(GATE).values()) <= 8
 
 
 def test_no_function_is_longer_than_60_lines() -> None:
