@@ -99,7 +99,7 @@ async def test_a_lost_lease_is_counted_for_the_worker_that_lost_it(gate: Gate) -
 async def test_a_claim_that_is_told_why_it_gets_nothing_is_kept_with_the_reason(gate: Gate) -> None:
     def refuse(work: Any, worker: Any) -> str:
         return "no more leases today"
-    gate.engine.on.why_no_lease = (refuse,)
+    vars(gate.engine.on)["why_no_lease"] = (refuse,)
     await gate.create()
     await gate.claim()
 
