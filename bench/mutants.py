@@ -49,14 +49,15 @@ def lay_out(folder: Path, asked: argparse.Namespace) -> None:
     shutil.copy(ROOT / "asyncgate.py", package / "__init__.py")
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     module = "__init__.py" if asked.module == "asyncgate.py" else asked.module
+    (folder / "mutants").mkdir()        # Python looks only once for a folder of its path that is not there
     tests = [path if path.startswith("tests/") else f"asyncgate/{path}" for path in asked.tests]
     (folder / "pyproject.toml").write_text(SETTINGS.format(module=module, backend=asked.backend, tests=tests))
 
 
 def run_mutmut(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start mutmut where the copy is; its package comes before the checkout, which may be installed."""
+    """Start mutmut where the copy is; its mutants are found before the copy and a checkout that is installed."""
     environment = {**os.environ, "PYTHONPATH": str(folder / "mutants")}
-    return subprocess.Popen([sys.executable, "-m", "mutmut", *arguments], cwd=folder, env=environment, text=True,
+    return subprocess.Popen([sys.executable, "-P", "-m", "mutmut", *arguments], cwd=folder, env=environment, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -68,21 +69,21 @@ def main() -> int:
     asked, counts = read_arguments(), ("0", "0", "0")
     for path in (asked.module, *asked.tests):
         if not (ROOT / path.partition("::")[0]).exists():
-            print(f"bench.mutants: there is no {path} in the checkout", file=sys.stderr)
+            print(f"bench.mutants: {path} is not in the checkout", file=sys.stderr)
             return 2
     with tempfile.TemporaryDirectory() as name:
         lay_out(folder := Path(name), asked)
         running = run_mutmut(folder, "run", "--max-children", str(asked.processes))
         assert running.stdout
-        said = ""
+        output = ""
         for line in running.stdout:         # each state of mutmut's one line of progress, too: newlines are universal
-            said += line
-            if found := COUNTS.search(line):
-                counts = found[1], found[2], found[3]
+            output += line
+            if match := COUNTS.search(line):
+                counts = match[1], match[2], match[3]
                 print(f"\r{counts[0]} of {counts[1]} mutants tried, {counts[2]} caught", end="", flush=True)
         print()
         if running.wait() or counts[1] == "0":
-            print(said[-4000:], file=sys.stderr)
+            print(output[-4000:], file=sys.stderr)
             return 1
         listed = run_mutmut(folder, "results").communicate()[0]
         survivors = re.findall(r"^\s*(\S+): (?:survived|no tests)", listed, re.M)
