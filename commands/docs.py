@@ -5,20 +5,18 @@ from __future__ import annotations
 import sys
 import webbrowser
 from collections.abc import Mapping
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path, PurePosixPath
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 
 import click
 import msgspec
 
 from asyncgate.commands.calling import EXIT_NOT_FOUND, as_json, exit_with, suggest_names
-from asyncgate.commands.site import DocPage, build_site, read_pages, read_pictures
+from asyncgate.commands.site import DocPage, SiteError, build_site, read_pages
 from asyncgate.commands.terminal import console, escape_text, is_terminal, show_table
-
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".md": "text/plain", ".txt": "text/plain",
-         ".png": "image/png"}
 
 
 @click.command(epilog="Example: asyncgate docs workers | less")
@@ -31,7 +29,8 @@ def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> N
     """Read the documentation, without a network.
 
     Without PAGE this lists the pages.  A PAGE is shown in the terminal, or printed as Markdown in a pipe.  --open shows
-    all pages as a site, starting at PAGE; --build writes the site for any web server and path.
+    all pages as a site, starting at PAGE; --build writes the site for any web server and path.  The site needs the
+    extra `docs`.
     """
     known = read_pages()
     if folder and (page or opens):
@@ -39,13 +38,14 @@ def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> N
     if as_json and (folder or opens):
         raise click.UsageError("--json excludes --build and --open")
     if folder:
-        return write_site(folder)
-    found = find_page(page, known) if page else None
+        write_site(folder)
+        return click.echo(folder / "index.html")
+    chosen = find_page(page, known) if page else None
     if opens:
-        return serve_site(encode_site(), f"{found.stem}.html" if found else "")
+        return serve_site(f"{chosen.stem}.html" if chosen else "")
     if as_json:
-        return click.echo(msgspec.json.encode(found or [list_entry(one) for one in known.values()]))
-    show_page(found) if found else list_pages(known)
+        return click.echo(msgspec.json.encode(chosen or [list_entry(page) for page in known.values()]))
+    show_page(chosen) if chosen else list_pages(known)
 
 
 def find_page(said: str, known: Mapping[str, DocPage]) -> DocPage:
@@ -89,51 +89,36 @@ def write_site(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "llms.txt").exists():
         raise click.UsageError(f"{folder} contains other files (it has no llms.txt of an earlier site): "
                                "use a new or empty directory")
-    files = encode_site()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, body in files.items():
-            (folder / name).write_bytes(body)
+        build_site(folder)
+    except SiteError as error:
+        raise click.ClickException(str(error)) from None
     except OSError as error:
         raise click.ClickException(f"cannot write {error.filename}: {error.strerror}") from None
-    click.echo(f"{folder / 'index.html'}: {len(files)} files")
 
 
-def encode_site() -> dict[str, bytes]:
-    """Build the site; return all its files by name, as they are written and served."""
-    return {name: text.encode() for name, text in build_site().items()} | read_pictures()
+class Reader(SimpleHTTPRequestHandler):
+    """Sends the files of the site; text is UTF-8."""
+
+    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".md": "text/plain; charset=utf-8",
+                      ".txt": "text/plain; charset=utf-8"}
+
+    def log_message(self, *_: object) -> None:
+        """Write no line for each file."""
 
 
-def serve_site(files: Mapping[str, bytes], first: str) -> None:
+def serve_site(first: str) -> None:
     """Serve the site on loopback and open it in a browser, until Ctrl-C."""
-    class Reader(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            send_file(self, files)
-
-        def log_message(self, *_: object) -> None:
-            pass        # no log line for each file
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Reader) as server:
-        url = f"http://127.0.0.1:{server.server_port}/{first}"
-        serving = Thread(target=server.serve_forever, daemon=True)
-        serving.start()
-        click.echo(f"{url} (Ctrl-C stops it)")
-        try:
-            if not webbrowser.open(url):
-                click.echo("no browser found: open the URL on this machine", err=True)
-            serving.join()
-        except KeyboardInterrupt:
-            server.shutdown()
-
-
-def send_file(request: BaseHTTPRequestHandler, files: Mapping[str, bytes]) -> None:
-    """Send one file of the site."""
-    name = request.path.partition("?")[0].strip("/") or "index.html"
-    if name not in files:
-        return request.send_error(HTTPStatus.NOT_FOUND)
-    body, kind = files[name], KINDS[PurePosixPath(name).suffix]
-    request.send_response(HTTPStatus.OK)
-    request.send_header("content-type", f"{kind}; charset=utf-8" if kind.startswith("text/") else kind)
-    request.send_header("content-length", str(len(body)))
-    request.end_headers()
-    request.wfile.write(body)
+    with TemporaryDirectory() as folder:
+        write_site(Path(folder))
+        with ThreadingHTTPServer(("127.0.0.1", 0), partial(Reader, directory=folder)) as server:
+            url = f"http://127.0.0.1:{server.server_port}/{first}"
+            serving = Thread(target=server.serve_forever, daemon=True)
+            serving.start()
+            click.echo(f"{url} (Ctrl-C stops it)")
+            try:
+                if not webbrowser.open(url):
+                    click.echo("no browser found: open the URL on this machine", err=True)
+                serving.join()
+            except KeyboardInterrupt:
+                server.shutdown()

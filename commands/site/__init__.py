@@ -1,20 +1,18 @@
-"""The documentation: its pages, and the static site generated from them.
+"""The pages of the documentation, and the static site that Sphinx makes of them.
 
-markdown-it-py reads the pages as a repository host does: CommonMark with tables.  The site can be built and read
-without a network, because it contains its own style, search and code colours.  Every link is relative, so the site
-works below any path.
+markdown-it-py reads the pages as a repository host does: CommonMark with tables.  `conf.py` beside this file sets
+Sphinx up.  The site is read without a network: every link is relative, and nothing is loaded from elsewhere.
 """
 
 from __future__ import annotations
 
-import html
-import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from string import Template
+from shutil import copyfile, copytree
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -37,6 +35,10 @@ SITE_NAME = "AsyncGate"
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.S | re.M)
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]{0,200}\])*)\]\(([^()\s]+)\)")
 SENTENCE = re.compile(r".+?[.!?](?=\s|$)", re.S)
+
+
+class SiteError(Exception):
+    """Why there is no site."""
 
 
 class DocPage(Struct, frozen=True):
@@ -99,7 +101,7 @@ def make_parser() -> MarkdownIt:
     """Return a parser for Markdown."""
     from markdown_it import MarkdownIt
 
-    return MarkdownIt("commonmark", {"highlight": colour_code}).enable(["table", "strikethrough"])
+    return MarkdownIt("commonmark").enable(["table", "strikethrough"])
 
 
 def list_texts(tokens: list[Token], kind: str) -> Iterator[str]:
@@ -153,124 +155,23 @@ def make_llms_txt(known: Mapping[str, DocPage]) -> str:
 # The site.
 
 
-def build_site() -> dict[str, str]:
-    """Build the site; return the contents of its files by name."""
-    known, entries = read_pages(), list[dict[str, str]]()
-    files = {name: (HERE / name).read_text(encoding="utf-8") for name in ("style.css", "search.js")}
-    files |= {"code.css": make_code_style(), "llms.txt": make_llms_txt(known),
-              "SKILL.md": SKILL.read_text(encoding="utf-8")}
-    for page in known.values():
-        files[f"{page.stem}.md"] = text = relink(page, known)
-        tokens = add_anchors([token for token in make_parser().parse(text) if not is_comment(token)])
-        files[f"{page.stem}.html"] = render_html(page, known, tokens)
-        entries += make_search_entries(page, tokens)
-    files["search-index.js"] = f"window.sections = {json.dumps(entries, ensure_ascii=False)};\n"
-    return files
-
-
-def read_pictures() -> dict[str, bytes]:
-    """Read the pictures of the site by their names."""
-    return {path.name: path.read_bytes() for path in sorted((HOME / PICTURES).glob("*.png"))}
-
-
-def is_comment(token: Token) -> bool:
-    """Whether a token is a comment, such as a marker of a tested example."""
-    return token.type == "html_block" and token.content.startswith("<!--")
-
-
-def render_html(page: DocPage, known: Mapping[str, DocPage], tokens: list[Token]) -> str:
-    """Return the complete HTML of a page."""
-    template = Template((HERE / "page.html").read_text(encoding="utf-8"))
-    return template.substitute(
-        title=html.escape(page.title if page.title == SITE_NAME else f"{page.title} – {SITE_NAME}"),
-        about=html.escape(page.about), markdown=f"{page.stem}.md", body=render_page(tokens),
-        contents=render_contents(tokens), pages=render_navigation(page, known), around=render_neighbours(page, known))
-
-
-def render_page(tokens: list[Token]) -> str:
-    """Return the HTML of a page's text; links to a page's Markdown become links to its HTML."""
-    for token in tokens:
-        for part in token.children or ():
-            if part.type == "link_open" and "://" not in (there := str(part.attrGet("href"))):
-                part.attrSet("href", re.sub(r"\.md(?=#|$)", ".html", there))
-    reader = make_parser()
-    return str(reader.renderer.render(tokens, reader.options, {}))
-
-
-def add_anchors(tokens: list[Token]) -> list[Token]:
-    """Give every heading the anchor that a repository host would give it."""
-    seen: dict[str, int] = {}
-    for opened, inline in pairwise(tokens):
-        if opened.type == "heading_open":
-            anchor = re.sub(r"[^\w\- ]", "", strip_markup(inline).lower()).replace(" ", "-")
-            seen[anchor] = count = seen.get(anchor, -1) + 1
-            opened.attrSet("id", f"{anchor}-{count}" if count else anchor)
-    return tokens
-
-
-def make_search_entries(page: DocPage, tokens: list[Token]) -> list[dict[str, str]]:
-    """Split a page at its headings, for the search."""
-    entries: list[dict[str, str]] = []
-    for opened, token in pairwise(tokens):
-        if opened.type == "heading_open":
-            at = f"{page.stem}.html#{opened.attrGet('id')}"
-            entries.append({"page": page.title, "heading": strip_markup(token), "at": at, "text": ""})
-        elif entries and token.type in ("inline", "fence"):
-            entries[-1]["text"] += (strip_markup(token) if token.children else token.content) + " "
-    return entries
-
-
-def render_contents(tokens: list[Token]) -> str:
-    """Return the HTML list of a page's chapters."""
-    found = [(opened.attrGet("id"), strip_markup(inline)) for opened, inline in pairwise(tokens)
-             if opened.type == "heading_open" and opened.tag == "h2"]
-    if len(found) < 2:
-        return ""
-    return "<ul>" + "".join(f'<li><a href="#{at}">{html.escape(said)}</a></li>' for at, said in found) + "</ul>"
-
-
-def render_navigation(here: DocPage, known: Mapping[str, DocPage]) -> str:
-    """Return the HTML list of all pages, by section."""
-    lines = []
-    for section in dict.fromkeys(page.section for page in known.values()):
-        lines.append(f"<h2>{section}</h2>\n<ul>")
-        for page in known.values():
-            if page.section == section:
-                current = ' aria-current="page"' if page is here else ""
-                lines.append(f'<li><a href="{page.stem}.html"{current}>{html.escape(page.title)}</a></li>')
-        lines.append("</ul>")
-    return "\n".join(lines)
-
-
-def render_neighbours(here: DocPage, known: Mapping[str, DocPage]) -> str:
-    """Return links to the previous and the next page."""
-    order = list(known.values())
-    at = order.index(here)
-    before, after = order[at - 1:at], order[at + 1:at + 2]
-    return "".join(f'<a rel="{rel}" href="{page.stem}.html">{sign.format(html.escape(page.title))}</a>'
-                   for rel, sign, found in (("prev", "← {}", before), ("next", "{} →", after)) for page in found)
-
-
-# The colours of code.
-
-
-def colour_code(code: str, language: str, _: str) -> str:
-    """Highlight code; return code in an unknown language unchanged."""
-    from pygments import highlight
-    from pygments.formatters import HtmlFormatter
-    from pygments.lexers import get_lexer_by_name
-    from pygments.util import ClassNotFound
-
+def build_site(folder: Path) -> None:
+    """Write the site: each page as HTML and as Markdown, their pictures, llms.txt, the skill; raises SiteError."""
     try:
-        return str(highlight(code, get_lexer_by_name(language), HtmlFormatter(nowrap=True)))
-    except ClassNotFound:
-        return ""
-
-
-def make_code_style() -> str:
-    """Return the style sheet for code, in light and dark mode."""
-    from pygments.formatters import HtmlFormatter
-
-    light, dark = (str(HtmlFormatter(style=style, nobackground=True).get_style_defs("pre code"))
-                   for style in ("default", "github-dark"))
-    return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
+        from sphinx.cmd.build import build_main  # of the extra `docs`
+    except ModuleNotFoundError:
+        raise SiteError("the site is made by Sphinx: pip install 'asyncgate[docs]'; "
+                        "`asyncgate docs PAGE` shows a page without it") from None
+    known = read_pages()
+    folder.mkdir(parents=True, exist_ok=True)
+    # Order: first what shows a later run that the folder is a site's.
+    (folder / "llms.txt").write_text(make_llms_txt(known), encoding="utf-8")
+    copyfile(SKILL, folder / "SKILL.md")
+    with TemporaryDirectory() as scratch:
+        source = Path(scratch, "source")
+        copytree(HOME / PICTURES, source, ignore=lambda _, names: [name for name in names if name[-4:] != ".png"])
+        for page in known.values():
+            (source / f"{page.stem}.md").write_text(relink(page, known), encoding="utf-8")
+        if build_main(["-q", "-c", str(HERE), "-d", f"{scratch}/read", str(source), str(folder)]):
+            raise SiteError("Sphinx cannot build the site; it says why above")
+        copytree(source, folder, dirs_exist_ok=True)
