@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from msgspec import Raw, Struct, field
 from msgspec.structs import astuple, fields, replace
@@ -21,7 +21,7 @@ from asyncgate import FENCES_SKIPPED, Needs, Work, fences_skipped
 from asyncgate.parts.model.content import encode_json, needs_of
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.ids import Ids, mark_of
-from asyncgate.parts.model.queries import Query, Rows
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import (
     TABLES,
     TERMINAL,
@@ -63,6 +63,7 @@ from asyncgate.parts.model.stored_oauth import (
     User,
 )
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
+from asyncgate.parts.model.walking import Pages, merge, walk
 from asyncgate.parts.model.wire import Principal
 
 # In this order, so that no task arrives before its history: see `TenantCopy.raised`.  Usage is counted again.
@@ -78,17 +79,13 @@ COPY_NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # a copy's instance name: o
 
 CountRows = Callable[[int], None]
 ByKey = dict[str, Any]      # rows by their export keys
-T = TypeVar("T")
 
 
-class CopyStore(Protocol):
+class CopyStore(Pages, Protocol):
     """The methods of a backend that a copy needs."""
 
     ids: Ids
     secret: bytes
-
-    async def page(self, tenant_id: str, query: Query[T]) -> list[T]:
-        """Return the next rows of a table."""
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         """Save the changes that `decide` makes, all or nothing."""
@@ -176,18 +173,18 @@ async def require_unused(*sides: CopyStore) -> None:
 
 async def survey(source: CopyStore, target: CopyStore, told: CountRows) -> Tallies:
     """Count both sides without writing; raises TargetUsed unless the target is empty or a part of this copy."""
-    return await walk(source, target, told)
+    return await traverse(source, target, told)
 
 
 async def carry(source: CopyStore, target: CopyStore, told: CountRows) -> None:
     """Write the rows that the target lacks, up to 1,000 in a transaction."""
-    await walk(source, target, told, write=True)
+    await traverse(source, target, told, write=True)
 
 
 async def prove(source: CopyStore, target: CopyStore, told: CountRows) -> Tallies:
     """Compare every row again, and make the source's cursors valid in the target; raises CopyFailed."""
     try:
-        tallies = await walk(source, target, told, hashed=True)
+        tallies = await traverse(source, target, told, hashed=True)
     except TargetUsed as differs:
         raise CopyFailed(f"the target returned a different row than was written: {differs.row}") from None
     for name, tally in tallies.items():
@@ -198,8 +195,8 @@ async def prove(source: CopyStore, target: CopyStore, told: CountRows) -> Tallie
     return tallies
 
 
-async def walk(source: CopyStore, target: CopyStore, told: CountRows, *, write: bool = False,
-               hashed: bool = False) -> Tallies:
+async def traverse(source: CopyStore, target: CopyStore, told: CountRows, *, write: bool = False,
+                   hashed: bool = False) -> Tallies:
     """Walk through all tables of all tenants on both sides; call `told` with the number of rows of each page."""
     tallies = {name: TableTally() for name in COPIED_TABLES.values()}
     for tenant_id in sorted({*await source.tenants(), *await target.tenants()}):
@@ -225,33 +222,17 @@ class TenantCopy:
         self.raised: set[str] = set()       # tasks in the target whose event task.moved has not been seen yet
 
     async def pages(self, table: type[Struct]) -> AsyncIterator[CopyPage]:
-        """Yield every page of the source, and finally an empty one with the rows that only the target has.
-
-        The target is read once, ahead of the writes, so that rows just written are never read again.
-        """
-        after: str | None = ""
-        there = self._at_target(table)
-        key, row = await anext(there)
-        while after is not None:
-            found = await self.source.page(self.tenant_id, Rows(table, after))
-            page = CopyPage({export_key(one): raise_fence(normalize_row(one)) for one in found})
-            after = next(reversed(page.rows), None)
-            if table is Receipt and after:
-                self.source.ids.after(after)    # otherwise the event task.moved could seem older, if clocks differ
-            while key is not None and (after is None or key <= after):
+        """Yield what both sides have of a table, stretch by stretch; what is written meanwhile is not read again."""
+        sides = (read_side(side, self.tenant_id, table) for side in (self.source, self.target))
+        async for rows, there in merge(*sides):
+            page = CopyPage({key: raise_fence(row) for key, row in rows.items()})
+            if table is Receipt and rows:       # otherwise the event task.moved could seem older, if clocks differ
+                self.source.ids.after(next(reversed(rows)))
+            for key, row in there.items():
                 self._compare(page, key, row)
-                key, row = await anext(there)
             yield page
         if table is Event and self.raised:
             raise TargetUsed(f"task {min(self.raised)} of tenant {self.tenant_id} has no event task.moved there")
-
-    async def _at_target(self, table: type[Struct]) -> AsyncIterator[tuple[str | None, Any]]:
-        after = ""
-        while page := await self.target.page(self.tenant_id, Rows(table, after)):
-            for row in page:
-                yield export_key(row), normalize_row(row)
-            after = export_key(page[-1])
-        yield None, None
 
     def _compare(self, page: CopyPage, key: str, row: Any) -> None:
         """Accept rows of the source, one event task.moved for each unfinished task, and counters; nothing else."""
@@ -290,6 +271,12 @@ class TenantCopy:
             raise CopyFailed(f"the target refuses these {COPIED_TABLES[table]}: {error}") from error
         for row in rows:
             self._remember(row)
+
+
+async def read_side(side: CopyStore, tenant_id: str, table: type[Struct]) -> AsyncIterator[ByKey]:
+    """Yield the pages of a table as the copy compares them."""
+    async for page in walk(side, tenant_id, Rows(table)):
+        yield {export_key(row): normalize_row(row) for row in page}
 
 
 def normalize_row(row: Any) -> Any:

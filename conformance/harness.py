@@ -39,8 +39,8 @@ from asyncgate.parts.model.stored import (
     Receipt,
     Schedule,
     Task,
-    export_key,
 )
+from asyncgate.parts.model.walking import walk_rows
 from asyncgate.parts.model.wire import Ask, Offer, Principal, ReceiptRecord, TaskRecord
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.upkeep import Upkeep
@@ -299,14 +299,8 @@ class Gate(View):
 
     async def everything(self) -> dict[str, list[Any]]:
         """Return all stored rows of the tenant."""
-        return {table.__name__: [row async for row in self._rows(table)] for table in STORED}
-
-    async def _rows(self, table: type[msgspec.Struct]) -> AsyncIterator[Any]:
-        last = ""
-        while rows := await self.backend.page(self.tenant_id, Rows(table, last)):
-            for row in rows:
-                yield row
-            last = export_key(rows[-1])
+        return {table.__name__: [row async for row in walk_rows(self.backend, self.tenant_id, Rows(table))]
+                for table in STORED}
 
     @contextlib.asynccontextmanager
     async def unchanged(self) -> AsyncIterator[None]:

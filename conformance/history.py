@@ -17,7 +17,8 @@ from msgspec import Struct, field
 
 from asyncgate import fences_skipped
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Bulk, Event, Lease, Obligation, Receipt, Task, export_key
+from asyncgate.parts.model.stored import Bulk, Event, Lease, Obligation, Receipt, Task
+from asyncgate.parts.model.walking import walk_rows
 
 ENDING_RECEIPTS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
 UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease")
@@ -74,20 +75,13 @@ async def stored(backend: Any) -> dict[str, Stored]:
     """Read everything in a backend, by tenant."""
     found = {}
     for tenant_id in await backend.tenants():
-        rows = {table: [row async for row in _rows(backend, table, tenant_id)] for table in STORED}
+        rows: dict[type[Struct], Any] = {
+            table: [row async for row in walk_rows(backend, tenant_id, Rows(table))] for table in STORED}
         found[tenant_id] = Stored(
             {row.task_id: row for row in rows[Task]}, {row.task_id: row for row in rows[Lease]},
             {row.receipt_id: row for row in rows[Receipt]}, rows[Event], {row.receipt_id for row in rows[Obligation]},
             {row.bulk_id: row for row in rows[Bulk]})
     return found
-
-
-async def _rows(backend: Any, table: type[Struct], tenant_id: str) -> Any:
-    after = ""
-    while page := await backend.page(tenant_id, Rows(table, after)):
-        for row in page:
-            yield row
-        after = export_key(page[-1])
 
 
 def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:

@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.conformance.harness import Gate
-from asyncgate.conformance.verify_ledger import Sealed, pages, verify_ledger
+from asyncgate.conformance.verify_ledger import Sealed, verify_ledger
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Receipt, SealHead
+from asyncgate.parts.model.walking import walk
 from asyncgate.parts.receipts.sealing import seal
 
 pytestmark = pytest.mark.anyio
@@ -141,5 +143,5 @@ async def test_a_write_that_is_refused_leaves_the_chain_as_it_is(gate: Gate) -> 
     with pytest.raises(GateError):
         await gate.as_agent().cancel_task(task_id="none")
 
-    assert [len(page) async for page in pages(gate.backend, Receipt, gate.tenant_id)] == [1]
+    assert [len(page) async for page in walk(gate.backend, gate.tenant_id, Rows(Receipt))] == [1]
     assert (await checked(gate)).problems == []

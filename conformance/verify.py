@@ -36,8 +36,8 @@ from asyncgate.parts.model.stored import (
     Queue,
     Receipt,
     Task,
-    export_key,
 )
+from asyncgate.parts.model.walking import walk
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operating.queues import write_queue_id
 from asyncgate.parts.receipts.marks import list_adopted
@@ -211,11 +211,8 @@ class Tenant:
             self._wrong(f"tenant {self.tenant_id}: the audit log ends with line {end.number}, {end.hash[:16]}, "
                         f"but line {head.number}, {head.hash[:16]}, was the last one written")
 
-    async def _pages(self, table: type[Row]) -> AsyncIterator[list[Row]]:
-        after = ""
-        while page := await self.backend.page(self.tenant_id, Rows(table, after)):
-            yield page
-            after = export_key(page[-1])
+    def _pages(self, table: type[Row]) -> AsyncIterator[list[Row]]:
+        return walk(self.backend, self.tenant_id, Rows(table))
 
     def _wrong(self, problem: str) -> None:
         self.verdict.problems.append(problem)

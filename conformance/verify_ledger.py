@@ -6,7 +6,6 @@ It also works beside a running server, as `verify` does: a problem counts only i
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,7 +16,8 @@ from asyncgate.conformance.verify import Told
 from asyncgate.conformance.verify_erasures import Listed, find_false_erasure, read_erased
 from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.queries import EntryFilter, ReceiptFilter, Rows
-from asyncgate.parts.model.stored import Archived, Entry, Receipt, Seal, SealHead, export_key
+from asyncgate.parts.model.stored import Archived, Entry, Receipt, Seal, SealHead
+from asyncgate.parts.model.walking import merge, walk, walk_rows
 from asyncgate.parts.receipts.files import Reading
 from asyncgate.parts.receipts.seals import SealChain, entry_digest, receipt_digest
 
@@ -83,11 +83,10 @@ async def find_bare(backend: Any, tenant_id: str, sealed: str) -> str | None:
 async def _held(backend: Any, tenant_id: str, chain: SealChain, noted: dict[str, bool]) -> AsyncIterator[int]:
     """Check one tenant's receipts against its seals; yield the number of receipts of each page."""
     head = await backend.record(tenant_id, SealHead)
-    async for seals in pages(backend, Seal, tenant_id):
-        for seal in seals:
-            if head is None or seal.number <= head.number:      # otherwise it was made since
-                chain.add(seal)
-            noted |= {name: True for name in noted if name == f"{seal.number}:{seal.hash}"}
+    async for seal in walk_rows(backend, tenant_id, Rows(Seal)):
+        if head is None or seal.number <= head.number:      # otherwise it was made since
+            chain.add(seal)
+        noted |= {name: True for name in noted if name == f"{seal.number}:{seal.hash}"}
     chain.ends(head)
     erased, problems = await read_erased(backend, tenant_id)
     chain.problems += problems
@@ -102,22 +101,15 @@ Digests = list[tuple[str, bytes]]
 
 async def all_digests(backend: Any, tenant_id: str, erased: Listed) -> AsyncIterator[Digests]:
     """Yield the digests of all receipts in order of ids, then of a ledger's entries in order of arrival."""
-    sources = [here(backend, tenant_id, erased), away(backend, tenant_id), filed(backend, tenant_id, erased)]
-    waiting: list[Digests] = [[] for _ in sources]
-    while True:
-        waiting = [part or await anext(source, []) for part, source in zip(waiting, sources, strict=True)]
-        if not any(waiting):
-            return
-        last = min(part[-1][0] for part in waiting if part)
-        cuts = [bisect_right(part, last, key=lambda one: one[0]) for part in waiting]
-        yield sorted(one for part, cut in zip(waiting, cuts, strict=True) for one in part[:cut])
-        waiting = [part[cut:] for part, cut in zip(waiting, cuts, strict=True)]
+    async for parts in merge(here(backend, tenant_id, erased), away(backend, tenant_id),
+                             filed(backend, tenant_id, erased)):
+        yield sorted(pair for part in parts for pair in part.items())
 
 
-async def here(backend: Any, tenant_id: str, erased: Listed) -> AsyncIterator[Digests]:
+async def here(backend: Any, tenant_id: str, erased: Listed) -> AsyncIterator[dict[str, bytes]]:
     """Yield the digests of the receipts in the database; one that only says that it was erased has none."""
-    async for receipts in pages(backend, Receipt, tenant_id):
-        yield [(one.receipt_id, b"" if is_falsely_erased(erased, one) else receipt_digest(one)) for one in receipts]
+    async for page in walk(backend, tenant_id, Rows(Receipt)):
+        yield {row.receipt_id: b"" if is_falsely_erased(erased, row) else receipt_digest(row) for row in page}
 
 
 def is_falsely_erased(erased: Listed, row: Receipt | Entry) -> bool:
@@ -126,18 +118,16 @@ def is_falsely_erased(erased: Listed, row: Receipt | Entry) -> bool:
     return read_note(content) is not None and find_false_erasure(erased, row) is not None
 
 
-async def away(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
+async def away(backend: Any, tenant_id: str) -> AsyncIterator[dict[str, bytes]]:
     """Yield the digests of archived receipts."""
-    async for pointers in pages(backend, Archived, tenant_id):
-        yield [(one.receipt_id, as_bytes(one)) for one in pointers]
+    async for pointers in walk(backend, tenant_id, Rows(Archived)):
+        yield {pointer.receipt_id: as_bytes(pointer) for pointer in pointers}
 
 
-async def filed(backend: Any, tenant_id: str, erased: Listed) -> AsyncIterator[Digests]:
+async def filed(backend: Any, tenant_id: str, erased: Listed) -> AsyncIterator[dict[str, bytes]]:
     """Yield the digests of a ledger's entries, which other gates stored."""
-    after: str | None = None
-    while entries := await backend.page(tenant_id, EntryFilter(None, None, None, None, after, ENTRIES_PER_READ)):
-        yield [(one.arrival, b"" if is_falsely_erased(erased, one) else entry_digest(one)) for one in entries]
-        after = entries[-1].arrival
+    async for entries in walk(backend, tenant_id, EntryFilter(None, None, None, None, None, ENTRIES_PER_READ)):
+        yield {entry.arrival: b"" if is_falsely_erased(erased, entry) else entry_digest(entry) for entry in entries}
 
 
 def as_bytes(pointer: Archived) -> bytes:
@@ -152,9 +142,8 @@ async def check_segments(backend: Any, directory: str, found: Sealed, progress: 
     """Read every segment that has pointers, and check its lines against them."""
     for tenant_id in await backend.tenants():
         named: defaultdict[str, list[Archived]] = defaultdict(list)
-        async for pointers in pages(backend, Archived, tenant_id):
-            for one in pointers:
-                named[one.segment].append(one)
+        async for pointer in walk_rows(backend, tenant_id, Rows(Archived)):
+            named[pointer.segment].append(pointer)
         if (head := found.heads.get(tenant_id)) is not None:    # else the tenant is younger than this check
             found.problems += find_unsealed(tenant_id, named, head.last_id)
         if named and not directory:
@@ -197,11 +186,3 @@ def segment_problems(directory: str, segment: str, wanted: list[Archived], erase
         return [f"it cannot be read: {error.strerror or error}"]
     return [*reading.problems, *problems, *(f"line {number}, receipt {pointer.receipt_id}, is missing"
                                             for number, pointers in left.items() for pointer in pointers)]
-
-
-async def pages(backend: Any, table: type[Struct], tenant_id: str) -> AsyncIterator[list[Any]]:
-    """Yield the rows of a table, page by page."""
-    after = ""
-    while page := await backend.page(tenant_id, Rows(table, after)):
-        yield page
-        after = export_key(page[-1])

@@ -22,9 +22,10 @@ from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS
 from asyncgate.parts.identity.oauth.sessions import end_grant, find_grants
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Account, Key, export_key
+from asyncgate.parts.model.stored import Account, Key
 from asyncgate.parts.model.stored_oauth import Grant
 from asyncgate.parts.model.views import to_utc
+from asyncgate.parts.model.walking import walk
 from asyncgate.parts.model.wire_admin import IssuedKey, RotateCredentials, RotatedCredentials
 
 SESSIONS_PER_TRANSACTION = 100
@@ -97,12 +98,12 @@ def replace_key(work: Work, caller: Caller, key_id: str, new_id: str, hash: str,
 
 async def list_good_keys(engine: Engine, tenant_id: str, before: float, now: float) -> list[Key]:
     """Return valid keys that were issued before a time and have no successor; one page more than a call replaces."""
-    found: list[Key] = []
-    after = ""
-    while len(found) <= KEYS_PER_CALL and (page := await engine.backend.page(tenant_id, Rows(Key, after))):
-        found += [key for key in page if key.created_at <= before and is_good(key, now)]
-        after = export_key(page[-1])
-    return found
+    keys: list[Key] = []
+    async for page in walk(engine.backend, tenant_id, Rows(Key)):
+        keys += [key for key in page if key.created_at <= before and is_good(key, now)]
+        if len(keys) > KEYS_PER_CALL:
+            break
+    return keys
 
 
 OPERATIONS = [

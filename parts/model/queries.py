@@ -26,6 +26,7 @@ from asyncgate.parts.model.stored import (
     Receipt,
     Schedule,
     Task,
+    export_key,
 )
 from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import Kind, Principal
@@ -41,6 +42,10 @@ QUEUE_KEPT_SECONDS = 3600.0     # an empty queue is kept so long after its last 
 
 class Query(Struct, Generic[R], frozen=True):
     """What a page of rows R is asked with: one of the following."""
+
+    def place(self, row: R) -> str:
+        """Return the `after` of the page behind a row, for a query that has one."""
+        return export_key(row)      # type: ignore[arg-type]  # such a query is about stored rows
 
 
 class TaskFilter(Query[Row], frozen=True):
@@ -193,6 +198,10 @@ class EntryFilter(Query[Entry], frozen=True):
     after: str | None           # an arrival
     limit: int
 
+    def place(self, row: Entry) -> str:
+        """Return the arrival."""
+        return row.arrival
+
 
 class ArchivedFilter(Query[Archived], frozen=True):
     """Where the archived receipts of a task are, oldest first."""
@@ -208,6 +217,10 @@ class DeliveryFilter(Query[WebhookDelivery], frozen=True):
     after: str | None           # a delivery_id
     limit: int
     newest: bool = False
+
+    def place(self, row: WebhookDelivery) -> str:
+        """Return the id of the delivery."""
+        return row.delivery_id
 
 
 class Rows(Query[S], Generic[S], frozen=True):

@@ -16,7 +16,8 @@ from msgspec import UNSET, Struct, UnsetType
 from asyncgate import Caller, Engine, Extension, Work
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import TERMINAL, Traffic, export_key
+from asyncgate.parts.model.stored import TERMINAL, Traffic
+from asyncgate.parts.model.walking import walk_rows
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_operating import Flow, Series
 
@@ -104,7 +105,8 @@ class TrafficCounter(Extension):
         if now < self.pruned.get(tenant_id, 0) + HOUR:
             return []
         self.pruned[tenant_id] = now
-        return [row async for row in iterate_rows(self.engine, tenant_id, "") if row.minute < write_minute(now - HOUR)]
+        return [row async for row in walk_rows(self.engine.backend, tenant_id, Rows(Traffic))
+                if row.minute < write_minute(now - HOUR)]
 
 
 def store_traffic(engine: Engine, work: Work, caller: Caller, ask: Counted) -> None:
@@ -118,14 +120,6 @@ def store_traffic(engine: Engine, work: Work, caller: Caller, ask: Counted) -> N
 def write_minute(minute: int) -> str:
     """Write the number of a minute so that it sorts."""
     return f"{minute:012d}"
-
-
-async def iterate_rows(engine: Engine, tenant_id: str, after: str) -> AsyncIterator[Traffic]:
-    """Yield the stored rows of a tenant behind a place, the oldest first."""
-    while rows := await engine.backend.page(tenant_id, Rows(Traffic, after)):
-        for row in rows:
-            yield row
-        after = export_key(rows[-1])
 
 
 class Flows(Struct):
@@ -165,7 +159,8 @@ async def iterate_recent(engine: Engine, tenant_id: str, minute: int) -> AsyncIt
     """Yield what all processes have counted in the last hour; what this one counted comes from its memory."""
     counter = engine.find_extension(TrafficCounter)
     own = counter.process if counter else ""
-    async for row in iterate_rows(engine, tenant_id, f"{write_minute(minute - HOUR)}\0"):
+    hour = Rows(Traffic, f"{write_minute(minute - HOUR)}\0")
+    async for row in walk_rows(engine.backend, tenant_id, hour):
         if row.process != own:
             yield row
     for row in counter.list_rows(tenant_id, range(minute - HOUR, minute + 2)) if counter else ():

@@ -35,6 +35,7 @@ from asyncgate.parts.model.queries import ArchivedFilter, ObligationFilter, Rece
 from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Erasure, Receipt, SealHead, Task, Usage
+from asyncgate.parts.model.walking import walk, walk_rows
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.process.folders import fsync_folder
 from asyncgate.parts.receipts.files import Header, Reading, pack_receipts
@@ -138,12 +139,7 @@ async def archive_receipts(engine: Engine, tenant_id: str, most: int, *, urgent:
 
 async def is_being_erased(engine: Engine, tenant_id: str) -> bool:
     """Whether an erasure is under way in a tenant."""
-    after = ""
-    while page := await engine.backend.page(tenant_id, Rows(Erasure, after)):
-        if any(row.ended_at is None for row in page):
-            return True
-        after = page[-1].erasure_id
-    return False
+    return bool([row async for row in walk_rows(engine.backend, tenant_id, Rows(Erasure)) if row.ended_at is None])
 
 
 def archive_folder(settings: Settings) -> Path:
@@ -163,19 +159,18 @@ def count_receipts(chains: Iterable[ReceiptChain]) -> int:
 
 async def old_chains(engine: Engine, tenant_id: str, ages: Ages) -> Any:
     """Yield the chains that may move, oldest first; the transaction checks each one again."""
-    after, seen = "", set[str]()
-    while rows := await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, RECEIPTS_PER_PAGE)):
-        for row in rows:
-            if row.created_at > ages.receipt:
-                return
-            if row.receipt_id in seen or (row.task_id and row.task_id in seen):
-                continue
-            chain = await gather_chain(engine, tenant_id, row)
-            seen |= {*(chain.tasks if chain else {row.task_id} - {""}),
-                     *([id for id, one in chain.receipts.items() if not one.task_id] if chain else ())}
-            if chain and may_move(chain, ages) and not await has_open_obligation(engine, tenant_id, chain):
-                yield chain
-        after = rows[-1].receipt_id
+    seen = set[str]()
+    oldest = ReceiptFilter(None, None, None, None, RECEIPTS_PER_PAGE)
+    async for row in walk_rows(engine.backend, tenant_id, oldest):
+        if row.created_at > ages.receipt:
+            return
+        if row.receipt_id in seen or (row.task_id and row.task_id in seen):
+            continue
+        chain = await gather_chain(engine, tenant_id, row)
+        seen |= {*(chain.tasks if chain else {row.task_id} - {""}),
+                 *([id for id, receipt in chain.receipts.items() if not receipt.task_id] if chain else ())}
+        if chain and may_move(chain, ages) and not await has_open_obligation(engine, tenant_id, chain):
+            yield chain
 
 
 async def gather_chain(engine: Engine, tenant_id: str, row: Receipt) -> ReceiptChain | None:
@@ -202,11 +197,11 @@ async def add_to_chain(engine: Engine, tenant_id: str, chain: ReceiptChain, foun
     if not found.task_id or found.task_id in chain.tasks:
         return
     chain.tasks.add(found.task_id)
-    after: str | None = None
-    while count_receipts([chain]) <= MOST_RECEIPTS_PER_CHAIN and (rows := await engine.backend.page(
-            tenant_id, ReceiptFilter(None, found.task_id, None, after, RECEIPTS_PER_PAGE))):
-        chain.receipts |= {one.receipt_id: one for one in rows}
-        after = rows[-1].receipt_id
+    of_task = ReceiptFilter(None, found.task_id, None, None, RECEIPTS_PER_PAGE)
+    async for page in walk(engine.backend, tenant_id, of_task):
+        chain.receipts |= {receipt.receipt_id: receipt for receipt in page}
+        if count_receipts([chain]) > MOST_RECEIPTS_PER_CHAIN:
+            break
 
 
 async def find_answers(engine: Engine, tenant_id: str, ids: Iterable[str]) -> set[str]:
@@ -363,15 +358,14 @@ def replace_chain(work: Work, chain: ReceiptChain, segment: str, lines: dict[str
 
 async def prune_tasks(engine: Engine, tenant_id: str, ages: Ages) -> int:
     """Delete tasks that ended long ago and whose receipts are all in the archive; return how many."""
-    after, pruned = "", 0
-    while rows := await engine.backend.page(tenant_id, Rows(Task, after)):
+    pruned = 0
+    async for rows in walk(engine.backend, tenant_id, Rows(Task)):
         old = [task.task_id for task in rows if task.created_at <= ages.pruned and is_over(task, ages.pruned)
                and task.status in TERMINAL and await is_archived(engine, tenant_id, task.task_id)]
         for part in slices_of(old, RECEIPTS_PER_TRANSACTION):
             pruned += await drop_tasks(engine, tenant_id, ages, part)
         if rows[-1].created_at > ages.pruned:
             break
-        after = rows[-1].task_id
     return pruned
 
 

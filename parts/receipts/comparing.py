@@ -23,8 +23,9 @@ from asyncgate.parts.identity.admin import audit_change
 from asyncgate.parts.identity.audit import load_head
 from asyncgate.parts.model.queries import EntryFilter, OutboxOf, ReceiptFilter, Rows
 from asyncgate.parts.model.settings import allow_slow_reads
-from asyncgate.parts.model.stored import TERMINAL, LedgerMark, Receipt, Task, export_key
+from asyncgate.parts.model.stored import TERMINAL, LedgerMark, Receipt, Task
 from asyncgate.parts.model.views import to_utc
+from asyncgate.parts.model.walking import walk
 from asyncgate.parts.model.wire import Ask, LedgerComparison
 from asyncgate.parts.process.duties import Alarm
 from asyncgate.parts.receipts.adoption import JOB
@@ -130,11 +131,10 @@ class TenantComparison:
 
     async def _compare_receipts(self) -> None:
         """Compare the receipts of a gate that keeps only skeletons."""
-        after, collected = None, Collected()
+        collected = Collected()
         try:
-            while page := await self.backend.page(
-                    self.tenant_id, ReceiptFilter(None, None, None, after, RECEIPTS_PER_LOOK)):
-                after = page[-1].receipt_id
+            every = ReceiptFilter(None, None, None, None, RECEIPTS_PER_LOOK)
+            async for page in walk(self.backend, self.tenant_id, every):
                 await self._compare_page([one for one in page if one.created_at <= self.settled_at], collected)
                 for one in page:
                     collected.forget(one.receipt_id)
@@ -155,9 +155,7 @@ class TenantComparison:
 
     async def _compare_tasks(self) -> None:
         """Compare task by task with a ledger that cannot list all receipts; here the receipts are whole."""
-        after = ""
-        while page := await self.backend.page(self.tenant_id, Rows(Task, after, TASKS_PER_LOOK)):
-            after = export_key(page[-1])
+        async for page in walk(self.backend, self.tenant_id, Rows(Task, limit=TASKS_PER_LOOK)):
             with closing(Findings()) as findings:
                 for task in (one for one in page if one.updated_at <= self.settled_at):
                     await self._compare_task(task, findings)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import LedgerMark, export_key
+from asyncgate.parts.model.stored import LedgerMark
+from asyncgate.parts.model.walking import walk_rows
 
 ADOPTED_PREFIX = "adopted "     # the gate's id of a receipt, by its author's id
 STATED_PREFIX = "stated "       # the author's id of a receipt, by the gate's id
@@ -15,9 +16,5 @@ WITHDRAWN = "never_committed"   # the reason of a receipt that undoes another on
 
 async def list_adopted(backend: Any, tenant_id: str) -> dict[str, str]:
     """Return the gate's ids of adopted receipts, by their authors' ids."""
-    found, after = dict[str, str](), ""
-    while page := await backend.page(tenant_id, Rows(LedgerMark, after)):
-        found.update({one.name.removeprefix(ADOPTED_PREFIX): one.receipt_id
-                      for one in page if one.name.startswith(ADOPTED_PREFIX)})
-        after = export_key(page[-1])
-    return found
+    return {mark.name.removeprefix(ADOPTED_PREFIX): mark.receipt_id
+            async for mark in walk_rows(backend, tenant_id, Rows(LedgerMark)) if mark.name.startswith(ADOPTED_PREFIX)}

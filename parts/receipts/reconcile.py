@@ -13,7 +13,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -22,8 +22,9 @@ from msgspec.structs import replace
 from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, RESULT_READY, TERMINATES
 from asyncgate.parts.model.erased import PSEUDONYM, read_note
 from asyncgate.parts.model.queries import OutboxFilter, OutboxOf, ReceiptFilter, Rows
-from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Archived, Lease, Outgoing, Receipt, Task, export_key
+from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Archived, Lease, Outgoing, Receipt, Task
 from asyncgate.parts.model.views import to_utc
+from asyncgate.parts.model.walking import walk, walk_rows
 from asyncgate.parts.receipts.collected import (
     Collected,
     CountCopied,
@@ -47,6 +48,7 @@ FACTS = ("receipt_key", "receipt_type", "sender", "to", "task_id", "lease_id", "
 OF_A_STATEMENT = ("receipt_type", "sender", "task_id", "lease_id")      # compared of a worker's own, without key
 
 
+T = TypeVar("T", bound=Struct)
 Mend = Callable[[str, Collected | None, "Findings"], Awaitable[None]]
 
 
@@ -195,18 +197,12 @@ class Comparison:
 
     async def _leave_out_offered(self) -> None:
         """Leave out what a strict gate has offered and settles by itself when it serves."""
-        after = ""
-        while page := await self.backend.page(self.tenant_id, OutboxFilter(after, 500, "offered")):
-            for row in page:
-                self.collected.forget(row.receipt_id)
-            self.findings.waiting += len(page)
-            after = page[-1].receipt_id
+        async for row in walk_rows(self.backend, self.tenant_id, OutboxFilter("", 500, "offered")):
+            self.collected.forget(row.receipt_id)
+            self.findings.waiting += 1
 
-    async def _pages(self, table: type[Struct]) -> AsyncIterator[list[Any]]:
-        after = ""
-        while page := await self.backend.page(self.tenant_id, Rows(table, after)):
-            yield page
-            after = export_key(page[-1])
+    def _pages(self, table: type[T]) -> AsyncIterator[list[T]]:
+        return walk(self.backend, self.tenant_id, Rows(table))
 
     def _found(self, kind: str, detail: str, receipt: Receipt | None = None, task_id: str = "") -> None:
         self.findings.add(kind, self.tenant_id, detail, receipt, task_id)
@@ -392,9 +388,4 @@ async def find_behind(backend: Backend, tenant_id: str, collected: Collected, ta
 
 async def list_known_receipts(backend: Backend, tenant_id: str, task_id: str) -> list[Receipt]:
     """Return all receipts of a task at this gate."""
-    found: list[Receipt] = []
-    after = None
-    while page := await backend.page(tenant_id, ReceiptFilter(None, task_id, None, after, 500)):
-        found += page
-        after = page[-1].receipt_id
-    return found
+    return [row async for row in walk_rows(backend, tenant_id, ReceiptFilter(None, task_id, None, None, 500))]

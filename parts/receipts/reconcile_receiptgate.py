@@ -16,7 +16,8 @@ import msgspec
 from asyncgate import ANOMALY
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.queries import OutboxOf, Rows
-from asyncgate.parts.model.stored import TERMINAL, Outgoing, Receipt, Task, export_key
+from asyncgate.parts.model.stored import TERMINAL, Outgoing, Receipt, Task
+from asyncgate.parts.model.walking import walk_rows
 from asyncgate.parts.receipts.collected import READ_PAUSE_SECONDS, CountCopied, is_sound, retry_read
 from asyncgate.parts.receipts.marks import OVERTAKEN
 from asyncgate.parts.receipts.reconcile import Findings, is_erased, list_known_receipts
@@ -40,12 +41,9 @@ class GateComparison:
 
     async def run(self) -> None:
         """Compare every task of the gate."""
-        after = ""
-        while page := await self.backend.page(self.tenant_id, Rows(Task, after)):
-            for task in page:
-                await self.compare_task(task)
-                self.count(1)
-            after = export_key(page[-1])
+        async for task in walk_rows(self.backend, self.tenant_id, Rows(Task)):
+            await self.compare_task(task)
+            self.count(1)
 
     async def compare_task(self, task: Task) -> None:
         """Compare the receipts of one task."""

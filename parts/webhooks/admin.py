@@ -21,6 +21,7 @@ from asyncgate.parts.model.queries import DeliveryFilter
 from asyncgate.parts.model.stored import key_of
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
+from asyncgate.parts.model.walking import walk
 from asyncgate.parts.model.wire import Ask, Ok
 from asyncgate.parts.model.wire_webhooks import (
     ChangeWebhook,
@@ -258,10 +259,9 @@ async def replay_named(engine: Engine, caller: Caller, tenant_id: str, webhook_i
 async def change_deliveries(engine: Engine, caller: Caller, tenant_id: str, webhook_id: str, state: str,
                             change: Callable[[WebhookDelivery, float], WebhookDelivery | None]) -> int:
     """Change all deliveries of a state, in small transactions; return how many they were."""
-    number, after = 0, None
-    while rows := await engine.backend.page(tenant_id, DeliveryFilter(webhook_id, state, after, AT_ONCE)):
+    number = 0
+    async for rows in walk(engine.backend, tenant_id, DeliveryFilter(webhook_id, state, None, AT_ONCE)):
         keys: list[tuple[type[Any], tuple[str, ...]]] = [(WebhookDelivery, key_of(row)) for row in rows]
-        after = rows[-1].delivery_id
 
         def run(work: Work, keys: list[tuple[type[Any], tuple[str, ...]]] = keys) -> int:
             found = [row for _, key in keys if (row := work.find_record(WebhookDelivery, *key)) and row.state == state]

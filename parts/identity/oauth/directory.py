@@ -11,7 +11,7 @@ from asyncgate import Caller, Engine, Needs, Work
 from asyncgate.parts.identity.admin import audit_change, write_audited
 from asyncgate.parts.identity.audit import load_head
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import export_key
+from asyncgate.parts.model.walking import walk_rows
 from asyncgate.parts.model.wire_admin import Severity
 
 R = TypeVar("R", bound=Struct)
@@ -33,12 +33,9 @@ class Directory:
         """Return the next rows of a kind, in the order of their keys."""
         return await self.engine.backend.page(self.tenant_id, Rows(kind, after))
 
-    async def read(self, kind: type[R], after: str = "") -> AsyncIterator[R]:
+    def read(self, kind: type[R], after: str = "") -> AsyncIterator[R]:
         """Yield all rows of a kind behind a key, page by page, in the order of their keys."""
-        while page := await self.page(kind, after):
-            for row in page:
-                yield row
-            after = export_key(page[-1])
+        return walk_rows(self.engine.backend, self.tenant_id, Rows(kind, after))
 
     async def change(self, run: Callable[[Work], T], *keys: RecordKey) -> T:
         """Let `run` change the rows with these keys in one transaction; return its answer when that is durable.
