@@ -711,6 +711,7 @@ T = TypeVar("T", bound=Ask)
 Waits = GetTask | LeaseNext | ListReceipts | ListOpenObligations
 MOST_QUEUED, MOST_ENDED = 50, 100       # tasks that one News lists: it must fit into what a database passes on
 E = TypeVar("E", bound="Extension")
+V = TypeVar("V")
 A = TypeVarTuple("A")
 Transact = Callable[[str, Needs, Callable[[Work], None]], Coroutine[Any, Any, None]]
 Instead = Callable[..., Awaitable[Any]]
@@ -930,6 +931,21 @@ class Engine:
         decide = partial(self.decide_write, run) if self.on.after_decision else partial(run, self)
         loads = partial(self._name_needs, loads) if self.on.name_needs else loads
         return self.batches.join(caller.tenant_id, Job(decide, loads, caller, ask))
+
+    async def change(self, tenant_id: str, run: Callable[[Work], V], *records: tuple[type[Struct], tuple[str, ...]],
+                     tasks: Iterable[str] = (), receipts: Iterable[str] = (),
+                     stated: Iterable[tuple[str, str]] = ()) -> V:
+        """Let `run` change these rows of a tenant in its next batch, as the gate itself; it may be called again."""
+        tasks, receipts, stated = {*tasks}, {*receipts}, {*stated}
+
+        def load(needs: Needs, caller: Caller, ask: Ask) -> None:
+            needs.records.update(records)
+            needs.tasks.update(tasks)
+            needs.receipts.update(receipts)
+            needs.stated.update(stated)
+        own = self.make_own_caller(tenant_id)
+        reply: V = await self.write(lambda engine, work, caller, ask: run(work), load, own, Ask())
+        return reply
 
     def _name_needs(self, loads: Loads | None, needs: Needs, caller: Caller, ask: Ask) -> None:
         for name_needs in self.on.name_needs:   # first: what the operation itself needs may be refused

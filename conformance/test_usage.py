@@ -12,14 +12,7 @@ from asyncgate import Needs, Work
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.recount import wrong_usage
 from asyncgate.parts.extensions import engine_over
-from asyncgate.parts.identity.metering import (
-    CallMeter,
-    ClosePeriods,
-    Closer,
-    close_periods,
-    floor_to,
-    load_meters,
-)
+from asyncgate.parts.identity.metering import CallMeter, Closer, floor_to
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.errors import GateError
@@ -178,12 +171,10 @@ async def test_what_is_closed_twice_is_told_once(gate: Gate) -> None:
     await to_mark(gate)
     await gate.create()
     await to_mark(gate)
-    ask = ClosePeriods(meters=[key_of(one) async for one in read_rows(gate.engine, gate.tenant_id, Meter)],
-                       until=floor_to(gate.now(), 300))
-    own = gate.engine.make_own_caller(gate.tenant_id)
+    meters = [key_of(meter) async for meter in read_rows(gate.engine, gate.tenant_id, Meter)]
 
-    first = await gate.engine.write(close_periods, load_meters, own, ask)
-    again = await gate.engine.write(close_periods, load_meters, own, ask)
+    closer, until = Closer(gate.engine), floor_to(gate.now(), 300)
+    first, again = [await closer.close_meters(gate.tenant_id, meters, until) for _ in range(2)]
 
     assert (first, again) == ((1, False), (0, False))
     assert [one.tasks for one in await events_of(gate)] == [1]

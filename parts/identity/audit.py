@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw, Struct
 
-from asyncgate import Caller, Engine, Sweep, Work, its_lease
+from asyncgate import Caller, Engine, Work, its_lease
 from asyncgate.parts.identity.keys_stored import ID_END, ID_START, KEY_PREFIX
 from asyncgate.parts.identity.notices import write_notice
 from asyncgate.parts.model.caller import NOBODY
@@ -168,12 +168,12 @@ async def prune_lines(engine: Engine, tenant_id: str) -> int:
     if not old or old[0].at > oldest - DAY_SECONDS:     # prune once a day at most
         return 0
 
-    def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
+    def drop(work: Work) -> None:
         for line in old:
             work.drop_record(Audit, line.audit_id)
         details = {"up_to": old[-1].number, "hash": old[-1].hash, "lines": len(old)}
         add_line(work, PRUNED, "info", to_canonical(details))
-    await engine.write(drop, load_head, engine.make_own_caller(tenant_id), Sweep())
+    await engine.change(tenant_id, drop, (AuditHead, ()))
     return len(old)
 
 
@@ -478,14 +478,13 @@ class Auditor:
             self.missed[tenant_id][event] += times
 
     async def _write(self, tenant_id: str, lines: list[tuple[float, Line]]) -> bool:
-        def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
+        def write(work: Work) -> None:
             for at, (event, severity, said) in lines:
                 add_line(work, event, severity, said, at)
 
-        caller = self.engine.make_own_caller(tenant_id)
         try:
             if self.enabled:
-                await self.engine.write(write, load_head, caller, Sweep())
+                await self.engine.change(tenant_id, write, (AuditHead, ()))
             return True
         except GateError:
             log.exception("%d lines of the audit log of tenant %s could not be written; the gate tries again",

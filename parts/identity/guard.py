@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Extension, Needs, News, Work
+from asyncgate import Caller, Engine, Extension, News, Work
 from asyncgate.parts.identity.audit import Auditor, describe_caller, visit
 from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, limit_error, task_bucket
 from asyncgate.parts.identity.buckets import limit_headers as limit_headers
@@ -168,7 +168,7 @@ class KeyStore:
 
     async def touch_key(self, tenant_id: str, key_id: str, now: float, place: str | None = None) -> None:
         """Store that a key was used, and the network that it was used from if that is new."""
-        def touch(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
+        def touch(work: Work) -> None:
             key = work.find_record(Key, key_id)
             if key is not None and (key.last_used_at or 0.0) < now:
                 key = replace(key, last_used_at=now)
@@ -176,10 +176,7 @@ class KeyStore:
             if key is not None and place is not None and place not in (known := places_of(key)):
                 work.keep_record(replace(key, places=encode_json([place, *known][:PLACES]).decode()))
 
-        def load(needs: Needs, caller: Caller, ask: Ask) -> None:
-            needs.records.add((Key, (key_id,)))
-        caller = self.engine.make_own_caller(tenant_id)
-        await self.engine.write(touch, load, caller, Ask())
+        await self.engine.change(tenant_id, touch, (Key, (key_id,)))
 
 
 class Guard(Extension):

@@ -27,12 +27,13 @@ import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Extension, Needs, Work
+from asyncgate import Caller, Engine, Extension, Work
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.counted import PERIOD_SECONDS, write_period
 from asyncgate.parts.model.errors import GateError
@@ -54,12 +55,6 @@ USAGE_EVENTS = uuid.UUID("5d2f0c1a-9d0b-4c38-8b7e-5f9e2f0f7a11")       # the nam
 
 
 # Calls.
-
-
-class CountedCalls(Ask, kw_only=True):
-    """The gate's own request: add these calls to what the tenant uses."""
-
-    calls: dict[str, int]
 
 
 class CallMeter(Extension):
@@ -86,8 +81,7 @@ class CallMeter(Extension):
         while self.counted:
             tenant_id, calls = self.counted.popitem()
             try:
-                await self.engine.write(count_calls, None, self.engine.make_own_caller(tenant_id),
-                                        CountedCalls(calls=calls))
+                await self.engine.change(tenant_id, partial(Work.count_calls, calls=calls))
             except GateError as no:
                 if no.more.get("outcome") != "unknown":
                     again = self.counted[tenant_id]
@@ -97,19 +91,7 @@ class CallMeter(Extension):
         return stored
 
 
-def count_calls(engine: Engine, work: Work, caller: Caller, ask: CountedCalls) -> None:
-    """Add calls to what the tenant uses."""
-    work.count_calls(ask.calls)
-
-
 # Closing.
-
-
-class ClosePeriods(Ask, kw_only=True):
-    """The gate's own request: write what these meters say into events, for the time until a mark."""
-
-    meters: list[tuple[str, ...]]
-    until: int
 
 
 class Closer:
@@ -140,35 +122,37 @@ class Closer:
             meters = [one async for one in read_rows(self.engine, tenant_id, Meter) if begin_of(one) < until]
             if not meters and (head is None or not is_used(head) or head.until >= floor_to(until, DAY_SECONDS)):
                 break
-            done, more = await self.engine.write(close_periods, load_meters, self.engine.make_own_caller(tenant_id),
-                                                 ClosePeriods(meters=[key_of(one) for one in meters], until=until))
+            done, more = await self.close_meters(tenant_id, [key_of(meter) for meter in meters], until)
             written += done
         return written
+
+    async def close_meters(self, tenant_id: str, keys: list[tuple[str, ...]], until: int) -> tuple[int, bool]:
+        """Write events for what is over; return how many, and whether there are more.
+
+        The turn of the head lets two processes close one after another.
+        """
+        rows = ((Meter, key) for key in keys)
+        return await self.engine.change(tenant_id, partial(close_periods, keys, until), (UsageHead, ()), *rows)
 
     async def _prune(self, tenant_id: str, today: int) -> None:
         """Drop the events that are too old."""
         since = today - self.engine.settings.usage_retention_days * DAY_SECONDS
 
-        def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
+        def drop(work: Work) -> None:
             for row in old:
                 work.drop_record(UsageEvent, row.period)
         while old := [row for row in await self.engine.backend.page(tenant_id, Rows(UsageEvent)) if row.ends <= since]:
-            await self.engine.write(drop, None, self.engine.make_own_caller(tenant_id), Ask())
+            await self.engine.change(tenant_id, drop)
 
 
-def load_meters(needs: Needs, caller: Caller, ask: ClosePeriods) -> None:
-    """Load the meters, and where the last event ended; that one's turn lets two processes close one after another."""
-    needs.records |= {(UsageHead, ()), *((Meter, key) for key in ask.meters)}
-
-
-def close_periods(engine: Engine, work: Work, caller: Caller, ask: ClosePeriods) -> tuple[int, bool]:
-    """Write events for what is over; return how many, and whether there are more."""
-    meters = [one for key in ask.meters if (one := work.find_record(Meter, *key)) is not None]
+def close_periods(keys: list[tuple[str, ...]], until: int, work: Work) -> tuple[int, bool]:
+    """Write events for what is over until a time; return how many, and whether there are more."""
+    meters = [meter for key in keys if (meter := work.find_record(Meter, *key)) is not None]
     head = work.find_record(UsageHead)
     if head is None and not meters:
         return 0, False
     book = Book(work.tenant_id, head, meters)
-    for event in book.close(ask.until, floor_to(ask.until, DAY_SECONDS)):
+    for event in book.close(until, floor_to(until, DAY_SECONDS)):
         work.keep_record(event)
     for one in book.taken:
         work.drop_record(Meter, *key_of(one))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from asyncgate import ANOMALY, Engine, Needs, Work, receipt_key
+from asyncgate import ANOMALY, Engine, Work, receipt_key
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.screening import REST_SECONDS
@@ -24,8 +24,6 @@ from asyncgate.parts.model.wire import Principal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from asyncgate import Caller
-    from asyncgate.parts.model.wire import Ask
 
 log = logging.getLogger("asyncgate")
 
@@ -102,19 +100,12 @@ def mark_once(kind: str, once: str, admin: Principal) -> str:
 
 async def write_notice(engine: Engine, tenant_id: str, kind: str, once: str | None = None, **details: Any) -> bool:
     """Write a notice in a transaction of its own; return False if that failed, which the log tells."""
-    whom: list[Principal] = []
-
-    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
-        if once is not None:
-            needs.stated |= {("", receipt_key(ANOMALY, "", engine.gate, None, (), mark_once(kind, once, admin)))
-                             for admin in whom}
-
-    def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
-        tell_admins(engine, work, whom, kind, once, **details)
     try:
         if whom := await list_admins(engine, tenant_id):
-            from asyncgate.parts.model.wire import Ask
-            await engine.write(write, load, engine.make_own_caller(tenant_id), Ask())
+            stated = [] if once is None else [
+                ("", receipt_key(ANOMALY, "", engine.gate, None, (), mark_once(kind, once, admin))) for admin in whom]
+            await engine.change(tenant_id, lambda work: tell_admins(engine, work, whom, kind, once, **details),
+                                stated=stated)
     except GateError:
         log.exception("the admins of tenant %s could not be told of %s", tenant_id, kind)
         return False

@@ -7,12 +7,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncgate import Caller, Engine, Needs, Work
+from asyncgate import Engine, Work
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Bulk, Presence, key_of
-from asyncgate.parts.model.wire import Ask
 
 RETENTION_SECONDS = 6 * 3600.0      # between two runs
 MOST_FORGOTTEN = 500                # rows that one transaction deletes
@@ -59,15 +58,11 @@ class RowPruner:
                     for at in range(0, len(old), MOST_FORGOTTEN)])
 
     async def _drop(self, tenant_id: str, kept: Kept, keys: list[tuple[str, ...]]) -> int:
-        def load(needs: Needs, caller: Caller, ask: Ask) -> None:
-            needs.records |= {(kept.kind, key) for key in keys}
-
-        def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
+        def drop(work: Work) -> int:
             # A row may have changed since it was read: the principal may just have called again.
             rows = [row for key in keys if (row := work.find_record(kept.kind, *key)) is not None
-                    and kept.is_old(row, engine.settings, work.now)]
+                    and kept.is_old(row, self.engine.settings, work.now)]
             for row in rows:
                 work.drop_record(kept.kind, *key_of(row))
             return len(rows)
-        done: int = await self.engine.write(drop, load, self.engine.make_own_caller(tenant_id), Ask())
-        return done
+        return await self.engine.change(tenant_id, drop, *((kept.kind, key) for key in keys))

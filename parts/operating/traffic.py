@@ -9,16 +9,16 @@ from __future__ import annotations
 import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from asyncgate import Caller, Engine, Extension, Work
+from asyncgate import Engine, Extension, Work
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import TERMINAL, Traffic
 from asyncgate.parts.model.walking import walk_rows
-from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_operating import Flow, Series
 
 HOUR = 60           # minutes
@@ -28,13 +28,6 @@ Numbers = dict[int, list[int]]      # by lane: leases granted, tasks ended, atte
 
 write_numbers = msgspec.json.Encoder().encode
 read_numbers = msgspec.json.Decoder(dict[int, tuple[int, int, int, int]]).decode
-
-
-class Counted(Ask, kw_only=True):
-    """The gate's own request: store what this process has counted, and drop what is older than an hour."""
-
-    rows: list[Traffic] = []
-    old: list[Traffic] = []
 
 
 class TrafficCounter(Extension):
@@ -92,8 +85,7 @@ class TrafficCounter(Extension):
             old = await self._find_old(tenant_id, now)
             del self.unsaved[tenant_id]
             try:
-                await self.engine.write(store_traffic, None, self.engine.make_own_caller(tenant_id),
-                                        Counted(rows=rows, old=old))
+                await self.engine.change(tenant_id, partial(store_traffic, rows, old))
             except GateError:
                 self.unsaved[tenant_id] |= minutes
                 raise
@@ -109,11 +101,11 @@ class TrafficCounter(Extension):
                 if row.minute < write_minute(now - HOUR)]
 
 
-def store_traffic(engine: Engine, work: Work, caller: Caller, ask: Counted) -> None:
+def store_traffic(rows: list[Traffic], old: list[Traffic], work: Work) -> None:
     """Store what a process has counted, and drop old rows."""
-    for row in ask.rows:
+    for row in rows:
         work.keep_record(row)
-    for row in ask.old:
+    for row in old:
         work.drop_record(Traffic, row.minute, row.process)
 
 

@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import CANCELED, TERMINATES, UNSCHEDULED, Caller, Engine, Needs, Work, its_end
-from asyncgate.parts.identity.audit import add_line, load_head, visit
+from asyncgate import CANCELED, TERMINATES, UNSCHEDULED, Caller, Engine, Work, its_end
+from asyncgate.parts.identity.audit import add_line, visit
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
@@ -38,6 +38,7 @@ from asyncgate.parts.model.stored import (
     Account,
     Archived,
     Audit,
+    AuditHead,
     Entry,
     Erased,
     Erasure,
@@ -49,7 +50,7 @@ from asyncgate.parts.model.stored import (
     key_of,
 )
 from asyncgate.parts.model.stored_oauth import Grant, Revocation
-from asyncgate.parts.model.wire import Ask, CancelTask, ReleaseLease
+from asyncgate.parts.model.wire import CancelTask, ReleaseLease
 from asyncgate.parts.privacy.rules import ERASE_RULES, OF_OPERATOR, WITH_TASK, judge
 from asyncgate.parts.privacy.whom import Whom
 from asyncgate.parts.receipts.archive import (
@@ -123,16 +124,8 @@ class Eraser:
     async def write(self, tenant_id: str, run: Callable[[Work], T], *records: tuple[type[Struct], tuple[str, ...]],
                     tasks: Iterable[str] = (), receipts: Iterable[str] = ()) -> T:
         """Let `run` change rows of a tenant in its next batch, with this erasure locked."""
-        def load(needs: Needs, caller: Caller, ask: Ask) -> None:
-            needs.records |= {(Erasure, (self.erasure.erasure_id,)), *records}
-            needs.tasks.update(tasks)
-            needs.receipts.update(receipts)
-            load_head(needs, caller, ask)
-
-        def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> T:
-            return run(work)
-        done: T = await self.engine.write(decide, load, self.engine.make_own_caller(tenant_id), Ask())
-        return done
+        return await self.engine.change(tenant_id, run, (Erasure, (self.erasure.erasure_id,)), (AuditHead, ()),
+                                        *records, tasks=tasks, receipts=receipts)
 
     async def keep(self, change: Callable[[Work, Erasure], Erasure], tenant_id: str | None = None) -> None:
         """Change how far the erasure is."""

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from asyncgate import ANOMALY, Caller, Engine, Needs, Operation, Work, forbid, its_key, receipt_key
+from asyncgate import ANOMALY, Caller, Engine, Operation, Work, forbid, its_key, receipt_key
 from asyncgate.parts.identity.admin import (
     audit_change,
     change_record,
@@ -35,7 +35,7 @@ from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import TABLES, Erasure, SealHead
 from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
-from asyncgate.parts.model.wire import Ask, Created, CreateTask, Principal
+from asyncgate.parts.model.wire import Created, CreateTask, Principal
 from asyncgate.parts.model.wire_erasure import (
     ErasedRows,
     ErasePrincipal,
@@ -374,14 +374,11 @@ async def tell_caller(engine: Engine, caller: Caller, erasure: Erasure) -> None:
 
     kind, id = "data_erased", erasure.erasure_id
 
-    def load(needs: Needs, asker: Caller, ask: Ask) -> None:
-        needs.stated.add(("", receipt_key(ANOMALY, "", engine.gate, None, (), mark_once(
-            kind, id, caller.principal))))
-
-    def tell(engine: Engine, work: Work, asker: Caller, ask: Ask) -> None:
+    def tell(work: Work) -> None:
         tell_admins(engine, work, [caller.principal], kind, once=id, erasure_id=id, tenant=erasure.of_tenant,
                     counts=decode_counts(erasure.counts))
-    await engine.write(tell, load, engine.make_own_caller(caller.tenant_id), Ask())
+    key = receipt_key(ANOMALY, "", engine.gate, None, (), mark_once(kind, id, caller.principal))
+    await engine.change(caller.tenant_id, tell, stated=[("", key)])
 
 
 async def make_signer(settings: Settings) -> Callable[[dict[str, Any]], str | None]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -51,19 +52,6 @@ class Adopt(Ask, kw_only=True):
     found: Filed
     ask: Complete | Fail
     whole: bool = False     # the gate keeps receipts with bodies: this step's too, which is not sent to the ledger
-
-
-class Report(Ask, kw_only=True):
-    """Internal request: tell the owner that a receipt in the ledger was rejected."""
-
-    found: Filed
-    reason: str
-
-
-class Marked(Ask, kw_only=True):
-    """Internal request: store how far the ledger was read."""
-
-    mark: LedgerMark
 
 
 class Adopter:
@@ -113,7 +101,8 @@ class Adopter:
             if page.cursor in (None, after):
                 return
             after = page.cursor
-            await self._write(store_mark, load_mark, tenant_id, Marked(mark=LedgerMark(receipt_type, after)))
+            mark = LedgerMark(receipt_type, after)
+            await self.engine.change(tenant_id, partial(store_mark, mark), (LedgerMark, (receipt_type,)))
 
     async def _request(self, tenant_id: str, found: Filed) -> None:
         """Check and adopt one receipt; skip a receipt of a gate, or about a task of another gate."""
@@ -138,14 +127,12 @@ class Adopter:
                 found=found, ask=request_of(found), whole=not self.reading.sink.reads))
         except TaskNotFound:
             return
-        except (GateError, msgspec.ValidationError) as no:
-            if isinstance(no, GateError) and no.status >= 500:
+        except (GateError, msgspec.ValidationError) as refusal:
+            if isinstance(refusal, GateError) and refusal.status >= 500:
                 raise
-            log.warning("receipt %s in the ledger was rejected: %s", found.receipt_id, no)
-            await self._write(report, load_reported_task, tenant_id, Report(found=found, reason=str(no)))
-
-    async def _write(self, run: Any, loads: Any, tenant_id: str, ask: Ask) -> None:
-        await self.engine.write(run, loads, self.engine.make_own_caller(tenant_id), ask)
+            log.warning("receipt %s in the ledger was rejected: %s", found.receipt_id, refusal)
+            tell = partial(report, self.engine, found, str(refusal))
+            await self.engine.change(tenant_id, tell, tasks=[found.task_id])
 
 
 def request_of(found: Filed) -> Complete | Fail:
@@ -191,19 +178,9 @@ def load_step(needs: Needs, caller: Caller, ask: Adopt) -> None:
     needs.endings.add((ask.ask.task_id, ask.ask.lease_id))
 
 
-def load_reported_task(needs: Needs, caller: Caller, ask: Report) -> None:
-    """Load the task of a rejected receipt."""
-    needs.tasks.add(ask.found.task_id or "")
-
-
-def load_mark(needs: Needs, caller: Caller, ask: Marked) -> None:
-    """Load the stored mark of how far the ledger was read."""
-    needs.records.add((LedgerMark, (ask.mark.name,)))
-
-
-def store_mark(engine: Engine, work: Work, caller: Caller, ask: Marked) -> None:
+def store_mark(mark: LedgerMark, work: Work) -> None:
     """Store how far the ledger was read."""
-    work.keep_record(ask.mark)
+    work.keep_record(mark)
 
 
 def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
@@ -249,13 +226,13 @@ def is_ordered(receipt_id: str, now: float) -> bool:
     return made.version == 7 and str(made) == receipt_id and now - LONG_AGO < (made.int >> 80) / 1000 < now + SOON
 
 
-def report(engine: Engine, work: Work, caller: Caller, ask: Report) -> None:
+def report(engine: Engine, statement: Filed, reason: str, work: Work) -> None:
     """Tell the owner of a task that a worker's receipt in the ledger was rejected (H.2)."""
-    if (task := work.tasks.get(ask.found.task_id or "")) is not None:
+    if (task := work.tasks.get(statement.task_id or "")) is not None:
         body = {"kind": "ledger_receipt_rejected", "recommended_action": "Check what that worker does.",
-                "details": {"receipt_id": ask.found.receipt_id, "receipt_type": ask.found.receipt_type,
-                            "reason": ask.reason, "status": task.status}}
-        engine.write_receipt(work, ANOMALY, task, body, mark=f"ledger_receipt_rejected {ask.found.receipt_id}")
+                "details": {"receipt_id": statement.receipt_id, "receipt_type": statement.receipt_type,
+                            "reason": reason, "status": task.status}}
+        engine.write_receipt(work, ANOMALY, task, body, mark=f"ledger_receipt_rejected {statement.receipt_id}")
 
 
 def write_anomaly(engine: Engine, work: Work, receipt: Receipt | None, kind: str, mark: str, advice: str,

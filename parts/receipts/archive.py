@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncgate import TERMINATES, Caller, Engine, Needs, Work
+from asyncgate import TERMINATES, Engine, Work
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.database import ArchivingBackend
 from asyncgate.parts.model.durations import DAY_SECONDS
@@ -36,7 +36,6 @@ from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Erasure, Receipt, SealHead, Task, Usage
 from asyncgate.parts.model.walking import walk, walk_rows
-from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.process.folders import fsync_folder
 from asyncgate.parts.receipts.files import Header, Reading, pack_receipts
 from asyncgate.parts.receipts.may import discharges
@@ -206,15 +205,10 @@ async def add_to_chain(engine: Engine, tenant_id: str, chain: ReceiptChain, foun
 
 async def find_answers(engine: Engine, tenant_id: str, ids: Iterable[str]) -> set[str]:
     """Return the receipts that answer any of these."""
-    found: set[str] = set()
+    answers: set[str] = set()
     for part in slices_of(sorted(ids), RECEIPTS_PER_TRANSACTION):
-        def look(engine: Engine, work: Work, caller: Caller, ask: Ask) -> set[str]:
-            return set(work.receipts)
-
-        def load(needs: Needs, caller: Caller, ask: Ask, part: list[str] = part) -> None:
-            needs.receipts.update(part)
-        found |= await engine.write(look, load, engine.make_own_caller(tenant_id), Ask())
-    return found
+        answers |= await engine.change(tenant_id, lambda work: {*work.receipts}, receipts=part)
+    return answers
 
 
 def slices_of(rows: list[Any], most: int) -> Iterator[list[Any]]:
@@ -309,19 +303,14 @@ def segment_digest(rows: list[Receipt]) -> str:
 async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains: list[ReceiptChain], segment: str,
                               lines: dict[str, int]) -> int | None:
     """Replace the receipts of unchanged chains by pointers; return how many moved, or None if the run has to stop."""
-    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
-        needs.records.add((SealHead, ()))
-        for chain in chains:
-            needs.receipts.update(chain.receipts)
-            needs.tasks.update(chain.tasks)
-
-    def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int | None:
+    def go(work: Work) -> int | None:
         if (work.find_record(SealHead) or START).imports != ages.imports:
             return None     # an erased receipt still has the digest that it had, so is_unchanged does not see it
         return sum(replace_chain(work, chain, segment, lines) for chain in chains if is_unchanged(work, chain, ages))
 
-    moved: int | None = await engine.write(go, load, engine.make_own_caller(tenant_id), Ask())
-    return moved
+    return await engine.change(
+        tenant_id, go, (SealHead, ()), tasks={task_id for chain in chains for task_id in chain.tasks},
+        receipts={receipt_id for chain in chains for receipt_id in chain.receipts})
 
 
 def is_unchanged(work: Work, chain: ReceiptChain, ages: Ages) -> bool:
@@ -377,18 +366,14 @@ async def is_archived(engine: Engine, tenant_id: str, task_id: str) -> bool:
 
 async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str]) -> int:
     """Delete tasks, with their leases, progress and events."""
-    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
-        needs.tasks.update(ids)
-
-    def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
+    def go(work: Work) -> int:
         over = [task_id for task_id in ids if task_id in work.tasks and is_over(work.tasks[task_id], ages.pruned)]
         for task_id in over:
             work.drop_record(Task, task_id)
         work.count_usage(terminal=-len(over))
         return len(over)
 
-    gone: int = await engine.write(go, load, engine.make_own_caller(tenant_id), Ask())
-    return gone
+    return await engine.change(tenant_id, go, tasks=ids)
 
 
 # Reading and bringing back.
@@ -474,11 +459,7 @@ async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archiv
     """Write the receipts of a chain back, delete its pointers and count the return, in one transaction."""
     rows = await load_archived(engine, pointers)
 
-    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
-        needs.records.update((Archived, (one.receipt_id,)) for one in pointers)
-        needs.records.add((SealHead, ()))
-
-    def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
+    def write(work: Work) -> int:
         back = [one for one in rows if work.find_record(Archived, one.receipt_id)]
         for one in back:
             work.written[one.receipt_id] = replace(one, delivered_at=None)
@@ -491,5 +472,5 @@ async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archiv
             note_return(work)
         return len(back)
 
-    count: int = await engine.write(write, load, engine.make_own_caller(tenant_id), Ask())
-    return count
+    return await engine.change(tenant_id, write, (SealHead, ()),
+                               *((Archived, (pointer.receipt_id,)) for pointer in pointers))

@@ -18,15 +18,14 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from asyncgate import ASSIGNED, Caller, Engine, Work
+from asyncgate import ASSIGNED, Engine, Work
 from asyncgate.parts.identity.admin import audit_change
-from asyncgate.parts.identity.audit import load_head
 from asyncgate.parts.model.queries import EntryFilter, OutboxOf, ReceiptFilter, Rows
 from asyncgate.parts.model.settings import allow_slow_reads
-from asyncgate.parts.model.stored import TERMINAL, LedgerMark, Receipt, Task
+from asyncgate.parts.model.stored import TERMINAL, AuditHead, LedgerMark, Receipt, Task
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.walking import walk
-from asyncgate.parts.model.wire import Ask, LedgerComparison
+from asyncgate.parts.model.wire import LedgerComparison
 from asyncgate.parts.process.duties import Alarm
 from asyncgate.parts.receipts.adoption import JOB
 from asyncgate.parts.receipts.collected import (
@@ -38,7 +37,7 @@ from asyncgate.parts.receipts.collected import (
     retry_read,
 )
 from asyncgate.parts.receipts.marks import STATED_PREFIX
-from asyncgate.parts.receipts.mending import Resend, load_receipts, resend
+from asyncgate.parts.receipts.mending import resend
 from asyncgate.parts.receipts.outbox import Compared, Ledger
 from asyncgate.parts.receipts.reconcile import (
     STATED_TYPES,
@@ -259,20 +258,17 @@ class TenantComparison:
 
     async def _send_again(self, differences: list[Difference], collected: Collected | None) -> None:
         """Put what the ledger lacks into the outbox, with its body from here, or restored from its task."""
-        ours = [one for one in differences if one.kind == "missing_at_ledger"]
-        bodies = dict[str, str]()
+        lost, bodies = [one for one in differences if one.kind == "lost_by_ledger"], dict[str, str]()
         if collected is not None:
-            lost = [(one.task_id, one.receipt_id) for one in differences if one.kind == "lost_by_ledger"]
-            bodies = await restore_bodies(self.backend, self.tenant_id, lost, collected)
-        ids = [*(one.receipt_id for one in ours), *bodies]
-        if not ids:
+            pairs = [(one.task_id, one.receipt_id) for one in lost]
+            bodies = await restore_bodies(self.backend, self.tenant_id, pairs, collected)
+        again = [one for one in differences if one.kind == "missing_at_ledger"]
+        again += [one for one in lost if one.receipt_id in bodies]
+        if not again:
             return
-        tasks = [] if self.sink.reads else [one.task_id for one in ours if one.task_id]
-        ask = Resend(receipts=ids, tasks=tasks, bodies=bodies)
-        await self.engine.write(partial(resend, self.ledger.sink), load_receipts,
-                                self.engine.make_own_caller(self.tenant_id), ask)
+        await resend(self.engine, self.ledger.sink, self.tenant_id, again, bodies)
         for count in self.counts:
-            count.sent_again += len(ids)
+            count.sent_again += len(again)
         self.ledger.sender.call(self.tenant_id)
 
     async def _tell(self) -> None:
@@ -280,10 +276,10 @@ class TenantComparison:
         severity: Any = "critical" if self.own.differences["tampered"] else "warning"
         named = [f"{one.kind} {one.receipt_id or one.task_id}" for one in self.named]
 
-        def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
-            audit_change(engine, work, "ledger_differs", severity, caller, differences=dict(self.own.differences),
-                         sent_again=self.own.sent_again, named=named)
-        await self.engine.write(write, load_head, self.engine.make_own_caller(self.tenant_id), Ask())
+        def write(work: Work) -> None:
+            audit_change(self.engine, work, "ledger_differs", severity, self.engine.make_own_caller(self.tenant_id),
+                         differences=dict(self.own.differences), sent_again=self.own.sent_again, named=named)
+        await self.engine.change(self.tenant_id, write, (AuditHead, ()))
 
 
 def count_none(count: int) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -25,11 +27,9 @@ from asyncgate import (
     SCHEDULED,
     TERMINATES,
     UNSCHEDULED,
-    Caller,
     Needs,
 )
 from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Lease, Outgoing, Receipt, Schedule, Task
-from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.collected import is_sound
 from asyncgate.parts.receipts.reconcile import describe_lead, find_behind
 from asyncgate.parts.receipts.restated import Story, body_of, restate_lease, story_of
@@ -39,43 +39,12 @@ if TYPE_CHECKING:
     from asyncgate import Engine, Work
     from asyncgate.parts.receipts.collected import Collected
     from asyncgate.parts.receipts.outbox import Ledger
-    from asyncgate.parts.receipts.reconcile import Difference, Findings
+    from asyncgate.parts.receipts.reconcile import Behind, Difference, Findings
     from asyncgate.parts.receipts.sinks import Sink
 
 RECEIPTS_PER_RESEND = 200              # receipts that one transaction puts into the outbox
 POLL_SECONDS, DELIVERY_SECONDS = 0.1, 30.0      # `send` gives up after this long without a delivered receipt
 AHEAD = ("ended_at_ledger", "lease_ended_at_ledger", "not_committed")
-
-
-class Resend(Ask, kw_only=True):
-    """Internal request of a repair: send these receipts to the ledger again."""
-
-    receipts: list[str]
-    tasks: list[str] = []       # the tasks of the receipts, for a ledger that is also told of tasks
-    bodies: dict[str, str] = {}     # restored bodies of receipts that have none here
-
-
-class TakeOver(Ask, kw_only=True):
-    """Internal request of a repair: take over the receipts of a task that only the ledger has."""
-
-    task_id: str
-    seen: tuple[str, int]
-    whole: list[Receipt]
-    ahead: list[Receipt]
-
-
-class Restate(Ask, kw_only=True):
-    """Internal request of a repair: tell that an end in the ledger did not count."""
-
-    task_id: str
-    receipt_id: str
-
-
-class Withdraw(Ask, kw_only=True):
-    """Internal request of a repair: end a task's lease, because the ledger has no task.accepted for it."""
-
-    task_id: str
-    accepted: str
 
 
 class Mender:
@@ -89,9 +58,7 @@ class Mender:
         """Repair the differences found for one tenant."""
         unsent = findings.of(tenant_id, "missing_at_ledger", "parked")
         while batch := list(islice(unsent, RECEIPTS_PER_RESEND)):
-            await self._write(tenant_id, partial(resend, self.ledger.sink), load_receipts, Resend(
-                receipts=[one.receipt_id for one in batch],
-                tasks=[] if self.ledger.sink.reads else [one.task_id for one in batch if one.task_id]))
+            await resend(self.engine, self.ledger.sink, tenant_id, batch)
             self.done.update(one.kind for one in batch)
         for one in findings.of(tenant_id, "never_granted"):
             self.done[one.kind] += await self._undo(one)
@@ -99,14 +66,14 @@ class Mender:
             for one in findings.of(tenant_id, *AHEAD):
                 self.done[one.kind] += await self._take_over(one, collected)
         for one in findings.of(tenant_id, "ended_twice"):
-            restate = Restate(task_id=one.task_id, receipt_id=one.receipt_id)
-            await self._write(tenant_id, restate_end, load_task, restate)
+            overtaken = partial(write_overtaken, self.engine, task_id=one.task_id, receipt_id=one.receipt_id)
+            await self.engine.change(tenant_id, overtaken, tasks=[one.task_id])
             self.done[one.kind] += 1
         for one in findings.of(tenant_id, "ended_there"):
             self.done[one.kind] += await self._note_end(one)
         for one in findings.of(tenant_id, "lease_unbacked"):
-            ask = Withdraw(task_id=one.task_id, accepted=one.receipt_id)
-            self.done[one.kind] += bool(await self._write(tenant_id, end_unbacked_lease, load_task, ask))
+            end = partial(end_unbacked_lease, task_id=one.task_id, accepted=one.receipt_id)
+            self.done[one.kind] += await self.engine.change(tenant_id, end, tasks=[one.task_id])
 
     async def _undo(self, one: Difference) -> bool:
         """Put the receipt into the outbox that undoes a lease that was never granted; tell whether there was one."""
@@ -139,12 +106,10 @@ class Mender:
         behind = await find_behind(backend, one.tenant_id, collected, task)
         if not behind.ahead or describe_lead(task, lease, behind) not in AHEAD:
             return False
-        ask = TakeOver(task_id=task.task_id, seen=(task.status, task.fence), whole=behind.whole, ahead=behind.ahead)
-        return bool(await self._write(one.tenant_id, take_over, load_evidence, ask))
-
-    async def _write(self, tenant_id: str, run: Any, loads: Any, ask: Ask) -> Any:
-        caller = self.engine.make_own_caller(tenant_id)
-        return await self.engine.write(run, loads, caller, ask)
+        return await self.engine.change(
+            one.tenant_id, partial(take_over, seen=task, behind=behind),
+            *((Schedule, (receipt.schedule_id,)) for receipt in behind.ahead if receipt.schedule_id),
+            tasks=[task.task_id], receipts=[parent for receipt in behind.ahead for parent in receipt.parents])
 
     async def send(self) -> int:
         """Send the receipts in the outbox; return how many still wait when 30 s pass without a delivery."""
@@ -165,44 +130,35 @@ class Mender:
         return sum([(await backend.lag(tenant_id)).waiting for tenant_id in await backend.unsent()])
 
 
-def load_receipts(needs: Needs, caller: Caller, ask: Resend) -> None:
-    """Load some receipts, their rows in the outbox, and their tasks."""
-    needs.records.update((Outgoing, (receipt_id,)) for receipt_id in ask.receipts)
-    needs.receipts.update(ask.receipts)
-    needs.tasks.update(ask.tasks)
+async def resend(engine: Engine, sink: Sink, tenant_id: str, lacking: list[Difference],
+                 bodies: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Put receipts into the outbox, with their bodies from here or from `bodies`; refused ones wait again."""
+    ids = [one.receipt_id for one in lacking]
+
+    def put(work: Work) -> None:
+        for receipt_id in ids:
+            receipt, row = work.receipts.get(receipt_id), work.find_record(Outgoing, receipt_id)
+            if receipt is None:         # it was pruned meanwhile
+                continue
+            if row is None and not receipt.body and receipt_id in bodies:
+                whole = replace(receipt, body=bodies[receipt_id])
+                receipt = whole if is_sound(whole) else receipt     # else it was erased since its body was restored
+            if row is not None:
+                work.keep_record(replace(row, state="waiting", tries=0))
+            elif receipt.body:
+                task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
+                if (content := sink.render(work.tenant_id, receipt, task, lease)) is not None:
+                    work.keep_record(Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
+
+    # A ledger that does not read receipts is also told of tasks.
+    tasks = [] if sink.reads else [one.task_id for one in lacking if one.task_id]
+    await engine.change(tenant_id, put, *((Outgoing, (id,)) for id in ids), tasks=tasks, receipts=ids)
 
 
-def resend(sink: Sink, engine: Engine, work: Work, caller: Caller, ask: Resend) -> None:
-    """Put receipts into the outbox; set those that the ledger refused back to waiting."""
-    for receipt_id in ask.receipts:
-        receipt, row = work.receipts.get(receipt_id), work.find_record(Outgoing, receipt_id)
-        if receipt is None:         # it was pruned meanwhile
-            continue
-        if row is None and not receipt.body and receipt_id in ask.bodies:
-            whole = replace(receipt, body=ask.bodies[receipt_id])
-            receipt = whole if is_sound(whole) else receipt     # else it was erased since its body was restored
-        if row is not None:
-            work.keep_record(replace(row, state="waiting", tries=0))
-        elif receipt.body:
-            task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
-            if (content := sink.render(work.tenant_id, receipt, task, lease)) is not None:
-                work.keep_record(Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
-
-
-def restate_end(engine: Engine, work: Work, caller: Caller, ask: Restate) -> None:
-    """Tell the owner, and those who read the ledger, that an end there did not count."""
-    write_overtaken(engine, work, ask.task_id, ask.receipt_id)
-
-
-def load_task(needs: Needs, caller: Caller, ask: Withdraw | Restate) -> None:
-    """Load the task and its lease."""
-    needs.tasks.add(ask.task_id)
-
-
-def end_unbacked_lease(engine: Engine, work: Work, caller: Caller, ask: Withdraw) -> bool:
+def end_unbacked_lease(work: Work, task_id: str, accepted: str) -> bool:
     """End a lease that the ledger does not know, without a receipt: the ledger has no receipt of its beginning."""
-    task, lease = work.require_task(ask.task_id), work.leases.get(ask.task_id)
-    if lease is None or lease.ending != "live" or lease.accepted != ask.accepted:
+    task, lease = work.require_task(task_id), work.leases.get(task_id)
+    if lease is None or lease.ending != "live" or lease.accepted != accepted:
         return False
     work.set_lease(replace(lease, ending="released"))
     work.change_task(task, status="queued", fence=task.fence + FENCES_SKIPPED, started_at=None, next_eligible_at=None)
@@ -211,27 +167,20 @@ def end_unbacked_lease(engine: Engine, work: Work, caller: Caller, ask: Withdraw
     return True
 
 
-def load_evidence(needs: Needs, caller: Caller, ask: TakeOver) -> None:
-    """Load the task, the parents of the receipts, and the schedules that the receipts name."""
-    needs.tasks.add(ask.task_id)
-    needs.receipts.update(parent for one in ask.ahead for parent in one.parents)
-    needs.records.update((Schedule, (one.schedule_id,)) for one in ask.ahead if one.schedule_id)
-
-
-def take_over(engine: Engine, work: Work, caller: Caller, ask: TakeOver) -> bool:
+def take_over(work: Work, seen: Task, behind: Behind) -> bool:
     """Change a task to the state that the ledger's receipts describe; tell whether it was changed."""
-    task, lease = work.require_task(ask.task_id), work.leases.get(ask.task_id)
-    if (task.status, task.fence) != ask.seen:
+    task, lease, ahead = work.require_task(seen.task_id), work.leases.get(seen.task_id), behind.ahead
+    if (task.status, task.fence) != (seen.status, seen.fence):
         return False
-    for receipt in ask.ahead:
+    for receipt in ahead:
         work.keep_skeleton(work.add_receipt(receipt))
         _open_and_close(work, receipt)
-    story, leased = story_of(ask.whole), sum(one.receipt_type == ACCEPTED.type for one in ask.ahead)
+    story, leased = story_of(behind.whole), sum(receipt.receipt_type == ACCEPTED.type for receipt in ahead)
     over, was_over = bool(story.ends), task.status in TERMINAL
-    loose = _end_lease(work, task, lease, story, ask.ahead, leased)
+    loose = _end_lease(work, task, lease, story, ahead, leased)
     skipped = FENCES_SKIPPED if not over and loose else 0
     changes: dict[str, Any] = {"fence": task.fence + leased + skipped, "owed": bool(task.owed) and story.owed,
-                               **count_losses(task, ask.ahead)}
+                               **count_losses(task, ahead)}
     if over and not was_over:
         work.count_usage(active=-1, terminal=1)
         changes |= {"status": story.status, "completed_at": story.ended_at, "outcome": story.outcome, "held": None}
@@ -241,7 +190,7 @@ def take_over(engine: Engine, work: Work, caller: Caller, ask: TakeOver) -> bool
         changes["artifacts"] = story.artifacts
     work.change_task(task, **changes)
     work.add_event(task.task_id, "task.reconciled", fences_skipped=skipped, was=task.status,
-                   receipts=[one.receipt_id for one in ask.ahead])
+                   receipts=[receipt.receipt_id for receipt in ahead])
     return True
 
 

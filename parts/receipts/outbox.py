@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
-from asyncgate import ACCEPTED, ANOMALY, COMPLETED, FAILED, Caller, Engine, Extension, Needs, News
+from asyncgate import ACCEPTED, ANOMALY, COMPLETED, FAILED, Caller, Engine, Extension, News
 from asyncgate.parts.model.queries import OutboxFilter
 from asyncgate.parts.model.settings import CircuitBreaker
 from asyncgate.parts.model.stored import Lag, Outgoing
@@ -238,18 +238,6 @@ class Outcome(Struct):
         taken = replace(self, stuck={})
         self.sent, self.tried, self.parked = [], [], []
         return taken
-
-
-class Settled(Ask, kw_only=True):
-    """Internal request of the sender: store the results of sending."""
-
-    outcome: Outcome
-
-
-class Overflow(Ask, kw_only=True):
-    """Internal request of the sender: tell the fallback owner that too many receipts wait."""
-
-    waiting: int
 
 
 class Sender(Extension):
@@ -476,8 +464,9 @@ class Sender(Extension):
     async def _settle(self, tenant_id: str, outcome: Outcome) -> None:
         """Delete delivered receipts, store the error of each other one, and tell the owners of parked ones."""
         if outcome.sent or outcome.tried or outcome.parked:
-            caller = self.engine.make_own_caller(tenant_id)
-            await self.engine.write(settle, load_parked, caller, Settled(outcome=outcome))
+            await self.engine.change(
+                tenant_id, partial(settle, self.engine, outcome), receipts=[row.receipt_id for row in outcome.parked],
+                tasks=[row.task_id for row in outcome.parked if row.task_id])
 
     async def _warn_of_backlog(self, tenant_id: str, behind: bool) -> None:
         """Warn once if more receipts wait than the settings expect; none is dropped (H.7.5, 20.10)."""
@@ -489,7 +478,9 @@ class Sender(Extension):
             self.overflown.add(tenant_id)
             log.critical("%d receipts of tenant %s wait for the ledger; at most %d are expected; none is dropped",
                          waiting, tenant_id, self.retry.buffer_size)
-            await self.engine.write(overflow, None, self.engine.make_own_caller(tenant_id), Overflow(waiting=waiting))
+            await self.engine.change(tenant_id, lambda work: write_anomaly(
+                self.engine, work, None, "receipt_backlog", str(work.now), "Find out why the ledger does not answer.",
+                waiting=waiting, buffer_size=self.retry.buffer_size))
 
     async def lag(self, tenant_id: str | None) -> Lag:
         """Return the lag of one tenant, or that of all tenants, which may be a second old."""
@@ -513,26 +504,14 @@ def add_lags(lags: Iterable[Lag]) -> Lag:
                min((lag.oldest_at for lag in lags if lag.oldest_at is not None), default=None))
 
 
-def load_parked(needs: Needs, caller: Caller, ask: Settled) -> None:
-    """Load the parked receipts and their tasks."""
-    needs.receipts.update(row.receipt_id for row in ask.outcome.parked)
-    needs.tasks.update(row.task_id for row in ask.outcome.parked if row.task_id)
-
-
-def settle(engine: Engine, work: Work, caller: Caller, ask: Settled) -> None:
+def settle(engine: Engine, outcome: Outcome, work: Work) -> None:
     """Store the results of sending; tell the owners of parked receipts."""
-    for receipt_id in ask.outcome.sent:
+    for receipt_id in outcome.sent:
         work.drop_record(Outgoing, receipt_id)
-    for row in (*ask.outcome.tried, *ask.outcome.parked):
+    for row in (*outcome.tried, *outcome.parked):
         work.keep_record(row)
-    for row in ask.outcome.parked:
+    for row in outcome.parked:
         if (receipt := work.receipts.get(row.receipt_id)) and receipt.receipt_type != ANOMALY.type:
             write_anomaly(engine, work, receipt, "receipt_refused", row.receipt_id,
                           "Find out why the ledger refuses it; `asyncgate reconcile` shows which receipts it lacks.",
                           receipt_id=row.receipt_id, receipt_type=receipt.receipt_type, reason=row.reason)
-
-
-def overflow(engine: Engine, work: Work, caller: Caller, ask: Overflow) -> None:
-    """Tell the fallback owner that too many receipts wait for the ledger (H.7.5)."""
-    write_anomaly(engine, work, None, "receipt_backlog", str(work.now), "Find out why the ledger does not answer.",
-                  waiting=ask.waiting, buffer_size=engine.settings.ledger.emission_retry.buffer_size)

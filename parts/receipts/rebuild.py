@@ -23,7 +23,6 @@ from asyncgate import (
     RESULT_READY,
     SCHEDULED,
     TERMINATES,
-    Caller,
     Engine,
     Needs,
     Work,
@@ -33,7 +32,6 @@ from asyncgate.parts.model.content import find_location, needs_of
 from asyncgate.parts.model.erased import read_note
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.stored import Receipt, Schedule
-from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.collected import Collected, computed_hash
 from asyncgate.parts.receipts.erased_elsewhere import list_as_erased
 from asyncgate.parts.receipts.outbox import Ledger
@@ -88,12 +86,6 @@ class RebuildTally(Struct):
     schedules: int = 0
     told: int = 0                       # how many lost task.result_ready were written again
     problems: list[str] = field(default_factory=list)
-
-
-class Announce(Ask, kw_only=True):
-    """Internal request of a rebuild: tell the owners of these tasks that they have ended."""
-
-    ends: list[tuple[str, Receipt]]     # task id, and the receipt that ended the task
 
 
 async def require_empty(backend: Backend) -> None:
@@ -236,9 +228,8 @@ class Rebuild:
 
     async def _announce(self, ends: list[tuple[str, Receipt]]) -> None:
         """Write the task.result_ready that were lost with the old gate: their owners may wait for them."""
-        caller = self.engine.make_own_caller(self.tenant_id)
         try:
-            await self.engine.write(announce, load_ended_tasks, caller, Announce(ends=ends))
+            await self.engine.change(self.tenant_id, partial(announce, self.engine, ends), tasks=[id for id, _ in ends])
         except GateError as error:
             raise RebuildFailed(f"the database refused a write: {error}") from error
         self.tally.told += len(ends)
@@ -264,14 +255,9 @@ def restore_schedule(created: Receipt) -> Schedule:
                     created.receipt_id)
 
 
-def load_ended_tasks(needs: Needs, caller: Caller, ask: Announce) -> None:
-    """Load the ended tasks."""
-    needs.tasks.update(task_id for task_id, _ in ask.ends)
-
-
-def announce(engine: Engine, work: Work, caller: Caller, ask: Announce) -> None:
+def announce(engine: Engine, ends: list[tuple[str, Receipt]], work: Work) -> None:
     """Write the task.result_ready of ended tasks to their owners."""
-    for task_id, end in ask.ends:
+    for task_id, end in ends:
         said = {name: value for name, value in body_of(end).items() if name not in WITHIN}
         if end.receipt_type not in (COMPLETED.type, FAILED.type):
             said = {}

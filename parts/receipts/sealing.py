@@ -53,15 +53,13 @@ async def seal(engine: Engine, tenant_id: str) -> SealHead:
         if not digests:
             return head
 
-        def write(engine: Engine, work: Work, caller: Caller, ask: Ask, head: SealHead = head,
-                  digests: dict[str, bytes] = digests) -> None:
+        def write(work: Work, head: SealHead = head, digests: dict[str, bytes] = digests) -> None:
             if (work.find_record(SealHead) or START) == head:   # else another process was faster, or an import came in
                 made = make_seal(head, list(digests.values()), max(digests), round(work.now, 3))
                 work.keep_record(made)
                 work.keep_record(seal_head(made, head.imports))
 
-        caller = engine.make_own_caller(tenant_id)
-        await engine.write(write, load_head, caller, Ask())
+        await engine.change(tenant_id, write, (SealHead, ()))
 
 
 async def next_digests(engine: Engine, tenant_id: str, after: str) -> dict[str, bytes]:
