@@ -343,6 +343,14 @@ class Http(Exchange):
         """Call an operation; raises Refusal if the gate refuses it, Unreachable if no gate answers."""
         return msgspec.json.decode(self.send(operation, fields).content)
 
+    def pages(self, operation: str, /, **fields: Any) -> Iterator[Any]:
+        """Call the operation of a list for one page after another, to the last one."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = self.call(operation, **fields, **({"cursor": cursor} if cursor else {}))
+            cursor = page.get("next_cursor")
+            yield page
+
     def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
         """Call an operation and return its reply, checked."""
         import httpx2

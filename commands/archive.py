@@ -47,13 +47,9 @@ def run_archive(at: Connection, vacuum: bool, as_json: bool) -> None:
 @add_gate_options
 def list_(at: Connection, task_id: str | None, as_json: bool) -> None:
     """List the archived receipts of TASK; an admin may omit TASK to list all."""
-    cursor, rows = None, []
     with connect_to_gate(at) as gate:
-        while True:
-            page = gate.call("list_archived_receipts", task_id=task_id, limit=200, cursor=cursor)
-            rows += page["receipts"]
-            if (cursor := page["next_cursor"]) is None:
-                break
+        pages = gate.pages("list_archived_receipts", task_id=task_id, limit=200)
+        rows = [row for page in pages for row in page["receipts"]]
     if as_json:
         return print_answer(True, {"receipts": rows})
     show_table(Receipts.columns.split(), rows) if rows else click.echo("nothing")

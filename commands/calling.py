@@ -23,6 +23,7 @@ from asyncgate.commands import profiles
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.model import durations
+from asyncgate.parts.model.errors import GateError, NoAnswer, Stopped
 from asyncgate.parts.model.words import say_length
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -233,9 +234,26 @@ def exit_with(message: str, status: int) -> click.exceptions.Exit:
     return click.exceptions.Exit(status)
 
 
-def exit_for(wrong: Exception) -> click.exceptions.Exit:
-    """Print an error; return the exception that ends the program with the error's own exit status."""
-    return exit_with(escape_text(str(wrong)), getattr(wrong, "exit_status", EXIT_WRONG))
+@contextmanager
+def exit_on_error(path: str = "", *, unanswered: str = "", interrupted: str = "run the same command to resume",
+                  ) -> Iterator[None]:
+    """Report in one line why a command cannot go on, and exit.
+
+    `path` is the file that it reads or writes; the other texts say what to know when nobody answers, and after Ctrl-C.
+    """
+    try:
+        yield
+    except Stopped as stop:
+        known = f"; {unanswered}" if unanswered and isinstance(stop, NoAnswer) else ""
+        raise exit_with(escape_text(str(stop)) + known, stop.exit_status) from None
+    except GateError as refusal:
+        raise exit_with(escape_text(str(refusal)), EXIT_OF_STATUS.get(refusal.status, EXIT_BROKEN)) from None
+    except OSError as error:
+        if not path:
+            raise
+        raise exit_for_file(path, error) from None
+    except KeyboardInterrupt:
+        raise exit_with(f"interrupted; {interrupted}", EXIT_INTERRUPTED) from None
 
 
 WRONG_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)   # another one may be right

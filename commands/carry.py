@@ -6,10 +6,9 @@ import gzip
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import msgspec
 from msgspec import Struct
@@ -17,8 +16,9 @@ from msgspec import Struct
 from asyncgate import receipt_hash
 from asyncgate.clients.http import Http
 from asyncgate.parts.model.erased import read_note
+from asyncgate.parts.model.errors import Stopped
 from asyncgate.parts.model.stored import Receipt, Seal
-from asyncgate.parts.process.folders import fsync_folder
+from asyncgate.parts.process.folders import fsync_folder, open_private, replacing
 from asyncgate.parts.receipts.files import (
     Damaged,
     Header,
@@ -35,12 +35,7 @@ RECEIPTS_PER_PAGE = 1000
 to_receipt = msgspec.json.Decoder(list[Receipt]).decode
 
 
-def open_private(path: str, flags: int) -> int:
-    """Open a file; if it is new, only its owner may read it, because receipts are private."""
-    return os.open(path, flags, 0o600)
-
-
-class ExportSpoiled(Exception):
+class ExportSpoiled(Stopped):
     """A change during the export made the file incomplete."""
 
 
@@ -89,20 +84,14 @@ class PartialFile:
         self.writer.end()
         self.file.flush()
         os.fsync(self.file.fileno())
-        whole = self.path
-        if self.target.endswith(".gz"):
-            whole = f"{self.path}.gz"
-            self.file.seek(0)
-            with open(whole, "wb", opener=open_private) as raw:
-                with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
-                    shutil.copyfileobj(self.file, packed)
-                raw.flush()
-                os.fsync(raw.fileno())
-        self.file.close()
-        os.replace(whole, self.target)
-        with suppress(FileNotFoundError):
-            os.remove(self.path)
-        fsync_folder(os.path.dirname(os.path.abspath(self.target)))
+        if not self.target.endswith(".gz"):
+            self.file.close()
+            os.replace(self.path, self.target)
+            return fsync_folder(os.path.dirname(os.path.abspath(self.target)))
+        self.file.seek(0)
+        with replacing(self.target, f"{self.path}.gz") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+            shutil.copyfileobj(self.file, packed)
+        self.remove()
 
     def remove(self) -> None:
         """Remove the unfinished file."""
@@ -149,15 +138,11 @@ def export_receipts(gate: Http, target: str, count: Any, set_total: Any = lambda
 
 def count_erasures(gate: Http) -> int:
     """Return how many erasures of the tenant have ended; raises ExportSpoiled while one is under way."""
-    ended, cursor = 0, None
-    while True:
-        page = gate.call("list_erasures", limit=200, cursor=cursor)
-        if not all(one["ended"] for one in page["erasures"]):
-            raise ExportSpoiled("an erasure is under way at the gate; export again when it has ended: "
-                                "`asyncgate list-erasures` shows it")
-        ended += len(page["erasures"])
-        if (cursor := page.get("next_cursor")) is None:
-            return ended
+    erasures = [row for page in gate.pages("list_erasures", limit=200) for row in page["erasures"]]
+    if not all(row["ended"] for row in erasures):
+        raise ExportSpoiled("an erasure is under way at the gate; export again when it has ended: "
+                            "`asyncgate list-erasures` shows it")
+    return len(erasures)
 
 
 def was_erased_since(gate: Http, header: Header) -> bool:
@@ -176,15 +161,11 @@ def fetch_page(gate: Http, after: str) -> list[Receipt]:
 
 def fetch_seals(gate: Http, after: int, up_to: int | None) -> Iterator[Seal]:
     """Yield the stored seals between two numbers."""
-    cursor = None
-    while True:
-        page = gate.call("list_seals", after=after or None, limit=200, cursor=cursor)
-        for one in page["seals"]:
-            if up_to is not None and one["number"] > up_to:
+    for page in gate.pages("list_seals", after=after or None, limit=200):
+        for seal in page["seals"]:
+            if up_to is not None and seal["number"] > up_to:
                 return
-            yield to_seal(one)
-        if (cursor := page.get("next_cursor")) is None:
-            return
+            yield to_seal(seal)
 
 
 def to_seal(one: dict[str, Any]) -> Seal:
@@ -220,64 +201,46 @@ def encode_batches(path: str) -> Iterator[list[msgspec.Raw]]:
     """Yield the receipts of a file as they are sent, in batches that fit into one request."""
     batch: list[msgspec.Raw] = []
     size = 0
-    for line in Reading(path).lines():
-        if line.receipt is None:
-            continue
-        one = msgspec.json.encode(line.receipt)
-        if batch and (len(batch) == IMPORT_BATCH or size + len(one) > BATCH_BYTES):
+    for row in Reading(path).rows():
+        text = msgspec.json.encode(row)
+        if batch and (len(batch) == IMPORT_BATCH or size + len(text) > BATCH_BYTES):
             yield batch
             batch, size = [], 0
-        batch.append(msgspec.Raw(one))
-        size += len(one)
+        batch.append(msgspec.Raw(text))
+        size += len(text)
     if batch:
         yield batch
 
 
 def read_batches(path: str) -> Iterator[list[Receipt]]:
     """Yield the receipts of a file, some at a time."""
-    found = (line.receipt for line in Reading(path).lines() if line.receipt is not None)
-    while batch := list(islice(found, IMPORT_BATCH)):
+    rows = Reading(path).rows()
+    while batch := list(islice(rows, IMPORT_BATCH)):
         yield batch
 
 
 # A file by itself.
 
 
-class FileVerdict(NamedTuple):
-    """The contents of a file, and its problems."""
-
-    header: Header | None
-    receipts: int
-    seals: int
-    unsealed: int
-    problems: list[str]
-    erased: int             # receipts without their content, by their own word: the list is in the gate's database
-
-
-def verify_file(path: str, told: Any = lambda rows: None) -> FileVerdict:
+def verify_file(path: str, count: Any = lambda rows: None) -> SealedReading:
     """Check a file without a database: its checksum, its chain of seals, each receipt's hash and parents.
 
     An erased receipt has no content that its hash could match, only the digest that its seal covers.
     """
-    held, problems, erased = SealedReading(path), list[str](), 0
-    for line in held.lines():
-        if (one := line.receipt) is None:
-            continue
-        told(1)
-        if read_note(one.body) is not None:
-            erased += 1
-            continue
-        said = receipt_hash(one.receipt_type, one.sender, one.to, one.task_id, one.lease_id, one.schedule_id,
-                            one.parents, one.body.encode())
-        if said != one.hash:
-            problems.append(f"receipt {one.receipt_id} does not match its hash")
-    return FileVerdict(held.header, held.receipts, held.seals, held.chain.unsealed, [*held.problems, *problems],
-                       erased)
+    file, wrong = SealedReading(path), list[str]()
+    for row in file.rows():
+        count(1)
+        if read_note(row.body) is None and row.hash != receipt_hash(
+                row.receipt_type, row.sender, row.to, row.task_id, row.lease_id, row.schedule_id, row.parents,
+                row.body.encode()):
+            wrong.append(f"receipt {row.receipt_id} does not match its hash")
+    file.problems += wrong
+    return file
 
 
-def require_sound(path: str, told: Any) -> FileVerdict:
-    """Check a file; raise an error if it is not sound."""
-    verdict = verify_file(path, told)
+def require_sound(path: str, count: Any) -> SealedReading:
+    """Check a file; raises Damaged if it is not sound."""
+    verdict = verify_file(path, count)
     if verdict.problems:
         more = f" (and {len(verdict.problems) - 1} more; `asyncgate receipts verify` names them)" * (
             len(verdict.problems) > 1)

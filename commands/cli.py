@@ -9,8 +9,8 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, closing, suppress
 from functools import cache
 from importlib import import_module
 from itertools import groupby
@@ -29,7 +29,6 @@ from asyncgate.commands.calling import (
     DURATION,
     EXIT_BROKEN,
     EXIT_CONFLICT,
-    EXIT_INTERRUPTED,
     EXIT_WRONG,
     GATE,
     ID_TYPE,
@@ -37,7 +36,6 @@ from asyncgate.commands.calling import (
     PAST,
     add_gate_options,
     as_json,
-    exit_for_file,
     exit_with,
 )
 from asyncgate.commands.new_file import hold_new_file
@@ -48,9 +46,9 @@ from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.database import FileBackend
-from asyncgate.parts.model.errors import GateError, NotNow, StartupError
+from asyncgate.parts.model.errors import NotNow, StartupError
 from asyncgate.parts.model.screening import mark_spoilt
-from asyncgate.parts.model.settings import Configured, SettingsError, list_values, load_settings, mask_credentials
+from asyncgate.parts.model.settings import Configured, list_values, load_settings, mask_credentials
 from asyncgate.parts.model.wire import Ask, names_caller
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.options import add_settings_options
@@ -629,11 +627,9 @@ def database_exists(url: str) -> bool:
 def backup(configured: Configured, target: str, as_json: bool) -> None:
     """Copy the database of a gate to a new file, and verify the copy; the server may keep running."""
     url = require_database(configured.settings.database.url)
-    try:
-        with hold_new_file(target):
-            verdict = copy_file(url, target, f"{os.path.abspath(target)}.partial")
-    except OSError as error:
-        raise exit_for_file(f"cannot write {target}.partial", error) from None
+    with calling.exit_on_error(f"cannot write {target}.partial", interrupted="run the same command again"), (
+            hold_new_file(target)):
+        verdict = copy_file(url, target, f"{os.path.abspath(target)}.partial")
     size = os.path.getsize(target)
     if as_json:
         sys.exit(verdicts.print_verdict(verdict, target, as_json, bytes=size))
@@ -707,24 +703,8 @@ def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
 
     The source is only read.  Exit status 5: the target is in use; nothing was overwritten.
     """
-    with exit_on_failed_copy():
+    with calling.exit_on_error():
         sys.exit(asyncio.run(run_copy(source, target, dry_run, as_json)))
-
-
-@contextmanager
-def exit_on_failed_copy() -> Iterator[None]:
-    """Report in one line why a copy cannot be made, and exit."""
-    from asyncgate.commands import copy as part
-    try:
-        yield
-    except part.TargetUsed as used:
-        raise exit_with(escape_text(str(used)), EXIT_CONFLICT) from None
-    except (SettingsError, StartupError) as wrong:
-        raise calling.exit_for(wrong) from None
-    except (part.CopyFailed, part.Served, GateError) as wrong:
-        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
-    except KeyboardInterrupt:
-        raise exit_with("interrupted; run the same command to resume", EXIT_INTERRUPTED) from None
 
 
 async def run_copy(source: str, target: str, dry_run: bool, as_json: bool) -> int:

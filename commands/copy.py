@@ -20,6 +20,7 @@ from msgspec.structs import astuple, fields, replace
 from asyncgate import FENCES_SKIPPED, Needs, Work, fences_skipped
 from asyncgate.parts.model.content import encode_json, needs_of
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
+from asyncgate.parts.model.errors import Conflicting, Stopped
 from asyncgate.parts.model.ids import Ids, mark_of
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import (
@@ -97,11 +98,11 @@ class CopyStore(Pages, Protocol):
         """Store the key that signs cursors."""
 
 
-class Served(Exception):
+class Served(Stopped):
     """Somebody else uses one of the databases."""
 
 
-class TargetUsed(Exception):
+class TargetUsed(Conflicting):
     """The target has rows that the source lacks: it belongs to another gate, or one of them was used meanwhile."""
 
     def __init__(self, row: str) -> None:
@@ -109,7 +110,7 @@ class TargetUsed(Exception):
         self.row = row
 
 
-class CopyFailed(Exception):
+class CopyFailed(Stopped):
     """The target did not store a row, or returned a different one."""
 
 

@@ -27,22 +27,20 @@ from asyncgate import __version__
 from asyncgate.clients.http import Http, Refusal
 from asyncgate.commands.calling import (
     EXIT_BROKEN,
-    EXIT_CONFLICT,
     CommandGroup,
     add_gate_options,
     as_json,
     connect_to_gate,
-    exit_with,
+    exit_on_error,
 )
-from asyncgate.commands.carry import open_private
-from asyncgate.commands.moving import exit_on_bad_file
 from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.commands.verdicts import print_answer
+from asyncgate.parts.model.errors import Conflicting
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.model.words import say_count
-from asyncgate.parts.process.folders import fsync_folder
+from asyncgate.parts.process.folders import open_private, replacing
 
 FORMAT, README, MANIFEST, STATE_FILE = "asyncgate-export", "README.txt", "manifest.json", "state.json"
 MOST_MANIFEST, PIECE = 4 * 2**20, 2**20
@@ -115,7 +113,7 @@ class ExportState(Struct):
     whole: bool = False
 
 
-class OtherExport(Exception):
+class OtherExport(Conflicting):
     """The unfinished archive belongs to another export, or to one that cannot be resumed any more: it must go."""
 
 
@@ -169,7 +167,7 @@ def verify_export(file: str, as_json: bool) -> None:
     Checks that every file of the manifest is there, has its SHA-256 and its rows, and that there is no other.  Exit
     status 1 if a check fails.
     """
-    with exit_on_bad_file(file):
+    with exit_on_error(file):
         manifest, problems = verify_archive(file)
         digest = hash_file(Path(file))
     rows = sum(one.rows for one in manifest.kinds) if manifest else 0
@@ -194,12 +192,12 @@ def describe(manifest: Manifest) -> str:
 def write_and_print(at: Connection, file: str, asked: dict[str, Any], as_json: bool) -> None:
     """Write an archive, and print what it has."""
     asked = {name: value for name, value in asked.items() if value is not None}
-    try:
-        with exit_on_bad_file(file), hold_new_file(file), closing(Bar("exporting", "rows")) as bar, (
-                connect_to_gate(at)) as gate:
+    with exit_on_error(file), hold_new_file(file), closing(Bar("exporting", "rows")) as bar, (
+            connect_to_gate(at)) as gate:
+        try:
             manifest = write_archive(gate, file, asked, bar.add)
-    except OtherExport as other:
-        raise exit_with(f"{escape_text(str(other))}: remove {file}.partial and export again", EXIT_CONFLICT) from None
+        except OtherExport as other:
+            raise OtherExport(f"{other}: remove {file}.partial and export again") from None
     digest = hash_file(Path(file))
     rows = {one.kind: one.rows for one in manifest.kinds}
     print_answer(as_json, {"file": file, "rows": rows, "sha256": digest}, describe(manifest),
@@ -267,11 +265,8 @@ class PartialArchive:
 
     def _write(self, name: str, content: bytes) -> None:
         """Replace a small file."""
-        with open(self.folder / f"{name}.new", "wb", opener=open_private) as file:
+        with replacing(str(self.folder / name), str(self.folder / f"{name}.new")) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(self.folder / f"{name}.new", self.folder / name)
 
     def finish(self) -> Manifest:
         """Write readme and manifest, pack all files, rename the archive to its target, and remove the folder."""
@@ -291,15 +286,10 @@ class PartialArchive:
         return manifest
 
     def _pack(self, names: list[str]) -> None:
-        packed = self.folder / "packed.zip"
-        with open(packed, "w+b", opener=open_private) as raw:
-            with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
-                for name in names:
-                    archive.write(self.folder / name, name)
-            raw.flush()
-            os.fsync(raw.fileno())
-        os.replace(packed, self.target)
-        fsync_folder(os.path.dirname(os.path.abspath(self.target)))
+        with replacing(self.target, str(self.folder / "packed.zip")) as raw, (
+                zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED)) as archive:
+            for name in names:
+                archive.write(self.folder / name, name)
 
 
 def hash_file(path: Path) -> str:

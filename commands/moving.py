@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AsyncExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,26 +13,25 @@ import click
 from msgspec.structs import asdict, replace
 
 from asyncgate import Engine
-from asyncgate.commands import calling, carry, cli, recovery, verdicts
+from asyncgate.commands import carry, cli, recovery, verdicts
 from asyncgate.commands.calling import (
-    EXIT_BROKEN,
     EXIT_CONFLICT,
     EXIT_INTERRUPTED,
     EXIT_NO_GATE,
-    EXIT_OF_STATUS,
     as_json,
-    exit_for_file,
+    exit_on_error,
     exit_with,
 )
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.identity.admin import derive_tenant, find_tenants
-from asyncgate.parts.model.errors import GateError, StartupError
-from asyncgate.parts.model.settings import Configured, Settings, SettingsError, allow_slow_reads, mask_credentials
+from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.settings import Configured, Settings, allow_slow_reads, mask_credentials
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.options import add_settings_options
 
 if TYPE_CHECKING:
+    from asyncgate.parts.receipts.files import SealedReading
     from asyncgate.parts.receipts.home import CopyCounts
     from asyncgate.parts.receipts.push import PushTally
 
@@ -67,56 +66,26 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
     """
     from asyncgate.parts.receipts import push as part
     settings = integrate_settings(configured.settings)
-    tally, refusals = part.PushTally(), list[dict[str, str]]()
-    try:
-        with exit_on_bad_file(file or "the database"):
-            verified = check_file(file) if file else None
-        with closing(Bar("sending", "receipts", verified.receipts if verified else None)) as bar:
-            asyncio.run(send_receipts(settings, file, owner_of(verified), tenants, after, tally, bar,
-                               make_refusal_printer(refusals, as_json)))
-    except part.LedgerAway as away:
-        print_push(tally, refusals, as_json)
-        raise exit_with(f"{escape_text(str(away))}; {format_next_call(tally)}", EXIT_NO_GATE) from None
-    except KeyboardInterrupt:
-        print_push(tally, refusals, as_json)
-        raise exit_with(f"interrupted; {format_next_call(tally)}", EXIT_INTERRUPTED) from None
-    except (SettingsError, StartupError) as wrong:
-        raise calling.exit_for(wrong) from None
-    except GateError as wrong:
-        raise exit_with(escape_text(str(wrong)), EXIT_OF_STATUS.get(wrong.status, EXIT_BROKEN)) from None
+    tally, refusals, verified = part.PushTally(), list[dict[str, str]](), None
+    if file:
+        with exit_on_error(file), closing(Bar("checking", "receipts")) as bar:
+            verified = carry.require_sound(file, bar.add)
+    with exit_on_error():
+        try:
+            with closing(Bar("sending", "receipts", verified.receipts if verified else None)) as bar:
+                asyncio.run(send_receipts(settings, verified, tenants, after, tally, bar,
+                                          make_refusal_printer(refusals, as_json)))
+        except (part.LedgerAway, KeyboardInterrupt) as stop:
+            print_push(tally, refusals, as_json)
+            why, status = ("interrupted", EXIT_INTERRUPTED) if isinstance(stop, KeyboardInterrupt) else (
+                escape_text(str(stop)), EXIT_NO_GATE)
+            raise exit_with(f"{why}; {format_next_call(tally)}", status) from None
     print_push(tally, refusals, as_json)
     sys.exit(EXIT_CONFLICT if tally.refused or tally.lost else 0)
 
 
-@contextmanager
-def exit_on_bad_file(path: str) -> Iterator[None]:
-    """Report in one line why a file cannot be used, and exit."""
-    from asyncgate.commands.carry import ExportSpoiled
-    from asyncgate.parts.receipts.files import Damaged
-
-    try:
-        yield
-    except (Damaged, ExportSpoiled) as wrong:
-        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
-    except OSError as error:
-        raise exit_for_file(path, error) from None
-    except KeyboardInterrupt:
-        raise exit_with("interrupted; run the same command to resume", EXIT_INTERRUPTED) from None
-
-
-def check_file(file: str) -> carry.FileVerdict:
-    """Verify a file; return its contents."""
-    with closing(Bar("checking", "receipts")) as bar:
-        return carry.require_sound(file, bar.add)
-
-
-def owner_of(verified: carry.FileVerdict | None) -> str | None:
-    """Return the tenant of a file's receipts."""
-    return verified.header.tenant_id if verified and verified.header else None
-
-
-async def send_receipts(settings: Settings, file: str | None, of_file: str | None, tenants: tuple[str, ...], after: str,
-                 tally: PushTally, bar: Bar, refused: Callable[[str, str], None]) -> None:
+async def send_receipts(settings: Settings, file: SealedReading | None, tenants: tuple[str, ...], after: str,
+                        tally: PushTally, bar: Bar, refused: Callable[[str, str], None]) -> None:
     """Send the receipts of the database or the file."""
     from asyncgate.parts.receipts import push as part
     from asyncgate.parts.receipts import sinks
@@ -129,8 +98,9 @@ async def send_receipts(settings: Settings, file: str | None, of_file: str | Non
             if not sink.reads:
                 raise StartupError("this ledger needs the tasks, too: push from the database instead of --file")
             # A file names its tenant.
-            tenant_id = derive_tenant(settings, tenants[0]) if len(tenants) == 1 else of_file or ""
-            await push.send(tenant_id, part.read_exported(push, tenant_id, carry.read_batches(file), behind))
+            tenant_id = derive_tenant(settings, tenants[0]) if len(tenants) == 1 or file.header is None else (
+                file.header.tenant_id)
+            await push.send(tenant_id, part.read_exported(push, tenant_id, carry.read_batches(file.path), behind))
             return
         backend = await recovery.open_beside(opened, cli.require_database(settings.database.url), settings)
         bar.of(None if after or tenants else await verdicts.count_rows(backend, [Receipt]))
@@ -187,17 +157,8 @@ def bring_receipts_home(configured: Configured, target: str, leave_lost: bool, a
 
     Exit status 5: gate and ledger differ, or TARGET is in use; 7: the ledger cannot be read.  Then nothing was written.
     """
-    from asyncgate.parts.receipts import collected
-    from asyncgate.parts.receipts import home as part
-    with cli.exit_on_failed_copy():
-        try:
-            settings = allow_slow_reads(configured.settings)
-            status = asyncio.run(bring_home(settings, target, leave_lost, as_json))
-        except collected.Unreadable as away:
-            raise exit_with(f"{escape_text(str(away))}; nothing was written", EXIT_NO_GATE) from None
-        except (part.Unsettled, part.MissingBody) as no:
-            raise exit_with(escape_text(str(no)), EXIT_CONFLICT) from None
-    sys.exit(status)
+    with exit_on_error(unanswered="nothing was written"):
+        sys.exit(asyncio.run(bring_home(allow_slow_reads(configured.settings), target, leave_lost, as_json)))
 
 
 async def bring_home(settings: Settings, target: str, leave_lost: bool, as_json: bool) -> int:

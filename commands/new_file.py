@@ -7,11 +7,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from asyncgate.commands.calling import EXIT_CONFLICT, exit_with
-from asyncgate.commands.terminal import escape_text
+from asyncgate.parts.model.errors import Conflicting
 
 
-class OtherRun(Exception):
+class OtherRun(Conflicting):
     """Another process writes the same file now."""
 
 
@@ -53,11 +52,8 @@ def is_still_at(path: str, file: int) -> bool:
 
 @contextmanager
 def hold_new_file(path: str) -> Iterator[None]:
-    """Let only this process write a new file; exit if the file exists, or if another process is writing it."""
-    try:
-        with hold_target(path):
-            if os.path.lexists(path):
-                raise exit_with(f"{path} exists already; name a new file", EXIT_CONFLICT)
-            yield
-    except OtherRun as busy:
-        raise exit_with(escape_text(str(busy)), EXIT_CONFLICT) from None
+    """Let only this process write a new file; raises Conflicting if it exists, or if another process is writing it."""
+    with hold_target(path):
+        if os.path.lexists(path):
+            raise Conflicting(f"{path} exists already; name a new file")
+        yield

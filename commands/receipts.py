@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from asyncgate import TERMINATES
 from asyncgate.clients.http import Http, Refusal
+from asyncgate.commands import carry
 from asyncgate.commands.calling import (
     EXIT_BROKEN,
     EXIT_CONFLICT,
@@ -23,8 +24,9 @@ from asyncgate.commands.calling import (
     add_gate_options,
     as_json,
     connect_to_gate,
+    exit_on_error,
 )
-from asyncgate.commands.moving import bring_receipts_home, exit_on_bad_file, push
+from asyncgate.commands.moving import bring_receipts_home, push
 from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import STYLES, Bar, escape_text
@@ -75,7 +77,8 @@ def tree(at: Connection, task_id: str, as_ascii: bool, as_json: bool) -> None:
     """Draw the receipts of a task as a tree: sender, recipient, time, and what is still open."""
     with connect_to_gate(at) as gate:
         task = fetch_task(gate, task_id)
-        roots = build_tree(list(fetch_receipts(gate, task_id)), make_discharge_check(gate))
+        pages = gate.pages("list_receipts", task_id=task_id, limit=RECEIPTS_PER_CALL)
+        roots = build_tree([row for page in pages for row in page["receipts"]], make_discharge_check(gate))
     if as_json:
         return click.echo(msgspec.json.encode({"task_id": task_id, "status": task["status"], "receipts": roots}))
     strokes = ASCII if as_ascii or not can_print(BOXES) else BOXES
@@ -94,16 +97,6 @@ def fetch_task(gate: Http, task_id: str) -> dict[str, Any]:
         if no.code != "task_not_found":
             raise
         return {"type": "", "status": "not here"}
-
-
-def fetch_receipts(gate: Http, task_id: str) -> Iterator[dict[str, Any]]:
-    """Yield all receipts of a task, oldest first."""
-    cursor = None
-    while True:
-        page = gate.call("list_receipts", task_id=task_id, limit=RECEIPTS_PER_CALL, cursor=cursor)
-        yield from page["receipts"]
-        if (cursor := page["next_cursor"]) is None:
-            return
 
 
 def make_discharge_check(gate: Http) -> Any:
@@ -215,9 +208,7 @@ def export_file(at: Connection, file: str, as_json: bool) -> None:
     For admins.  The gate keeps running.  FILE appears when it is complete; after an interruption, the same command
     resumes.  Archived receipts are included.
     """
-    from asyncgate.commands import carry
-
-    with exit_on_bad_file(file), hold_new_file(file), closing(Bar("exporting", "receipts")) as bar, (
+    with exit_on_error(file), hold_new_file(file), closing(Bar("exporting", "receipts")) as bar, (
             connect_to_gate(at)) as gate:
         done = carry.export_receipts(gate, file, bar.add, bar.of)
     written, sum = done.writer, done.writer.sum.hexdigest()
@@ -235,11 +226,9 @@ def import_file(at: Connection, file: str, as_json: bool) -> None:
     For admins.  Existing receipts stay unchanged, so after an interruption run the same command again.  A receipt that
     exists with other content is reported and not overwritten.  Exit status 5: some receipts were refused.
     """
-    from asyncgate.commands import carry
-
-    with closing(Bar("checking", "receipts")) as bar, exit_on_bad_file(file):
+    with closing(Bar("checking", "receipts")) as bar, exit_on_error(file):
         verdict = carry.require_sound(file, bar.add)
-    with (exit_on_bad_file(file), connect_to_gate(at) as gate,
+    with (exit_on_error(file), connect_to_gate(at) as gate,
           closing(Bar("importing", "receipts", verdict.receipts)) as bar):
         tally = carry.import_file(gate, file, bar.add)
     print_answer(as_json,
@@ -261,19 +250,17 @@ def verify_file(file: str, as_json: bool) -> None:
     Checks the checksum, every receipt's hash and parents, and the chain of seals, and names every changed byte, wrong
     order or gap.  Exit status 1 if a check fails.
     """
-    from asyncgate.commands import carry
-
-    with closing(Bar("checking", "receipts")) as bar, exit_on_bad_file(file):
+    with closing(Bar("checking", "receipts")) as bar, exit_on_error(file):
         verdict = carry.verify_file(file, bar.add)
     wrong, header = len(verdict.problems), verdict.header
     seal = f"{header.seals}:{header.seal_hash}" if header and header.seals else None
     of_tenant = [f"tenant {header.tenant_id}{f': the last seal is {seal}' if seal else ''}"] if header else []
     print_answer(as_json, {"file": file, "sound": not wrong, "problems": verdict.problems, "receipts": verdict.receipts,
-                  "seals": verdict.seals, "unsealed": verdict.unsealed, "erased": verdict.erased,
+                  "seals": verdict.seals, "unsealed": verdict.chain.unsealed, "erased": verdict.erased,
                   "tenant_id": header.tenant_id if header else None, "last_seal": seal},
         *map(escape_text, verdict.problems), *of_tenant,
         f"{say_count(verdict.receipts, 'receipt')}, {say_count(verdict.seals, 'seal')}; "
-        f"{say_count(verdict.unsealed, 'receipt')} since the last seal",
+        f"{say_count(verdict.chain.unsealed, 'receipt')} since the last seal",
         *([f"{verdict.erased} receipts say that they were erased: `asyncgate verify` checks that in the database"]
           if verdict.erased else []),
         f"{file}: {say_count(wrong, 'problem')}" if wrong else f"{file}: sound")

@@ -13,23 +13,14 @@ import msgspec
 
 from asyncgate import FENCES_SKIPPED
 from asyncgate.backends import open_backend
-from asyncgate.commands import calling, cli, verdicts
-from asyncgate.commands.calling import (
-    EXIT_BROKEN,
-    EXIT_CONFLICT,
-    EXIT_INTERRUPTED,
-    EXIT_NO_GATE,
-    EXIT_OF_STATUS,
-    as_json,
-    exit_for_file,
-    exit_with,
-)
+from asyncgate.commands import cli, verdicts
+from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, as_json, exit_on_error
 from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.identity.admin import derive_tenant, find_tenants
-from asyncgate.parts.model.errors import GateError, StartupError
-from asyncgate.parts.model.settings import Configured, Settings, SettingsError, allow_slow_reads, mask_credentials
+from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.settings import Configured, Settings, allow_slow_reads, mask_credentials
 from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.options import add_settings_options
 
@@ -76,17 +67,8 @@ def reconcile(configured: Configured, repair: bool, as_json: bool, tenants: tupl
 
     Exit status 0: no differences; 5: differences; 7: the ledger could not be read completely, and nothing was changed.
     """
-    from asyncgate.parts.receipts.collected import Unreadable
-    try:
-        status = asyncio.run(run_reconcile(allow_slow_reads(configured.settings), repair, as_json, tenants))
-    except Unreadable as away:
-        raise exit_with(f"{escape_text(str(away))}; nothing was compared, and nothing was changed",
-                        EXIT_NO_GATE) from None
-    except (SettingsError, StartupError) as wrong:
-        raise calling.exit_for(wrong) from None
-    except GateError as wrong:
-        raise exit_with(escape_text(str(wrong)), EXIT_OF_STATUS.get(wrong.status, EXIT_BROKEN)) from None
-    sys.exit(status)
+    with exit_on_error(unanswered="nothing was compared, and nothing was changed"):
+        sys.exit(asyncio.run(run_reconcile(allow_slow_reads(configured.settings), repair, as_json, tenants)))
 
 
 async def run_reconcile(settings: Settings, repair: bool, as_json: bool, tenants: tuple[str, ...]) -> int:
@@ -207,28 +189,13 @@ def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], 
     and start again.  Exit status 5: the database is not empty, or the receipts are ambiguous; 7: the ledger cannot be
     read.  Then nothing was written.
     """
-    from asyncgate.parts.receipts import rebuild as part
     chosen = frozenset(instances) if instances else None
-    from asyncgate.parts.receipts import collected
-    try:
+    with exit_on_error(file or "the database", unanswered="nothing was written",
+                       interrupted="remove the database and start again"):
         with open(file or os.devnull, "rb"):
             pass        # before a database is made for nothing
-        status = asyncio.run(run_rebuild(allow_slow_reads(configured.settings), file, tenants, chosen, all_instances,
-                                         skip_damaged,
-                                     as_json))
-    except collected.Unreadable as away:
-        raise exit_with(f"{escape_text(str(away))}; nothing was written", EXIT_NO_GATE) from None
-    except (part.NotEmpty, part.Damaged, part.SeveralGates) as no:
-        raise exit_with(escape_text(str(no)), EXIT_CONFLICT) from None
-    except (SettingsError, StartupError) as wrong:
-        raise calling.exit_for(wrong) from None
-    except (part.RebuildFailed, GateError) as wrong:
-        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
-    except OSError as error:
-        raise exit_for_file(file or "the database", error) from None
-    except KeyboardInterrupt:
-        raise exit_with("interrupted; remove the database and start again", EXIT_INTERRUPTED) from None
-    sys.exit(status)
+        sys.exit(asyncio.run(run_rebuild(allow_slow_reads(configured.settings), file, tenants, chosen, all_instances,
+                                         skip_damaged, as_json)))
 
 
 async def run_rebuild(settings: Settings, file: str | None, tenants: tuple[str, ...], instances: frozenset[str] | None,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from asyncgate.commands import cli, verdicts
-from asyncgate.commands.calling import as_json
+from asyncgate.commands.calling import as_json, exit_on_error
 from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.model.errors import StartupError
@@ -47,7 +47,7 @@ def restore(configured: Configured, source: str, timestamp: str | None, as_json:
     after the backup can be used.  The newest receipt shows how far the backup reaches: what happened later is gone.
     Serve the database only after exit status 0; 5: it holds something else, and nothing was overwritten.
     """
-    with cli.exit_on_failed_copy(), fetch_source(source, timestamp, configured.settings.database.url) as path:
+    with exit_on_error(), fetch_source(source, timestamp, configured.settings.database.url) as path:
         sys.exit(asyncio.run(run_restore(f"sqlite:///{path}", configured.settings.database.url, as_json)))
 
 

@@ -154,14 +154,13 @@ def move_sort(screen: Screen, step: int) -> Screen:
 
 def read_shot(gate: Http, screen: Screen) -> Shot:
     """Ask the gate for the rows of a view, and how it is."""
-    operation, rows, cursor = VIEWS[screen.view], list[Any](), None
-    while True:
-        reply = gate.call(operation, limit=PAGE_ROWS, cursor=cursor)
+    rows, more = list[Any](), False
+    for reply in gate.pages(VIEWS[screen.view], limit=PAGE_ROWS):
         rows += next(value for value in reply.values() if isinstance(value, list))
-        cursor = reply.get("next_cursor")
-        if cursor is None or len(rows) >= MOST_ROWS:
+        more = reply.get("next_cursor") is not None
+        if len(rows) >= MOST_ROWS:
             break
-    return Shot(rows, cursor is not None, gate.call("health"), f"{datetime.now(UTC):%H:%M:%SZ}")
+    return Shot(rows, more, gate.call("health"), f"{datetime.now(UTC):%H:%M:%SZ}")
 
 
 def choose_rows(screen: Screen, rows: Rows) -> Rows:

@@ -59,9 +59,5 @@ def show_budgets(gate: Http, body: dict[str, Any]) -> None:
 
 def read_lines(gate: Http, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the lines of all pages."""
-    cursor: str | None = None
-    while True:
-        page = gate.call("get_usage", **body, **({"cursor": cursor} if cursor else {}))
+    for page in gate.pages("get_usage", **body):
         yield from page["usage"]
-        if (cursor := page.get("next_cursor")) is None:
-            return

@@ -275,7 +275,25 @@ class Refused(Exception):
     """Raised by a backend when the database refused a batch; nothing of the batch was saved."""
 
 
-class StartupError(Exception):
+class Stopped(Exception):
+    """A command cannot go on; the text is the one line that says why and what to do."""
+
+    exit_status = 1
+
+
+class Conflicting(Stopped):
+    """What is there already stands against what the command would do."""
+
+    exit_status = 5
+
+
+class NoAnswer(Stopped):
+    """A gate or a ledger does not answer, or a file cannot be read to its end."""
+
+    exit_status = 7
+
+
+class StartupError(Stopped):
     """The gate cannot start; the text is the one line that says why and what to do."""
 
     exit_status = 2         # the settings are wrong

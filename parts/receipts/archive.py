@@ -36,7 +36,7 @@ from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Erasure, Receipt, SealHead, Task, Usage
 from asyncgate.parts.model.walking import walk, walk_rows
-from asyncgate.parts.process.folders import fsync_folder
+from asyncgate.parts.process.folders import fsync_folder, replacing
 from asyncgate.parts.receipts.files import Header, Reading, pack_receipts
 from asyncgate.parts.receipts.may import discharges
 from asyncgate.parts.receipts.sealing import seal
@@ -271,15 +271,11 @@ def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_dead_partials(path.parent)
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with replacing(str(path), str(partial)) as file:
             with contextlib.suppress(OSError):      # a disk without locks
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)        # so nobody takes it for that of a dead process
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        for parent in (path.parent, directory):
-            fsync_folder(str(parent))
+        fsync_folder(str(directory))
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)     # on a full disk each further run would leave another one
@@ -389,7 +385,7 @@ def list_files(settings: Settings, tenant_id: str) -> list[str]:
 def read_left_over(path: str) -> list[Receipt]:
     """Return the receipts of a file to which nothing points, as far as it can be read."""
     try:
-        return [line.receipt for line in Reading(path).lines() if line.receipt is not None]
+        return list(Reading(path).rows())
     except OSError:
         return []
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from asyncgate import ANOMALY, TERMINATES, receipt_hash
 from asyncgate.parts.model.content import decode_json, encode_json, sha256, to_canonical
 from asyncgate.parts.model.erased import read_note
+from asyncgate.parts.model.errors import NoAnswer
 from asyncgate.parts.model.queries import EntryFilter
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.files import SealedReading
@@ -43,7 +44,7 @@ CountCopied = Callable[[int], None]
 decode_receipt = msgspec.json.Decoder(Receipt).decode
 
 
-class Unreadable(Exception):
+class Unreadable(NoAnswer):
     """The ledger or the file cannot be read to its end, so nothing is compared and nothing is changed."""
 
 
@@ -250,9 +251,9 @@ def collect_from_file(path: str, count: CountCopied) -> tuple[str, Collected]:
     """Read an exported file; return its tenant, and its receipts with the problems of the file."""
     file, collected = SealedReading(path), Collected(takes_erased=True)
     try:
-        found = (line.receipt for line in file.lines() if line.receipt is not None)
-        while page := list(islice(found, RECEIPTS_PER_COPY)):
-            collected.add([replace(one, parents=tuple(sorted(one.parents))) for one in page])
+        rows = file.rows()
+        while page := list(islice(rows, RECEIPTS_PER_COPY)):
+            collected.add([replace(row, parents=tuple(sorted(row.parents))) for row in page])
             count(len(page))
     except OSError as wrong:
         collected.close()

@@ -15,7 +15,8 @@ from typing import IO, Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.erased import read_note
+from asyncgate.parts.model.errors import GateError, Stopped
 from asyncgate.parts.model.screening import BodyScreen, cut_slices
 from asyncgate.parts.model.stored import Receipt, Seal
 from asyncgate.parts.receipts.seals import SealChain, receipt_digest
@@ -61,7 +62,7 @@ encode_line = msgspec.json.Encoder().encode
 decode_line = msgspec.json.Decoder(Line).decode
 
 
-class Damaged(Exception):
+class Damaged(Stopped):
     """A file of receipts was changed after it was written."""
 
 
@@ -154,6 +155,10 @@ class Reading:
         if self.trailer is None:
             self.problems.append("the file has no trailer: its end is missing")
 
+    def rows(self) -> Iterator[Receipt]:
+        """Yield the receipts; the problems are complete behind the last one."""
+        return (line.receipt for line in self.lines() if line.receipt is not None)
+
     def _line(self, number: int, text: bytes, sum: Any) -> Line | None:
         if self.trailer is not None:
             self.problems.append(f"line {number} is after the trailer")
@@ -197,6 +202,7 @@ class SealedReading(Reading):
         super().__init__(path)
         self.chain = SealChain()
         self.ids, self.parents = set[str](), dict[str, str]()
+        self.erased = 0     # receipts without their content, by their own word: the list is in the gate's database
 
     def lines(self) -> Iterator[Line]:
         """Yield the lines; the problems are complete behind the last one."""
@@ -216,4 +222,5 @@ class SealedReading(Reading):
     def _see(self, receipt: Receipt) -> None:
         self.chain.see(receipt.receipt_id, receipt_digest(receipt))
         self.ids.add(receipt.receipt_id)
+        self.erased += read_note(receipt.body) is not None
         self.parents |= {parent: receipt.receipt_id for parent in receipt.parents if parent not in self.ids}

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from asyncgate.parts.model.content import decode_json, to_canonical
 from asyncgate.parts.model.database import Around
+from asyncgate.parts.model.errors import Conflicting
 from asyncgate.parts.model.queries import OutboxOf, Query, Rows
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.collected import Collected, CountCopied, collect_from_ledger, computed_hash
@@ -30,11 +31,11 @@ REPAIRED = ("ended_at_ledger", "lease_ended_at_ledger", "lease_unbacked", "not_c
 FINAL = ("lost_by_ledger", "tampered")
 
 
-class Unsettled(Exception):
+class Unsettled(Conflicting):
     """The gate and the ledger differ; the differences must be settled before the copy."""
 
 
-class MissingBody(Exception):
+class MissingBody(Conflicting):
     """Neither the outbox nor the ledger has the body of a skeleton."""
 
 

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from asyncgate import Engine
 from asyncgate.parts.model.erased import read_note
+from asyncgate.parts.model.errors import NoAnswer
 from asyncgate.parts.model.queries import OutboxOf
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.carry import as_stored_receipt, export_page
@@ -40,7 +41,7 @@ STILL_THERE = "; it was erased here: if the ledger still has its content, ask wh
 FIRST_RETRY_SECONDS = 0.1          # the pause before the first retry; each further pause is twice as long
 
 
-class LedgerAway(Exception):
+class LedgerAway(NoAnswer):
     """The ledger does not answer, after all retries."""
 
 

@@ -30,7 +30,7 @@ from asyncgate import (
 )
 from asyncgate.parts.model.content import find_location, needs_of
 from asyncgate.parts.model.erased import read_note
-from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.errors import Conflicting, GateError, Stopped
 from asyncgate.parts.model.stored import Receipt, Schedule
 from asyncgate.parts.receipts.collected import Collected, computed_hash
 from asyncgate.parts.receipts.erased_elsewhere import list_as_erased
@@ -59,19 +59,19 @@ WITHIN = {"status", "completion_metadata", "schema_version"}    # members that t
 T = TypeVar("T")
 
 
-class NotEmpty(Exception):
+class NotEmpty(Conflicting):
     """The database is not empty: rebuilt rows would mix with its rows."""
 
 
-class Damaged(Exception):
+class Damaged(Conflicting):
     """The hash of some receipts does not match their content."""
 
 
-class SeveralGates(Exception):
+class SeveralGates(Conflicting):
     """More than one gate wrote the receipts, and no option says which gates to rebuild."""
 
 
-class RebuildFailed(Exception):
+class RebuildFailed(Stopped):
     """The database refused a write."""
 
 

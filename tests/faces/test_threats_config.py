@@ -72,7 +72,6 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from asyncgate.backends.sqlite import connect
-from asyncgate.commands.carry import open_private
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import connected
 from asyncgate.parts.faces import openapi
@@ -90,6 +89,7 @@ from asyncgate.parts.model.settings import (
 )
 from asyncgate.parts.model.wire import Name
 from asyncgate.parts.operations import OPERATIONS
+from asyncgate.parts.process.folders import open_private
 from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 
