@@ -11,7 +11,6 @@ but not created, because its batch fails, is forgotten by the next look.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -38,6 +37,7 @@ from asyncgate.parts.model.stored import Account
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, Principal
 from asyncgate.parts.model.wire_usage import BudgetLine, BudgetReport, GetBudgets, Quantity, SetBudget
+from asyncgate.parts.process.kit import Flights
 
 BUDGET_SECONDS = 15.0
 REFUSED_SECONDS = 1.0       # after a refusal the next look is that near: it may have been wrong
@@ -77,7 +77,7 @@ class Budgets(Extension):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.known: dict[str, Spending] = {}        # by tenant; most have no limits
-        self.looking: dict[str, asyncio.Task[Spending]] = {}
+        self.flights: Flights[str, Spending] = Flights()
         self.active: set[str] = set()               # tenants that have begun work since the last round
         self.all_at = 0.0
 
@@ -123,7 +123,7 @@ class Budgets(Extension):
             self._forget(news.tenant_id)
 
     def _forget(self, tenant_id: str) -> None:
-        self.looking.pop(tenant_id, None)
+        self.flights.forget(tenant_id)
         if (old := self.known.pop(tenant_id, None)) is not None and old.stops_leases:
             self.engine.waiting.wake_tenant(tenant_id)
 
@@ -132,18 +132,12 @@ class Budgets(Extension):
         now, old = self.engine.backend.now(), self.known.get(tenant_id)
         if old is not None and 0 <= now - old.looked_at < BUDGET_SECONDS and now < old.ends:
             return old
-        if tenant_id not in self.looking:
-            self.looking[tenant_id] = asyncio.create_task(self._look(tenant_id, old))
-        return await asyncio.shield(self.looking[tenant_id])
+        return await self.flights.join(tenant_id, lambda: self._look(tenant_id, old))
 
     async def _look(self, tenant_id: str, old: Spending | None) -> Spending:
-        try:
-            spending = await self._read(tenant_id, old)
-            if self.looking.get(tenant_id) is asyncio.current_task():       # nobody changed the budgets meanwhile
-                self.known[tenant_id] = spending
-        finally:
-            if self.looking.get(tenant_id) is asyncio.current_task():
-                del self.looking[tenant_id]
+        spending = await self._read(tenant_id, old)
+        if self.flights.is_current(tenant_id):      # nobody has changed the budgets meanwhile
+            self.known[tenant_id] = spending
         if old is not None and old.stops_leases and not spending.stops_leases:
             self.engine.waiting.wake_tenant(tenant_id)
         await self._tell(tenant_id, spending)

@@ -48,6 +48,7 @@ from asyncgate.parts.model.stored import Account, Key
 from asyncgate.parts.model.wire import Ask, Items, Offers, Problem, Terminator
 from asyncgate.parts.model.wire_admin import Limits as LimitsReply
 from asyncgate.parts.model.wire_admin import Used
+from asyncgate.parts.process.kit import Flights
 from asyncgate.parts.process.turns import LoopTurns
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Accounts:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.read: dict[str, tuple[float, Account | None]] = {}
-        self.reading: dict[str, asyncio.Task[Account | None]] = {}
+        self.flights: Flights[str, Account | None] = Flights()
         self.tenants, self.tenants_at = frozenset[str](), float("-inf")     # that have stored anything
 
     async def of(self, tenant_id: str) -> Account | None:
@@ -82,20 +83,14 @@ class Accounts:
         at, account = self.read.get(tenant_id, (OUTDATED, None))
         if 0 <= asyncio.get_running_loop().time() - at < STATUS_SECONDS:
             return account
-        if tenant_id not in self.reading:
-            self.reading[tenant_id] = asyncio.create_task(self._read(tenant_id))
-        return await asyncio.shield(self.reading[tenant_id])
+        return await self.flights.join(tenant_id, lambda: self._read(tenant_id))
 
     async def _read(self, tenant_id: str) -> Account | None:
         begun = asyncio.get_running_loop().time()
-        try:
-            account = await self.engine.backend.record(tenant_id, Account)
-            if self._is_mine(tenant_id):
-                self.read[tenant_id] = begun, account
-            return account
-        finally:
-            if self._is_mine(tenant_id):
-                del self.reading[tenant_id]
+        account = await self.engine.backend.record(tenant_id, Account)
+        if self.flights.is_current(tenant_id):      # nobody has changed the account since
+            self.read[tenant_id] = begun, account
+        return account
 
     async def _require_known(self, caller: Caller) -> None:
         """Refuse an access token of a tenant that does not exist: an issuer cannot make tenants; raises InvalidToken.
@@ -111,10 +106,6 @@ class Accounts:
                 self.tenants, self.tenants_at = frozenset(await self.engine.backend.tenants()), now
             if caller.tenant_id not in self.tenants:
                 raise refuse_credential("token_tenant", "the tenant of the token does not exist")
-
-    def _is_mine(self, tenant_id: str) -> bool:
-        """Whether the running task's query is still valid: nobody changed the account since it began."""
-        return self.reading.get(tenant_id) is asyncio.current_task()
 
     def last_of(self, tenant_id: str) -> Account | None:
         """Return a tenant's account as it was last read or changed: for rules, which never wait."""
@@ -133,7 +124,7 @@ class Accounts:
         It is read because batches of a tenant may be noted in another order than they were committed in.
         """
         self.read[tenant_id] = OUTDATED, account
-        self.reading.pop(tenant_id, None)
+        self.flights.forget(tenant_id)
 
     async def require_active(self, caller: Caller) -> None:
         """Refuse a caller of a suspended tenant, or with a token of before a rotation; raises InvalidToken."""

@@ -7,22 +7,21 @@ Keys come from files, which must be valid or the gate does not start, and from t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import re
 import time
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from joserfc import jws
 from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError, SecurityWarning
-from joserfc.jwk import KeySet, RSAKey
+from joserfc.jwk import Key, KeySet, RSAKey
 from joserfc.util import urlsafe_b64decode
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -34,6 +33,7 @@ from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
 from asyncgate.parts.model.settings import Jwt, Settings, TrustedIssuer, Uuid, mask_credentials
 from asyncgate.parts.model.wire import Name, Principal
+from asyncgate.parts.process.kit import Bounded, Refetch
 
 if TYPE_CHECKING:
     import httpx2
@@ -43,7 +43,6 @@ JsonForm = TypeVar("JsonForm")
 log = logging.getLogger("asyncgate")
 
 MOST_TOKEN_BYTES = 8192         # the longest accepted token
-MOST_TOKENS_REMEMBERED = 10_000
 KEY_BITS = range(2048, 8193)
 MOST_KEYS = 100             # keys of a key set; the others are ignored
 REFETCH_SECONDS = 60.0      # the shortest time between two fetches of the issuer's keys
@@ -163,7 +162,7 @@ class AccessTokens:
         self.leeway_seconds, self.now = settings.security.jwt.leeway_seconds, now
         self.revocations: Revocations = NoRevocations()
         self.note_revoked: Callable[[Caller, str], None] = lambda caller, kind: None
-        self.proven: OrderedDict[bytes, ProvenToken] = OrderedDict()       # by digest: tokens are secret
+        self.proven: Bounded[bytes, ProvenToken] = Bounded()       # by digest: tokens are secret
         self.issuers: dict[str, Issuer] = {}
         for issuer in list_issuers(settings, http, self.proven.clear, clock):
             self.trust(issuer)
@@ -231,9 +230,7 @@ class AccessTokens:
         if wrong := find_flaw(claims, issuer, self.now(), self.leeway_seconds):
             raise Flaw(*wrong)
         proven = ProvenToken(caller_of_claims(claims, issuer), claims.exp + self.leeway_seconds)
-        self.proven[digest] = proven
-        if len(self.proven) > MOST_TOKENS_REMEMBERED:
-            self.proven.popitem(last=False)
+        self.proven.put(digest, proven)
         return proven
 
     def _find_issuer(self, token: str) -> Issuer:
@@ -275,7 +272,7 @@ def list_issuers(settings: Settings, http: httpx2.AsyncClient | None, changed: C
             raise StartupError(f"{where} is empty, so the gate would refuse every access token; set it")
         url = limits.jwks if "://" in limits.jwks else ""
         http = http or (make_fetcher(settings) if url else None)
-        keys = KeyRing(fixed, url, http if url else None, changed, clock)
+        keys = KeyRing(fixed, http if url else None, url, clock, changed)
         found.append(Issuer(name, keys, frozenset(limits.audience), frozenset(limits.tenants), frozenset(limits.roles),
                             frozenset(getattr(limits, "scopes", ())), limits.max_lifetime_days * DAY_SECONDS))
     return found
@@ -360,64 +357,60 @@ def caller_of_claims(claims: Claims, issuer: Issuer) -> Caller:
 
 
 class KeyRing:
-    """The keys that verify tokens: those from files, and those that the issuer publishes.
+    """The keys that verify what somebody signs: those from files, and those at a URL.
 
-    The issuer's keys are fetched again regularly; while the issuer is unreachable, its last keys stay valid.
+    The keys at the URL are fetched again regularly; while they cannot be fetched, the last ones stay valid.
     """
 
-    def __init__(self, fixed: list[RSAKey], url: str, http: httpx2.AsyncClient | None, changed: Callable[[], None],
-                 clock: Callable[[], float]) -> None:
-        self.fixed, self.url, self.http, self.changed, self.clock = fixed, url, http, changed, clock
-        self.known, self.fetched_at, self.away = KeySet([*fixed]), float("-inf"), False
-        self.fetching: asyncio.Task[None] | None = None
+    def __init__(self, fixed: Sequence[Key], http: httpx2.AsyncClient | None, url: str,
+                 clock: Callable[[], float], changed: Callable[[], None] = lambda: None, *,
+                 read: Callable[[bytes], Sequence[Key]] | None = None, whose: str = "the issuer") -> None:
+        self.fixed, self.http, self.url, self.changed, self.whose = fixed, http, url, changed, whose
+        self.read = read or partial(key_set, strict=False)
+        self.known, self.away = KeySet([*fixed]), False
+        self.source = Refetch(self._fetch, clock)
 
     async def find(self, kid: str | None) -> RSAKey:
         """Return a key by its id, or the only key for a token without one; fetches again for an unknown id."""
-        key = self._find_known(kid)
+        key = self.get(kid)
         if key is None:
             self.freshen(REFETCH_SECONDS)
-            if self.fetching:
-                await asyncio.shield(self.fetching)      # all waiting calls share one fetch
-            key = self._find_known(kid)
+            await self.source.wait()
+            key = self.get(kid)
         if key is None and self.away:
-            wait = max(1, round(self.fetched_at + REFETCH_SECONDS - self.clock()))
+            wait = max(1, round(self.source.begun_at + REFETCH_SECONDS - self.source.clock()))
             raise IssuerUnavailable("the issuer's keys cannot be fetched, so this access token cannot be checked; "
                                     "try again later", retry_after=wait)
-        if key is None:
+        if not isinstance(key, RSAKey):
             raise Flaw("kid is unknown", "token_key")
         return key
 
-    def _find_known(self, kid: str | None) -> RSAKey | None:
+    def get(self, kid: str | None) -> Key | None:
+        """Return a key that is known by its id, or the only one for no id."""
         try:
-            key = self.known.get_by_kid(kid)
+            return self.known.get_by_kid(kid)
         except InvalidKeyIdError:
             return None
-        return key if isinstance(key, RSAKey) else None
 
     def freshen(self, after_seconds: float = FRESH_SECONDS) -> None:
-        """Start to fetch the issuer's keys, unless the last fetch began less than `after_seconds` ago."""
-        if self.http and self.fetching is None and self.clock() - self.fetched_at >= after_seconds:
-            self.fetched_at = self.clock()
-            self.fetching = asyncio.create_task(self._fetch(self.http))
+        """Start to fetch the keys, unless the last fetch began less than `after_seconds` ago."""
+        if self.http:
+            self.source.begin(after_seconds)
 
-    async def _fetch(self, http: httpx2.AsyncClient) -> None:
+    async def _fetch(self) -> None:
         import httpx2
 
+        assert self.http is not None
         try:
-            answer = (await http.get(self.url)).raise_for_status()
-            keys = key_set(answer.content, strict=False)
+            keys = self.read((await self.http.get(self.url)).raise_for_status().content)
         except (httpx2.HTTPError, httpx2.InvalidURL, *UNFIT) as error:
             self.away = True
-            log.warning("cannot fetch the issuer's keys; the last ones stay valid: %s: %s", type(error).__name__, error)
-        else:
-            self.away = False
-            self._take(KeySet([*self.fixed, *keys]))
-        finally:
-            self.fetching = None
-
-    def _take(self, keys: KeySet) -> None:
-        if keys.as_dict() != self.known.as_dict():
-            self.known = keys
+            log.warning("cannot fetch the keys of %s; the last ones stay valid: %s: %s", self.whose,
+                        type(error).__name__, error)
+            return
+        self.away, known = False, KeySet([*self.fixed, *keys])
+        if known.as_dict() != self.known.as_dict():
+            self.known = known
             self.changed()
 
 

@@ -50,65 +50,21 @@ from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import Overloaded, RateLimitExceeded, refuse_suspended
 from asyncgate.parts.model.stored import Key
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.process.kit import Bounded, Rate
 
 log = logging.getLogger("asyncgate")
 
 A = TypeVar("A")
-K = TypeVar("K")
-V = TypeVar("V")
 
 PROVEN_SECONDS, ROW_SECONDS, REFUSED_SECONDS, USED_SECONDS = DAY_SECONDS, 5.0, 60.0, 60.0
-FAILURES, FAILURES_SECONDS = 10, 60.0       # wrong keys by one address, or for one key id
+FAILURES, FAILURES_SECONDS = 10, 60.0       # wrong keys by one address, or for one key id: more are too many
 MOST_HASHING, MOST_WAITING = 2, 16
 REST_SECONDS, SLOW_EACH, SLOW_ALL = 0.25, 32, 1000     # the slow lane: pause between two keys, and how many may wait
 DELAY_SECONDS, MOST_DELAYED = 1.0, 1000     # delay of refusals after too many failures, and how many at once
 PLACES, ADDRESSES = 16, 256                 # of one key: networks that are stored, addresses that a process remembers
-MOST_PROOFS_REMEMBERED = 10_000             # entries of each cache
 
 
-# Caches of one process.
-
-
-class Bounded(OrderedDict[K, V]):
-    """A mapping of limited size that drops its least recently used entry."""
-
-    def __init__(self, most: int = MOST_PROOFS_REMEMBERED) -> None:
-        super().__init__()
-        self.most = most
-
-    def put(self, key: K, value: V) -> None:
-        """Set an entry and mark it as the most recently used."""
-        self[key] = value
-        self.move_to_end(key)
-        if len(self) > self.most:
-            self.popitem(last=False)
-
-
-class Failures:
-    """Counts wrong keys by name (an address or a key id); ten in a minute are too many."""
-
-    def __init__(self) -> None:
-        self.counted: Bounded[str, tuple[float, int]] = Bounded()   # since when, how many
-
-    def refusal(self, now: float, over: float) -> RateLimitExceeded:
-        """Make the refusal of a wrong key after too many others."""
-        return RateLimitExceeded("too many wrong keys; wait, then send a valid key", limit=FAILURES, window="1m",
-                                 retry_after=max(1, ceil(over + FAILURES_SECONDS - now)))
-
-    def over(self, now: float, *names: str) -> float | None:
-        """Return the start of the minute in which one of the names had too many failures; None if none had."""
-        windows = (self._window(name, now) for name in names if name)
-        return next((since for since, count in windows if count >= FAILURES), None)
-
-    def add(self, now: float, *names: str) -> None:
-        """Count one failure for each name."""
-        for name in filter(None, names):
-            since, count = self._window(name, now)
-            self.counted.put(name, (since, count + 1))
-
-    def _window(self, name: str, now: float) -> tuple[float, int]:
-        since, count = self.counted.get(name, (now, 0))
-        return (since, count) if 0 <= now - since < FAILURES_SECONDS else (now, 0)
+# Keys that this process has checked.
 
 
 class Proven(Struct, eq=False):
@@ -304,7 +260,8 @@ class IssuedKeys:
         self.keyed = blake2b(key=secrets.token_bytes(32), digest_size=32)
         self.proven: Bounded[str, Proven] = Bounded()       # by key id
         self.refused: Bounded[bytes, float] = Bounded()     # by digest, the time of the refusal
-        self.failures, self.slow = Failures(), SlowLane(self.hasher, sleep)
+        self.failures = Rate(FAILURES, FAILURES_SECONDS, lambda: self.clock())
+        self.slow = SlowLane(self.hasher, sleep)
         self.flights: dict[bytes, asyncio.Task[Proven | None]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
 
@@ -349,10 +306,10 @@ class IssuedKeys:
 
     async def note_guess(self, address: str | None) -> None:
         """Count a credential of no known kind, such as a guess at the shared token; delay repeated guesses."""
-        where, now = network_of(address), self.clock()
-        over = self.failures.over(now, where)
-        self.failures.add(now, where)
-        if over is not None:
+        where = network_of(address)
+        since = self._failing_since(where)
+        self._count_failure(where)
+        if since is not None:
             await self._delay()
 
     async def still_good(self, key_id: str) -> bool:
@@ -405,16 +362,16 @@ class IssuedKeys:
 
     async def _prove_once(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
         """Verify the secret, once for all concurrent calls with the same key."""
-        where, now = network_of(address), self.clock()
-        over = self.failures.over(now, where, key_id)
+        now, since = self.clock(), self._failing_since(network_of(address), key_id)
         found: Proven | None = None
         if not 0 <= now - self.refused.get(digest, -inf) < REFUSED_SECONDS:
             if (flight := self.flights.get(digest)) is None:
                 flight = self.flights[digest] = self._begin(self._fly(key_id, secret, digest, address))
             found = await share_outcome(flight)
-        if found is None and over is not None:
+        if found is None and since is not None:
             await self._delay()
-            raise self.failures.refusal(self.clock(), over)
+            raise RateLimitExceeded("too many wrong keys; wait, then send a valid key", limit=FAILURES, window="1m",
+                                    retry_after=max(1, ceil(since + FAILURES_SECONDS - self.clock())))
         return found
 
     async def _delay(self) -> None:
@@ -445,7 +402,7 @@ class IssuedKeys:
         self.proven.put(key_id, entry)      # order: before the row is read, so that `forget` finds the entry
         await self._is_current(key_id, entry)
         if not entry.begins <= self.clock() < entry.ends:
-            self.failures.add(self.clock(), where, key_id)  # else the count would tell a revoked key from a wrong one
+            self._count_failure(where, key_id)  # else the count would tell a revoked key from a wrong one
         return entry
 
     async def _proves(self, key: Key, secret: str, address: str | None) -> bool:
@@ -459,11 +416,10 @@ class IssuedKeys:
 
     def _suspect(self, key: Key, address: str | None) -> bool:
         """Whether recent failures suggest that the caller is not the key's holder."""
-        now, where = self.clock(), network_of(address)
-        if self.failures.over(now, where) is not None:
+        if self._failing_since(network_of(address)) is not None:
             return True
         usual = place_of(address) in places_of(key)     # stored, so known after a restart too
-        return self.failures.over(now, key.key_id) is not None and not usual
+        return self._failing_since(key.key_id) is not None and not usual
 
     def _still_trusted(self, key: Key, address: str | None) -> None:
         if self._suspect(key, address):     # further failures came while this check waited
@@ -471,7 +427,13 @@ class IssuedKeys:
 
     def _refuse(self, digest: bytes, *names: str) -> None:
         self.refused.put(digest, self.clock())
-        self.failures.add(self.clock(), *names)
+        self._count_failure(*names)
+
+    def _failing_since(self, *names: str) -> float | None:
+        return self.failures.over(*filter(None, names))     # a caller without an address has no network
+
+    def _count_failure(self, *names: str) -> None:
+        self.failures.add(*filter(None, names))
 
     async def _is_current(self, key_id: str, entry: Proven) -> bool:
         """Read the row again if it is too old, once for all waiting calls; return False if the entry is void.

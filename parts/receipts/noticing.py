@@ -11,7 +11,6 @@ ReceiptGate has the worker's own.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +20,7 @@ from asyncgate import COMPLETED, FAILED
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.queries import TaskFilter
 from asyncgate.parts.model.stored import Lease, Task
+from asyncgate.parts.process.kit import Bounded
 from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.sinks import Filed, Garbled
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate.ledger")
 
 TASKS_PER_POLL = 100         # leased tasks of one tenant and status that one poll queries
-MOST_REMEMBERED = 10_000     # receipts that are remembered as judged
 RECEIPT_TYPE_OF_STATUS = {"success": COMPLETED.type, "failure": FAILED.type}
 SAID = {"NA", "TBD", ""}
 
@@ -42,7 +41,7 @@ class Noticer(Adopter):
     def __init__(self, engine: Engine, reading: Reading) -> None:
         super().__init__(engine, reading)
         self.places: dict[tuple[str, str], str | None] = {}
-        self.judged: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self.judged: Bounded[tuple[str, str], None] = Bounded()
 
     async def poll(self) -> None:
         """Query some leased tasks of every tenant; a no-op in processes that do not lead the job."""
@@ -73,9 +72,7 @@ class Noticer(Adopter):
             found = stated_ending(one, task, lease, sink.source)
             if found is not None and (tenant_id, found.receipt_id) not in self.judged:
                 await self._request(tenant_id, found)
-                self.judged[tenant_id, found.receipt_id] = None
-                while len(self.judged) > MOST_REMEMBERED:
-                    self.judged.popitem(last=False)
+                self.judged.put((tenant_id, found.receipt_id), None)
 
 
 def stated_ending(one: dict[str, Any], task: Task, lease: Lease, source: str) -> Filed | None:

@@ -8,11 +8,11 @@ out its own token.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from asyncgate import Caller, Engine, Extension
 from asyncgate.parts.model.wire import Bootstrap, LedgerLag, Principal, Routing, Welcome
+from asyncgate.parts.process.kit import Bounded
 from asyncgate.parts.receipts.sinks import Outage, Refusal, ledger_profile
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate.ledger")
 
 GOOD_SECONDS, RENEW_SECONDS = 3600.0, 1800.0    # lifetime of a key; minimum left of a cached key that is given again
-MOST_TOKENS = 10_000           # cached keys; the oldest are dropped
 
 Holder = tuple[str, str, str]       # tenant, kind and id
 
@@ -34,7 +33,7 @@ class Routes(Extension):
 
     def __init__(self, engine: Engine, sink: Sink, lag: Callable[[str], Awaitable[LedgerLag]]) -> None:
         self.engine, self.sink, self.lag = engine, sink, lag
-        self.tokens: OrderedDict[Holder, tuple[str, float]] = OrderedDict()     # and until when each is good
+        self.tokens: Bounded[Holder, tuple[str, float]] = Bounded()     # and until when each is good
 
     def substitutes(self) -> Mapping[str, Instead]:
         """Return the operation that tells of the ledger."""
@@ -70,8 +69,5 @@ class Routes(Extension):
             log.warning("the ledger issued no key for %s: %s", who, no)
             return None
         if token is not None:
-            self.tokens[holder] = (token, now + GOOD_SECONDS)
-            self.tokens.move_to_end(holder)
-            while len(self.tokens) > MOST_TOKENS:
-                self.tokens.popitem(last=False)
+            self.tokens.put(holder, (token, now + GOOD_SECONDS))
         return token

@@ -31,7 +31,6 @@ from msgspec.structs import replace
 from asyncgate import SCOPES, Caller
 from asyncgate.backends import open_backend
 from asyncgate.parts.app import Gate
-from asyncgate.parts.identity import jwt as identity_jwt
 from asyncgate.parts.identity.jwt import FRESH_SECONDS, REFETCH_SECONDS, AccessTokens, KeyRing, NoRevocations
 from asyncgate.parts.model.caller import ShownToken
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
@@ -586,7 +585,7 @@ async def test_the_longest_life_is_a_setting(tmp_path: Path, clock: Clock) -> No
 
 async def test_no_more_tokens_are_remembered_than_there_is_room_for(
         way: AccessTokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity_jwt, "MOST_TOKENS_REMEMBERED", 3)
+    way.proven.most = 3
     first, *others = [token(jti=f"t{number}") for number in range(5)]
 
     seen = []
@@ -796,7 +795,7 @@ def far(issuer: Issuer, clock: Clock) -> AccessTokens:
 
 async def looked(way: AccessTokens) -> None:
     """Wait until a look that has begun has ended."""
-    if fetching := ring(way).fetching:
+    if fetching := ring(way).source.fetching:
         await fetching
 
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller
 from asyncgate.parts.identity import keys as identity_keys
-from asyncgate.parts.identity.keys import Bounded, IssuedKeys, network_of
+from asyncgate.parts.identity.keys import IssuedKeys, network_of
 from asyncgate.parts.identity.keys_stored import (
     checksum,
     default_role,
@@ -479,19 +479,8 @@ async def test_a_failure_that_nobody_waits_for_is_no_noise(world: World, caplog:
 # What a process remembers is bounded.
 
 
-def test_what_is_used_stays_and_what_is_not_goes() -> None:
-    kept: Bounded[str, int] = Bounded(3)
-    for at, name in enumerate("abc"):
-        kept.put(name, at)
-
-    kept.move_to_end("a")
-    kept.put("d", 3)
-
-    assert list(kept) == ["c", "a", "d"]
-
-
 async def test_the_key_that_was_not_used_for_longest_is_proven_again(world: World) -> None:
-    world.keys.proven = Bounded(2)
+    world.keys.proven.most = 2
     a, b, c = (world.issue() for _ in range(3))
     for token in (a, b, a, c):
         assert await world.lets_in(token)
@@ -504,7 +493,7 @@ async def test_the_key_that_was_not_used_for_longest_is_proven_again(world: Worl
 
 
 async def test_a_key_that_is_used_now_and_then_is_not_forgotten_for_busier_ones(world: World) -> None:
-    world.keys.proven = Bounded(2)
+    world.keys.proven.most = 2
     rare, b, c = (world.issue() for _ in range(3))
     for token in (rare, b):
         assert await world.lets_in(token)

@@ -23,7 +23,7 @@ from asyncgate.parts.identity import audit as identity_audit
 from asyncgate.parts.identity import keys as identity_keys
 from asyncgate.parts.identity.audit import Auditor, find_break
 from asyncgate.parts.identity.guard import Accounts, Guard
-from asyncgate.parts.identity.keys import Failures, Proven
+from asyncgate.parts.identity.keys import Proven
 from asyncgate.parts.identity.keys_stored import checksum, generate, parse
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.naming import read_principal
@@ -31,6 +31,7 @@ from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
+from asyncgate.parts.process.kit import Rate
 from tests.support.each import each
 from tests.support.identity_tools import FACADES, HOME, JSON, OTHER, THIRD, House, security, tiers
 
@@ -492,7 +493,7 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "expiry": (the_expiry, Proven, "take", no_longer(expires_at=None)),
     "revocation": (the_revocation, Proven, "take", no_longer(revoked_at=None)),
     "suspension": (the_suspension, Accounts, "require_active", nothing),
-    "failures": (the_failures, Failures, "over", ignore),
+    "failures": (the_failures, Rate, "over", ignore),
     "role": (the_role, OPERATIONS["create_task"], "roles", ("agent", "worker", "admin")),
     "scope": (the_scope, OPERATIONS["create_task"], "scopes", frozenset()),
     "tenant": (the_tenant, Engine, "check_tenant", ignore),

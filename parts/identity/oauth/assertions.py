@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import contextlib
 import warnings
-from collections import OrderedDict
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from joserfc import jws
 from joserfc.errors import SecurityWarning
-from joserfc.jwk import ECKey, RSAKey
+from joserfc.jwk import ECKey, Key, RSAKey
 from joserfc.util import urlsafe_b64decode
 from msgspec import Meta, Struct
 
-from asyncgate.parts.identity.jwt import FOREIGN, UNFIT, Flaw, JwkSet, decode_strictly, import_key
+from asyncgate.parts.identity.jwt import (
+    FOREIGN,
+    FRESH_SECONDS,
+    REFETCH_SECONDS,
+    UNFIT,
+    Flaw,
+    JwkSet,
+    KeyRing,
+    decode_strictly,
+    import_key,
+)
 from asyncgate.parts.identity.oauth.documents import SIGNING_ALGORITHMS, ClientDocument, decode_document
 from asyncgate.parts.model.stored_oauth import OAuthClient
+from asyncgate.parts.process.kit import Bounded
 
 if TYPE_CHECKING:
     from asyncgate.parts.identity.oauth.server import AuthorizationServer
 
-log = logging.getLogger("asyncgate")
-
 MOST_ASSERTION_BYTES = 8192
 LONGEST_ASSERTION_SECONDS = 600.0         # how long an assertion may live
 ASSERTION_LEEWAY_SECONDS = 30.0
-KEYS_FRESH_SECONDS = 600.0      # a key set is read again after that,
-KEYS_REFETCH_SECONDS = 60.0     # and for an unknown key after that
-MOST_SETS, MOST_KEYS_IN_SET, MOST_USED = 200, 20, 10_000
+MOST_SETS, MOST_KEYS_IN_SET = 200, 20
 ASSERTION_TYPES = ("", "jwt", "client-authentication+jwt", "application/client-authentication+jwt")
-
-SignatureKey = RSAKey | ECKey
 
 
 class AssertionClaims(Struct, frozen=True):
@@ -48,21 +51,13 @@ class AssertionClaims(Struct, frozen=True):
     jti: Annotated[str, Meta(max_length=500)] = ""
 
 
-class KeySource(Struct):
-    """The keys at one URL, and when they were last asked for."""
-
-    keys: dict[str | None, SignatureKey] = {}
-    asked_at: float = float("-inf")
-    reading: asyncio.Task[None] | None = None
-
-
 class Assertions:
     """Checks what programs sign."""
 
     def __init__(self, server: AuthorizationServer) -> None:
         self.server = server
-        self.sources: OrderedDict[str, KeySource] = OrderedDict()
-        self.used: OrderedDict[tuple[str, str], float] = OrderedDict()      # until when they are remembered
+        self.rings: Bounded[str, KeyRing] = Bounded(MOST_SETS)
+        self.used: Bounded[tuple[str, str], float] = Bounded()      # until when they are remembered
 
     async def find_flaw(self, client: OAuthClient, text: str) -> str | None:
         """Return why an assertion does not prove that a request is from a program; None if it does."""
@@ -89,50 +84,33 @@ class Assertions:
         }
         if why := next((what for what, is_so in wrong.items() if is_so), None):
             return why
-        self.used[used] = said.exp + ASSERTION_LEEWAY_SECONDS
-        while len(self.used) > MOST_USED:
-            self.used.popitem(last=False)
+        self.used.put(used, said.exp + ASSERTION_LEEWAY_SECONDS)
         return None
 
     def _audiences(self) -> set[str]:
         return {self.server.issuer, f"{self.server.issuer}/oauth/token"}
 
-    async def _find_key(self, document: ClientDocument, kid: Any) -> SignatureKey:
+    async def _find_key(self, document: ClientDocument, kid: Any) -> Key:
         if not isinstance(kid, str | None):
             raise Flaw("kid is not a text")
-        keys = import_keys(document.jwks) if document.jwks is not None else {}
-        if not keys and document.jwks_uri is not None:
-            keys = await self._read_keys(document.jwks_uri, kid)
-        key = keys.get(kid) or (next(iter(keys.values())) if kid is None and len(keys) == 1 else None)
-        if key is None:
+        ring = KeyRing(import_keys(document.jwks or {"keys": []}), None, "", self.server.documents.clock)
+        if not ring.fixed and document.jwks_uri is not None:
+            ring = await self._freshen(document.jwks_uri, kid)
+        if (key := ring.get(kid)) is None:
             raise Flaw("the client has no such key")
         return key
 
-    async def _read_keys(self, url: str, kid: str | None) -> dict[str | None, SignatureKey]:
+    async def _freshen(self, url: str, kid: str | None) -> KeyRing:
         """Return the keys at a URL; they are read again now and then, and for an unknown key once a minute."""
-        source = self.sources.pop(url, None) or KeySource()
-        self.sources[url] = source
-        if len(self.sources) > MOST_SETS:
-            self.sources.popitem(last=False)
-        clock = self.server.documents.clock
-        wait = KEYS_FRESH_SECONDS if kid in source.keys else KEYS_REFETCH_SECONDS
-        if source.reading is None and clock() - source.asked_at >= wait:
-            source.asked_at = clock()
-            source.reading = asyncio.create_task(self._fetch_keys(url, source))
-        if source.reading is not None:
-            await asyncio.shield(source.reading)
-        return source.keys
-
-    async def _fetch_keys(self, url: str, source: KeySource) -> None:
-        import httpx2
-
-        try:
-            answer = (await self.server.documents.fetcher().get(url)).raise_for_status()
-            source.keys = import_keys(msgspec.json.decode(answer.content))
-        except (httpx2.HTTPError, httpx2.InvalidURL, *UNFIT) as error:
-            log.warning("cannot read the keys of a client at %s; the last ones stay: %s", url, type(error).__name__)
-        finally:
-            source.reading = None
+        documents = self.server.documents
+        http = documents.fetcher()      # at each call: it notes for whom the host is looked up
+        if (ring := self.rings.get(url)) is None:
+            ring = KeyRing([], http, url, documents.clock, whose=f"a client at {url}",
+                           read=lambda text: import_keys(msgspec.json.decode(text)))
+        self.rings.put(url, ring)
+        ring.freshen(REFETCH_SECONDS if ring.get(kid) is None else FRESH_SECONDS)
+        await ring.source.wait()
+        return ring
 
 
 def read_header(text: str) -> dict[str, Any]:
@@ -157,20 +135,17 @@ def read_subject(text: str) -> str:
         return ""
 
 
-def import_keys(jwks: Any) -> dict[str | None, SignatureKey]:
-    """Return the signature keys of a key set by their ids; others are ignored."""
-    found: dict[str | None, SignatureKey] = {}
+def import_keys(jwks: Any) -> list[Key]:
+    """Return the signature keys of a key set; others are ignored."""
+    keys = list[Key]()
     for jwk in msgspec.convert(jwks, JwkSet).keys[:MOST_KEYS_IN_SET]:
-        try:
+        with contextlib.suppress(*UNFIT):
             if jwk.get("use", "sig") == "sig" and "d" not in jwk:
-                key = import_signature_key(jwk)
-                found[key.kid] = key
-        except UNFIT:
-            continue
-    return found
+                keys.append(import_signature_key(jwk))
+    return keys
 
 
-def import_signature_key(jwk: dict[str, Any]) -> SignatureKey:
+def import_signature_key(jwk: dict[str, Any]) -> RSAKey | ECKey:
     """Return the key of a JWK; raises one of UNFIT for a weak one, or one of another kind."""
     if jwk.get("kty") == "RSA":
         return import_key(jwk)

@@ -10,11 +10,9 @@ good for thirty days; when its document was taken back, for seven.  A pinned row
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -24,11 +22,11 @@ from msgspec.structs import replace
 
 from asyncgate import Work
 from asyncgate.parts.identity.audit import current_visitor
-from asyncgate.parts.identity.oauth.budgets import Budget
 from asyncgate.parts.identity.oauth.redirects import check_redirects, find_document_url_flaw
 from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import OAuthClient
+from asyncgate.parts.process.kit import Bounded, Flights, Rate
 from asyncgate.parts.process.lookups import asking
 
 if TYPE_CHECKING:
@@ -99,10 +97,10 @@ class Documents:
 
     def __init__(self, server: AuthorizationServer) -> None:
         self.server, self.clock = server, time.monotonic
-        self.known: OrderedDict[str, Known] = OrderedDict()
-        self.failed: OrderedDict[str, tuple[float, UnusableDocument]] = OrderedDict()
-        self.reading: dict[str, asyncio.Task[Known]] = {}
-        self.budgets = {name: Budget(most, 60.0, lambda: self.clock())
+        self.known: Bounded[str, Known] = Bounded(MOST_KNOWN)
+        self.failed: Bounded[str, tuple[float, UnusableDocument]] = Bounded(MOST_KNOWN)
+        self.flights: Flights[str, Known] = Flights()
+        self.rates = {name: Rate(most, 60.0, lambda: self.clock())
                         for name, most in (("address", PER_ADDRESS), ("host", PER_HOST), ("gate", PER_GATE))}
         self.http: httpx2.AsyncClient | None = None
 
@@ -147,17 +145,14 @@ class Documents:
         """Read a document, once for all who wait; raises UnusableDocument, also for a minute after a failure."""
         if (failure := self.failed.get(url)) and self.clock() < failure[0]:
             raise failure[1]
-        if (task := self.reading.get(url)) is None:
-            if not known:
-                self._take_budgets(url)
-            task = self.reading[url] = asyncio.create_task(self._read(url))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())   # it may have no waiter any more
-        return await asyncio.shield(task)
+        if not known and url not in self.flights.under_way:
+            self._require_room(url)
+        return await self.flights.join(url, lambda: self._read(url))
 
-    def _take_budgets(self, url: str) -> None:
+    def _require_room(self, url: str) -> None:
         address = group_address(current_visitor().get("ip") or "")
         for name, key in (("address", address), ("host", urlsplit(url).hostname or ""), ("gate", "")):
-            if not self.budgets[name].take(key):
+            if not self.rates[name].take(key):
                 raise SourceDown("too many new programs have asked just now; try again in a minute")
 
     async def _read(self, url: str) -> Known:
@@ -166,14 +161,11 @@ class Documents:
             now = self.server.engine.backend.now()
             known = Known(read_document(url, text, now), now + seconds)
         except UnusableDocument as why:
-            remember(self.failed, url, (self.clock() + FAILED_SECONDS, why))
+            self.failed.put(url, (self.clock() + FAILED_SECONDS, why))
             log.info("the metadata document %s cannot be used: %s", url, why)
             raise
-        else:
-            remember(self.known, url, known)
-            return known
-        finally:
-            del self.reading[url]
+        self.known.put(url, known)
+        return known
 
     async def _fetch(self, url: str) -> tuple[bytes, float]:
         """Return the text of a document, and for how many seconds it is fresh."""
@@ -202,14 +194,6 @@ class Documents:
             self.http = make_client(allow=outgoing.allow, deny=outgoing.deny, timeout_seconds=DOCUMENT_FETCH_SECONDS,
                                     most_bytes=MOST_DOCUMENT_BYTES)
         return self.http
-
-
-def remember(kept: OrderedDict[str, Any], url: str, what: Any) -> None:
-    """Remember something of a URL, and forget what is too much."""
-    kept.pop(url, None)
-    kept[url] = what
-    while len(kept) > MOST_KNOWN:
-        kept.popitem(last=False)
 
 
 def read_lifetime(cache_control: str) -> float:

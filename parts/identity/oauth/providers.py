@@ -213,7 +213,7 @@ class OpenId(Caller):
             if urlsplit(endpoint).scheme not in ("https", "http") or not endpoint.isascii():
                 self.refuse("the discovery document names an endpoint that is no URL")
         if self.ring is None or self.known is None or self.known.jwks_uri != found.jwks_uri:
-            self.ring = KeyRing([], found.jwks_uri, self.client(), lambda: None, self.clock)
+            self.ring = KeyRing([], self.client(), found.jwks_uri, self.clock)
         self.known, self.read_at = found, self.clock()
 
     async def name_login_url(self, parked: Parked) -> str:

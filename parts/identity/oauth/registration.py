@@ -17,7 +17,6 @@ from msgspec import Struct
 from starlette.routing import Route
 
 from asyncgate import SCOPES, Engine, Work
-from asyncgate.parts.identity.oauth.budgets import Budget
 from asyncgate.parts.identity.oauth.client_admin import (
     CLIENT_SECRET_BYTES,
     encode_list,
@@ -32,6 +31,7 @@ from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import OAuthClient
+from asyncgate.parts.process.kit import Rate
 
 REGISTER_PATH = "/oauth/register"
 HOUR_SECONDS = 3600.0
@@ -68,8 +68,8 @@ class Registrar:
 
     def __init__(self, server: AuthorizationServer) -> None:
         self.server, self.clock = server, time.monotonic
-        self.networks = Budget(PER_NETWORK, HOUR_SECONDS, lambda: self.clock())
-        self.gate = Budget(PER_GATE_AND_HOUR, HOUR_SECONDS, lambda: self.clock())
+        self.networks = Rate(PER_NETWORK, HOUR_SECONDS, lambda: self.clock())
+        self.gate = Rate(PER_GATE_AND_HOUR, HOUR_SECONDS, lambda: self.clock())
 
     async def register(self, server: AuthorizationServer, request: Request) -> Answer:
         """Register a program (RFC 7591 3.1)."""

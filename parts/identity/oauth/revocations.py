@@ -6,7 +6,6 @@ it has read.  It does so when it checks a token and its last look is five second
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from asyncgate import Caller, Engine, Extension, Work
 from asyncgate.parts.identity.oauth.directory import Directory, RecordKey
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.stored_oauth import Revocation, RevocationHead, RevocationKind
+from asyncgate.parts.process.kit import Flights
 
 REVOCATIONS_SECONDS = 5.0       # how old the set in memory may be
 LONGEST_VALID_SECONDS = 90 * DAY_SECONDS + 300.0    # an access token lives 90 days at most, and the longest leeway
@@ -89,7 +89,7 @@ class RevocationSet(Extension):
         self.directory, self.now, self.clock = Directory(engine), engine.backend.now, clock
         self.known: dict[tuple[str, str], Ended] = {}
         self.last, self.read_at, self.version = "", float("-inf"), 0
-        self.reading: asyncio.Task[None] | None = None
+        self.flights: Flights[str, None] = Flights()
 
     def is_fresh(self) -> bool:
         """Whether the set may be used as it is."""
@@ -101,32 +101,22 @@ class RevocationSet(Extension):
         Security: a token that cannot be checked is not accepted.
         """
         while not self.is_fresh():
-            if self.reading is None:
-                self.reading = asyncio.create_task(self._read())
-            await asyncio.shield(self.reading)
+            await self.flights.join("", self._read)
 
     async def _read(self) -> None:
         begun = self.clock()
-        try:
-            while page := await self.directory.page(Revocation, self.last):
-                for row in page:
-                    self._add(row)
-                self.last = page[-1].revocation_id
-            self.read_at = begun
-            self._forget_expired()
-        finally:
-            self.reading = None
+        while page := await self.directory.page(Revocation, self.last):
+            for row in page:
+                self._add(row)
+            self.last = page[-1].revocation_id
+        self.read_at, now = begun, self.now()
+        self.known = {key: ended for key, ended in self.known.items() if ended.until > now}
 
     def _add(self, row: Revocation) -> None:
         self.version += 1
         key = row.kind, row.subject
         old = self.known.get(key, Ended(row.since, row.expires_at))
         self.known[key] = Ended(max(old.since, row.since), max(old.until, row.expires_at))
-
-    def _forget_expired(self) -> None:
-        now = self.now()
-        for key in [key for key, ended in self.known.items() if ended.until <= now]:
-            del self.known[key]
 
     def after_record_change(self, work: Work) -> None:
         """Take over what this process has revoked; `last` stays, because another process may have the number before."""

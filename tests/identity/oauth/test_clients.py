@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from joserfc import jws, jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
-from asyncgate.parts.identity.oauth import assertions
 from asyncgate.parts.identity.oauth.clients import ASSERTION_TYPE, authenticate_client, find_client, note_sign_in
 from asyncgate.parts.identity.oauth.documents import read_document
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
@@ -240,10 +239,10 @@ async def test_an_assertion_is_good_once(token: Token) -> None:
 async def test_what_was_used_fills_no_memory(token: Token) -> None:
     await token.keep()
     used = token.server.assertions.used
-    used.update({(URL, f"old{number}"): 1.0 for number in range(assertions.MOST_USED)})
+    used.update({(URL, f"old{number}"): 1.0 for number in range(used.most)})
 
     assert await token.signed() == URL
-    assert len(used) == assertions.MOST_USED
+    assert len(used) == used.most
     assert (URL, "1") in used
 
 

@@ -272,7 +272,7 @@ async def test_all_who_wait_share_one_fetch(server: AuthorizationServer, source:
 
     assert len(source.asked) == 1
     assert {client.client_id for client in found if client} == {url}
-    assert server.documents.reading == {}
+    assert server.documents.flights.under_way == {}
 
 
 @pytest.mark.parametrize("wrong", [
@@ -308,11 +308,7 @@ async def test_strangers_cannot_make_the_gate_fetch_in_a_loop(server: Authorizat
 
 
 async def test_what_strangers_name_fills_no_memory(server: AuthorizationServer, source: Source) -> None:
-    for number in range(shelf.MOST_KNOWN + 10):
-        shelf.remember(server.documents.known, str(number), number)
-
-    assert len(server.documents.known) == shelf.MOST_KNOWN
-    assert "9" not in server.documents.known
+    assert (server.documents.known.most, server.documents.failed.most) == (shelf.MOST_KNOWN, shelf.MOST_KNOWN)
 
 
 @pytest.mark.parametrize("client_id", [
