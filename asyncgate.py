@@ -80,6 +80,7 @@ from asyncgate.parts.model.errors import (
     InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable,
     NotNow, outcome_unknown, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
     TooManyArtifacts, TooManyParents)
+from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.granted import GrantedLeases
 from asyncgate.parts.model.identities import check_identities, lower_id, lower_ids
 from asyncgate.parts.model.ids import Ids, make_salt, mark_of, span_ids
@@ -95,7 +96,7 @@ from asyncgate.parts.model.queries import (
 from asyncgate.parts.model.quotas import check_kinds
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    ACTIVE, ERASABLE, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing,
+    ACTIVE, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing,
     Pauses, Presence, Progress, Receipt, Schedule, Task, Usage)
 from asyncgate.parts.model.views import (
     decode_terms, measure_task, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
@@ -460,7 +461,7 @@ class Work:
         self.closed: dict[str, Principal] = {}
         self.kept: dict[tuple[type[Struct], tuple[str, ...]], Any] = {}     # None: dropped
         self.delivered: dict[str, float] = {}
-        self.erased: dict[tuple[type[Struct], tuple[str, ...]], Struct] = {}    # by the fields of ERASABLE
+        self.erased: dict[tuple[type[Struct], tuple[str, ...]], Struct] = {}    # by `erased_by` of its card
         self.freed: dict[Struct, int] = {}                              # bytes that their bodies have got shorter
         self.called: dict[str, int] = {}                                # calls of the tenant, by kind
         self.metered = True                                             # False: rows come with what was counted of them
@@ -651,7 +652,7 @@ class Work:
         """
         self.count_usage(receipt_bytes=-freed_bytes)
         self._set(self.freed, row, freed_bytes)
-        self._set(self.erased, (type(row), tuple([getattr(row, name) for name in ERASABLE[type(row)][1]])), row)
+        self._set(self.erased, (type(row), tuple([getattr(row, name) for name in CARDS[type(row)].erased_by])), row)
 
     def add_audit(self, line: Audit) -> None:
         """Add a line to the audit log."""

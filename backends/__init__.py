@@ -95,8 +95,8 @@ class Backend(Protocol):
         A dropped row takes its dependents with it: a Receipt its edges and delivery time, a Task its lease, progress
         and events.  Lines of the audit log are dropped oldest first.  The rules drop a Receipt only in the batch that
         keeps its Archived, and the reverse; a database that can check this should.
-        A row in `erased` is changed last, in the fields that ERASABLE names and no others; a database that can check it
-        lets that pass in an open Erasure only, and a Task with receipts go, too.
+        A row in `erased` is changed last, in the fields that its card calls erasable and no others; a database that can
+        check it lets that pass in an open Erasure only, and a Task with receipts go, too.
         Raises Refused if the database refused the batch and nothing of it was kept.  After any other exception the
         outcome may be unknown.
         """

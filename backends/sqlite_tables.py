@@ -28,6 +28,7 @@ from asyncgate.backends.pages import (
     narrow_tasks,
     read_leases,
 )
+from asyncgate.parts.model.cards import CARDS, list_columns
 from asyncgate.parts.model.clock import SteadyClock
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
 from asyncgate.parts.model.ids import Ids
@@ -60,8 +61,6 @@ from asyncgate.parts.model.queries import (
     page_of,
 )
 from asyncgate.parts.model.stored import (
-    APPEND_ONLY,
-    ERASABLE,
     RECORDS,
     TABLES,
     Archived,
@@ -100,7 +99,7 @@ PROMOTED = 1000     # the most delayed tasks that one batch makes claimable when
 
 def fields(kind: type[Struct]) -> list[str]:
     """Return the columns of a stored Struct."""
-    return [name for name in kind.__struct_fields__ if name not in ("parents", "delivered_at")]
+    return [column.name for column in list_columns(kind)]
 
 
 def listed(kind: type[Struct], prefix: str = "") -> str:
@@ -181,10 +180,9 @@ DROP: dict[type[Struct], list[str]] = {
     Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
     Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
         "tasks", "leases", "progress", "events")]}
-ERASABLE_TABLES: dict[type[Struct], str] = {Receipt: "receipts", Event: "events", Audit: "audit", Entry: "ledger",
-                                            Task: "tasks", Lease: "leases"}
-ERASE = {kind: f"UPDATE {ERASABLE_TABLES[kind]} SET {', '.join(f'{name} = ?' for name in names)} WHERE tenant_id = ? "
-               f"AND {' AND '.join(f'{name} = ?' for name in key)}" for kind, (names, key) in ERASABLE.items()}
+ERASE = {kind: f"UPDATE {card.table} SET {', '.join(f'{name} = ?' for name in card.erasable)} "
+               f"WHERE tenant_id = ? AND {' AND '.join(f'{name} = ?' for name in card.erased_by)}"
+         for kind, card in CARDS.items() if card.erasable}
 EMPTY_LANES = """
     SELECT lane FROM lanes
     WHERE tenant_id = ?1
@@ -391,8 +389,8 @@ ADD_EDGE = insert("edges", ["child_id", "parent_id"])
 ADD_OBLIGATION = insert("obligations", fields(Obligation))
 ADD_EVENT = insert("events", fields(Event))
 ADD_AUDIT = insert("audit", fields(Audit))
-KEEP = {kind: insert(table, fields(kind)) if kind in APPEND_ONLY else upsert(table, fields(kind), export_order(kind))
-        for kind, table in RECORDS.items()}
+KEEP = {kind: insert(table, fields(kind)) if CARDS[kind].append_only else upsert(
+            table, fields(kind), export_order(kind)) for kind, table in RECORDS.items()}
 ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id"])
 
 
@@ -576,7 +574,7 @@ class SqliteTables(Pages):
             many(COUNT_USE, [astuple(meter)])
         many(ADD_POSTED, [(*astuple(row), tenant_id, row.receipt_id) for row in work.posted.values()])
         many(ADD_EDGE, [(one.receipt_id, parent) for one in written for parent in one.parents[1:]])
-        many(ADD_OBLIGATION, [(receipt_id, to.kind, to.id) for receipt_id, to in work.opened.items()])
+        many(ADD_OBLIGATION, [(to.kind, to.id, receipt_id) for receipt_id, to in work.opened.items()])
         many(DISCHARGE, [(to.kind, to.id, receipt_id) for receipt_id, to in work.closed.items()])
         many(ADD_EVENT, [astuple(event) for event in work.events.values()])
         many(ADD_AUDIT, [astuple(line) for line in work.audited.values()])
@@ -585,7 +583,7 @@ class SqliteTables(Pages):
                 many(sql, [astuple(row) if row is not None else key])
         many(ADD_DELIVERY, work.delivered.items())
         for (kind, place), erased in work.erased.items():       # behind the records: the triggers look at those
-            self.db.execute(ERASE[kind], (*(getattr(erased, name) for name in ERASABLE[kind][0]), tenant_id, *place))
+            self.db.execute(ERASE[kind], (*(getattr(erased, name) for name in CARDS[kind].erasable), tenant_id, *place))
 
     def _measure_bodies(self, work: Work, added: int) -> int:
         """Return how many bytes a batch stores in receipts; one that was stored already is not stored again."""
@@ -866,5 +864,4 @@ class SqliteTables(Pages):
 
     async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
         """Return how many rows some tables have, over all tenants."""
-        names = ["receipts" if table is Receipt else TABLES[table] for table in tables]
-        return sum([(await self._rows(f"SELECT count(*) FROM {name}"))[0][0] for name in names])
+        return sum([(await self._rows(f"SELECT count(*) FROM {TABLES[table]}"))[0][0] for table in tables])

@@ -18,6 +18,7 @@ from msgspec import Raw, Struct, field
 from msgspec.structs import astuple, fields, replace
 
 from asyncgate import FENCES_SKIPPED, Needs, Work, fences_skipped
+from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.content import encode_json, needs_of
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.errors import Conflicting, Stopped
@@ -26,52 +27,23 @@ from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import (
     TABLES,
     TERMINAL,
-    Account,
-    Archived,
     Audit,
-    AuditHead,
-    Bulk,
-    Entry,
-    Erased,
-    Erasure,
     Event,
-    Key,
     Lease,
-    LedgerMark,
     Meter,
     Obligation,
-    Outgoing,
-    Pauses,
-    Presence,
     Progress,
     Receipt,
-    Schedule,
-    Seal,
-    SealHead,
     Task,
-    UsageEvent,
     UsageHead,
     export_key,
     key_of,
 )
-from asyncgate.parts.model.stored_oauth import (
-    Consent,
-    Grant,
-    OAuthClient,
-    Revocation,
-    RevocationHead,
-    SignInLink,
-    User,
-)
-from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
 from asyncgate.parts.model.walking import Pages, merge, walk
 from asyncgate.parts.model.wire import Principal
 
-# In this order, so that no task arrives before its history: see `TenantCopy.raised`.  Usage is counted again.
-COPIED_TABLES: dict[type[Struct], str] = {kind: TABLES[kind] for kind in (
-    Task, Lease, Progress, Receipt, Obligation, Event, Schedule, Presence, Account, Key, Audit, AuditHead, Outgoing,
-    Entry, LedgerMark, Seal, SealHead, Archived, Pauses, Meter, UsageHead, UsageEvent, Bulk, OAuthClient, User, Consent,
-    Grant, SignInLink, Revocation, RevocationHead, Webhook, WebhookHead, WebhookDelivery, Erasure, Erased)}
+# In this order, so that no task arrives before its history: see `TenantCopy.raised`.
+COPIED_TABLES = {kind: table for kind, table in TABLES.items() if CARDS[kind].copied}
 
 # What every batch of the source changes: there the source's rows replace those of an earlier part of the copy.
 COUNTERS = (Meter, UsageHead)
@@ -316,8 +288,5 @@ def add_row(work: Work, row: Any, ids: Ids) -> None:
             work.events[row.event_id] = row
         case Audit():
             work.add_audit(row)
-        case (Schedule() | Presence() | Account() | Key() | AuditHead() | Outgoing() | Entry() | LedgerMark()
-              | Seal() | SealHead() | Archived() | Pauses() | Bulk() | OAuthClient() | User() | Consent() | Grant()
-              | SignInLink() | Revocation() | RevocationHead() | Meter() | UsageHead() | UsageEvent()
-              | Webhook() | WebhookHead() | WebhookDelivery() | Erasure() | Erased()):
+        case _:
             work.keep_record(row)

@@ -98,16 +98,17 @@ def make_commands_table(group: click.Group, operations: Iterable[str]) -> str:
 
 def make_data_table() -> str:
     """Return one row per kind of stored row: its purpose, and what of it may be personal."""
-    from asyncgate.parts.model.personal import DECLARED
+    from asyncgate.parts.model.cards import CARDS, Says, list_fields
     from asyncgate.parts.model.stored import TABLES
+    columns = ((Says.PRINCIPAL, Says.PERSON), (Says.CONTENT,), (Says.PLACE,), (Says.PROOF,))
     return format_markdown(["table", "why it is there", "names", "content", "places", "secrets"], (
-        [f"`{TABLES[kind]}`", one.purpose, *map(list_as_code, (one.person, one.content, one.place, one.proof))]
-        for kind, one in DECLARED.items()))
+        [f"`{table}`", CARDS[kind].purpose, *(list_as_code(list_fields(kind, *says)) for says in columns)]
+        for kind, table in TABLES.items()))
 
 
 def make_lifetimes_table() -> str:
     """Return one row per table: how long its rows are kept, by default, and who deletes them."""
-    from asyncgate.parts.model.lifetimes import LIFETIMES
+    from asyncgate.parts.model.stored import LIFETIMES
     default = {one.name: one.default for one in list_settings(Settings)}
     return format_markdown(["table", "how long", "by default", "who deletes it"], (
         [f"`{name}`: {one.what}" if one.what else f"`{name}`", one.how_long,
@@ -115,9 +116,9 @@ def make_lifetimes_table() -> str:
         for name, one in LIFETIMES.items()))
 
 
-def list_as_code(names: str) -> str:
-    """Format names between blanks as code."""
-    return ", ".join(f"`{name}`" for name in names.split()) or "–"
+def list_as_code(names: Iterable[str]) -> str:
+    """Format names as code."""
+    return ", ".join(f"`{name}`" for name in names) or "–"
 
 
 def replace_tables(text: str, tables: dict[str, str]) -> str:

@@ -6,18 +6,18 @@ import base64
 from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
 from msgspec import Struct
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from asyncgate import SCOPES, Needs, Work
 from asyncgate.conformance.harness import Gate, View, refused, under
+from asyncgate.parts.model.cards import CARDS, Form, list_columns
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings
 from asyncgate.parts.model.stored import (
@@ -35,8 +35,8 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.stored_oauth import Consent, Grant, Revocation, SignInLink, User
 from asyncgate.parts.model.wire_privacy import ExportPage
 from asyncgate.parts.privacy.export import PAGE_BYTES
-from asyncgate.parts.privacy.rows import NESTED, TABLE_OF_KIND, list_proofs
-from asyncgate.parts.privacy.subjects import OF_SIGN_IN, may_name
+from asyncgate.parts.privacy.rows import TABLE_OF_KIND, list_proofs
+from asyncgate.parts.privacy.subjects import may_name
 
 pytestmark = pytest.mark.anyio
 # Rows of these come from what a gate does, because a database or a rule checks them.
@@ -94,9 +94,9 @@ def make_row(table: type[Struct], mark: str, tenant: str, now: float) -> Struct:
         for kind, value in ((bool, True), (int, 7), (float, now)):
             if kind in (type, *kinds):
                 return value
-        return f'["{mark_of(mark, table, name)}"]' if name in NESTED.get(table, "").split() else (
-            mark_of(mark, table, name))
-    return table(**{field.name: fill(field.name, field.type) for field in fields(table)})
+        return f'["{mark_of(mark, table, name)}"]' if name in nested else mark_of(mark, table, name)
+    nested = [column.name for column in list_columns(table) if column.form is Form.JSON]
+    return table(**{name: fill(name, hint) for name, hint in get_type_hints(table).items()})
 
 
 async def plant(gate: Gate, mark: str, tenant: str, tables: set[type[Struct]]) -> list[Struct]:
@@ -129,8 +129,9 @@ async def fill(gate: Gate, mark: str, *, directory: Gate | None = None) -> list[
     """Store rows of all kinds, with a marker in each text; return those that were made up."""
     await let_all_happen(gate, mark)
     made_up = {*RECORDS} - MADE
-    return [*await plant(gate, mark, gate.tenant_id, made_up - OF_SIGN_IN),
-            *await plant(directory or gate, mark, gate.tenant_id, made_up & OF_SIGN_IN)]
+    of_operator = {kind for kind in made_up if CARDS[kind].of_operator}
+    return [*await plant(gate, mark, gate.tenant_id, made_up - of_operator),
+            *await plant(directory or gate, mark, gate.tenant_id, of_operator)]
 
 
 async def test_every_field_of_every_kind_is_exported_and_no_proof(gate: Gate) -> None:
@@ -138,7 +139,7 @@ async def test_every_field_of_every_kind_is_exported_and_no_proof(gate: Gate) ->
 
     found, text = await export(gate.as_admin())
 
-    assert {*found} == {TABLES[table] for table in DECLARED}
+    assert {*found} == {*TABLES.values()}
     for kind, rows in found.items():
         shown = [name for name in TABLE_OF_KIND[kind].__struct_fields__ if name not in list_proofs(TABLE_OF_KIND[kind])]
         assert rows or kind == "usage", kind        # usage is kept where limits are enforced
@@ -286,7 +287,7 @@ async def test_a_principal_is_exported_with_its_tasks_and_all_that_belongs_to_th
     assert not any(human[kind] for kind in human if kind != "audit")
     assert bobs.encode() not in text
     assert b"hash" not in b"".join(map(encode_json, ada["api_keys"]))
-    assert {*ada} == {TABLES[table] for table in DECLARED if may_name(table)}
+    assert {*ada} == {TABLES[table] for table in TABLES if may_name(table)}
 
 
 @pytest.mark.parametrize("limit", [1, 7, 1000])

@@ -496,7 +496,7 @@ def stored_rows() -> list[Any]:
     names = [f"n{number}{id}" for number in range(150) for id in ids]
     owners = [Principal(kind, name) for kind in ("agent", "worker") for name in names]
     return [*(Presence(who.kind, who.id, None, 1.0, 2.0, 1) for who in owners),
-            *(Obligation(f"{number:04}", who.kind, who.id) for number, who in enumerate(reversed(owners))),
+            *(Obligation(who.kind, who.id, f"{number:04}") for number, who in enumerate(reversed(owners))),
             *(Event(f"{number:04}", f"t{number % 7}", "task.started", "{}", 1.0) for number in range(2100))]
 
 

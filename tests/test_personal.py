@@ -10,39 +10,43 @@ from typing import Any
 from msgspec import Struct
 
 import asyncgate
-from asyncgate.commands.copy import COPIED_TABLES
 from asyncgate.commands.tables import make_tables
-from asyncgate.parts.model.lifetimes import LIFETIMES
-from asyncgate.parts.model.personal import DECLARED
+from asyncgate.parts.model.cards import CARDS, OTHER_TABLES, PERSONAL, Says, list_columns, list_fields
 from asyncgate.parts.model.settings import Settings, list_settings
-from asyncgate.parts.model.stored import APPEND_ONLY, RECORDS, TABLES, Archived, Receipt
+from asyncgate.parts.model.stored import LIFETIMES, TABLES, Archived, Receipt
 from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.wire import Principal
-from asyncgate.parts.privacy.rows import NESTED
-from asyncgate.parts.privacy.subjects import BARE_FIELDS, LISTS, NAMELESS, OF_SIGN_IN, has_name, list_names
+from asyncgate.parts.privacy.subjects import BARE_FIELDS, LISTS, has_name, list_names
 from tests.support.each import each
 
 SCHEMAS = Path(asyncgate.__file__).parent / "backends" / "schema"
 CREATED = re.compile(r"^CREATE TABLE (?:asyncgate\.)?(\w+)", re.M)
-STORED = sorted({*COPIED_TABLES, *RECORDS, *APPEND_ONLY}, key=lambda kind: kind.__name__)
 
 
-@each("kind", STORED)
-def test_each_field_of_a_stored_row_is_declared_once(kind: type[Struct]) -> None:
-    assert kind in DECLARED, f"add {kind.__name__} to DECLARED in parts/model/personal.py"
+@each("kind", TABLES)
+def test_each_text_of_a_stored_row_says_what_it_may_say_of_a_person(kind: type[Struct]) -> None:
+    assert [column.name for column in list_columns(kind) if column.says is None] == []
+    assert {*kind.__struct_fields__} - {column.name for column in list_columns(kind)} == (
+        {"parents", "delivered_at"} if kind is Receipt else set())
 
-    assert sorted(DECLARED[kind].list_fields()) == sorted(kind.__struct_fields__)
+
+def test_each_module_of_stored_kinds_is_known() -> None:
+    modules = {path.stem for path in Path(asyncgate.__file__).parent.glob("parts/model/*.py")
+               if "\n@stored(" in path.read_text()}
+
+    assert {kind.__module__.rpartition(".")[2] for kind in TABLES} == modules
 
 
-def test_nothing_is_declared_that_is_not_stored() -> None:
-    assert set(DECLARED) == set(STORED)
+def test_what_is_said_of_columns_is_said_of_fields() -> None:
+    for kind, card in CARDS.items():
+        assert {*card.key, *card.erasable, *card.erased_by, *card.defaults} <= {*kind.__struct_fields__}
 
 
 def test_each_table_of_both_databases_has_a_lifetime() -> None:
     made = {name for file in SCHEMAS.glob("*/*.sql") for name in CREATED.findall(file.read_text())}
 
-    assert made == {*LIFETIMES}, "add it to LIFETIMES in parts/model/lifetimes.py"
-    assert {name for name, one in LIFETIMES.items() if not one.what} == {*TABLES.values()}
+    assert made == {*LIFETIMES} == {*TABLES.values(), *OTHER_TABLES}
+    assert {name for name, one in LIFETIMES.items() if one.what} == {*OTHER_TABLES}
 
 
 def test_each_setting_for_days_that_rows_are_kept_decides_a_lifetime() -> None:
@@ -63,8 +67,8 @@ def test_what_a_setting_or_a_time_ends_is_deleted_by_somebody() -> None:
 def test_the_data_map_has_every_personal_field() -> None:
     shown = make_tables()["data"]
 
-    for one in DECLARED.values():
-        for field in f"{one.person} {one.content} {one.place} {one.proof}".split():
+    for kind in TABLES:
+        for field in list_fields(kind, *PERSONAL):
             assert f"`{field}`" in shown
 
 
@@ -72,9 +76,9 @@ def test_the_data_map_has_every_personal_field() -> None:
 OVER_ROWS = {"Receipt.hash", "Audit.hash", "AuditHead.hash", "Seal.hash", "SealHead.hash", "Account.tokens_since"}
 
 
-@each("kind", DECLARED)
+@each("kind", TABLES)
 def test_what_sounds_like_a_secret_is_declared_as_a_proof(kind: type[Struct]) -> None:
-    proofs = DECLARED[kind].proof.split()
+    proofs = list_fields(kind, Says.PROOF)
     sounding = {name for name in kind.__struct_fields__
                 if re.search(r"secret|passw|token|seed|(^|_)(hash|code|key)$", name) and name != "idempotency_key"}
 
@@ -89,7 +93,7 @@ def row_of(kind: type[Struct], named: dict[str, str]) -> Any:
     return SimpleNamespace(**{**dict.fromkeys(kind.__struct_fields__, ""), **dict.fromkeys(LISTS, "[]"), **named})
 
 
-@each("kind", DECLARED)
+@each("kind", TABLES)
 def test_each_field_that_may_name_a_principal_finds_its_rows(kind: type[Struct]) -> None:
     ada, bob, worker = Principal("agent", "ada"), Principal("agent", "bob"), Principal("worker", "ada")
     pairs, singles = list_names(kind)
@@ -102,21 +106,13 @@ def test_each_field_that_may_name_a_principal_finds_its_rows(kind: type[Struct])
         assert has_name(kind, row, ada), named
         assert not has_name(kind, row, bob), named
         assert not has_name(kind, row, worker) or set(named) & BARE_FIELDS, named
-    assert sorted(sum(map(list, pairs), singles)) == sorted({*DECLARED[kind].person.split()} - {
-        *NAMELESS.get(kind, "").split()})
-
-
-def test_what_is_said_to_name_no_principal_is_declared_to_name_persons() -> None:
-    for kind, names in NAMELESS.items():
-        assert {*names.split()} <= {*DECLARED[kind].person.split()}
+    assert sorted(sum(map(list, pairs), singles)) == sorted(list_fields(kind, Says.PRINCIPAL))
 
 
 def test_the_rows_of_the_authorization_server_are_known_to_be_those_of_many_tenants() -> None:
-    assert {kind for kind in DECLARED if kind.__module__ == User.__module__} == OF_SIGN_IN
+    assert {kind for kind in CARDS if kind.__module__ == User.__module__} == {
+        kind for kind, card in CARDS.items() if card.of_operator}
 
 
-def test_each_kind_of_row_is_exported_and_each_nested_field_exists() -> None:
-    assert {*TABLES} == {*DECLARED}
-    for kind, names in NESTED.items():
-        assert {*names.split()} <= {*kind.__struct_fields__}
-    assert list(DECLARED).index(Receipt) < list(DECLARED).index(Archived)      # one that moves meanwhile is not missed
+def test_receipts_are_exported_before_those_that_move_into_the_archive_meanwhile() -> None:
+    assert list(TABLES).index(Receipt) < list(TABLES).index(Archived)

@@ -22,6 +22,7 @@ from msgspec.structs import astuple, replace
 
 from asyncgate import MOST_PAGE_BYTES, Needs, Work
 from asyncgate.backends.pages import TaskRange, limit_range, narrow_tasks
+from asyncgate.parts.model.cards import CARDS, list_columns
 from asyncgate.parts.model.counted import count_moves, measure_use, passed_ms
 from asyncgate.parts.model.ids import HIGHEST
 from asyncgate.parts.model.overdue import is_stuck
@@ -36,43 +37,34 @@ from asyncgate.parts.model.queries import (
 )
 from asyncgate.parts.model.stored import (
     ACTIVE,
-    APPEND_ONLY,
-    ERASABLE,
     RECORDS,
     TERMINAL,
     Archived,
     Audit,
-    Bulk,
     Entry,
     Event,
     Key,
     Lease,
     Meter,
-    Obligation,
     Outgoing,
     Presence,
     Progress,
     Receipt,
     Schedule,
     Task,
-    UsageEvent,
     export_order,
 )
-from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, Revocation, SignInLink, User
-from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
+from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.views import summarize
 from asyncgate.parts.model.wire import Kind
 
-TYPES = {"bool": "bool", "int": "bigint", "float": "float8"}     # every other type is text
-# Fields that are not columns of their Struct's table.
-ELSEWHERE: dict[type[Struct], tuple[str, ...]] = {Receipt: ("parents", "delivered_at")}
+TYPES = {bool: "boolean", int: "bigint", float: "float8", str: "text"}
 
 
 def typed(kind: type[Struct], but: Iterable[str] = ()) -> dict[str, str]:
     """Return the columns of a stored Struct, each with its type."""
-    left_out = {*ELSEWHERE.get(kind, ()), *but}
-    return {name: TYPES.get(kind.__annotations__[name].split(" ")[0], "text")
-            for name in kind.__struct_fields__ if name not in left_out}
+    left_out = {*but}
+    return {column.name: TYPES[column.type] for column in list_columns(kind) if column.name not in left_out}
 
 
 def listed(columns: Iterable[str], prefix: str = "") -> str:
@@ -85,7 +77,7 @@ FIELDS = list(Task.__struct_fields__)
 QUEUED = ("lane", "priority", "max_attempts")   # of these only the priority changes; the queue's index needs them
 MUTABLE = typed(Task, FIELDS[:FIELDS.index("asyncgate_instance")])
 HELD = {"lease_fence" if name == "fence" else name: kind for name, kind in typed(Lease, ["task_id"]).items()}
-OWN = {"ready": "bool", "check_at": "float8", "told": "bigint"}
+OWN = {"ready": "boolean", "check_at": "float8", "told": "bigint"}
 CONTRACT = typed(Task, [*QUEUED, *MUTABLE])
 contract_of = attrgetter(*CONTRACT)
 CHANGING = {**MUTABLE, **OWN, **HELD}
@@ -401,20 +393,17 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "events": (EVENT, insert("events", EVENT)),
     "audit": (AUDIT, insert("audit", AUDIT)),
     "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id", DELIVERY)),
-    **{f"kept_{table}": (typed(kind), insert(table, typed(kind)) if kind in APPEND_ONLY else insert(
+    **{f"kept_{table}": (typed(kind), insert(table, typed(kind)) if CARDS[kind].append_only else insert(
            table, typed(kind), ", ".join(export_order(kind)), typed(kind))) for kind, table in RECORDS.items()},
+    **{f"dropped_{table}": (dict.fromkeys(export_order(kind), "text"), delete_by_key(kind))
+       for kind, table in RECORDS.items() if CARDS[kind].droppable},
     "dropped_outbox": ({"receipt_id": "text"}, "DELETE FROM asyncgate.outbox WHERE tenant_id = :tenant "
                        "AND ctid = ANY (ARRAY(SELECT o.ctid FROM {rows}, LATERAL ("
                        "SELECT ctid FROM asyncgate.outbox WHERE tenant_id = :tenant "
                        "AND receipt_id = r.receipt_id LIMIT 1 FOR UPDATE) AS o))"),
-    **{f"dropped_{RECORDS[kind]}": (dict.fromkeys(export_order(kind), "text"), delete_by_key(kind))
-       for kind in (OAuthClient, User, Consent, Grant, SignInLink, Revocation, Meter, UsageEvent, Webhook,
-                    WebhookDelivery, Presence, Bulk)},
     # What is dropped of any minute is all that there is of it.
     "dropped_traffic": ({"minute": "text", "process": "text"}, "DELETE FROM asyncgate.traffic "
                         f"WHERE tenant_id = :tenant AND {among('minute')} AND {among('process')}"),
-    "dropped_schedules": ({"schedule_id": "text"}, "DELETE FROM asyncgate.schedules "
-                          f"WHERE tenant_id = :tenant AND {among('schedule_id')}"),
 }
 
 
@@ -491,9 +480,10 @@ def records(work: Work) -> dict[str, list[tuple[Any, ...]]]:
 # Rows that prove that a batch was committed, the best first.  Saved rows of a table in SURE are neither deleted nor
 # changed a moment later, so a missing row also proves that the batch was not committed.  Lanes, edges and obligations
 # are no proof, because another batch may save the same row; but none of them is saved without another row.
-SURE = ("contracts", "events", "audit", *(f"kept_{table}" for kind, table in RECORDS.items() if kind in APPEND_ONLY))
+SURE = ("contracts", "events", "audit",
+        *(f"kept_{table}" for kind, table in RECORDS.items() if CARDS[kind].append_only))
 PROOFS = (*SURE, "receipts", "moved", "kept", "progress", "deliveries",
-          *(f"kept_{table}" for kind, table in RECORDS.items() if kind not in APPEND_ONLY))
+          *(f"kept_{table}" for kind, table in RECORDS.items() if not CARDS[kind].append_only))
 TABLES = {"contracts": "tasks", "moved": "states", "kept": "states"}
 COMPARED = {"moved": ["task_id", "priority", *(name for name in CHANGING if name != "check_at")],
             "kept": ["task_id", *HELD]}
@@ -557,12 +547,12 @@ def erase_statements(work: Work) -> Iterator[tuple[str, list[list[Any]]]]:
     """Yield the statements that take content away, and their arguments: the keys of rows, then their new fields."""
     if not work.erased:     # as in nearly all batches
         return
-    for kind, (names, key) in ERASABLE.items():
-        if rows := [(*place, *(getattr(row, name) for name in names))
+    for kind, statement in ERASES.items():
+        if rows := [(*place, *(getattr(row, name) for name in CARDS[kind].erasable))
                     for (of, place), row in sorted(work.erased.items(), key=lambda one: one[0][1]) if of is kind]:
-            width = len(key) + len(names)
+            width = len(rows[0])
             given = ", ".join(f"${at}::text[]" for at in range(1, width + 1))
-            yield ERASES[kind].format(given=given), columns(rows, width)
+            yield statement.format(given=given), columns(rows, width)
 
 
 def drop_statements(work: Work) -> list[tuple[str, list[str]]]:
@@ -807,17 +797,12 @@ SELECT (SELECT {key} FROM asyncgate.{table} WHERE tenant_id = $1 ORDER BY {key} 
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
             for table, key in (("receipts", "receipt_id"), ("ledger", "arrival"))}
 
-EXPORTS: dict[type[Struct], tuple[str, dict[str, str]]] = {
-    Progress: ("progress", PROGRESS), Event: ("events", EVENT), Obligation: ("obligations", typed(Obligation)),
-    Audit: ("audit", AUDIT), **{kind: (table, typed(kind)) for kind, table in RECORDS.items()}}
-
 
 @cache
 def export(table: type[Struct], keys: tuple[str, ...], limit: int) -> str:
     """Return the statement that reads the next rows of a table that stores one Struct per row."""
-    name, columns = EXPORTS[table]
     after = ", ".join(f"${at}" for at, _ in enumerate(keys, 2))
-    return (f"SELECT {listed(columns)} FROM asyncgate.{name} "
+    return (f"SELECT {listed(typed(table))} FROM asyncgate.{CARDS[table].table} "
             f"WHERE tenant_id = $1 AND ({listed(keys)}) > ({after}) ORDER BY {listed(keys)} LIMIT {limit:d}")
 
 

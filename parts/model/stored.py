@@ -2,7 +2,8 @@
 
 They hold scalars in column order, so `Task(*row)` loads and `astuple(task)` saves on any database.  Times are Unix
 seconds inside and RFC 3339 outside; JSON that the gate does not read stays the original text.  The tenant is not a
-field: it is the first part of each key.
+field: it is the first part of each key.  The kinds are copied and exported in the order in which they stand here, and
+then those of the other modules: each task before its events, and receipts before those that move into the archive.
 """
 
 from __future__ import annotations
@@ -12,16 +13,26 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model.stored_oauth import (
-    Consent,
-    Grant,
-    OAuthClient,
-    Revocation,
-    RevocationHead,
-    SignInLink,
-    User,
+from asyncgate.parts.model import stored_oauth, stored_webhooks
+from asyncgate.parts.model.cards import (
+    CARDS,
+    OF_ARCHIVE,
+    OF_TASK,
+    OF_TENANT,
+    OTHER_TABLES,
+    SOMETIMES,
+    WITH_IT,
+    Actor,
+    Content,
+    Elsewhere,
+    IdText,
+    Json,
+    Location,
+    Person,
+    Plain,
+    Proof,
+    stored,
 )
-from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
 from asyncgate.parts.model.wire import Kind, Principal, Role, Status, Terms
 
 # The states of a task (spec 5): before a lease, under one, at the end.
@@ -29,43 +40,46 @@ QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"
     {"succeeded", "failed", "canceled"})
 
 
+@stored("tasks", "the work that was handed over, and its result", "`task_retention_days` after its end",
+        "the archive run, once its receipts are archived; without an archive nobody", record=False, erasable="lost_to",
+        by_hand=True)
 class Task(Struct, frozen=True):
     """One piece of work, from its creation to its end."""
 
-    task_id: str
-    lane: int
-    type: str
-    payload: str
-    payload_pointer: str | None
-    requirements: str
-    terms: str                          # the rest of the contract, a KeptTerms as JSON
-    owner_kind: str
-    owner_id: str
-    principal_ai: str
+    task_id: IdText                     # UUIDv7: its order is the order of creation
+    lane: int                           # its queue
+    type: Content[IdText]               # what kind of work it is
+    payload: Content[Json]              # JSON, unchanged
+    payload_pointer: Content[str | None]  # where the payload is stored instead
+    requirements: Content[Json]         # JSON, unchanged
+    terms: Content[Json]                # the rest of the contract, a KeptTerms as JSON
+    owner_kind: Actor[IdText]           # the creator, for ever (H.1)
+    owner_id: Actor[IdText]             # the creator's id
+    principal_ai: Actor[str]            # a label for other systems
     priority: int                       # an admin may change it
-    max_attempts: int
-    retry_backoff_seconds: int
-    max_expiries: int
-    created_at: float
-    duty: str                           # the task.assigned receipt that the end of the task discharges
-    idempotency_key: str | None
-    fingerprint: str | None             # hash of the request that carried the key
-    asyncgate_instance: str             # from here on: fields that may change
-    updated_at: float
-    status: Status = "queued"
-    attempt: int = 0
-    fence: int = 0
-    expiries: int = 0
+    max_attempts: int                   # how often it may fail
+    retry_backoff_seconds: int          # the pause before the first retry
+    max_expiries: int                   # leases it may lose before it is put on hold; 0: any number
+    created_at: float                   # by the database's clock
+    duty: IdText                        # the task.assigned receipt that the end of the task discharges
+    idempotency_key: Content[IdText | None]  # of the creator
+    fingerprint: Plain[str | None]      # hash of the request that carried the key
+    asyncgate_instance: IdText          # from here on: fields that may change
+    updated_at: float                   # of the last change
+    status: Status = "queued"           # queued leased running succeeded failed canceled
+    attempt: int = 0                    # failures so far
+    fence: int = 0                      # leases so far, plus numbers that a move between databases skipped
+    expiries: int = 0                   # leases lost so far
     owed: bool = True                   # whether the duty is not discharged yet
-    held: str | None = None             # why a queued task is on hold
-    lost_to: str = "[]"                 # workers whose lease ran out, for the anomaly of a task on hold
-    next_eligible_at: float | None = None
+    held: Content[str | None] = None    # why a queued task is on hold
+    lost_to: Actor[Json] = "[]"         # workers whose lease ran out, for the anomaly of a task on hold
+    next_eligible_at: float | None = None  # no lease before this time
     deadline_at: float | None = None    # None after it has been reported
-    started_at: float | None = None
-    completed_at: float | None = None
-    outcome: str | None = None          # the result or the error, as JSON
-    artifacts: str | None = None
-    handed: str | None = None           # how custody was last handed back to the ledger, as JSON
+    started_at: float | None = None     # when its worker began
+    completed_at: float | None = None   # when it ended
+    outcome: Content[Json | None] = None  # the result or the error, as JSON
+    artifacts: Content[Json | None] = None  # JSON array: where the result is
+    handed: Content[Json | None] = None  # how custody was last handed back to the ledger, as JSON
 
     @property
     def owner(self) -> Principal:
@@ -87,23 +101,25 @@ class KeptTerms(Terms):
     trace_link: str | None = None               # the trace of the task that it runs again
 
 
+@stored("leases", "who works on a task, until when", OF_TASK, WITH_IT, record=False,
+        erasable="worker_id worker_instance claim_id resumed_by", by_hand=True)
 class Lease(Struct, frozen=True):
     """The latest lease of a task; it is kept after its end, so that repeated and late calls get a true answer."""
 
-    task_id: str
-    lease_id: str
-    worker_kind: str
-    worker_id: str
-    worker_instance: str | None
-    fence: int
-    acquired_at: float
-    expires_at: float
-    renewals: int
-    accepted: str                       # the task.accepted receipt
-    claim_id: str | None = None
-    ending: str = "live"                # or completed, failed, expired, released, canceled
+    task_id: IdText
+    lease_id: IdText                    # random: only the holder knows it
+    worker_kind: Actor[IdText]          # of the holder
+    worker_id: Actor[IdText]            # of the holder
+    worker_instance: Location[str | None]  # of the holder, if given
+    fence: int                          # the number of this lease among the leases of the task
+    acquired_at: float                  # when it was granted
+    expires_at: float                   # when it expires
+    renewals: int                       # how often it was renewed
+    accepted: Plain[str]                # the task.accepted receipt
+    claim_id: Person[IdText | None] = None  # the claim's id, if it had one
+    ending: Plain[str] = "live"         # or completed, failed, expired, released, canceled
     ttl_seconds: int | None = None      # granted length; None: granted by a release without this field
-    resumed_by: str | None = None       # the instance that resumed it last; "" if it gave no name
+    resumed_by: Location[str | None] = None  # the instance that resumed it last; "" if it gave no name
     resumptions: int = 0                # known number of resumptions
 
     @property
@@ -112,36 +128,42 @@ class Lease(Struct, frozen=True):
         return Principal(self.worker_kind, self.worker_id, self.worker_instance)
 
 
+@stored("progress", "how far a task is, for the next worker", OF_TASK, WITH_IT, record=False,
+        left_alone="goes with its task; of another principal's task it is that principal's")
 class Progress(Struct, frozen=True):
     """The last progress of a task; the next worker gets it as a checkpoint."""
 
-    task_id: str
-    progress: str
-    sequence: int
-    fence: int
-    updated_at: float
+    task_id: IdText                     # of the task
+    progress: Content[Json]             # JSON
+    sequence: int                       # reports so far
+    fence: int                          # the lease it was reported under
+    updated_at: float                   # when it was reported
 
 
+@stored("receipts", "the proof of who owes what to whom",
+        "`receipt_retention_days`, and `archive.terminal_days` after its task's end; then in the archive",
+        "the archive run; without an archive nobody: they are the evidence", record=False,
+        erasable="receipt_key from_id to_id schedule_id hash body salt", by_hand=True)
 class Receipt(Struct, frozen=True):
     """One fact, never changed."""
 
-    receipt_id: str
-    receipt_key: str
-    receipt_type: str
-    created_at: float
-    from_kind: str
-    from_id: str
-    to_kind: str
-    to_id: str
-    task_id: str                        # empty when it belongs to no task
-    lease_id: str | None
-    schedule_id: str | None
-    asyncgate_instance: str
-    hash: str
-    body: str
-    salt: str = ""                      # random, and gone when erased: so the digest of a seal confirms no guess
-    parents: tuple[str, ...] = ()
-    delivered_at: float | None = None   # telemetry, kept elsewhere
+    receipt_id: IdText                  # UUIDv7: its order is the order of age
+    receipt_key: Person[IdText]         # of the logical receipt (H.3)
+    receipt_type: Plain[str]            # its type
+    created_at: float                   # by the database's clock
+    from_kind: Actor[str]               # the sender
+    from_id: Actor[str]                 # the sender's id
+    to_kind: Actor[IdText]              # the recipient, in whose inbox it is
+    to_id: Actor[IdText]                # the recipient's id
+    task_id: IdText                     # empty when it belongs to no task
+    lease_id: Plain[str | None]         # the lease under which it was stated, if any
+    schedule_id: Content[str | None]    # the schedule that it is about, if any
+    asyncgate_instance: Plain[str]      # the gate that wrote it (20.7)
+    hash: Plain[str]                    # of its content (Clarification B)
+    body: Content[Json]                 # canonical JSON
+    salt: Plain[str] = ""               # random, and gone when erased: so the digest of a seal confirms no guess
+    parents: Elsewhere[tuple[str, ...]] = ()
+    delivered_at: Elsewhere[float | None] = None    # telemetry
 
     @property
     def sender(self) -> Principal:
@@ -154,14 +176,16 @@ class Receipt(Struct, frozen=True):
         return Principal(self.to_kind, self.to_id)
 
 
+@stored("events", "what happened to a task beside its receipts", OF_TASK, WITH_IT, key="task_id event_id", record=False,
+        erasable="payload")
 class Event(Struct, frozen=True):
     """Something that happened to a task and needs no receipt (spec 3)."""
 
-    event_id: str
-    task_id: str
-    event_type: str
-    payload: str
-    created_at: float
+    event_id: IdText                    # UUIDv7
+    task_id: IdText                     # of the task
+    event_type: Plain[str]              # what happened
+    payload: Content[Json]              # JSON
+    created_at: float                   # when
 
 
 class ScheduleDetails(Struct, frozen=True, omit_defaults=True):
@@ -181,20 +205,22 @@ class ScheduleDetails(Struct, frozen=True, omit_defaults=True):
 read_details = msgspec.json.Decoder(ScheduleDetails).decode
 
 
+@stored("schedules", "the last report of a scheduler", "until it is deleted",
+        "the transaction of its `schedule.deleted`", defaults="details")
 class Schedule(Struct, frozen=True):
     """The last report of a scheduler about one of its schedules."""
 
-    schedule_id: str
-    owner_kind: str
-    owner_id: str
-    scheduler_kind: str
-    scheduler_id: str
-    created: str                        # the schedule.created receipt
-    enabled: bool = False
-    next_run_at: float | None = None
-    interval_seconds: float | None = None
+    schedule_id: Content[IdText]        # the scheduler's id of it
+    owner_kind: Actor[str]              # the principal that requested it
+    owner_id: Actor[str]                # the owner's id
+    scheduler_kind: Actor[str]          # the scheduler that runs it
+    scheduler_id: Actor[str]            # the scheduler's id
+    created: Plain[str]                 # the schedule.created receipt
+    enabled: bool = False               # whether it runs at all
+    next_run_at: float | None = None    # its next run
+    interval_seconds: float | None = None  # between two runs
     late_at: float | None = None        # when silence becomes an anomaly; None after the report
-    details: str = "{}"                 # JSON of ScheduleDetails
+    details: Content[str] = "{}"        # JSON of ScheduleDetails
 
     @property
     def late_after(self) -> float | None:
@@ -212,22 +238,27 @@ class Schedule(Struct, frozen=True):
         return Principal(self.scheduler_kind, self.scheduler_id)
 
 
+@stored("presences", "since when a principal has called, and what a worker offers",
+        "`presence_retention_days` after its last call", SOMETIMES, key="kind id",
+        defaults="claims leased completed failed expired released",
+        indexes=("presences_worker (tenant_id, kind, id) WHERE claimed_at IS NOT NULL",
+                 "presences_claimed (tenant_id, claimed_at) WHERE claimed_at IS NOT NULL"))
 class Presence(Struct, frozen=True):
     """Since when, and in how many sessions, a principal has been talking to the gate; of a worker also its work."""
 
-    kind: str
-    id: str
-    instance_id: str | None
-    first_seen_at: float
-    last_seen_at: float
-    sessions: int
-    claims: str = "[]"                  # JSON array of Claimed, one for each of a few profiles, the latest first
+    kind: Actor[IdText]                 # of the principal
+    id: Actor[IdText]                   # of the principal
+    instance_id: Location[str | None]   # the last instance seen
+    first_seen_at: float                # when it first called
+    last_seen_at: float                 # when it last called, within half a minute
+    sessions: int                       # how many sessions it began
+    claims: Content[Json] = "[]"        # JSON array of Claimed, one for each of a few profiles, the latest first
     claimed_at: float | None = None     # when it last claimed
     leased: int = 0                     # leases that it was granted; the next four are how these ended
-    completed: int = 0
-    failed: int = 0
-    expired: int = 0
-    released: int = 0
+    completed: int = 0                  # how many of them it completed
+    failed: int = 0                     # how many of them it failed
+    expired: int = 0                    # how many of them expired
+    released: int = 0                   # how many of them it released
 
 
 class Claimed(Struct, frozen=True):
@@ -296,44 +327,57 @@ class Depth(Struct, frozen=True):
     oldest_at: float | None             # since when the oldest claimable task has been waiting
 
 
+@stored("obligations", "the index of what is owed", "until it is discharged", "the transaction that discharges it",
+        key="to_kind to_id receipt_id", record=False, left_alone="closed before, with a receipt",
+        indexes=("obligations_age (tenant_id, receipt_id)",))
 class Obligation(Struct, frozen=True):
     """An open obligation: an index entry for the receipt that opened it."""
 
-    receipt_id: str
-    to_kind: str
-    to_id: str
+    to_kind: Actor[IdText]              # the creditor
+    to_id: Actor[IdText]                # the creditor's id
+    receipt_id: IdText                  # the receipt that opened it
 
 
+@stored("outbox", "receipts on their way to the ledger", "until the ledger has stored it", "the sender of receipts",
+        rowid=True, indexes=("outbox_waiting (tenant_id, receipt_id) WHERE state = 'waiting'",
+                             "outbox_offered (tenant_id, receipt_id) WHERE state = 'offered'"))
 class Outgoing(Struct, frozen=True):
     """A receipt on its way to the ledger: every try sends the same text."""
 
-    receipt_id: str
-    task_id: str                        # receipts of one task are sent in order
-    content: str
-    posted_at: float
+    receipt_id: IdText                  # the receipt; its skeleton without a body is in receipts
+    task_id: IdText                     # receipts of one task are sent in order
+    content: Content[Json]              # the bytes to send, the same at each attempt
+    posted_at: float                    # since when it has been waiting
     # parked: the ledger refused it; no more tries.  offered: a strict gate has not committed it yet.
     state: Literal["waiting", "parked", "offered"] = "waiting"
-    reason: str | None = None           # the ledger's last answer; of an offered one, what settling it needs
+    reason: Content[str | None] = None  # the ledger's last answer; of an offered one, what settling it needs
     tries: int = 0                      # tries without an answer
 
 
+@stored("ledger", "receipts that others store here, if this gate is a ledger", OF_TENANT,
+        "nobody: it is the evidence of other gates, which rebuild from it", append_only=True, protected=True,
+        erasable="receipt_id from_id to_id stated_id digest content", erased_by="arrival", rowid=True,
+        defaults="stated_kind stated_id stated_role",
+        indexes=("UNIQUE ledger_arrival (tenant_id, arrival)", "ledger_to (tenant_id, to_kind, to_id, arrival)",
+                 "ledger_task (tenant_id, task_id, arrival)",
+                 "ledger_instance (tenant_id, asyncgate_instance, arrival)"))
 class Entry(Struct, frozen=True):
     """A receipt that somebody stored here, when the gate itself is the ledger; append-only."""
 
-    receipt_id: str                     # chosen by the author: any text
-    arrival: str                        # UUIDv7: the order in which readers get them
-    receipt_type: str
-    task_id: str                        # empty when it belongs to no task
-    from_kind: str
-    from_id: str
-    to_kind: str
-    to_id: str
-    asyncgate_instance: str             # which gate wrote it; empty when none did
-    digest: str                         # of the content: one id cannot have two contents
-    content: str                        # the original text
-    stated_kind: str = ""               # kind of the principal whose credential stored it; empty: older release
-    stated_id: str = ""                 # and its id
-    stated_role: str = ""               # and the role of the credential
+    receipt_id: Content[IdText]         # chosen by the author: any text
+    arrival: IdText                     # UUIDv7: the order in which readers get them
+    receipt_type: Plain[str]            # its type
+    task_id: IdText                     # empty when it belongs to no task
+    from_kind: Actor[str]               # the sender
+    from_id: Actor[str]                 # the sender's id
+    to_kind: Actor[IdText]              # the recipient, in whose inbox it is
+    to_id: Actor[IdText]                # the recipient's id
+    asyncgate_instance: IdText          # which gate wrote it; empty when none did
+    digest: Plain[str]                  # of the content: one id cannot have two contents
+    content: Content[Json]              # the original text
+    stated_kind: Actor[str] = ""        # kind of the principal whose credential stored it; empty: older release
+    stated_id: Actor[str] = ""          # and its id
+    stated_role: Plain[str] = ""        # and the role of the credential
 
     @property
     def stated_by(self) -> Principal | None:
@@ -351,11 +395,13 @@ class Entry(Struct, frozen=True):
         return Principal(self.to_kind, self.to_id)
 
 
+@stored("ledger_marks", "how far a ledger was read", OF_TENANT, "nobody: reading goes on there", protected=True,
+        left_alone="how far a ledger was read")
 class LedgerMark(Struct, frozen=True):
     """How far the ledger was searched for the receipts that workers store there themselves."""
 
-    name: str                           # name of the search
-    receipt_id: str                     # the last one seen
+    name: IdText                        # name of the search
+    receipt_id: IdText                  # the last one seen
 
 
 class Lag(Struct, frozen=True):
@@ -366,52 +412,60 @@ class Lag(Struct, frozen=True):
     oldest_at: float | None = None      # when the oldest waiting receipt was written
 
 
+@stored("api_keys", "which credentials are valid", OF_TENANT,
+        "an erasure; else nobody: the audit log names keys, and revoked ones stay refused", protected=True,
+        indexes=("UNIQUE api_keys_id (key_id)",))
 class Key(Struct, frozen=True):
     """An issued key as it is stored; the tenant is beside it."""
 
-    key_id: str
-    hash: str                           # Argon2id of the secret, as a PHC string
-    name: str
-    principal_kind: Kind
-    principal_id: str
-    principal_instance_id: str | None
-    role: Role
-    scopes: str                         # JSON, a sorted array; so are the next two
-    capabilities: str | None            # capabilities that it may claim tasks for; None is any
-    task_types: str | None
-    not_before: float
-    expires_at: float | None
-    revoked_at: float | None
-    rotated_to: str | None              # id of the key that replaces it
+    key_id: IdText                      # part of the key's text; not secret
+    hash: Proof[str]                    # Argon2id of the secret, as a PHC string
+    name: Person[str]                   # a name for people
+    principal_kind: Actor[Kind]         # for whom it stands
+    principal_id: Actor[str]            # for whom it stands
+    principal_instance_id: Location[str | None]  # the principal's instance, if given
+    role: Role                          # agent worker admin
+    scopes: Plain[Json]                 # JSON, a sorted array; so are the next two
+    capabilities: Plain[Json | None]    # capabilities that it may claim tasks for; None is any
+    task_types: Plain[Json | None]      # JSON array: those it may create and claim; NULL is any
+    not_before: float                   # when it becomes valid
+    expires_at: float | None            # when it expires
+    revoked_at: float | None            # when it was revoked
+    rotated_to: Plain[str | None]       # id of the key that replaces it
     version: int                        # of the hash
-    created_at: float
-    created_by: str
-    last_used_at: float | None = None
-    places: str | None = None           # JSON array: the networks that it was used from, the latest first
+    created_at: float                   # when it was issued
+    created_by: Actor[str]              # who issued it
+    last_used_at: float | None = None   # within a minute
+    places: Location[Json | None] = None  # JSON array: the networks that it was used from, the latest first
 
     def __repr__(self) -> str:
         return f"<Key {self.key_id}>"   # the hash stays out of logs and tracebacks
 
 
+@stored("accounts", "the terms of a tenant", OF_TENANT,
+        "nobody: a suspended tenant must stay suspended; an erasure takes its name away", single=True,
+        defaults="budgets")
 class Account(Struct, frozen=True):
     """The terms of a tenant; a tenant without an account has the default tier and no name."""
 
-    name: str
-    created_at: float
-    tier: str = ""                      # empty is the default
+    name: Person[str]                   # a name for people
+    created_at: float                   # when it was made
+    tier: Plain[str] = ""               # empty is the default
     suspended_at: float | None = None   # since when all its credentials are refused
     exempt_until: float | None = None   # from rate limits and quotas (spec 21.4.5)
-    exempt_why: str | None = None
+    exempt_why: Content[str | None] = None  # the reason for the exemption
     stricter_calls: int | None = None   # calls an hour until stricter_until (spec 21.9.2)
     stricter_tasks: int | None = None   # new tasks an hour until then
-    stricter_until: float | None = None
-    stricter_why: str | None = None
-    tokens_since: float | None = None       # access tokens issued before are refused
-    budgets: str = "{}"                 # what may be used in a month, by quantity: JSON
-    max_payload_bytes: int | None = None    # of a task (spec 21.6.1); None: as the settings say
-    max_lease_ttl_seconds: int | None = None    # of a lease (spec 21.6.2)
+    stricter_until: float | None = None  # when the temporary limits end
+    stricter_why: Content[str | None] = None  # the reason for the temporary limits
+    tokens_since: float | None = None   # access tokens issued before are refused
+    budgets: Plain[Json] = "{}"         # what may be used in a month, by quantity: JSON
+    max_payload_bytes: int | None = None  # of a task (spec 21.6.1); None: as the settings say
+    max_lease_ttl_seconds: int | None = None  # of a lease (spec 21.6.2)
 
 
+@stored("usage", "what a tenant uses of its quotas", OF_TENANT, "nobody: it is one row of counts", single=True,
+        copied=False, left_alone="counts")
 class Usage(Struct, frozen=True):
     """A tenant's use of its quotas; kept exactly while limits are enforced (spec 21.6)."""
 
@@ -421,213 +475,213 @@ class Usage(Struct, frozen=True):
     terminal: int = 0                   # tasks that have ended
 
 
+@stored("meters", "what a tenant uses, until it is in a usage event", "until they are in a usage event, some minutes",
+        "upkeep, with that event", key="period slot", left_alone="numbers")
 class Meter(Struct, frozen=True):
     """What some batches have added to a tenant's usage in five minutes; batches add to it, and never read it.
 
     Of what is stored or leased it has the change, and the change times how long after the beginning it came.
     """
 
-    period: str                         # number of the five minutes in Unix time, written so that it sorts
-    slot: str                           # where a batch counts, apart from other batches; only the sum of all counts
+    period: IdText                      # number of the five minutes in Unix time, written so that it sorts
+    slot: IdText                        # where a batch counts, apart from other batches; only the sum of all counts
     tasks: int = 0                      # created
     leases: int = 0                     # by how many the live ones have changed
     lease_ms: int = 0                   # each such change times the milliseconds at which it came
     receipt_bytes: int = 0              # of the stored bodies of receipts
     receipt_moments: int = 0            # each change times the seconds at which it came
     payload_bytes: int = 0              # of the stored payloads and outcomes of tasks
-    payload_moments: int = 0
+    payload_moments: int = 0            # as of receipts
     reads: int = 0                      # calls
     writes: int = 0                     # calls that are no heartbeats
-    heartbeats: int = 0
+    heartbeats: int = 0                 # calls that keep a lease
 
 
+@stored("usage_heads", "where the usage events end", OF_TENANT, "nobody: the next event begins there", single=True,
+        left_alone="numbers")
 class UsageHead(Struct, frozen=True):
     """Until when a tenant's usage is in events, and what is stored and leased at that moment."""
 
     until: int                          # Unix time
-    leases: int = 0
-    receipt_bytes: int = 0
-    payload_bytes: int = 0
+    leases: int = 0                     # live ones
+    receipt_bytes: int = 0              # of stored bodies
+    payload_bytes: int = 0              # of stored payloads and outcomes
 
 
+@stored("usage_events", "what a tenant used, for bills and budgets", "`usage_retention_days`", "upkeep, daily",
+        append_only=True, left_alone="numbers, which bills rest on", rowid=True)
 class UsageEvent(Struct, frozen=True):
     """What a tenant used in five minutes, or in a longer time in which nothing changed; never changed."""
 
-    period: str                         # number of its first five minutes in Unix time, written so that it sorts
-    usage_event_id: str                 # derived from the tenant and the period
+    period: IdText                      # number of its first five minutes in Unix time, written so that it sorts
+    usage_event_id: IdText              # derived from the tenant and the period
     begins: int                         # Unix time
-    ends: int
+    ends: int                           # Unix time
     tasks: int = 0                      # created
     lease_ms: int = 0                   # milliseconds of all leases
     receipt_byte_seconds: int = 0       # bodies of receipts, bytes times seconds
     payload_byte_seconds: int = 0       # payloads and outcomes of tasks, bytes times seconds
     reads: int = 0                      # calls
     writes: int = 0                     # calls that are no heartbeats
-    heartbeats: int = 0
+    heartbeats: int = 0                 # calls that keep a lease
 
 
+@stored("traffic", "rates of the queues", "an hour", "the process that stores newer rows of the tenant",
+        key="minute process", copied=False, left_alone="counts")
 class Traffic(Struct, frozen=True):
     """What one process has done in each queue in one minute; kept for an hour."""
 
-    minute: str                         # of Unix time, written so that it sorts
-    process: str                        # a name by chance: after a restart it is another one
-    counts: str                         # JSON: by lane, leases granted, tasks ended, attempts failed, leases expired
+    minute: IdText                      # of Unix time, written so that it sorts
+    process: IdText                     # a name by chance: after a restart it is another one
+    counts: Plain[Json]                 # JSON: by lane, leases granted, tasks ended, attempts failed, leases expired
 
 
+@stored("pauses", "what is paused, by whom and why", "until the pause ends", "whoever pauses or resumes next",
+        single=True)
 class Pauses(Struct, frozen=True):
     """What an admin has paused in a tenant; loaded with every claim, so it is one row."""
 
-    listed: str                         # JSON, an array of Pause
+    listed: Content[Json]               # JSON, an array of Pause
 
 
+@stored("bulks", "what was done to many tasks at once", "`bulk_retention_days` after its end", SOMETIMES, rowid=True)
 class Bulk(Struct, frozen=True):
     """One thing that is done to many tasks, and how far it is."""
 
-    bulk_id: str
-    action: str
-    asked: str                          # the request for its preview, as JSON
-    by_kind: str
-    by_id: str
+    bulk_id: IdText                     # one confirmation, one bulk
+    action: Plain[str]                  # cancel, release, prioritize, rerun
+    asked: Content[Json]                # the request for its preview, as JSON
+    by_kind: Actor[str]                 # the principal that does it
+    by_id: Actor[str]                   # its id
     matches: int                        # tasks that the preview has counted
     at_least: bool                      # whether there may be more
-    begun_at: float
-    updated_at: float
-    position: str                       # the last task that was looked at; newest first
-    done: int = 0
+    begun_at: float                     # when
+    updated_at: float                   # when it last went on
+    position: IdText                    # the last task that was looked at; newest first
+    done: int = 0                       # tasks
     skipped: int = 0                    # tasks that had changed in between
-    refused: int = 0
-    problem: str | None = None          # why the last one was refused
-    ended_at: float | None = None
+    refused: int = 0                    # tasks that the rules refused
+    problem: Content[str | None] = None  # why the last one was refused
+    ended_at: float | None = None       # when it was complete
 
 
+@stored("audit", "who did what with which credential", "`security.audit_logging.retention_days`, 90 at least",
+        "upkeep, hourly; a new line of the chain has number and hash of the last one that went", record=False,
+        erasable="body")
 class Audit(Struct, frozen=True):
     """One line of a tenant's audit log, chained to the one before by its hash (spec 21.7.4)."""
 
-    audit_id: str                       # the number, written so that it sorts
+    audit_id: IdText                    # the number, written so that it sorts
     number: int                         # 1, 2, 3, … in each tenant
-    at: float
-    event: str
-    severity: str
-    body: str                           # canonical JSON: who, from where, why
-    hash: str                           # over all fields and the hash of the previous line
+    at: float                           # when it happened
+    event: Plain[str]                   # what happened
+    severity: Plain[str]                # info warning critical
+    body: Content[Json]                 # canonical JSON: who, from where, why
+    hash: Plain[str]                    # over all fields and the hash of the previous line
 
 
+@stored("audit_heads", "where the audit log ends", OF_TENANT, "nobody: it proves where the log ends", single=True,
+        left_alone="a number and a hash")
 class AuditHead(Struct, frozen=True):
     """Where a tenant's audit log ends."""
 
-    number: int
-    hash: str
+    number: int                         # of the last line
+    hash: Plain[str]                    # of the last line
 
 
+@stored("seals", "proof that no receipt was rewritten", OF_TENANT, "nobody: each one covers the one before",
+        append_only=True, protected=True, left_alone="digests", rowid=True)
 class Seal(Struct, frozen=True):
     """A hash over some receipts of a tenant, chained to the previous seal.
 
     It covers the receipts after those of the previous seal, up to `last_id`; or only those in `late`, if it has any.
     """
 
-    seal_id: str                        # the number, written so that it sorts
+    seal_id: IdText                     # the number, written so that it sorts
     number: int                         # 1, 2, 3, … in each tenant
-    last_id: str                        # the last receipt that is covered
-    count: int
-    digest: str                         # SHA-256 over the digests of its receipts, in the order of their ids
-    marks: str                          # the first bytes of each digest, base64: they show which receipt was changed
-    late: str                           # JSON array of receipts written after younger ones were sealed, or ""
-    sealed_at: float
-    hash: str                           # over all fields and the hash of the previous seal
+    last_id: IdText                     # the last receipt that is covered
+    count: int                          # number of receipts
+    digest: Plain[str]                  # SHA-256 over the digests of its receipts, in the order of their ids
+    marks: Plain[str]                   # the first bytes of each digest, base64: they show which receipt was changed
+    late: Plain[Json]                   # JSON array of receipts written after younger ones were sealed, or ""
+    sealed_at: float                    # when
+    hash: Plain[str]                    # over all fields and the hash of the previous seal
 
 
+@stored("seal_heads", "where the seals end", OF_TENANT, "nobody: the next seal begins there", single=True,
+        left_alone="a number and a hash")
 class SealHead(Struct, frozen=True):
     """Where a tenant's seals end."""
 
-    number: int = 0
-    last_id: str = ""
-    hash: str = ""
+    number: int = 0                     # of the last seal
+    last_id: Plain[str] = ""            # of the last seal
+    hash: Plain[str] = ""               # of the last seal
     imports: int = 0                    # how often receipts that may be older than others were imported or restored
 
 
+@stored("archived", "where an archived receipt is", OF_ARCHIVE,
+        "whoever restores the receipt; else nobody: it is found by this row", append_only=True, protected=True,
+        left_alone="points to a receipt that is brought back before, and names nobody",
+        indexes=("archived_task (tenant_id, task_id, receipt_id)",))
 class Archived(Struct, frozen=True):
     """Where an archived receipt is (H.11); a receipt is in its table or has this pointer, never both."""
 
-    receipt_id: str
-    task_id: str
-    receipt_type: str
-    segment: str                        # the file, within the archive's folder
+    receipt_id: IdText                  # the archived receipt
+    task_id: IdText                     # of that receipt
+    receipt_type: Plain[str]            # of that receipt
+    segment: Plain[str]                 # the file, within the archive's folder
     line: int                           # in the segment, from 1
-    digest: str                         # of every byte of the receipt, so that seals still hold
-    chain: str                          # the oldest receipt of all that moved together
-    tasks: str                          # JSON array: the tasks of all that moved together
+    digest: Plain[str]                  # of every byte of the receipt, so that seals still hold
+    chain: Plain[str]                   # the oldest receipt of all that moved together
+    tasks: Plain[Json]                  # JSON array: the tasks of all that moved together
 
 
+@stored("erasures", "the evidence of erasures", OF_TENANT, "nobody: they are evidence", protected=True,
+        left_alone="the evidence of the erasure; the principal's name and the key go at its end")
 class Erasure(Struct, frozen=True):
     """An erasure of what is kept of a principal or of a whole tenant: how far it is, and at the end its proof."""
 
-    erasure_id: str
-    of_tenant: str                      # whose data; in the operator's tenant it may be another one
-    principal_kind: str                 # whose data; empty: of the whole tenant
-    principal_id: str                   # the same; at the end its pseudonym
-    names: str                          # JSON array: what else names the principal; empty at the end
-    key: str                            # that makes the pseudonyms, in hex; empty at the end
-    step: str                           # what is done now
-    segments: str                       # JSON array: files of the archive to delete
-    counts: str                         # JSON: by table, how many rows were changed and deleted
-    begun_at: float
+    erasure_id: IdText                  # UUIDv7
+    of_tenant: Plain[str]               # whose data; in the operator's tenant it may be another one
+    principal_kind: Actor[str]          # whose data; empty: of the whole tenant
+    principal_id: Actor[str]            # the same; at the end its pseudonym
+    names: Actor[str]                   # JSON array: what else names the principal; empty at the end
+    key: Proof[str]                     # that makes the pseudonyms, in hex; empty at the end
+    step: Plain[str]                    # what is done now
+    segments: Plain[str]                # JSON array: files of the archive to delete
+    counts: Plain[str]                  # JSON: by table, how many rows were changed and deleted
+    begun_at: float                     # when
     ended_at: float | None = None       # when its key was destroyed
-    digest: str = ""                    # SHA-256 over the rows that were changed and whose digests others have
-    proof: str | None = None            # a signature over all of that (JWS), if the gate has a key that signs
+    digest: Plain[str] = ""             # SHA-256 over the rows that were changed and whose digests others have
+    proof: Plain[str | None] = None     # a signature over all of that (JWS), if the gate has a key that signs
 
     def __repr__(self) -> str:
         return f"<Erasure {self.erasure_id}>"   # the key stays out of logs and tracebacks
 
 
+@stored("erased", "which rows an erasure has changed", OF_TENANT, "nobody: erased rows are verified by it",
+        key="source row_id", append_only=True, protected=True, left_alone="the evidence of the erasure: digests alone")
 class Erased(Struct, frozen=True):
     """A row whose content an erasure has taken away, with the digest that seals or the audit log's chain have of it."""
 
-    source: str                         # receipts, audit or ledger
-    row_id: str                         # the receipt, the line or the arrival
-    erasure_id: str                     # the first one that has changed it
-    before: str
-    kept: str                           # SHA-256 over the fields that no erasure changes
+    source: IdText                      # receipts, audit or ledger
+    row_id: IdText                      # the receipt, the line or the arrival
+    erasure_id: IdText                  # the first one that has changed it
+    before: Plain[str]                  # the digest that seals, or the chain of the audit log, have of it
+    kept: Plain[str]                    # SHA-256 over the fields that no erasure changes
 
 
-# What is loaded and saved by its key alone, and in which table: a batch may keep such a record or drop it.
-RECORDS: dict[type[Struct], str] = {
-    Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
-    Usage: "usage", Outgoing: "outbox", Entry: "ledger", LedgerMark: "ledger_marks", Seal: "seals",
-    SealHead: "seal_heads", Archived: "archived", Traffic: "traffic", Pauses: "pauses",
-    Meter: "meters", UsageHead: "usage_heads", UsageEvent: "usage_events",
-    Bulk: "bulks", OAuthClient: "oauth_clients", User: "oauth_users", Consent: "oauth_consents", Grant: "oauth_grants",
-    SignInLink: "oauth_links", Revocation: "revocations", RevocationHead: "revocation_heads",
-    Webhook: "webhooks", WebhookHead: "webhook_heads", WebhookDelivery: "webhook_deliveries",
-    Erasure: "erasures", Erased: "erased"}
-
-# Every table of rows.
-TABLES: dict[type[Struct], str] = {
-    Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Event: "events",
-    Obligation: "obligations", Audit: "audit", **RECORDS}
-
-# Of these a row is never kept a second time.
-APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived, Revocation, Erased, UsageEvent})
-
-# What an erasure may change of rows that never change otherwise, or of those that only their own steps change: which
-# fields, and by which key the row is found.
-ERASABLE: dict[type[Struct], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    Receipt: (("receipt_key", "from_id", "to_id", "schedule_id", "hash", "body", "salt"), ("receipt_id",)),
-    Event: (("payload",), ("task_id", "event_id")), Audit: (("body",), ("audit_id",)),
-    Entry: (("receipt_id", "from_id", "to_id", "stated_id", "digest", "content"), ("arrival",)),
-    Task: (("lost_to",), ("task_id",)),
-    Lease: (("worker_id", "worker_instance", "claim_id", "resumed_by"), ("task_id",))}
-
-# What the primary key of a table has behind the tenant, where that is more than the first field.
-EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
-    Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id"),
-    Traffic: ("minute", "process"), Meter: ("period", "slot"), Consent: ("user_id", "client_id"),
-    WebhookDelivery: ("webhook_id", "delivery_id"), Erased: ("source", "row_id"),
-    Account: (), AuditHead: (), Usage: (), UsageHead: (), SealHead: (), Pauses: (), RevocationHead: (), WebhookHead: ()}
+# A module with further kinds stands here, too.
+KIND_MODULES = [__name__, stored_oauth.__name__, stored_webhooks.__name__]
+TABLES: dict[type[Struct], str] = {kind: card.table for kind, card in sorted(
+    CARDS.items(), key=lambda dealt: KIND_MODULES.index(dealt[0].__module__))}
+RECORDS = {kind: table for kind, table in TABLES.items() if CARDS[kind].record}
+LIFETIMES = {**{table: CARDS[kind].lifetime for kind, table in TABLES.items()}, **OTHER_TABLES}
 
 
 def export_order(table: type[Struct]) -> tuple[str, ...]:
     """Return the fields in whose order a table is exported."""
-    return EXPORT_ORDER.get(table, table.__struct_fields__[:1])
+    return CARDS[table].key
 
 
 def key_of(row: Struct) -> tuple[str, ...]:

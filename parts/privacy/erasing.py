@@ -25,13 +25,13 @@ from asyncgate.parts.identity.audit import add_line, visit
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
+from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.counted import measure_text
 from asyncgate.parts.model.erased import digest_of_kept, digest_of_list, place_of_row
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import LeaseFilter, ObligationFilter, TaskFilter
 from asyncgate.parts.model.stored import (
-    ERASABLE,
     RECORDS,
     TABLES,
     TERMINAL,
@@ -364,7 +364,7 @@ class Eraser:
             work.drop_record(type(row), *key_of(row))
             work.count_usage(terminal=-isinstance(row, Task))
             return "deleted"
-        if type(row) not in ERASABLE:
+        if not CARDS[type(row)].erasable:
             work.keep_record(after)
             return "changed"
         if isinstance(row, Receipt | Audit | Entry):

@@ -1,10 +1,10 @@
 """export_tenant and export_principal: everything that the gate stores about somebody, page by page (spec 21.12.1).
 
-The kinds of rows and their fields come from parts/model/personal.py, so nothing is left out that is not declared as a
-proof of identity.  A page is read in the order of the table's key, in small parts, and no page holds a transaction
-open: each row is as it was when its page was read, and whatever was stored when the export began, and not changed or
-deleted meanwhile, is in it.  Receipts are read before the archive, so one that moves there meanwhile is not missed.
-One that comes back may stand behind the cursor: then both are read again, until none came back meanwhile.
+The kinds of rows and their fields come from the cards of parts/model/cards.py, so nothing is left out that is not
+declared as a proof of identity.  A page is read in the order of the table's key, in small parts, and no page holds a
+transaction open: each row is as it was when its page was read, and whatever was stored when the export began, and not
+changed or deleted meanwhile, is in it.  Receipts are read before the archive, so one that moves there meanwhile is not
+missed.  One that comes back may stand behind the cursor: then both are read again, until none came back meanwhile.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from msgspec import Raw, Struct
 from asyncgate import Caller, Engine, Operation, Work, forbid
 from asyncgate.parts.identity.admin import audit_change, change_record, target_tenant
 from asyncgate.parts.identity.notices import read_rows
+from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import InvalidCursor, InvalidRequest, TenantNotFound
 from asyncgate.parts.model.naming import make_filter
-from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import TABLES, Archived, AuditHead, Erasure, Receipt, export_key
 from asyncgate.parts.model.views import to_utc
@@ -116,7 +116,7 @@ async def export_page(caller: Caller, ask: ExportAsk, subject: Subject) -> Expor
         raise InvalidCursor("data was erased since this export began, and what it has read before may hold it; throw "
                             "that away and begin a new export, without a cursor")
     return ExportPage(
-        subject.tenant_id, whom, at.kind, DECLARED[table].purpose, to_utc(at.begun_at), to_utc(read_at), not at.after,
+        subject.tenant_id, whom, at.kind, CARDS[table].purpose, to_utc(at.begun_at), to_utc(read_at), not at.after,
         found.looked_at, [Raw(line) for line in found.lines], list_proofs(table), kinds,
         following and engine.seal_cursor(caller, str(following), *mark))
 

@@ -1,6 +1,6 @@
 """How a stored row is exported: every field by its name, except those that prove who somebody is.
 
-What proves is declared in parts/model/personal.py, so a new field is exported unless it is declared as a proof.
+A new field is exported unless its type is a Proof (parts/model/cards.py).
 """
 
 from __future__ import annotations
@@ -13,39 +13,12 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import fields
 
+from asyncgate.parts.model.cards import Form, Says, list_columns, list_fields
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.personal import DECLARED
-from asyncgate.parts.model.stored import (
-    TABLES,
-    Account,
-    Archived,
-    Audit,
-    Bulk,
-    Entry,
-    Event,
-    Key,
-    Outgoing,
-    Pauses,
-    Presence,
-    Progress,
-    Receipt,
-    Seal,
-    Task,
-    Traffic,
-    export_order,
-)
-from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, SignInLink, User
-from asyncgate.parts.model.stored_webhooks import Webhook
+from asyncgate.parts.model.stored import TABLES, export_order
 from asyncgate.parts.model.views import to_utc
 
-TABLE_OF_KIND: dict[str, type[Struct]] = {TABLES[table]: table for table in DECLARED}
-# Fields that hold JSON as text: they are exported as JSON.  A field that is missing here is exported as a text.
-NESTED: dict[type[Struct], str] = {
-    Task: "payload requirements terms lost_to outcome artifacts handed", Progress: "progress", Receipt: "body",
-    Event: "payload", Presence: "claims", Key: "scopes capabilities task_types places", Account: "budgets",
-    Audit: "body", Traffic: "counts", Pauses: "listed", Bulk: "asked", Outgoing: "content", Entry: "content",
-    Seal: "late", Archived: "tasks", OAuthClient: "redirect_uris scopes document", User: "scopes", Consent: "scopes",
-    Grant: "scopes", SignInLink: "scopes", Webhook: "types principals"}
+TABLE_OF_KIND: dict[str, type[Struct]] = {table: kind for kind, table in TABLES.items()}
 
 TIMES = frozenset({"at", "until", "since", "before"})   # the last words of the names of times
 
@@ -54,7 +27,7 @@ require_json = msgspec.json.Decoder(Raw).decode
 
 def list_proofs(table: type[Struct]) -> list[str]:
     """Return the fields of a table that are never exported."""
-    return DECLARED[table].proof.split()
+    return list_fields(table, Says.PROOF)
 
 
 def has_open_keys(table: type[Struct]) -> bool:
@@ -76,7 +49,8 @@ def show_row(row: Struct) -> dict[str, Any]:
 @cache
 def plan_fields(table: type[Struct]) -> list[tuple[str, Callable[[Any], Any]]]:
     """Return the exported fields of a table, and how each is shown."""
-    proofs, nested = list_proofs(table), NESTED.get(table, "").split()
+    proofs = list_proofs(table)
+    nested = [column.name for column in list_columns(table) if column.form is Form.JSON]
     return [(field.name, choose_form(field.name, field.type, nested)) for field in fields(table)
             if field.name not in proofs]
 

@@ -1,8 +1,8 @@
 """What an erasure does to each kind of row: it stays as it is, it goes, or another one takes its place.
 
 The rules are pure, and say the same of a row whose turn has come already: so an erasure that was interrupted begins its
-step again, and one that is repeated changes nothing.  `ERASE_RULES` and `LEFT_ALONE` have every kind of row, and
-`tests/privacy` plants a mark in every field that `DECLARED` calls personal.
+step again, and one that is repeated changes nothing.  Every kind of row has its rule in `ERASE_RULES`, or
+its card says why it is left alone; `tests/privacy` plants a mark in every field that a card calls personal.
 """
 
 from __future__ import annotations
@@ -14,45 +14,30 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncgate.parts.model.cards import CARDS, OF_TASK
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.erased import PSEUDONYM, SALT, read_note, write_note
 from asyncgate.parts.model.pausing import decode_pauses, encode_pauses
 from asyncgate.parts.model.stored import (
     Account,
-    Archived,
     Audit,
-    AuditHead,
     Bulk,
     Entry,
-    Erased,
-    Erasure,
     Event,
     Key,
     Lease,
-    LedgerMark,
-    Meter,
-    Obligation,
     Outgoing,
     Pauses,
     Presence,
-    Progress,
     Receipt,
     Schedule,
-    Seal,
-    SealHead,
     Task,
-    Traffic,
-    Usage,
-    UsageEvent,
-    UsageHead,
     read_details,
 )
 from asyncgate.parts.model.stored_oauth import (
     Consent,
     Grant,
     OAuthClient,
-    Revocation,
-    RevocationHead,
     SignInLink,
     User,
 )
@@ -347,21 +332,10 @@ ERASE_RULES: dict[type[Struct], EraseRule] = {
     Account: erase_account, Presence: erase_presence, User: erase_user, Consent: erase_consent, Grant: erase_grant,
     SignInLink: erase_link, OAuthClient: erase_client, Audit: erase_line}
 
-# Kinds that no rule changes, and why.
-LEFT_ALONE: dict[type[Struct], str] = {
-    Progress: "goes with its task; of another principal's task it is that principal's",
-    Obligation: "closed before, with a receipt",
-    Archived: "points to a receipt that is brought back before, and names nobody",
-    Revocation: "refuses access tokens until they have expired, and goes then",
-    Erasure: "the evidence of the erasure; the principal's name and the key go at its end",
-    Erased: "the evidence of the erasure: digests alone",
-    AuditHead: "a number and a hash", Usage: "counts", Traffic: "counts", LedgerMark: "how far a ledger was read",
-    Meter: "numbers", UsageHead: "numbers", UsageEvent: "numbers, which bills rest on",
-    Seal: "digests", SealHead: "a number and a hash", RevocationHead: "a number"}
 # Kinds whose rows go with their tasks, so that nothing else is done to those of the tasks that go.
-WITH_TASK: tuple[type[Struct], ...] = (Lease, Event, Progress)
+WITH_TASK = tuple(kind for kind, card in CARDS.items() if card.lifetime.how_long == OF_TASK)
 # Which of the rows are not the tenant's own but stand in the operator's tenant.
-OF_OPERATOR: tuple[type[Struct], ...] = (User, Consent, Grant, SignInLink, OAuthClient)
+OF_OPERATOR = tuple(kind for kind in ERASE_RULES if CARDS[kind].of_operator)
 
 
 def judge(whom: Whom, row: Any, owned: set[str]) -> Struct | None:

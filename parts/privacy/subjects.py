@@ -14,8 +14,8 @@ from msgspec import Struct
 from asyncgate import Engine
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.revocations import name_principal
+from asyncgate.parts.model.cards import CARDS, Says, is_personal, list_fields
 from asyncgate.parts.model.content import decode_json
-from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import (
     Account,
@@ -35,24 +35,15 @@ from asyncgate.parts.model.stored_oauth import (
     Grant,
     OAuthClient,
     Revocation,
-    RevocationHead,
-    SignInLink,
     User,
 )
 from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.wire import Principal
 
-# These stand in the default tenant, whichever tenant they are for.
-OF_SIGN_IN: frozenset[type[Struct]] = frozenset({
-    OAuthClient, User, Consent, Grant, SignInLink, Revocation, RevocationHead})
 # Fields that hold an id alone, and members of an audit line that do.
 BARE_FIELDS = {"principal_ai", "lost_to", "principals"}
 LISTS = {"lost_to", "principals"}       # several ids, as JSON
 BARE_MEMBERS = {"link_for", "worker", "worker_id"}
-# Fields that are declared to name persons and name no principal.
-NAMELESS: dict[type[Struct], str] = {
-    Lease: "claim_id", Receipt: "receipt_key", Account: "name", Key: "name", OAuthClient: "name",
-    User: "user_id issuer subject email name accepted_as", Consent: "user_id", Grant: "user_id", Revocation: "subject"}
 # Members of an audit line that are ids, and the rows that these belong to.
 REFERENCES: dict[str, type[Struct]] = {
     "key_id": Key, "issued": Key, "rotated": Key, "rotated_to": Key, "revoked": Key, "about_key": Key,
@@ -64,7 +55,7 @@ REVOKED: dict[str, type[Struct]] = {"session": Grant, "client": OAuthClient, "us
 
 def may_name(table: type[Struct]) -> bool:
     """Whether rows of a table may be about a principal; those about the tenant as a whole are not."""
-    return table is Archived or (table is not Account and DECLARED[table].is_personal)
+    return table is Archived or (table is not Account and is_personal(table))
 
 
 class Subject:
@@ -78,7 +69,7 @@ class Subject:
 
     def home_of(self, table: type[Struct]) -> str:
         """Return the tenant in which rows of a table stand."""
-        return self.directory.tenant_id if table in OF_SIGN_IN else self.tenant_id
+        return self.directory.tenant_id if CARDS[table].of_operator else self.tenant_id
 
     def shares(self, table: type[Struct]) -> bool:
         """Whether rows of other tenants stand in the same table, in the operator's tenant."""
@@ -86,7 +77,7 @@ class Subject:
 
     async def has(self, row: Struct, receipt: Receipt | None = None) -> bool:
         """Whether a row, perhaps with its archived receipt, is about this tenant and this principal."""
-        if type(row) in OF_SIGN_IN and await self._tenant_of(row) != self.tenant_id:
+        if CARDS[type(row)].of_operator and await self._tenant_of(row) != self.tenant_id:
             return False
         return self.whom is None or await self._names(row, receipt, self.whom)
 
@@ -210,12 +201,11 @@ def is_name(field: str, value: str | None, whom: Principal) -> bool:
 @cache
 def list_names(table: type[Struct]) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the fields of a table that name a principal: the pairs of kind and id, and the single ones."""
-    named = DECLARED[table].person.split()
-    nameless = NAMELESS.get(table, "").split()
+    named = list_fields(table, Says.PRINCIPAL)
     pairs = [(name, id) for name in named
              if name.endswith("kind") and (id := f"{name.removesuffix('kind')}id") in named]
     paired = {name for pair in pairs for name in pair}
-    return pairs, [name for name in named if name not in paired and name not in nameless]
+    return pairs, [name for name in named if name not in paired]
 
 
 def mentions(said: Any, whom: Principal) -> bool:

@@ -29,11 +29,11 @@ from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_erasures import read_all
 from asyncgate.conformance.verify_ledger import verify_ledger
 from asyncgate.parts.identity.oauth.signing import generate_pem, read_signing_keys
+from asyncgate.parts.model.cards import CARDS, PERSONAL, list_fields
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.database import Around, FileBackend
 from asyncgate.parts.model.erased import place_of_row, write_note
 from asyncgate.parts.model.errors import DatabaseUnavailable
-from asyncgate.parts.model.personal import DECLARED
 from asyncgate.parts.model.settings import Jwt, SecuritySettings
 from asyncgate.parts.model.stored import Archived, Audit, Entry, Erased, Erasure, Event
 from asyncgate.parts.receipts import archive
@@ -125,10 +125,9 @@ WITHOUT_MARK = {
 async def unmarked_fields(gate: Gate) -> set[str]:
     """Return the personal fields that have no mark in any row, but for kinds of principals."""
     found = set[str]()
-    for kind, said in DECLARED.items():
-        names = f"{said.person} {said.content} {said.place} {said.proof}".split()
+    for kind in CARDS:
         texts = [asdict(row) for row in await read_all(gate.backend, HOME, kind)]
-        found |= {f"{kind.__name__}.{name}" for name in names if not name.endswith("kind")
+        found |= {f"{kind.__name__}.{name}" for name in list_fields(kind, *PERSONAL) if not name.endswith("kind")
                   and not any(MARKED.search(str(row[name]).encode()) for row in texts)}
     return found
 

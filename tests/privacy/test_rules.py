@@ -1,4 +1,4 @@
-"""No personal field is forgotten: a mark in each field that DECLARED calls personal is gone, or is said to stay."""
+"""No personal field is forgotten: a mark in each field that a card calls personal is gone, or is said to stay."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from msgspec import Struct
 from msgspec.structs import asdict, fields, replace
 
 from asyncgate.parts.identity.audit import add_salt
-from asyncgate.parts.model.personal import DECLARED
+from asyncgate.parts.model.cards import CARDS, PERSONAL, is_personal, list_fields
 from asyncgate.parts.model.stored import Account, Audit, Bulk, Event, Key, Outgoing, Pauses, Receipt, Schedule, Task
 from asyncgate.parts.model.stored_oauth import OAuthClient
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Principal
-from asyncgate.parts.privacy.rules import ERASE_RULES, LEFT_ALONE, WITH_TASK, judge
+from asyncgate.parts.privacy.rules import ERASE_RULES, WITH_TASK, judge
 from asyncgate.parts.privacy.whom import Whom
 from tests.support.each import each
 
 TENANT, MARK = "00000000-0000-4000-8000-000000000007", "zq-marked"
 ADA = Principal("agent", MARK)
 KEY = b"k" * 32
-PERSONAL = [kind for kind, said in DECLARED.items() if said.is_personal]
+ABOUT_PERSONS = [kind for kind in CARDS if is_personal(kind)]
 # Fields that hold JSON, or the text "kind id": a mark alone is not what they hold.
 FORMS: dict[type[Struct], dict[str, str]] = {
     Task: {"lost_to": f'["{MARK}"]'}, Event: {"payload": f'{{"worker_id":"{MARK}"}}'},
@@ -45,8 +45,7 @@ def whom(principal: Principal | None) -> Whom:
 
 def row_of(kind: type[Struct]) -> Any:
     """Make a row about ada with the mark in all personal fields."""
-    said, hints = DECLARED[kind], get_type_hints(kind)
-    marked = {*said.person.split(), *said.content.split(), *said.place.split(), *said.proof.split()}
+    marked, hints = list_fields(kind, *PERSONAL), get_type_hints(kind)
     given: dict[str, Any] = {}
     for field in fields(kind):
         hint, name = hints[field.name], field.name
@@ -68,12 +67,13 @@ def plain(hint: Any) -> Any:
     return origin.get(hint, () if "tuple" in str(hint) else (get_args(hint) or ("x",))[0])
 
 
-@each("kind", DECLARED)
+@each("kind", CARDS)
 def test_every_kind_of_row_has_a_rule_or_a_reason_to_stay(kind: type[Struct]) -> None:
-    assert (kind in ERASE_RULES) != (kind in LEFT_ALONE), f"say in parts/privacy/rules.py what is done to {kind}"
+    assert (kind in ERASE_RULES) != bool(CARDS[kind].left_alone), (
+        f"say in parts/privacy/rules.py what is done to {kind}, or on its card why nothing is")
 
 
-@each("kind", [kind for kind in PERSONAL if kind in ERASE_RULES])
+@each("kind", [kind for kind in ABOUT_PERSONS if kind in ERASE_RULES])
 @pytest.mark.parametrize("scope", ["principal", "tenant"])
 def test_no_mark_is_left_in_a_row_of_whom_is_erased(kind: type[Struct], scope: str) -> None:
     if scope == "tenant" and kind in WITH_TASK:
