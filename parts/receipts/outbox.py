@@ -28,6 +28,7 @@ from asyncgate.parts.model.queries import OutboxFilter
 from asyncgate.parts.model.settings import CircuitBreaker
 from asyncgate.parts.model.stored import Lag, Outgoing
 from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Healthy, LedgerComparison, LedgerLag
+from asyncgate.parts.process.rounds import Rounds, store_meanwhile
 from asyncgate.parts.receipts.adoption import JOB, Adopter, write_anomaly
 from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading
@@ -248,9 +249,7 @@ class Sender(Extension):
         ours = engine.settings.ledger
         self.retry, self.breaker = ours.emission_retry, Breaker(ours.circuit_breaker)
         self.wires = Wires(pace_of(engine.settings))
-        self.drains: dict[str, asyncio.Task[None]] = {}
-        self.called: set[str] = set()                           # tenants called again while they were drained
-        self.timers: dict[str, asyncio.TimerHandle] = {}
+        self.rounds: dict[str, Rounds] = {}                     # by tenant
         self.later: dict[tuple[str, str], float] = {}           # receipts, and the time of their next retry
         self.overflown: set[str] = set()
         self.answers = {"stored": 0, "refused": 0, "unanswered": 0}     # of the ledger, by receipts
@@ -270,16 +269,10 @@ class Sender(Extension):
         """Wait a moment for answers to sent receipts; the next process sends the others."""
         self.closed = True
         self.engine.withdraw(self)
-        for timer in self.timers.values():
-            timer.cancel()
         if self.polling is not None:
             self.polling.cancel()
-        under_way = [*self.drains.values(), *([self.polling] if self.polling else [])]
-        if under_way:
-            await asyncio.wait(under_way, timeout=STOP_SECONDS)
-        for drain in under_way:
-            drain.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+            await asyncio.gather(self.polling, return_exceptions=True)
+        await asyncio.gather(*(rounds.close(STOP_SECONDS) for rounds in self.rounds.values()))
 
     # When to send.
 
@@ -295,23 +288,10 @@ class Sender(Extension):
 
     def call(self, tenant_id: str) -> None:
         """Start sending a tenant's receipts, or note that its outbox must be read again."""
-        if tenant_id in self.drains:
-            self.called.add(tenant_id)
-        elif not self.closed and self._time() >= self.following_until:
-            self.drains[tenant_id] = drain = asyncio.create_task(self._drain(tenant_id))
-            drain.add_done_callback(partial(self._drained, tenant_id))
-
-    def _drained(self, tenant_id: str, drain: asyncio.Task[None]) -> None:
-        del self.drains[tenant_id]
-        if tenant_id in self.called:
-            self.called.discard(tenant_id)
-            self.call(tenant_id)
-
-    def _call_later(self, tenant_id: str, seconds: float) -> None:
-        if timer := self.timers.pop(tenant_id, None):
-            timer.cancel()
-        if not self.closed:
-            self.timers[tenant_id] = asyncio.get_running_loop().call_later(seconds, self.call, tenant_id)
+        if not self.closed and self._time() >= self.following_until:
+            if tenant_id not in self.rounds:
+                self.rounds[tenant_id] = Rounds(partial(self._drain, tenant_id))
+            self.rounds[tenant_id].call()
 
     async def _poll(self) -> None:
         """Poll for receipts that a dead process left or that another process wrote."""
@@ -347,25 +327,22 @@ class Sender(Extension):
                     break
                 left = len(rows) - gone
             if stuck:
-                self._call_later(tenant_id, max(min(stuck.values()), 0.01))
+                self.rounds[tenant_id].call_later(max(min(stuck.values()), 0.01))
             await self._warn_of_backlog(tenant_id, bool(stuck))
         except Exception:
             log.exception("receipts of tenant %s are not sent now: the outbox cannot be read or written", tenant_id)
-            self._call_later(tenant_id, self.engine.settings.database.poll_seconds)
+            self.rounds[tenant_id].call_later(self.engine.settings.database.poll_seconds)
 
     async def _send_and_settle(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float]) -> int:
-        """Send a page, and store the results every second: a slow ledger may need minutes for a page."""
+        """Send a page, and store the results every second; return how many receipts have left the outbox."""
         outcome, gone = Outcome(), 0
-        sending = asyncio.create_task(self._send_page(tenant_id, rows, stuck, outcome))
-        try:
-            while not sending.done():
-                await asyncio.wait([sending], timeout=SETTLE_SECONDS)
-                part = outcome.take()
-                await self._settle(tenant_id, part)
-                gone += len(part.sent) + len(part.parked)
-            await sending
-        finally:
-            sending.cancel()
+
+        async def settle_part() -> None:
+            nonlocal gone
+            part = outcome.take()
+            await self._settle(tenant_id, part)
+            gone += len(part.sent) + len(part.parked)
+        await store_meanwhile(self._send_page(tenant_id, rows, stuck, outcome), settle_part, SETTLE_SECONDS)
         stuck |= outcome.stuck
         return gone
 
@@ -418,8 +395,9 @@ class Sender(Extension):
         """Tell the circuit breaker that the ledger answers; if that closes it, send everything that waits."""
         if self.breaker.note_answer():
             log.info("the ledger answers again")
-            for waiting in tuple(self.timers):
-                self._call_later(waiting, 0.0)
+            for rounds in self.rounds.values():
+                if rounds.timer is not None:
+                    rounds.call_later(0.0)
 
     async def _send_chain(self, tenant_id: str, key: str, rows: list[Outgoing], outcome: Outcome) -> None:
         """Send the receipts of one task, until one of them must wait."""

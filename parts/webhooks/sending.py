@@ -22,6 +22,7 @@ from asyncgate.parts.model.queries import DeliveryFilter
 from asyncgate.parts.model.stored import Account
 from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.model.wire import Ask, Principal
+from asyncgate.parts.process.rounds import Rounds, store_meanwhile
 from asyncgate.parts.webhooks.events import secrets_of, sign
 from asyncgate.parts.webhooks.post import STATUS_GONE, Attempt, Post
 from asyncgate.parts.webhooks.sources import Happened, find_event, read_behind
@@ -81,10 +82,11 @@ class Places:
         self.of_tenant: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOST_OF_TENANT))
 
 
-class Courier:
+class Courier(Rounds):
     """Delivers the events of one endpoint, one page of receipts after another."""
 
     def __init__(self, engine: Engine, post: Post, places: Places, tenant_id: str, webhook: Webhook) -> None:
+        super().__init__(self._deliver, LOOK_REST_SECONDS)
         self.engine, self.post, self.tenant_id, self.webhook = engine, post, tenant_id, webhook
         self.ours, self.all_places = engine.settings.webhooks, places
         self.places = asyncio.Semaphore(self.ours.parallel)
@@ -97,51 +99,22 @@ class Courier:
         self.failing_since, self.reason = webhook.failing_since, webhook.reason
         self.failures = 0 if webhook.failing_since is None else MOST_FAILURES       # in a row
         self.outcome = Results()
-        self.running: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.called = self.closed = False
         self.eager = False          # whether to try again now all that waits
 
     # When it runs.
-
-    def call(self) -> None:
-        """Run now, or once more after this run."""
-        self.called = True
-        if self.running is None and not self.closed:
-            self.running = asyncio.create_task(self._run())
 
     def hear(self, tenant_id: str) -> None:
         """Run now, because a tenant has new events."""
         self.call()
 
-    def _call_later(self, seconds: float) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-        if not self.closed:
-            self.timer = asyncio.get_running_loop().call_later(seconds, self.call)
-
-    async def close(self, seconds: float) -> None:
-        """Wait a moment for answers and store what became of them; the next process goes on."""
-        self.closed = True
-        if self.timer is not None:
-            self.timer.cancel()
-        if (running := self.running) is not None:
-            await asyncio.wait([running], timeout=seconds)
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    async def _run(self) -> None:
+    async def _deliver(self) -> None:
         try:
-            while self.called and not self.closed:
-                self.called = False
-                await self._deliver_page()
-                await asyncio.sleep(LOOK_REST_SECONDS)
+            await self._deliver_page()
         except Exception:
             log.exception("events of tenant %s are not delivered now: the database does not answer", self.tenant_id)
             self._begin_at(self.stored)     # what is not stored is delivered again
-            self._call_later(BROKEN_SECONDS)
-        finally:
-            self.running = None
+            self.called = False
+            self.call_later(BROKEN_SECONDS)
 
     # One page.
 
@@ -163,7 +136,7 @@ class Courier:
         left = {row.delivery_id: row for row in rows}
         await self._send_and_settle(rows[:1] if self.is_down else rows, left)
         if (pause := self._find_pause(left.values())) is not None:
-            self._call_later(pause)
+            self.call_later(pause)
 
     async def _find_endpoint(self) -> Webhook | None:
         """Return the endpoint; None if nothing is delivered to it now."""
@@ -231,19 +204,11 @@ class Courier:
     # Sending.
 
     async def _send_and_settle(self, rows: list[WebhookDelivery], left: dict[str, WebhookDelivery]) -> None:
-        """Deliver rows, those of one task in order; store the results every second, for a receiver may be slow."""
+        """Deliver rows, those of one task in order; store the results every second."""
         chains = defaultdict[str, list[WebhookDelivery]](list)
         for row in rows:
             chains[chain_of(row)].append(row)
-        sending = asyncio.create_task(self._send_chains(list(chains.values()), left))
-        try:
-            while not sending.done():
-                await asyncio.wait([sending], timeout=RESULTS_SECONDS)
-                await self._settle()
-            await sending
-            await self._settle()    # what ended while the rest was being stored: else it would be delivered again
-        finally:
-            sending.cancel()
+        await store_meanwhile(self._send_chains(list(chains.values()), left), self._settle, RESULTS_SECONDS)
 
     async def _send_chains(self, chains: list[list[WebhookDelivery]], left: dict[str, WebhookDelivery]) -> None:
         eager, self.eager = self.eager, False
