@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
+from asyncgate.parts.model import errors, queries
 from asyncgate.parts.model.database import (
     ArchivingBackend,
     Around,
@@ -31,34 +32,13 @@ from asyncgate.parts.model.database import (
     SharedBackend,
     TransactingBackend,
 )
-from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.queries import (
-    ANY_KIND,
-    ArchivedFilter,
-    DeliveryFilter,
-    EntryFilter,
-    EventFilter,
-    LeaseCount,
-    LeaseFilter,
-    ObligationFilter,
-    OutboxFilter,
-    OutboxOf,
-    Query,
-    QueueFilter,
-    ReceiptFilter,
-    Row,
-    Rows,
-    ScheduleFilter,
-    TaskFilter,
-    wanted_is,
-)
 
 if TYPE_CHECKING:
     from asyncgate import Needs, Work
+    from asyncgate.parts.model import stored
     from asyncgate.parts.model.findings import Finding
     from asyncgate.parts.model.ids import Ids
     from asyncgate.parts.model.settings import DatabaseSettings, Settings
-    from asyncgate.parts.model.stored import Depth, Key, Lag, Receipt
 
 __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend", "DeliveryFilter", "EntryFilter",
            "EventFilter", "FileBackend", "LastingBackend", "LeaseCount", "LeaseFilter", "ObligationFilter",
@@ -101,13 +81,13 @@ class Backend(Protocol):
         outcome may be unknown.
         """
 
-    async def task(self, tenant_id: str, task_id: str) -> Row | None:
+    async def task(self, tenant_id: str, task_id: str) -> queries.Row | None:
         """Return a task with its latest lease and progress."""
 
-    async def page(self, tenant_id: str, query: Query[T]) -> list[T]:
+    async def page(self, tenant_id: str, query: queries.Query[T]) -> list[T]:
         """Return a page of rows; the class of the query says which rows, and in which order."""
 
-    async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
+    async def receipt(self, tenant_id: str, receipt_id: str) -> stored.Receipt | None:
         """Return one receipt with its parents."""
 
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
@@ -122,10 +102,10 @@ class Backend(Protocol):
     async def webhook_tenants(self) -> list[str]:
         """Return the tenants that have endpoints for webhooks."""
 
-    async def lag(self, tenant_id: str) -> Lag:
+    async def lag(self, tenant_id: str) -> stored.Lag:
         """Return how many receipts wait for the ledger, how many are parked, and when the oldest waiting one came."""
 
-    async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
+    async def find_key(self, key_id: str) -> tuple[str, bool, stored.Key] | None:
         """Return an issued key's tenant, whether the tenant is suspended, and the key: the only read without a tenant.
 
         Must see every change committed before the call.  Raises DatabaseUnavailable if the database does not answer.
@@ -137,7 +117,7 @@ class Backend(Protocol):
         In a shared database, leave out the tasks of other instances that are alive.
         """
 
-    async def depths(self, now: float) -> list[Depth]:
+    async def depths(self, now: float) -> list[stored.Depth]:
         """Return what the queues of all tenants have by type, in time that does not depend on the number of tasks.
 
         Of delayed tasks whose time has come it looks at DUE_LOOKED_AT of a tenant, for the oldest one.
@@ -228,7 +208,7 @@ def migration_sql(url: str, after: int) -> str:
     """Return the SQL that `migrate` would run after schema number `after`, for operators who run it themselves."""
     if isinstance(module := _module(url), ScriptedModule):
         return module.migration_sql(after)
-    raise StartupError("this backend migrates its schema when it is opened; there is no SQL to run by hand")
+    raise errors.StartupError("this backend migrates its schema when it is opened; there is no SQL to run by hand")
 
 
 def look_into(settings: Settings, clock: Callable[[], float]) -> AsyncIterator[Finding]:
@@ -258,18 +238,20 @@ def _module(url: str) -> BackendModule:
     """Return the module of a backend: another package's by its entry point, or one of this package."""
     scheme = url.partition(":")[0].replace("postgresql", "postgres")
     if not re.fullmatch("[a-z][a-z0-9_]*", scheme):
-        raise StartupError(f"database.url must begin with a scheme such as sqlite:///gate.db, not {scheme!r}")
+        raise errors.StartupError(f"database.url must begin with a scheme such as sqlite:///gate.db, not {scheme!r}")
     for point in _registered().select(name=scheme):
         theirs: BackendModule = point.load()
         if not hasattr(theirs, "BACKEND"):
-            raise StartupError(f"{point.value} has no BACKEND; set it to the class of the object that open_backend "
-                               "returns")
+            raise errors.StartupError(
+                f"{point.value} has no BACKEND; set it to the class of the object that open_backend "
+                                      "returns")
         return theirs
     if scheme in BUILT_IN_BACKENDS:
         ours: BackendModule = import_module(f"asyncgate.backends.{scheme}")
         return ours
-    raise StartupError(f"there is no backend for {scheme}:; use sqlite:, postgresql: or memory:, or install a package "
-                       "with that backend (entry-point group asyncgate.backends)")
+    raise errors.StartupError(
+        f"there is no backend for {scheme}:; use sqlite:, postgresql: or memory:, or install a package "
+                              "with that backend (entry-point group asyncgate.backends)")
 
 
 @cache

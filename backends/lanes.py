@@ -11,10 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from asyncgate import MOST_PAGE_BYTES, matches
+from asyncgate.parts.model import stored, wire
 from asyncgate.parts.model.pausing import find_pauses
-from asyncgate.parts.model.stored import Pauses, Progress, Task
 from asyncgate.parts.model.views import measure_task
-from asyncgate.parts.model.wire import LeaseNext
 
 MOST_PROFILES, MOST_CACHED = 1024, 100_000      # cached profiles of claims, and lanes in all of them
 
@@ -29,7 +28,7 @@ class Portions:
     def __init__(self, claims: int) -> None:
         self.left, self.size = 2 * claims - 1, 0
 
-    def add(self, task: Task, progress: Progress | None) -> bool:
+    def add(self, task: stored.Task, progress: stored.Progress | None) -> bool:
         """Count a task that was read; return whether the tasks are enough now."""
         self.size += measure_task(task, None, progress)
         if self.size > MOST_PAGE_BYTES:
@@ -42,11 +41,12 @@ class Lanes:
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[str, frozenset[str]]] = {}
-        self.pauses: Pauses | None = None       # as the last batch with claims has loaded them
+        self.pauses: stored.Pauses | None = None       # as the last batch with claims has loaded them
         self.version = 0                # the sum of the lanes' ids: shows whether another process changed the table
         self._types: defaultdict[str, set[int]] = defaultdict(set)
         self._needing: defaultdict[str, set[int]] = defaultdict(set)    # by the first capability; "" if none
-        self._eligible: dict[Any, tuple[LeaseNext, set[int], set[int]]] = {}    # by profile: preferred lanes, others
+        # by profile: preferred lanes, others
+        self._eligible: dict[Any, tuple[wire.LeaseNext, set[int], set[int]]] = {}
         self._cached = 0
 
     def learn(self, lane: int, type: str, capabilities: Iterable[str]) -> None:
@@ -77,7 +77,7 @@ class Lanes:
             first -= gone
             rest -= gone
 
-    def groups(self, claims: list[LeaseNext], now: float) -> set[frozenset[int]]:
+    def groups(self, claims: list[wire.LeaseNext], now: float) -> set[frozenset[int]]:
         """Return sets of lanes such that the claims need only the best tasks of each set, enough for all claims.
 
         Paused lanes are in none: their tasks would be the best ones, and keep others from being found.
@@ -96,7 +96,7 @@ class Lanes:
         return frozenset([lane for one, lanes in zip(pauses, near, strict=True) for lane in lanes
                           if one.stops_lane(*self.known[lane])])
 
-    def _groups(self, ask: LeaseNext) -> tuple[set[int], set[int]]:
+    def _groups(self, ask: wire.LeaseNext) -> tuple[set[int], set[int]]:
         if (profile := profile_of(ask)) not in self._eligible:
             if len(self._eligible) >= MOST_PROFILES or self._cached > MOST_CACHED:
                 self._eligible.clear()
@@ -107,7 +107,7 @@ class Lanes:
             self._cached += len(fit)
         return self._eligible[profile][1:]
 
-    def _near(self, ask: LeaseNext) -> set[int]:
+    def _near(self, ask: wire.LeaseNext) -> set[int]:
         """Return the lanes to match: a superset of those that a claim may serve, found by index."""
         types, capabilities = ask.accept_types, {"", *(ask.capabilities or ())}
         near = [self._types.get(type, ()) for type in types] if types else [
@@ -115,6 +115,6 @@ class Lanes:
         return {lane for lanes in near for lane in lanes}
 
 
-def profile_of(ask: LeaseNext) -> tuple[frozenset[str] | None, frozenset[str] | None, frozenset[str] | None]:
+def profile_of(ask: wire.LeaseNext) -> tuple[frozenset[str] | None, frozenset[str] | None, frozenset[str] | None]:
     """Return the fields of a claim that decide which lanes it may serve."""
     return ask.capabilities, ask.accept_types, ask.preferred_kinds

@@ -10,7 +10,7 @@ import hashlib
 import re
 from functools import cache
 
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model import errors
 
 FIRST = "first_migration"           # the name of the digest in the table `meta`
 ANOTHER = "this database was made by an unreleased version with another first migration"
@@ -27,4 +27,4 @@ def digest(sql: str) -> str:
 def require_lineage(kept: str | None, ours: str) -> None:
     """Refuse a database that began with another first migration, or before they were told apart."""
     if kept != ours:
-        raise StartupError(f"{ANOTHER}: {HOW_TO_MOVE}")
+        raise errors.StartupError(f"{ANOTHER}: {HOW_TO_MOVE}")

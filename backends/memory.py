@@ -15,8 +15,8 @@ from asyncgate import Needs, Work
 from asyncgate.backends import Backend
 from asyncgate.backends.sqlite import FILE_PAGE, migrate_file
 from asyncgate.backends.sqlite_tables import REFUSALS, SqliteTables
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.clock import SteadyClock
-from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.settings import DatabaseSettings
 
 
@@ -44,7 +44,7 @@ class Memory(SqliteTables):
         except BaseException as error:
             self._roll_back()
             if isinstance(error, REFUSALS):
-                raise Refused(str(error)) from error
+                raise errors.Refused(str(error)) from error
             raise
         self.known.add(work.tenant_id)
         for lane, (type, capabilities) in work.lanes.items():

@@ -8,47 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from msgspec import Struct
 
-from asyncgate.parts.model.queries import (
-    DELAYED_COUNTED,
-    AheadOf,
-    ArchivedFilter,
-    DeliveryFilter,
-    EntryFilter,
-    EventFilter,
-    HoldingsOf,
-    IdFilter,
-    InstanceOf,
-    LeaseCount,
-    LeaseFilter,
-    ObligationFilter,
-    OutboxFilter,
-    OutboxOf,
-    Query,
-    QueueFilter,
-    ReceiptFilter,
-    Row,
-    Rows,
-    ScheduleFilter,
-    TaskFilter,
-    UnsentOf,
-    WorkerFilter,
-    end_of,
-)
-from asyncgate.parts.model.stored import (
-    Archived,
-    Entry,
-    Event,
-    Holding,
-    Instance,
-    Lease,
-    Outgoing,
-    Presence,
-    Queue,
-    Receipt,
-    Schedule,
-)
-from asyncgate.parts.model.stored_webhooks import WebhookDelivery
-from asyncgate.parts.model.wire import Kind
+from asyncgate.parts.model import queries, stored, stored_webhooks, wire
 
 T = TypeVar("T")
 FEW = 1000          # tasks of a range that are read by their ids
@@ -57,18 +17,19 @@ MOST_TYPES = 20     # types that begin alike, whose ranges are merged; of more, 
 
 
 def join_queues(counted: Iterable[tuple[Any, ...]], oldest: Mapping[int, float], later: Mapping[int, Sequence[Any]],
-                now: float) -> Iterator[Queue]:
+                now: float) -> Iterator[stored.Queue]:
     """Join what is counted of each lane with since when its oldest task waits and what is known of its delayed tasks.
 
     A delayed task whose time has come stays one until somebody claims: here it waits since then.
     """
-    more = sum(count for *_, count in later.values()) > DELAYED_COUNTED
+    more = sum(count for *_, count in later.values()) > queries.DELAYED_COUNTED
     for row in counted:
         delayed, first, _ = later.get(row[0], (0, None, 0))
         since = [at for at in (oldest.get(row[0]), first) if at is not None and at <= now]
         lane, type, capabilities, queued, held, leased = row
-        yield Queue(lane, type, capabilities, queued, held, leased, delayed=min(delayed, queued), more_delayed=more,
-                    oldest_at=min(since, default=None))
+        yield stored.Queue(lane, type, capabilities, queued, held, leased, delayed=min(delayed, queued),
+                           more_delayed=more,
+                           oldest_at=min(since, default=None))
 
 
 class TaskRange(NamedTuple):
@@ -78,7 +39,7 @@ class TaskRange(NamedTuple):
     value: str = ""
 
 
-def list_ranges(of: TaskFilter) -> list[TaskRange]:
+def list_ranges(of: queries.TaskFilter) -> list[TaskRange]:
     """Return the ranges each of which has all tasks of a page, without that of the owner."""
     found = [TaskRange("held")] if of.held else []
     asked: tuple[tuple[Any, str | None], ...] = (
@@ -87,7 +48,7 @@ def list_ranges(of: TaskFilter) -> list[TaskRange]:
     return found + [TaskRange(by, value) for by, value in asked if value]
 
 
-def narrow_tasks(of: TaskFilter, bind: Callable[[str], str], state: str, task_id: str) -> list[str]:
+def narrow_tasks(of: queries.TaskFilter, bind: Callable[[str], str], state: str, task_id: str) -> list[str]:
     """Return the conditions of a page of tasks; `state` is the table of what changes, `task_id` a column of the index.
 
     How a text begins is not asked as a range: by the index of that range all its tasks would be read and sorted.
@@ -103,82 +64,82 @@ def narrow_tasks(of: TaskFilter, bind: Callable[[str], str], state: str, task_id
     return found + limit_age(of, bind, task_id)
 
 
-def limit_range(of: TaskFilter, one: TaskRange, bind: Callable[[str], str]) -> tuple[str, str]:
+def limit_range(of: queries.TaskFilter, one: TaskRange, bind: Callable[[str], str]) -> tuple[str, str]:
     """Return the conditions of a range and the order of its index; within the age, where that order is by age.
 
     A prefix is a range and no LIKE: behind row-level security Postgres looks for nothing by an index with LIKE.
     """
     if one.by in PREFIXED:
         column = PREFIXED[one.by]
-        return f"{column} >= {bind(one.value)} AND {column} < {bind(end_of(one.value))}", f"{column}, task_id"
+        return f"{column} >= {bind(one.value)} AND {column} < {bind(queries.end_of(one.value))}", f"{column}, task_id"
     found = "held IS NOT NULL" if one.by == "held" else f"{one.by} = {bind(one.value)}"
     return " AND ".join([found, *limit_age(of, bind, "task_id")]), "task_id DESC"
 
 
-def limit_age(of: TaskFilter, bind: Callable[[str], str], task_id: str) -> list[str]:
+def limit_age(of: queries.TaskFilter, bind: Callable[[str], str], task_id: str) -> list[str]:
     """Return the conditions for the age of tasks."""
     return [f"{task_id} {sign} {bind(value)}" for sign, value in (("<", of.before), (">=", of.since)) if value]
 
 
-def read_leases(rows: Iterable[tuple[Any, ...]], of: LeaseFilter) -> list[tuple[Lease, str]]:
+def read_leases(rows: Iterable[tuple[Any, ...]], of: queries.LeaseFilter) -> list[tuple[stored.Lease, str]]:
     """Read rows of a task's type and its lease; keep those of the instance, if the worker names one."""
-    found = [(Lease(*row[1:]), row[0]) for row in rows]
+    found = [(stored.Lease(*row[1:]), row[0]) for row in rows]
     return [(lease, type) for lease, type in found if of.worker.instance_id in (None, lease.worker_instance)]
 
 
 class Pages(ABC):
     """The base class of the SQL backends that dispatches `page`."""
 
-    async def page(self, tenant_id: str, query: Query[T]) -> list[T]:
+    async def page(self, tenant_id: str, query: queries.Query[T]) -> list[T]:
         """Return a page of rows."""
         rows: list[Any] = await self._found(tenant_id, query)
         return rows
 
-    async def _found(self, tenant_id: str, query: Query[Any]) -> list[Any]:
+    async def _found(self, tenant_id: str, query: queries.Query[Any]) -> list[Any]:
         match query:
-            case TaskFilter():
+            case queries.TaskFilter():
                 return await self.find_tasks(tenant_id, query)
-            case LeaseFilter():
+            case queries.LeaseFilter():
                 return await self.find_leases(tenant_id, query)
-            case LeaseCount():
+            case queries.LeaseCount():
                 return [await self.count_leases(tenant_id, query)]
-            case EventFilter():
+            case queries.EventFilter():
                 return await self.find_events(tenant_id, query)
-            case ReceiptFilter():
+            case queries.ReceiptFilter():
                 return await self.find_receipts(tenant_id, query)
-            case ObligationFilter():
+            case queries.ObligationFilter():
                 return await self.find_obligations(tenant_id, query)
-            case IdFilter():
+            case queries.IdFilter():
                 return await self.find_like(tenant_id, query)
-            case QueueFilter():
+            case queries.QueueFilter():
                 return await self.find_queues(tenant_id, query)
-            case ScheduleFilter():
+            case queries.ScheduleFilter():
                 return await self.find_schedules(tenant_id, query)
-            case WorkerFilter():
+            case queries.WorkerFilter():
                 return await self.find_workers(tenant_id, query)
-            case HoldingsOf():
+            case queries.HoldingsOf():
                 return await self.find_holdings(tenant_id, query)
-            case AheadOf():
+            case queries.AheadOf():
                 return await self.count_ahead(tenant_id, query)
-            case InstanceOf():
+            case queries.InstanceOf():
                 return await self.find_instances(query.instance_id)
-            case UnsentOf():
+            case queries.UnsentOf():
                 return await self.find_unsent(tenant_id, query)
-            case OutboxFilter():
+            case queries.OutboxFilter():
                 return await self.find_waiting(tenant_id, query)
-            case OutboxOf():
+            case queries.OutboxOf():
                 return await self.find_outgoing(tenant_id, query)
-            case EntryFilter():
+            case queries.EntryFilter():
                 return await self.find_entries(tenant_id, query)
-            case ArchivedFilter():
+            case queries.ArchivedFilter():
                 return await self.find_archived(tenant_id, query)
-            case DeliveryFilter():
+            case queries.DeliveryFilter():
                 return await self.find_deliveries(tenant_id, query)
-            case Rows():
+            case queries.Rows():
                 return await self.find_rows(tenant_id, query.table, query.after, query.limit)
         raise TypeError(f"no page of {query}")
 
-    async def find_tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
+    async def find_tasks(self, tenant_id: str, of: queries.TaskFilter) -> list[queries.Row]:
         """Return a page of tasks, newest first.
 
         Of several filters, the one that lets the fewest tasks pass must be asked first; a look at the beginning of
@@ -193,10 +154,10 @@ class Pages(ABC):
         parts = await self.order_ranges(tenant_id, of, ranges)
         return await self.read_tasks(tenant_id, of, parts, []) if parts else []
 
-    async def order_ranges(self, tenant_id: str, of: TaskFilter, ranges: list[TaskRange]) -> list[TaskRange]:
+    async def order_ranges(self, tenant_id: str, of: queries.TaskFilter, ranges: list[TaskRange]) -> list[TaskRange]:
         """Return the ranges that have a page in the order of age, one behind the other where they are several."""
         if of.owner:
-            return [TaskRange("owner", kind) for kind in ([""] if of.owner.kind else get_args(Kind))]
+            return [TaskRange("owner", kind) for kind in ([""] if of.owner.kind else get_args(wire.Kind))]
         first = next((one for one in ranges if one.by != "summary_prefix"), TaskRange("age"))
         if first.by == "type_prefix":
             types = await self.find_types(tenant_id, first.value, MOST_TYPES + 1)
@@ -204,11 +165,12 @@ class Pages(ABC):
         return [TaskRange(first.by)]
 
     @abstractmethod
-    async def read_tasks(self, tenant_id: str, of: TaskFilter, ranges: list[TaskRange], ids: list[str]) -> list[Row]:
+    async def read_tasks(self, tenant_id: str, of: queries.TaskFilter, ranges: list[TaskRange],
+                         ids: list[str]) -> list[queries.Row]:
         """Return a page of the tasks of some ranges that each are in the order of age; with `ids`, only of these."""
 
     @abstractmethod
-    async def find_ids(self, tenant_id: str, of: TaskFilter, one: TaskRange, most: int) -> list[str]:
+    async def find_ids(self, tenant_id: str, of: queries.TaskFilter, one: TaskRange, most: int) -> list[str]:
         """Return tasks of a range, in any order."""
 
     @abstractmethod
@@ -216,75 +178,76 @@ class Pages(ABC):
         """Return the types of tasks that begin so, without reading the tasks."""
 
     @abstractmethod
-    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Lease, str]]:
+    async def find_leases(self, tenant_id: str, of: queries.LeaseFilter) -> list[tuple[stored.Lease, str]]:
         """Return the live leases of a worker, and of their tasks only the types."""
 
     @abstractmethod
-    async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
+    async def count_leases(self, tenant_id: str, of: queries.LeaseCount) -> int:
         """Return how many leases are live."""
 
     @abstractmethod
-    async def find_events(self, tenant_id: str, of: EventFilter) -> list[Event]:
+    async def find_events(self, tenant_id: str, of: queries.EventFilter) -> list[stored.Event]:
         """Return a page of a task's events."""
 
     @abstractmethod
-    async def find_receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+    async def find_receipts(self, tenant_id: str, of: queries.ReceiptFilter) -> list[stored.Receipt]:
         """Return a page of receipts, oldest first."""
 
     @abstractmethod
-    async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
+    async def find_obligations(self, tenant_id: str, of: queries.ObligationFilter) -> list[stored.Receipt]:
         """Return a page of open obligations from their index."""
 
     @abstractmethod
-    async def find_like(self, tenant_id: str, of: IdFilter) -> list[str]:
+    async def find_like(self, tenant_id: str, of: queries.IdFilter) -> list[str]:
         """Return ids of tasks or receipts that begin or end with a text."""
 
     @abstractmethod
-    async def find_queues(self, tenant_id: str, of: QueueFilter) -> list[Queue]:
+    async def find_queues(self, tenant_id: str, of: queries.QueueFilter) -> list[stored.Queue]:
         """Return a page of what lanes have now, by type."""
 
     @abstractmethod
-    async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
+    async def find_schedules(self, tenant_id: str, of: queries.ScheduleFilter) -> list[stored.Schedule]:
         """Return a page of schedules, in the order of their ids."""
 
     @abstractmethod
-    async def find_workers(self, tenant_id: str, of: WorkerFilter) -> list[Presence]:
+    async def find_workers(self, tenant_id: str, of: queries.WorkerFilter) -> list[stored.Presence]:
         """Return a page of those who have claimed tasks."""
 
     @abstractmethod
-    async def find_holdings(self, tenant_id: str, of: HoldingsOf) -> list[Holding]:
+    async def find_holdings(self, tenant_id: str, of: queries.HoldingsOf) -> list[stored.Holding]:
         """Return how many leases some workers have."""
 
     @abstractmethod
-    async def count_ahead(self, tenant_id: str, of: AheadOf) -> list[int]:
+    async def count_ahead(self, tenant_id: str, of: queries.AheadOf) -> list[int]:
         """Return how many tasks come before one."""
 
-    async def find_instances(self, instance_id: str) -> list[Instance]:
+    async def find_instances(self, instance_id: str) -> list[stored.Instance]:
         """Return what is known of a gate process."""
         return []
 
     @abstractmethod
-    async def find_unsent(self, tenant_id: str, of: UnsentOf) -> list[Outgoing]:
+    async def find_unsent(self, tenant_id: str, of: queries.UnsentOf) -> list[stored.Outgoing]:
         """Return the outbox rows of a task."""
 
     @abstractmethod
-    async def find_waiting(self, tenant_id: str, of: OutboxFilter) -> list[Outgoing]:
+    async def find_waiting(self, tenant_id: str, of: queries.OutboxFilter) -> list[stored.Outgoing]:
         """Return a page of the receipts that wait for the ledger."""
 
     @abstractmethod
-    async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
+    async def find_outgoing(self, tenant_id: str, of: queries.OutboxOf) -> list[stored.Outgoing]:
         """Return the outbox rows of some receipts."""
 
     @abstractmethod
-    async def find_entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
+    async def find_entries(self, tenant_id: str, of: queries.EntryFilter) -> list[stored.Entry]:
         """Return a page of the receipts that others stored in this ledger."""
 
     @abstractmethod
-    async def find_archived(self, tenant_id: str, of: ArchivedFilter) -> list[Archived]:
+    async def find_archived(self, tenant_id: str, of: queries.ArchivedFilter) -> list[stored.Archived]:
         """Return the pointers to a task's archived receipts."""
 
     @abstractmethod
-    async def find_deliveries(self, tenant_id: str, of: DeliveryFilter) -> list[WebhookDelivery]:
+    async def find_deliveries(self, tenant_id: str,
+                              of: queries.DeliveryFilter) -> list[stored_webhooks.WebhookDelivery]:
         """Return a page of what became of the events of an endpoint."""
 
     @abstractmethod

@@ -32,11 +32,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import aiosqlite
 
 from asyncgate import Needs, News, Work
-from asyncgate.backends import Backend, FileBackend, LastingBackend
+from asyncgate.backends import Backend, FileBackend, LastingBackend, sqlite_tables
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
-from asyncgate.backends.sqlite_tables import LAST_SIGN, REFUSALS, SIGN, SqliteTables
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.clock import SteadyClock
-from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError, outcome_unknown
 from asyncgate.parts.model.findings import Finding
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.process.folders import fsync_folder
@@ -102,7 +101,7 @@ class Flight(NamedTuple):
 Landing = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 
-class Sqlite(SqliteTables):
+class Sqlite(sqlite_tables.SqliteTables):
     """A database file with one writer thread and two readers."""
 
     parallel, parallel_per_tenant = SHARE, 2        # while one batch of a tenant is committed, the next one fills
@@ -130,7 +129,7 @@ class Sqlite(SqliteTables):
             await self.close()
             if isinstance(error, sqlite3.Error):
                 cure = WAYS_ON.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "")
-                raise StartupError(f"cannot use {self.path} as a database: {error}{cure}") from error
+                raise errors.StartupError(f"cannot use {self.path} as a database: {error}{cure}") from error
             raise
         return self
 
@@ -145,7 +144,8 @@ class Sqlite(SqliteTables):
         self._take_over()
         migrate_file(self.db)
         self._load_caches()
-        sign, _ = attempt(lambda: self.db.execute(LAST_SIGN).fetchone()[0])     # what is damaged is told who reads it
+        # what is damaged is told who reads it
+        sign, _ = attempt(lambda: self.db.execute(sqlite_tables.LAST_SIGN).fetchone()[0])
         self.clock = SteadyClock(after=sign)
         self.files = inodes(self.path)
         self.loop = asyncio.get_running_loop()
@@ -171,7 +171,7 @@ class Sqlite(SqliteTables):
 
     async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Return the time of the last sign of life; the file lock keeps other processes out."""
-        sign: float | None = (await self._rows(LAST_SIGN))[0][0]
+        sign: float | None = (await self._rows(sqlite_tables.LAST_SIGN))[0][0]
         return sign
 
     async def beat(self) -> None:
@@ -181,7 +181,7 @@ class Sqlite(SqliteTables):
 
     def _sign(self) -> None:
         self._begin()       # as batches do: so it is noticed that another program's lock has gone
-        self.db.execute(SIGN, (self.now(),))
+        self.db.execute(sqlite_tables.SIGN, (self.now(),))
         self._end()
 
     async def alive(self) -> None:
@@ -197,12 +197,12 @@ class Sqlite(SqliteTables):
         with translate_outages():
             self._require_same_file()
         if self.kept_out_at is not None and time.monotonic() - self.kept_out_at > NOTICED_SECONDS:
-            raise DatabaseUnavailable(KEPT_OUT, retry_after=1)
+            raise errors.DatabaseUnavailable(KEPT_OUT, retry_after=1)
         try:
             async with asyncio.timeout(NOTICED_SECONDS):
                 return await self._rows("SELECT value FROM meta WHERE name = 'schema_version'")
         except TimeoutError:
-            raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from None
+            raise errors.DatabaseUnavailable("the database does not answer; try again", retry_after=1) from None
 
     async def close(self) -> None:
         """Finish running work, close everything, and release the file for another process."""
@@ -210,7 +210,8 @@ class Sqlite(SqliteTables):
 
     async def _stop_writer(self) -> None:
         if self.serving:
-            with contextlib.suppress(DatabaseUnavailable):      # a full disk: the next start hears of an older sign
+            # a full disk: the next start hears of an older sign
+            with contextlib.suppress(errors.DatabaseUnavailable):
                 await self.beat()
         self.queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self.writer.join)
@@ -221,7 +222,7 @@ class Sqlite(SqliteTables):
         """Hand a batch to the writer and wait until it is durable."""
         landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.queue.put(Flight(tenant_id, needs, decide, landed))
-        with translate_outages(outcome_unknown()):
+        with translate_outages(errors.outcome_unknown()):
             await landed
 
     def _write(self) -> None:
@@ -325,11 +326,11 @@ class Sqlite(SqliteTables):
             self._begin()
             done = [self._decide(*flight[:3]) for flight in flights]
             self._end()
-        except REFUSALS as error:
+        except sqlite_tables.REFUSALS as error:
             self._roll_back()
             if len(flights) > 1:
                 return [outcome for flight in flights for outcome in self._commit([flight])]
-            refused = Refused(str(error))
+            refused = errors.Refused(str(error))
             refused.__cause__ = error
             return [(flights[0].landed, None, refused)]
         except BaseException as error:
@@ -351,7 +352,7 @@ class Sqlite(SqliteTables):
             self.db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-                raise DatabaseUnavailable(KEPT_OUT, retry_after=1) from error
+                raise errors.DatabaseUnavailable(KEPT_OUT, retry_after=1) from error
             self.kept_out_at = None
             raise
         self.kept_out_at = None
@@ -385,18 +386,20 @@ class Sqlite(SqliteTables):
             return await self._read(sql, given)
         except (sqlite3.OperationalError, OSError) as error:
             log.error("the database cannot be read: %s", error, extra=OFTEN)
-            raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
+            raise errors.DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
         except sqlite3.DatabaseError as error:
             if type(error) is not sqlite3.DatabaseError:    # a mistake of ours
                 raise
             log.error("%s is damaged: %s", self.path, error, extra=OFTEN)
-            raise DatabaseUnavailable("the database file is damaged: `asyncgate verify` says how much of it is whole, "
-                                      "docs/recovery.md how to restore a backup") from error
+            raise errors.DatabaseUnavailable(
+                "the database file is damaged: `asyncgate verify` says how much of it is whole, "
+                                             "docs/recovery.md how to restore a backup") from error
 
     async def _read(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Run a query on a reader."""
         self.turn = (self.turn + 1) % len(self.readers)
-        rows: list[tuple[Any, ...]] = await self.readers[self.turn].execute_fetchall(sql, given)  # type: ignore[assignment]
+        rows: list[tuple[Any, ...]] = await self.readers[self.turn].execute_fetchall(sql,
+                                                                                     given)  # type: ignore[assignment]
         if (call := counting.get()) is not None:
             call.add_rows(len(rows))
         return rows
@@ -426,8 +429,9 @@ class Sqlite(SqliteTables):
             await self._call_writer(lambda: self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
         except sqlite3.OperationalError as error:
             log.error("%s was not rewritten: %s", self.path, error)
-            raise DatabaseUnavailable(f"the rest is done, but the file was not rewritten and keeps its free pages: "
-                                      f"{error}; this needs room for a second copy of it; call again") from error
+            raise errors.DatabaseUnavailable(
+                f"the rest is done, but the file was not rewritten and keeps its free pages: "
+                                             f"{error}; this needs room for a second copy of it; call again") from error
 
     async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
         """Copy a consistent snapshot of the database to a new file while the gate goes on.
@@ -443,7 +447,7 @@ def inodes(path: str) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def translate_outages(answer: DatabaseUnavailable | None = None) -> Iterator[None]:
+def translate_outages(answer: errors.DatabaseUnavailable | None = None) -> Iterator[None]:
     """Turn an outage of the disk, or the lock of another program, into a 503, and a traceback into a line."""
     try:
         yield
@@ -451,7 +455,7 @@ def translate_outages(answer: DatabaseUnavailable | None = None) -> Iterator[Non
         if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF not in OUTAGES:
             raise
         log.error("the database does not answer: %s", error, extra=OFTEN)
-        raise answer or DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
+        raise answer or errors.DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
 
 
 def attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -479,8 +483,9 @@ def require_ours(db: sqlite3.Connection, path: str) -> None:
     if names and not ({"name", "value"} <= columns
                       and db.execute("SELECT 1 FROM meta WHERE name = 'schema_version'").fetchone()):
         some = ", ".join(names[:3]) + ", …" * (len(names) > 3)
-        raise StartupError(f"{path} is a database of another program (its tables are {some}): name another file; a new "
-                           "one is created if it does not exist")
+        raise errors.StartupError(
+            f"{path} is a database of another program (its tables are {some}): name another file; a new "
+                                  "one is created if it does not exist")
 
 
 def refuse_left_log(path: str) -> None:
@@ -491,12 +496,14 @@ def refuse_left_log(path: str) -> None:
     """
     wal = f"{path}-wal"
     if not os.path.exists(path) and os.path.exists(wal) and os.path.getsize(wal):
-        raise StartupError(f"{wal} is there and {path} is not: it may have the newest acknowledged work of a gate that "
-                           f"was killed; put {path} back beside it, or move {wal} to where {path} went")
+        raise errors.StartupError(
+            f"{wal} is there and {path} is not: it may have the newest acknowledged work of a gate that "
+                                  f"was killed; put {path} back beside it, or move {wal} to where {path} went")
     if os.path.exists(f"{path}-redo"):
-        raise StartupError(f"{path}-redo was left by a gate of an earlier release that was killed, and may have "
-                           f"acknowledged work that {path} lacks: start that release once and stop it in order, then "
-                           f"start this one; or move {path}-redo away, and give that work up")
+        raise errors.StartupError(f"{path}-redo was left by a gate of an earlier release that was killed, and may have "
+                                  f"acknowledged work that {path} lacks: start that release once and stop it in order, "
+                                  "then "
+                                  f"start this one; or move {path}-redo away, and give that work up")
 
 
 def notice_missing_log(path: str) -> None:
@@ -546,8 +553,8 @@ def migrate_file(db: sqlite3.Connection, folder: Path = SCHEMA) -> None:
         if version:
             require_lineage(kept, digest(files[0].read_text()))
         if version > len(files):
-            raise StartupError(f"this database has schema {version}, but this release knows only schemas up to "
-                               f"{len(files)}; run a newer release")
+            raise errors.StartupError(f"this database has schema {version}, but this release knows only schemas up to "
+                                      f"{len(files)}; run a newer release")
         for file in files[version:]:
             for statement in statements(file.read_text()):
                 db.execute(statement)
@@ -633,14 +640,15 @@ class FileLock:
         try:
             self.file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StartupError(f"cannot open {path}: {error.strerror}") from error
+            raise errors.StartupError(f"cannot open {path}: {error.strerror}") from error
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             who = describe_holder(os.pread(self.file, 200, 0))
             os.close(self.file)
-            raise NotNow(f"another asyncgate is serving {path}{who}; only one process may serve a SQLite file, use "
-                         "Postgres for several") from None
+            raise errors.NotNow(
+                f"another asyncgate is serving {path}{who}; only one process may serve a SQLite file, use "
+                                "Postgres for several") from None
         self.left = os.pread(self.file, 200, 0)     # by a process that was killed while it served
         self.store_address("")
 
@@ -693,10 +701,11 @@ def copy_pages(source: str, target: str, told: Callable[[int, int], None] | None
 def path_of(url: str) -> str:
     """Return the path in a URL: sqlite:///relative.db, sqlite:////absolute.db."""
     if not (found := re.fullmatch(r"sqlite:///([^?#]+)", url)):
-        raise StartupError("the URL of a SQLite database must be sqlite:///relative.db or sqlite:////absolute.db, "
-                           f"not {url}")
+        raise errors.StartupError(
+            "the URL of a SQLite database must be sqlite:///relative.db or sqlite:////absolute.db, "
+                                  f"not {url}")
     if found[1] == ":memory:":
-        raise StartupError(f"{url} would be a database that is forgotten: if that is what you want, say memory:")
+        raise errors.StartupError(f"{url} would be a database that is forgotten: if that is what you want, say memory:")
     # The logs and the lock are beside the file, as SQLite's own log is, whatever link leads to it.
     return os.path.realpath(found[1]) if os.path.islink(found[1]) else found[1]
 
@@ -714,7 +723,7 @@ async def open_or_explain(backend: Sqlite) -> Sqlite:
         return await backend.open()
     except OSError as error:
         cure = WAY_ON if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT) else ""
-        raise StartupError(f"cannot open {backend.path}: {error.strerror or error}{cure}") from error
+        raise errors.StartupError(f"cannot open {backend.path}: {error.strerror or error}{cure}") from error
 
 
 async def migrate_database(url: str) -> list[str]:

@@ -10,18 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from asyncgate.backends.judged import NO_WAY_IN, judge_outbox, judge_overdue, judge_sharing, needs_issued_key
+from asyncgate.backends import judged, sqlite
 from asyncgate.backends.lineage import ANOTHER, HOW_TO_MOVE, digest
-from asyncgate.backends.sqlite import (
-    HOW_TO_MIGRATE,
-    beginning,
-    migrations,
-    refuse_left_log,
-    require_ours,
-)
 from asyncgate.backends.sqlite_tables import LAST_SIGN
-from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
+from asyncgate.parts.model import errors, findings
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.words import say_length
 
@@ -70,82 +62,90 @@ def open_to_read(path: str) -> sqlite3.Connection:
     return sqlite3.connect(f"{Path(path).absolute().as_uri()}?{how}", uri=True, timeout=5)
 
 
-def examine_file(path: str, settings: Settings, now: float) -> Iterator[Finding]:
+def examine_file(path: str, settings: Settings, now: float) -> Iterator[findings.Finding]:
     """Yield what is wrong with a file."""
     if path == ":memory:":
-        yield note("the database is in memory: a restart forgets everything", "set database.url to a file")
+        yield findings.note("the database is in memory: a restart forgets everything", "set database.url to a file")
         return
     if not os.path.exists(path):
-        yield warn(f"there is no database at {os.path.abspath(path)} yet", "name the gate's own with --database or "
-                   "ASYNCGATE_DATABASE_URL; where it is a new one, `asyncgate serve` makes it")
+        yield findings.warn(f"there is no database at {os.path.abspath(path)} yet",
+                            "name the gate's own with --database or "
+                            "ASYNCGATE_DATABASE_URL; where it is a new one, `asyncgate serve` makes it")
         return
     holder = read_holder(path)
     yield from judge_holder(path, holder)
     yield from judge_log(path)
     try:
-        refuse_left_log(path)
-    except StartupError as left:
-        yield alarm(str(left), "docs/operating.md says more under Upgrade")
+        sqlite.refuse_left_log(path)
+    except errors.StartupError as left:
+        yield findings.alarm(str(left), "docs/operating.md says more under Upgrade")
     try:
         with contextlib.closing(open_to_read(path)) as db:
-            require_ours(db, path)
+            sqlite.require_ours(db, path)
             yield from judge_schema(db, path)
             yield from judge_rows(db, settings, now, holder)
-    except StartupError as wrong:
-        yield alarm(str(wrong), "set database.url to the file of the gate")
+    except errors.StartupError as wrong:
+        yield findings.alarm(str(wrong), "set database.url to the file of the gate")
     except sqlite3.Error as error:
-        yield alarm(f"{path} cannot be read as a database: {error}",
-                    "asyncgate verify says how much of it is whole; docs/recovery.md how to restore it")
+        yield findings.alarm(f"{path} cannot be read as a database: {error}",
+                             "asyncgate verify says how much of it is whole; docs/recovery.md how to restore it")
 
 
-def judge_holder(path: str, holder: Holder | None) -> Iterator[Finding]:
+def judge_holder(path: str, holder: Holder | None) -> Iterator[findings.Finding]:
     """Yield who serves the file."""
     if holder is None:
-        yield all_well(f"no gate serves {path} now")
+        yield findings.all_well(f"no gate serves {path} now")
     elif holder.lives:
-        yield all_well(f"process {holder.pid} serves {path}" + (f" at {holder.url}" if holder.url else ""))
+        yield findings.all_well(f"process {holder.pid} serves {path}" + (f" at {holder.url}" if holder.url else ""))
     else:
-        yield note(f"process {holder.pid} served {path} and ended without closing it; nothing is lost by that: the "
-                   f"next start reads {path}-wal, too", "start the gate again: `asyncgate serve`")
+        yield findings.note(
+            f"process {holder.pid} served {path} and ended without closing it; nothing is lost by that: the "
+                            f"next start reads {path}-wal, too", "start the gate again: `asyncgate serve`")
 
 
-def judge_log(path: str) -> Iterator[Finding]:
+def judge_log(path: str) -> Iterator[findings.Finding]:
     """Yield what the size of the write-ahead log means."""
     size = os.path.getsize(f"{path}-wal") if os.path.exists(f"{path}-wal") else 0
     if size > LARGE_WAL_BYTES:
-        yield warn(f"the write-ahead log of {path} has {size // 2**20:,} MiB, because something reads for long, or "
-                   "because a gate was killed", "end what reads the file (a backup, a sqlite3 shell), then restart the "
-                   "gate: it writes the log back")
+        yield findings.warn(
+            f"the write-ahead log of {path} has {size // 2**20:,} MiB, because something reads for long, or "
+                            "because a gate was killed",
+                            "end what reads the file (a backup, a sqlite3 shell), then restart the "
+                            "gate: it writes the log back")
 
 
-def judge_schema(db: sqlite3.Connection, path: str) -> Iterator[Finding]:
+def judge_schema(db: sqlite3.Connection, path: str) -> Iterator[findings.Finding]:
     """Yield what the schema of a file means for this release."""
-    number, kept = beginning(db)
-    files = migrations()
+    number, kept = sqlite.beginning(db)
+    files = sqlite.migrations()
     if number == 0:
-        yield alarm(f"{path} has no schema of the gate", HOW_TO_MIGRATE)
+        yield findings.alarm(f"{path} has no schema of the gate", sqlite.HOW_TO_MIGRATE)
         return
     if kept != digest(files[0].read_text()):
-        yield alarm(ANOTHER, HOW_TO_MOVE)
+        yield findings.alarm(ANOTHER, HOW_TO_MOVE)
     elif number > len(files):
-        yield alarm(f"{path} has schema {number}, and this release knows {len(files)}", "run the newer release")
+        yield findings.alarm(f"{path} has schema {number}, and this release knows {len(files)}",
+                             "run the newer release")
     elif number < len(files):
-        yield warn(f"{path} has schema {number}, and this release has {len(files)}",
-                   f"make a backup, then {HOW_TO_MIGRATE}; `asyncgate serve` does it too")
+        yield findings.warn(f"{path} has schema {number}, and this release has {len(files)}",
+                            f"make a backup, then {sqlite.HOW_TO_MIGRATE}; `asyncgate serve` does it too")
     else:
-        yield all_well(f"{path} has schema {number}, as this release")
+        yield findings.all_well(f"{path} has schema {number}, as this release")
 
 
-def judge_rows(db: sqlite3.Connection, settings: Settings, now: float, holder: Holder | None) -> Iterator[Finding]:
+def judge_rows(db: sqlite3.Connection, settings: Settings, now: float,
+               holder: Holder | None) -> Iterator[findings.Finding]:
     """Yield what the rows say of clock, upkeep, outbox and keys."""
     if (last := db.execute(LAST_SIGN).fetchone()[0]) is not None and last > now + AHEAD_SECONDS:
-        yield alarm(f"the file was written {say_length(last - now)} in the future: the clock was set back, and a "
-                    "gate goes on from there", "set the clock, and keep it right: `timedatectl set-ntp true`")
+        yield findings.alarm(
+            f"the file was written {say_length(last - now)} in the future: the clock was set back, and a "
+                             "gate goes on from there", "set the clock, and keep it right: `timedatectl set-ntp true`")
     (oldest,) = db.execute(OLDEST_LEASE, (now,)).fetchone()
     serving = f"process {holder.pid}" if holder and holder.lives else ""
-    yield from judge_overdue(None if oldest is None else now - oldest, "a lease", serving, settings)
+    yield from judged.judge_overdue(None if oldest is None else now - oldest, "a lease", serving, settings)
     waiting, parked, since = db.execute(OUTBOX).fetchone()
-    yield from judge_outbox(waiting, parked, 0.0 if since is None else now - since, settings)
-    yield from judge_sharing(db.execute("SELECT count(*) FROM tenants").fetchone()[0], settings)
-    if not serving and needs_issued_key(settings) and not db.execute("SELECT 1 FROM api_keys LIMIT 1").fetchone():
-        yield NO_WAY_IN
+    yield from judged.judge_outbox(waiting, parked, 0.0 if since is None else now - since, settings)
+    yield from judged.judge_sharing(db.execute("SELECT count(*) FROM tenants").fetchone()[0], settings)
+    if not serving and judged.needs_issued_key(settings) and not db.execute("SELECT 1 FROM api_keys LIMIT 1").fetchone(
+        ):
+        yield judged.NO_WAY_IN

@@ -19,75 +19,14 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from asyncgate import Needs, Work
+from asyncgate.backends import pages
 from asyncgate.backends.lanes import Lanes, Portions
-from asyncgate.backends.pages import (
-    Pages,
-    TaskRange,
-    join_queues,
-    limit_range,
-    narrow_tasks,
-    read_leases,
-)
+from asyncgate.parts.model import queries, stored, stored_webhooks, wire
 from asyncgate.parts.model.cards import CARDS, list_columns
 from asyncgate.parts.model.clock import SteadyClock
 from asyncgate.parts.model.counted import count_moves, measure_text, measure_use
 from asyncgate.parts.model.ids import Ids
-from asyncgate.parts.model.queries import (
-    DELAYED_COUNTED,
-    DUE_LOOKED_AT,
-    MOST_PRIORITIES,
-    OVERDUE_COUNTED,
-    QUEUE_KEPT_SECONDS,
-    AheadOf,
-    ArchivedFilter,
-    DeliveryFilter,
-    EntryFilter,
-    EventFilter,
-    HoldingsOf,
-    IdFilter,
-    LeaseCount,
-    LeaseFilter,
-    ObligationFilter,
-    OutboxFilter,
-    OutboxOf,
-    QueueFilter,
-    ReceiptFilter,
-    ScheduleFilter,
-    TaskFilter,
-    UnsentOf,
-    WorkerFilter,
-    end_of,
-    merge_parts,
-    page_of,
-)
-from asyncgate.parts.model.stored import (
-    RECORDS,
-    TABLES,
-    Archived,
-    Audit,
-    Depth,
-    Entry,
-    Event,
-    Holding,
-    Key,
-    Lag,
-    Lease,
-    Meter,
-    Obligation,
-    Outgoing,
-    Pauses,
-    Presence,
-    Progress,
-    Queue,
-    Receipt,
-    Schedule,
-    Task,
-    Usage,
-    export_order,
-)
-from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.views import summarize
-from asyncgate.parts.model.wire import Kind, LeaseNext
 
 R = TypeVar("R", bound=Struct)
 PIECE, MOST_WHOLE = 8, 16       # tasks of each of several lanes that a claim reads first, and how many it reads whole
@@ -123,11 +62,12 @@ def upsert(table: str, columns: list[str], key: Iterable[str]) -> str:
     return f"{insert(table, columns)} ON CONFLICT ({', '.join(['tenant_id', *key])}) DO UPDATE SET {changes}"
 
 
-TASK, LEASE, PROGRESS, RECEIPT = (len(fields(kind)) for kind in (Task, Lease, Progress, Receipt))
-MUTABLE = fields(Task)[fields(Task).index("asyncgate_instance"):]
+TASK, LEASE, PROGRESS, RECEIPT = (len(fields(kind))
+                                  for kind in (stored.Task, stored.Lease, stored.Progress, stored.Receipt))
+MUTABLE = fields(stored.Task)[fields(stored.Task).index("asyncgate_instance"):]
 
 NAMED = f"""
-    SELECT {listed(Task, 't.')}, {listed(Lease, 'l.')}, {listed(Progress, 'p.')}
+    SELECT {listed(stored.Task, 't.')}, {listed(stored.Lease, 'l.')}, {listed(stored.Progress, 'p.')}
     FROM tasks AS t LEFT JOIN leases AS l USING (tenant_id, task_id) LEFT JOIN progress AS p USING (tenant_id, task_id)
     WHERE t.tenant_id = ?1 """
 TYPES_OF = """
@@ -156,7 +96,7 @@ PROMOTE = """
         WHERE tenant_id = ?1 AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at <= ?2
         ORDER BY next_eligible_at LIMIT ?3)"""
 QUEUED_TASK = f"""
-    SELECT -t.priority, t.task_id, {listed(Task, 't.')}, {listed(Progress, 'p.')}
+    SELECT -t.priority, t.task_id, {listed(stored.Task, 't.')}, {listed(stored.Progress, 'p.')}
     FROM tasks AS t LEFT JOIN progress AS p USING (tenant_id, task_id)"""
 IN_QUEUE = """
     WHERE t.tenant_id = ? AND t.lane = ? AND t.status = 'queued' AND t.ready = 1 ORDER BY t.priority DESC, t.task_id
@@ -170,15 +110,16 @@ MOVE = f"""
     UPDATE OR ROLLBACK tasks SET {', '.join(f'{name} = ?' for name in MUTABLE)}, priority = ?, ready = ?
     WHERE tenant_id = ? AND task_id = ?"""
 DISCHARGE = "DELETE FROM obligations WHERE tenant_id = ? AND to_kind = ? AND to_id = ? AND receipt_id = ?"
-BY_KEY = {kind: " AND ".join(["tenant_id = ?", *(f"{name} = ?" for name in export_order(kind))]) for kind in RECORDS}
-RECORD = {kind: f"SELECT {listed(kind)} FROM {table} WHERE {BY_KEY[kind]}" for kind, table in RECORDS.items()}
+BY_KEY = {kind: " AND ".join(["tenant_id = ?", *(f"{name} = ?" for name in stored.export_order(kind))])
+          for kind in stored.RECORDS}
+RECORD = {kind: f"SELECT {listed(kind)} FROM {table} WHERE {BY_KEY[kind]}" for kind, table in stored.RECORDS.items()}
 # The statements that delete a row and its dependents; triggers refuse to delete receipts and tasks not yet archived.
 DROP: dict[type[Struct], list[str]] = {
-    **{kind: [f"DELETE FROM {table} WHERE {BY_KEY[kind]}"] for kind, table in RECORDS.items()},
-    Receipt: [f"DELETE FROM {table} WHERE tenant_id = ? AND {key} = ?" for table, key in (
+    **{kind: [f"DELETE FROM {table} WHERE {BY_KEY[kind]}"] for kind, table in stored.RECORDS.items()},
+    stored.Receipt: [f"DELETE FROM {table} WHERE tenant_id = ? AND {key} = ?" for table, key in (
         ("edges", "child_id"), ("deliveries", "receipt_id"), ("receipts", "receipt_id"))],
-    Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
-    Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
+    stored.Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
+    stored.Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
         "tasks", "leases", "progress", "events")]}
 ERASE = {kind: f"UPDATE {card.table} SET {', '.join(f'{name} = ?' for name in card.erasable)} "
                f"WHERE tenant_id = ? AND {' AND '.join(f'{name} = ?' for name in card.erased_by)}"
@@ -191,10 +132,10 @@ EMPTY_LANES = """
     AND lane NOT IN (SELECT t.lane FROM tasks AS t WHERE t.tenant_id = ?1 AND t.status = 'queued' AND t.ready = 0
                      AND t.held IS NULL)"""
 WORKERS = f"""
-    SELECT {listed(Presence)} FROM presences
+    SELECT {listed(stored.Presence)} FROM presences
     WHERE tenant_id = ? AND claimed_at IS NOT NULL AND (kind, id) > (?, ?) ORDER BY kind, id LIMIT ?"""
 LATEST_WORKERS = f"""
-    SELECT {listed(Presence)} FROM presences
+    SELECT {listed(stored.Presence)} FROM presences
     WHERE tenant_id = ? AND claimed_at IS NOT NULL ORDER BY claimed_at DESC LIMIT ?"""
 HOLDINGS = """
     SELECT json_extract(w.value, '$[0]'), json_extract(w.value, '$[1]'), (
@@ -211,17 +152,17 @@ COUNT_AHEAD = """
                        AND priority = ?3 AND task_id < ?4 LIMIT ?5)
         LIMIT ?5)"""
 UNSENT_OF = f"""
-    SELECT {listed(Outgoing)} FROM outbox
+    SELECT {listed(stored.Outgoing)} FROM outbox
     WHERE tenant_id = ?1 AND receipt_id IN (SELECT receipt_id FROM receipts WHERE tenant_id = ?1 AND task_id = ?2)
     LIMIT ?3"""
 EMPTY_QUEUES = "DELETE FROM queues WHERE tenant_id = ? AND queued = 0 AND held = 0 AND leased = 0 AND counted_at <= ?"
 WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
-ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
+ADD_RECEIPT = insert("receipts", [*fields(stored.Receipt), "parent_id"]) + (
     " ON CONFLICT (tenant_id, task_id, receipt_key) DO NOTHING")
 
 RECEIPTS = f"""
-    SELECT {listed(Receipt, 'r.')}, r.parent_id, d.delivered_at,
+    SELECT {listed(stored.Receipt, 'r.')}, r.parent_id, d.delivered_at,
            (SELECT group_concat(e.parent_id, ' ') FROM edges AS e
             WHERE e.tenant_id = r.tenant_id AND e.child_id = r.receipt_id)
     FROM receipts AS r LEFT JOIN deliveries AS d USING (tenant_id, receipt_id)
@@ -283,7 +224,7 @@ TALLY = """
     SELECT t.value, (SELECT count(*) FROM receipts WHERE tenant_id = ?1 AND task_id = t.value)
     FROM json_each(?2) AS t"""
 HELD_BY = f"""
-    SELECT t.type, {listed(Lease, 'l.')}
+    SELECT t.type, {listed(stored.Lease, 'l.')}
     FROM leases AS l INDEXED BY leases_holder JOIN tasks AS t USING (tenant_id, task_id)
     WHERE l.tenant_id = ?1 AND l.ending = 'live' AND l.worker_kind = ?2 AND l.worker_id = ?3 ORDER BY l.acquired_at"""
 LEASED_IN = """
@@ -291,23 +232,24 @@ LEASED_IN = """
     AND (?3 IS NULL OR lane = ?3)"""
 LEASED_TO = f"""
     SELECT count(*) FROM leases INDEXED BY leases_holder WHERE tenant_id = ? AND ending = 'live' AND worker_id = ?
-    AND worker_kind IN ({", ".join([f"'{kind}'" for kind in get_args(Kind)])})"""
+    AND worker_kind IN ({", ".join([f"'{kind}'" for kind in get_args(wire.Kind)])})"""
 ARCHIVED = f"""
-    SELECT {listed(Archived)} FROM archived INDEXED BY archived_task
+    SELECT {listed(stored.Archived)} FROM archived INDEXED BY archived_task
     WHERE tenant_id = ? AND task_id = ? ORDER BY receipt_id"""
 FIND_KEY = f"""
-    SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
+    SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(stored.Key, 'k.')}
     FROM api_keys AS k LEFT JOIN accounts AS a USING (tenant_id) WHERE k.key_id = ?"""
 UNSENT = """
     SELECT tenant_id FROM tenants AS t
     WHERE EXISTS (SELECT 1 FROM outbox WHERE tenant_id = t.tenant_id)"""
 WAITING = f"""
-    SELECT {listed(Outgoing)} FROM outbox
+    SELECT {listed(stored.Outgoing)} FROM outbox
     WHERE tenant_id = ? AND state = 'waiting' AND receipt_id > ? ORDER BY receipt_id LIMIT ?"""
 OFFERED = WAITING.replace("'waiting'", "'offered'")     # without an index: the outbox of a strict gate is short
-WEBHOOK_DELIVERIES = f"SELECT {listed(WebhookDelivery)} FROM webhook_deliveries WHERE tenant_id = ?"
+WEBHOOK_DELIVERIES = f"SELECT {listed(stored_webhooks.WebhookDelivery)} FROM webhook_deliveries WHERE tenant_id = ?"
 OUTGOING = f"""
-    SELECT {listed(Outgoing)} FROM outbox WHERE tenant_id = ? AND receipt_id IN (SELECT value FROM json_each(?))"""
+    SELECT {listed(stored.Outgoing)} FROM outbox
+    WHERE tenant_id = ? AND receipt_id IN (SELECT value FROM json_each(?))"""
 LAG = """
     SELECT (SELECT count(*) FROM outbox WHERE tenant_id = ?1 AND state = 'waiting'),
            (SELECT count(*) FROM outbox WHERE tenant_id = ?1 AND state = 'parked'),
@@ -317,11 +259,12 @@ IDS_LIKE = {table: f"""
     UNION
     SELECT {id} FROM (SELECT {id} FROM {name} WHERE tenant_id = ?1 ORDER BY {id} DESC LIMIT ?4)
     WHERE substr({id}, -length(?2)) = ?2
-    LIMIT ?5""" for table, name, id in ((Task, "tasks", "task_id"), (Receipt, "receipts", "receipt_id"))}
+    LIMIT ?5""" for table, name, id in ((stored.Task, "tasks", "task_id"), (stored.Receipt, "receipts", "receipt_id"))}
 SCHEDULES = f"""
-    SELECT {listed(Schedule)} FROM schedules WHERE tenant_id = ? AND schedule_id > ? ORDER BY schedule_id LIMIT ?"""
+    SELECT {listed(stored.Schedule)} FROM schedules
+    WHERE tenant_id = ? AND schedule_id > ? ORDER BY schedule_id LIMIT ?"""
 SCHEDULES_OF = f"""
-    SELECT {listed(Schedule)} FROM schedules
+    SELECT {listed(stored.Schedule)} FROM schedules
     WHERE tenant_id = ? AND owner_kind = ? AND owner_id = ? AND schedule_id > ? ORDER BY schedule_id LIMIT ?"""
 LATE = "SELECT schedule_id FROM schedules WHERE tenant_id = ? AND late_at <= ? ORDER BY late_at LIMIT ?"
 QUEUES = "SELECT lane, type, capabilities, queued, held, leased FROM queues WHERE tenant_id = ?1"
@@ -329,7 +272,7 @@ DELAYED = f"""
     SELECT lane, sum(next_eligible_at > ?2), min(next_eligible_at), count(*) FROM (
         SELECT lane, next_eligible_at FROM tasks
         WHERE tenant_id = ?1 AND status = 'queued' AND ready = 0 AND held IS NULL
-        ORDER BY next_eligible_at LIMIT {DELAYED_COUNTED + 1})
+        ORDER BY next_eligible_at LIMIT {queries.DELAYED_COUNTED + 1})
     GROUP BY lane"""
 
 
@@ -347,7 +290,7 @@ def find_oldest(lanes: str, by: str) -> str:
         SELECT p.tenant_id, p.lane, p.type, (
             SELECT t.priority FROM tasks AS t WHERE {of_lane} AND t.priority < p.priority
             ORDER BY t.priority DESC LIMIT 1), number + 1
-        FROM priorities AS p WHERE p.priority IS NOT NULL AND number < {MOST_PRIORITIES})
+        FROM priorities AS p WHERE p.priority IS NOT NULL AND number < {queries.MOST_PRIORITIES})
     SELECT p.{by}, min(max(h.updated_at, coalesce(h.next_eligible_at, 0))) FROM priorities AS p
     JOIN tasks AS h ON h.rowid = (
         SELECT t.rowid FROM tasks AS t WHERE {of_lane} AND t.priority = p.priority ORDER BY t.task_id LIMIT 1)
@@ -359,46 +302,47 @@ OLDEST_OF_ALL = find_oldest("SELECT tenant_id, lane, type FROM queues WHERE queu
 DUE_OF_ALL = f"""
     SELECT t.type, min(t.next_eligible_at) FROM tenants AS n CROSS JOIN tasks AS t ON t.rowid IN (
         SELECT rowid FROM tasks WHERE tenant_id = n.tenant_id AND status = 'queued' AND ready = 0 AND held IS NULL
-        AND next_eligible_at <= ? ORDER BY next_eligible_at LIMIT {DUE_LOOKED_AT})
+        AND next_eligible_at <= ? ORDER BY next_eligible_at LIMIT {queries.DUE_LOOKED_AT})
     GROUP BY t.type"""
 DEPTHS = "SELECT type, sum(queued), sum(held), sum(leased) FROM queues GROUP BY type"
 COUNT_OVERDUE = f"""
     SELECT count(*) FROM (SELECT 1 FROM tenants CROSS JOIN leases USING (tenant_id)
-                          WHERE ending = 'live' AND expires_at <= ? LIMIT {OVERDUE_COUNTED})"""
+                          WHERE ending = 'live' AND expires_at <= ? LIMIT {queries.OVERDUE_COUNTED})"""
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
     WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
 
-ADD_TASK = insert("tasks", [*fields(Task), "ready", "summary"])
+ADD_TASK = insert("tasks", [*fields(stored.Task), "ready", "summary"])
 ADD_LANE = insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE")     # a batch beside it may have added it
 COUNT_MOVES = insert("queues", ["lane", "type", "capabilities", "queued", "held", "leased", "counted_at"]) + (
     " ON CONFLICT (tenant_id, lane) DO UPDATE SET queued = queued + excluded.queued, held = held + excluded.held, "
     "leased = leased + excluded.leased, counted_at = excluded.counted_at")
-COUNT_USE = insert("meters", fields(Meter)) + " ON CONFLICT (tenant_id, period, slot) DO UPDATE SET " + ", ".join(
-    f"{name} = {name} + excluded.{name}" for name in fields(Meter)[2:])
+COUNT_USE = insert("meters",
+                   fields(stored.Meter)) + " ON CONFLICT (tenant_id, period, slot) DO UPDATE SET " + ", ".join(
+    f"{name} = {name} + excluded.{name}" for name in fields(stored.Meter)[2:])
 MEASURE = """
     SELECT coalesce(sum(length(CAST(body AS BLOB))), 0) FROM receipts
     WHERE tenant_id = ? AND receipt_id IN (SELECT value FROM json_each(?))"""
-ADD_LEASE = upsert("leases", fields(Lease), ["task_id"])
-ADD_PROGRESS = upsert("progress", fields(Progress), ["task_id"])
+ADD_LEASE = upsert("leases", fields(stored.Lease), ["task_id"])
+ADD_PROGRESS = upsert("progress", fields(stored.Progress), ["task_id"])
 # Only together with its receipt: a receipt that was stored earlier is not sent again.
-ADD_POSTED = (f"INSERT OR ROLLBACK INTO outbox (tenant_id, {listed(Outgoing)}) "
-              f"SELECT ?, {', '.join('?' * len(fields(Outgoing)))} "
+ADD_POSTED = (f"INSERT OR ROLLBACK INTO outbox (tenant_id, {listed(stored.Outgoing)}) "
+              f"SELECT ?, {', '.join('?' * len(fields(stored.Outgoing)))} "
               "WHERE EXISTS (SELECT 1 FROM receipts WHERE tenant_id = ? AND receipt_id = ?)")
 ADD_EDGE = insert("edges", ["child_id", "parent_id"])
-ADD_OBLIGATION = insert("obligations", fields(Obligation))
-ADD_EVENT = insert("events", fields(Event))
-ADD_AUDIT = insert("audit", fields(Audit))
+ADD_OBLIGATION = insert("obligations", fields(stored.Obligation))
+ADD_EVENT = insert("events", fields(stored.Event))
+ADD_AUDIT = insert("audit", fields(stored.Audit))
 KEEP = {kind: insert(table, fields(kind)) if CARDS[kind].append_only else upsert(
-            table, fields(kind), export_order(kind)) for kind, table in RECORDS.items()}
+            table, fields(kind), stored.export_order(kind)) for kind, table in stored.RECORDS.items()}
 ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id"])
 
 
-def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None]:
+def named_row(row: tuple[Any, ...]) -> tuple[stored.Task, stored.Lease | None, stored.Progress | None]:
     """Make a task, its lease and its progress of one row of NAMED."""
     lease, progress = row[TASK:TASK + LEASE], row[TASK + LEASE:]
-    return (Task(*row[:TASK]), Lease(*lease) if lease[0] is not None else None,
-            Progress(*progress) if progress[0] is not None else None)
+    return (stored.Task(*row[:TASK]), stored.Lease(*lease) if lease[0] is not None else None,
+            stored.Progress(*progress) if progress[0] is not None else None)
 
 
 def make_binder(given: list[str]) -> Callable[[str], str]:
@@ -409,36 +353,38 @@ def make_binder(given: list[str]) -> Callable[[str], str]:
     return name
 
 
-def select_tasks(tenant_id: str, of: TaskFilter, ranges: list[TaskRange], ids: list[str]) -> tuple[str, list[str]]:
+def select_tasks(tenant_id: str, of: queries.TaskFilter, ranges: list[pages.TaskRange],
+                 ids: list[str]) -> tuple[str, list[str]]:
     """Return the query for a page of tasks from some ranges, and its parameters."""
     given = [tenant_id]
     bind = make_binder(given)
-    also = narrow_tasks(of, bind, "t", "+t.task_id" if ids else "t.task_id")       # +: not by the index, the ids are
+    # +: not by the index, the ids are
+    also = pages.narrow_tasks(of, bind, "t", "+t.task_id" if ids else "t.task_id")
     also += [f"t.task_id IN (SELECT value FROM json_each({bind(json.dumps(ids))}))"] if ids else []
     led = NAMED.replace("FROM tasks AS t", f"FROM tasks AS t INDEXED BY {LED_BY[ranges[0].by]}")
     column = {"owner": "t.owner_kind", "type": "t.type"}.get(ranges[0].by)
     narrow = ([f"{column} = {bind(one.value)}"] if one.value else [] for one in ranges)
     parts = [f"{' AND '.join([led, *also, *more])} ORDER BY t.task_id DESC LIMIT {of.limit:d}" for more in narrow]
-    return merge_parts(parts, of.limit), given
+    return queries.merge_parts(parts, of.limit), given
 
 
-def select_ids(tenant_id: str, of: TaskFilter, one: TaskRange, most: int) -> tuple[str, list[str]]:
+def select_ids(tenant_id: str, of: queries.TaskFilter, one: pages.TaskRange, most: int) -> tuple[str, list[str]]:
     """Return the query for the ids of the tasks of a range, and its parameters."""
     given = [tenant_id]
     bind = make_binder(given)
-    conditions, order = limit_range(of, one, bind)
+    conditions, order = pages.limit_range(of, one, bind)
     return (f"SELECT task_id FROM tasks INDEXED BY {LED_BY[one.by]} WHERE tenant_id = ?1 AND {conditions} "
             f"ORDER BY {order} LIMIT {most:d}"), given
 
 
-def receipt_row(row: tuple[Any, ...]) -> Receipt:
+def receipt_row(row: tuple[Any, ...]) -> stored.Receipt:
     """Make a receipt of one row of RECEIPTS."""
     first, delivered_at, further = row[RECEIPT:]
     parents = tuple(sorted([*([first] if first else ()), *(further.split() if further else ())]))
-    return Receipt(*row[:RECEIPT], parents, delivered_at)  # type: ignore[call-arg]  # mypy cannot count a slice
+    return stored.Receipt(*row[:RECEIPT], parents, delivered_at)  # type: ignore[call-arg]  # mypy cannot count a slice
 
 
-class SqliteTables(Pages):
+class SqliteTables(pages.Pages):
     """The tables of a database that one process uses."""
 
     db: sqlite3.Connection
@@ -502,24 +448,24 @@ class SqliteTables(Pages):
             for row in self.db.execute(RECORD[kind], (tenant_id, *named)):
                 work.load_record(kind(*row))
         if needs.recount:
-            work.keep_record(Usage(*self.db.execute(COUNT, (tenant_id,)).fetchone()))
+            work.keep_record(stored.Usage(*self.db.execute(COUNT, (tenant_id,)).fetchone()))
         if needs.tally:
             work.tallies.update(self.db.execute(TALLY, (tenant_id, json.dumps(work.list_named_tasks(needs)))))
         return work
 
-    def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
+    def _offer(self, work: Work, claims: list[wire.LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch."""
         self.db.execute(PROMOTE, (work.tenant_id, work.now, PROMOTED))
         enough, lanes = sum(ask.max_tasks or 1 for ask in claims), self.lanes[work.tenant_id]
-        for row in self.db.execute(RECORD[Pauses], (work.tenant_id,)):
-            lanes.pauses = Pauses(*row)
+        for row in self.db.execute(RECORD[stored.Pauses], (work.tenant_id,)):
+            lanes.pauses = stored.Pauses(*row)
             work.load_record(lanes.pauses)
         for group in lanes.groups(claims, work.now):
             portions = Portions(len(claims))
             with contextlib.closing(self._heads(work.tenant_id, group, enough)) as heads:
                 for _, _, *row in heads:
-                    task, progress = Task(*row[:TASK]), row[TASK:]
-                    told = Progress(*progress) if progress[0] is not None else None
+                    task, progress = stored.Task(*row[:TASK]), row[TASK:]
+                    told = stored.Progress(*progress) if progress[0] is not None else None
                     work.add_claimable(task, told)
                     if enough > len(claims) and portions.add(task, told):
                         break
@@ -569,8 +515,8 @@ class SqliteTables(Pages):
         many(ADD_PROGRESS, [astuple(progress) for progress in work.progressed.values()])
         before = self.db.total_changes
         many(ADD_RECEIPT, [(*astuple(one)[:RECEIPT], one.parents[0] if one.parents else None) for one in written])
-        stored = self._measure_bodies(work, self.db.total_changes - before)
-        if (meter := measure_use(work, sum([move[5] for move in moves]), stored)) is not None:
+        stored_bytes = self._measure_bodies(work, self.db.total_changes - before)
+        if (meter := measure_use(work, sum([move[5] for move in moves]), stored_bytes)) is not None:
             many(COUNT_USE, [astuple(meter)])
         many(ADD_POSTED, [(*astuple(row), tenant_id, row.receipt_id) for row in work.posted.values()])
         many(ADD_EDGE, [(one.receipt_id, parent) for one in written for parent in one.parents[1:]])
@@ -589,8 +535,8 @@ class SqliteTables(Pages):
         """Return how many bytes a batch stores in receipts; one that was stored already is not stored again."""
         if added == len(work.written):
             return sum([measure_text(receipt.body) for receipt in work.written.values()])
-        stored: int = self.db.execute(MEASURE, (work.tenant_id, json.dumps(list(work.written)))).fetchone()[0]
-        return stored
+        stored_bytes: int = self.db.execute(MEASURE, (work.tenant_id, json.dumps(list(work.written)))).fetchone()[0]
+        return stored_bytes
 
     def _begin(self) -> None:
         self.db.execute("BEGIN IMMEDIATE")
@@ -614,43 +560,44 @@ class SqliteTables(Pages):
         """Run one query."""
         return self.db.execute(sql, given).fetchall()
 
-    async def task(self, tenant_id: str, task_id: str) -> tuple[Task, Lease | None, Progress | None] | None:
+    async def task(self, tenant_id: str, task_id: str) -> tuple[stored.Task, stored.Lease | None,
+                                                                stored.Progress | None] | None:
         """Return a task with its latest lease and progress."""
         rows = await self._rows(NAMED + "AND t.task_id = ?2", tenant_id, task_id)
         return named_row(rows[0]) if rows else None
 
-    async def read_tasks(self, tenant_id: str, of: TaskFilter, ranges: list[TaskRange],
-                         ids: list[str]) -> list[tuple[Task, Lease | None, Progress | None]]:
+    async def read_tasks(self, tenant_id: str, of: queries.TaskFilter, ranges: list[pages.TaskRange],
+                         ids: list[str]) -> list[tuple[stored.Task, stored.Lease | None, stored.Progress | None]]:
         """Return a page of tasks from some ranges of one index."""
         sql, given = select_tasks(tenant_id, of, ranges, ids)
         return [named_row(row) for row in await self._rows(sql, *given)]
 
     async def find_types(self, tenant_id: str, prefix: str, most: int) -> list[str]:
         """Return the types of tasks that begin so."""
-        return [row[0] for row in await self._rows(TYPES_OF, tenant_id, prefix, end_of(prefix), most)]
+        return [row[0] for row in await self._rows(TYPES_OF, tenant_id, prefix, queries.end_of(prefix), most)]
 
-    async def find_ids(self, tenant_id: str, of: TaskFilter, one: TaskRange, most: int) -> list[str]:
+    async def find_ids(self, tenant_id: str, of: queries.TaskFilter, one: pages.TaskRange, most: int) -> list[str]:
         """Return tasks of a range."""
         sql, given = select_ids(tenant_id, of, one, most)
         return [row[0] for row in await self._rows(sql, *given)]
 
-    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Lease, str]]:
+    async def find_leases(self, tenant_id: str, of: queries.LeaseFilter) -> list[tuple[stored.Lease, str]]:
         """Return the live leases of a worker, and of their tasks only the types."""
         rows = await self._rows(HELD_BY, tenant_id, of.worker.kind, of.worker.id)
-        return read_leases(rows, of)
+        return pages.read_leases(rows, of)
 
-    async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
+    async def count_leases(self, tenant_id: str, of: queries.LeaseCount) -> int:
         """Return how many leases are live."""
         find = (LEASED_IN, of.type, of.lane) if of.worker_id is None else (LEASED_TO, of.worker_id)
         number: int = (await self._rows(find[0], tenant_id, *find[1:]))[0][0]
         return number
 
-    async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
+    async def receipt(self, tenant_id: str, receipt_id: str) -> stored.Receipt | None:
         """Return one receipt."""
         rows = await self._rows(RECEIPTS + "AND r.receipt_id = ?2", tenant_id, receipt_id)
         return receipt_row(rows[0]) if rows else None
 
-    async def find_receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+    async def find_receipts(self, tenant_id: str, of: queries.ReceiptFilter) -> list[stored.Receipt]:
         """Return a page of receipts, oldest first; the single writer makes ids in the order of commits."""
         sql, given = RECEIPTS, [tenant_id]
         for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
@@ -661,29 +608,29 @@ class SqliteTables(Pages):
         given.append(of.after or "")
         sql += f" AND r.receipt_id > ?{len(given)}"
         order = "r.receipt_id DESC" if of.newest else "r.receipt_id"
-        sql = page_of(sql, of.to, "r.to_kind", order, 1, of.limit, make_binder(given))
+        sql = queries.page_of(sql, of.to, "r.to_kind", order, 1, of.limit, make_binder(given))
         rows = await self._rows(sql, *given)
         return [receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
-    async def find_events(self, tenant_id: str, of: EventFilter) -> list[Event]:
+    async def find_events(self, tenant_id: str, of: queries.EventFilter) -> list[stored.Event]:
         """Return a page of a task's events."""
-        sql = (f"SELECT {listed(Event)} FROM events WHERE tenant_id = ? AND task_id = ? AND event_id > ? "
+        sql = (f"SELECT {listed(stored.Event)} FROM events WHERE tenant_id = ? AND task_id = ? AND event_id > ? "
                "ORDER BY event_id LIMIT ?")
-        return [Event(*row) for row in await self._rows(sql, tenant_id, of.task_id, of.after or "", of.limit)]
+        return [stored.Event(*row) for row in await self._rows(sql, tenant_id, of.task_id, of.after or "", of.limit)]
 
-    async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
+    async def find_obligations(self, tenant_id: str, of: queries.ObligationFilter) -> list[stored.Receipt]:
         """Return a page of open obligations from their index."""
         after = of.after or ""
         rows = await (self._rows(OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
                       else self._rows(OPEN_FOR_ALL, tenant_id, after, of.limit))
         return [receipt_row(row) for row in rows]
 
-    async def find_like(self, tenant_id: str, of: IdFilter) -> list[str]:
+    async def find_like(self, tenant_id: str, of: queries.IdFilter) -> list[str]:
         """Return ids of tasks or receipts that begin or end with a text."""
-        rows = await self._rows(IDS_LIKE[of.table], tenant_id, of.part, end_of(of.part), of.searched, of.limit)
+        rows = await self._rows(IDS_LIKE[of.table], tenant_id, of.part, queries.end_of(of.part), of.searched, of.limit)
         return [row[0] for row in rows]
 
-    async def find_queues(self, tenant_id: str, of: QueueFilter) -> list[Queue]:
+    async def find_queues(self, tenant_id: str, of: queries.QueueFilter) -> list[stored.Queue]:
         """Return a page of what lanes have now, by type."""
         sql, given = QUEUES, list[Any]([tenant_id])
         for column, value in (("type", of.type), ("lane", of.lane)):
@@ -697,34 +644,34 @@ class SqliteTables(Pages):
         now = self.now()
         oldest = dict(await self._rows(OLDEST, tenant_id, json.dumps([row[0] for row in counted])))
         later = {lane: rest for lane, *rest in await self._rows(DELAYED, tenant_id, now)}
-        return list(join_queues(counted, oldest, later, now))
+        return list(pages.join_queues(counted, oldest, later, now))
 
-    async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
+    async def find_schedules(self, tenant_id: str, of: queries.ScheduleFilter) -> list[stored.Schedule]:
         """Return a page of schedules, in the order of their ids."""
         after = of.after or ""
         rows = await (self._rows(SCHEDULES_OF, tenant_id, of.owner.kind, of.owner.id, after, of.limit) if of.owner
                       else self._rows(SCHEDULES, tenant_id, after, of.limit))
-        return [Schedule(*row) for row in rows]
+        return [stored.Schedule(*row) for row in rows]
 
-    async def find_workers(self, tenant_id: str, of: WorkerFilter) -> list[Presence]:
+    async def find_workers(self, tenant_id: str, of: queries.WorkerFilter) -> list[stored.Presence]:
         """Return a page of those who have claimed tasks."""
         rows = await (self._rows(LATEST_WORKERS, tenant_id, of.limit) if of.latest
                       else self._rows(WORKERS, tenant_id, *of.after, of.limit))
-        return [Presence(*row) for row in rows]
+        return [stored.Presence(*row) for row in rows]
 
-    async def find_holdings(self, tenant_id: str, of: HoldingsOf) -> list[Holding]:
+    async def find_holdings(self, tenant_id: str, of: queries.HoldingsOf) -> list[stored.Holding]:
         """Return what some workers hold."""
-        return [Holding(*row) for row in await self._rows(
+        return [stored.Holding(*row) for row in await self._rows(
             HOLDINGS, tenant_id, json.dumps([(who.kind, who.id) for who in of.workers]), of.most)]
 
-    async def count_ahead(self, tenant_id: str, of: AheadOf) -> list[int]:
+    async def count_ahead(self, tenant_id: str, of: queries.AheadOf) -> list[int]:
         """Return how many tasks come before one."""
         rows = await self._rows(COUNT_AHEAD, tenant_id, of.lane, of.priority, of.task_id, of.most)
         return [row[0] for row in rows]
 
-    async def find_unsent(self, tenant_id: str, of: UnsentOf) -> list[Outgoing]:
+    async def find_unsent(self, tenant_id: str, of: queries.UnsentOf) -> list[stored.Outgoing]:
         """Return the outbox rows of a task."""
-        return [Outgoing(*row) for row in await self._rows(UNSENT_OF, tenant_id, of.task_id, of.limit)]
+        return [stored.Outgoing(*row) for row in await self._rows(UNSENT_OF, tenant_id, of.task_id, of.limit)]
 
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
         """Whether a child of the receipt has one of the types."""
@@ -739,16 +686,17 @@ class SqliteTables(Pages):
         """Return the tenants whose outbox has receipts."""
         return [row[0] for row in await self._rows(UNSENT)]
 
-    async def find_waiting(self, tenant_id: str, of: OutboxFilter) -> list[Outgoing]:
+    async def find_waiting(self, tenant_id: str, of: queries.OutboxFilter) -> list[stored.Outgoing]:
         """Return a page of the receipts that wait for the ledger."""
-        return [Outgoing(*row) for row in await self._rows(
+        return [stored.Outgoing(*row) for row in await self._rows(
             WAITING if of.state == "waiting" else OFFERED, tenant_id, of.after, of.limit)]
 
-    async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
+    async def find_outgoing(self, tenant_id: str, of: queries.OutboxOf) -> list[stored.Outgoing]:
         """Return the outbox rows of some receipts."""
-        return [Outgoing(*row) for row in await self._rows(OUTGOING, tenant_id, json.dumps(of.receipt_ids))]
+        return [stored.Outgoing(*row) for row in await self._rows(OUTGOING, tenant_id, json.dumps(of.receipt_ids))]
 
-    async def find_deliveries(self, tenant_id: str, of: DeliveryFilter) -> list[WebhookDelivery]:
+    async def find_deliveries(self, tenant_id: str,
+                              of: queries.DeliveryFilter) -> list[stored_webhooks.WebhookDelivery]:
         """Return a page of what became of the events of an endpoint."""
         sql, given = f"{WEBHOOK_DELIVERIES} AND webhook_id = ?", [tenant_id, of.webhook_id]
         for condition, value in (("state = ?", of.state), (f"delivery_id {'<' if of.newest else '>'} ?", of.after)):
@@ -756,19 +704,19 @@ class SqliteTables(Pages):
                 given.append(value)
                 sql += f" AND {condition}"
         rows = await self._rows(f"{sql} ORDER BY delivery_id{' DESC' * of.newest} LIMIT {of.limit:d}", *given)
-        return [WebhookDelivery(*row) for row in rows]
+        return [stored_webhooks.WebhookDelivery(*row) for row in rows]
 
     async def webhook_tenants(self) -> list[str]:
         """Return the tenants that have endpoints for webhooks."""
         return [row[0] for row in await self._rows("SELECT tenant_id FROM webhook_heads WHERE number > 0")]
 
-    async def lag(self, tenant_id: str) -> Lag:
+    async def lag(self, tenant_id: str) -> stored.Lag:
         """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""
-        return Lag(*(await self._rows(LAG, tenant_id))[0])
+        return stored.Lag(*(await self._rows(LAG, tenant_id))[0])
 
-    async def find_entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
+    async def find_entries(self, tenant_id: str, of: queries.EntryFilter) -> list[stored.Entry]:
         """Return a page of receipts that others stored in this ledger; arrival ids follow the order of commits."""
-        sql, given = f"SELECT {listed(Entry)} FROM ledger WHERE tenant_id = ?1", [tenant_id]
+        sql, given = f"SELECT {listed(stored.Entry)} FROM ledger WHERE tenant_id = ?1", [tenant_id]
         for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
                               ("receipt_type", of.receipt_type), ("asyncgate_instance", of.instance)):
             if value is not None:
@@ -776,18 +724,18 @@ class SqliteTables(Pages):
                 sql += f" AND {column} = ?{len(given)}"
         given.append(of.after or "")
         sql += f" AND arrival > ?{len(given)}"
-        sql = page_of(sql, of.to, "to_kind", "arrival", 2, of.limit, make_binder(given))
+        sql = queries.page_of(sql, of.to, "to_kind", "arrival", 2, of.limit, make_binder(given))
         rows = await self._rows(sql, *given)
-        return [Entry(*row) for row in rows]
+        return [stored.Entry(*row) for row in rows]
 
-    async def find_archived(self, tenant_id: str, of: ArchivedFilter) -> list[Archived]:
+    async def find_archived(self, tenant_id: str, of: queries.ArchivedFilter) -> list[stored.Archived]:
         """Return the pointers to a task's archived receipts."""
-        return [Archived(*row) for row in await self._rows(ARCHIVED, tenant_id, of.task_id)]
+        return [stored.Archived(*row) for row in await self._rows(ARCHIVED, tenant_id, of.task_id)]
 
-    async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
+    async def find_key(self, key_id: str) -> tuple[str, bool, stored.Key] | None:
         """Return a key before its tenant is known."""
         rows = await self._rows(FIND_KEY, key_id)
-        return (rows[0][0], bool(rows[0][1]), Key(*rows[0][2:])) if rows else None
+        return (rows[0][0], bool(rows[0][1]), stored.Key(*rows[0][2:])) if rows else None
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return the tasks and schedules that upkeep must check, by tenant."""
@@ -798,11 +746,11 @@ class SqliteTables(Pages):
             found.append((tenant_id, tasks, schedules))
         return found
 
-    async def depths(self, now: float) -> list[Depth]:
+    async def depths(self, now: float) -> list[stored.Depth]:
         """Return what the queues of all tenants have by type."""
         oldest, due = dict(await self._rows(OLDEST_OF_ALL)), dict(await self._rows(DUE_OF_ALL, now))
-        return [Depth(type, queued, held, leased,
-                      min((since[type] for since in (oldest, due) if type in since), default=None))
+        return [stored.Depth(type, queued, held, leased,
+                             min((since[type] for since in (oldest, due) if type in since), default=None))
                 for type, queued, held, leased in await self._rows(DEPTHS)]
 
     async def count_overdue(self, before: float) -> int:
@@ -821,7 +769,7 @@ class SqliteTables(Pages):
 
     def _drop_lanes(self, only: str | None) -> int:
         dropped: dict[str, list[int]] = {}
-        kept_since = inf if only else self.now() - QUEUE_KEPT_SECONDS   # a clock may have been set back
+        kept_since = inf if only else self.now() - queries.QUEUE_KEPT_SECONDS   # a clock may have been set back
         self._begin()
         for tenant_id in list(self.lanes) if only is None else [only]:
             self.db.execute(WALL, (tenant_id,))
@@ -842,12 +790,12 @@ class SqliteTables(Pages):
 
     async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:
         """Return the next rows of a table, in the order of its primary key."""
-        if table is Receipt:
-            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, limit))
-        if not (order := export_order(table)):
+        if table is stored.Receipt:
+            return await self.find_receipts(tenant_id, queries.ReceiptFilter(None, None, None, after, limit))
+        if not (order := stored.export_order(table)):
             return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
         names, marks = ", ".join(order), ", ".join("?" * len(order))
-        sql = (f"SELECT {listed(table)} FROM {TABLES[table]} WHERE tenant_id = ? AND ({names}) > ({marks}) "
+        sql = (f"SELECT {listed(table)} FROM {stored.TABLES[table]} WHERE tenant_id = ? AND ({names}) > ({marks}) "
                f"ORDER BY {names} LIMIT {limit:d}")
         behind = after.split("\0") if after else [""] * len(order)
         return [table(*row) for row in await self._rows(sql, tenant_id, *behind)]
@@ -864,4 +812,4 @@ class SqliteTables(Pages):
 
     async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
         """Return how many rows some tables have, over all tenants."""
-        return sum([(await self._rows(f"SELECT count(*) FROM {TABLES[table]}"))[0][0] for table in tables])
+        return sum([(await self._rows(f"SELECT count(*) FROM {stored.TABLES[table]}"))[0][0] for table in tables])

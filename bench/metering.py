@@ -17,7 +17,7 @@ from statistics import median
 
 from asyncgate import Extension, Needs, Transact, Work
 from asyncgate.backends import open_backend
-from asyncgate.bench.counting import CYCLES, TOKEN, WARM_UP, run_cycles
+from asyncgate.bench import counting
 from asyncgate.parts.app import Gate
 from asyncgate.parts.identity.metering import Closer, floor_to
 from asyncgate.parts.model.counted import PERIOD_SECONDS
@@ -42,11 +42,11 @@ class Unmetered(Extension):
 @contextlib.asynccontextmanager
 async def open_gate(folder: str, metered: bool) -> AsyncIterator[Gate]:
     """Open a gate over a new file."""
-    gate = Gate(Settings(api_key=TOKEN), await open_backend(f"sqlite:///{folder}/{metered}.db"))
+    gate = Gate(Settings(api_key=counting.TOKEN), await open_backend(f"sqlite:///{folder}/{metered}.db"))
     async with gate.app.router.lifespan_context(gate.app):
         if not metered:
             gate.engine.extend(Unmetered())
-        await run_cycles(gate, WARM_UP)
+        await counting.run_cycles(gate, counting.WARM_UP)
         yield gate
 
 
@@ -55,7 +55,7 @@ async def pass_month(gate: Gate) -> tuple[float, float]:
     closer, cycles, closing = Closer(gate.engine), 0.0, 0.0
     tenant_id, backend = gate.engine.settings.default_tenant_id, gate.engine.backend
     for _ in range(PERIODS):
-        cycles += await run_cycles(gate, 1)
+        cycles += await counting.run_cycles(gate, 1)
         backend.skew += PERIOD_SECONDS
         since = time.process_time()
         await closer.close(tenant_id, floor_to(backend.now(), PERIOD_SECONDS))
@@ -70,7 +70,7 @@ async def main() -> None:
             found: dict[bool, list[float]] = {False: [], True: []}
             for number in range(TURNS):
                 for metered in (False, True) if number % 2 else (True, False):
-                    found[metered].append(await run_cycles(on if metered else off, CYCLES))
+                    found[metered].append(await counting.run_cycles(on if metered else off, counting.CYCLES))
         async with open_gate(folder, True) as gate:
             cycle, closing = await pass_month(gate)
     shares = [metering / plain for plain, metering in zip(found[False], found[True], strict=True)]

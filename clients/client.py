@@ -23,23 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 
 import msgspec
 
+from asyncgate.clients import http, operations
 from asyncgate.clients.call import CallSpec
-from asyncgate.clients.http import (
-    AWAY_STATUSES,
-    FIRST_PAUSE,
-    QUIET_SECONDS,
-    SHORT_PAUSE,
-    AsyncHttp,
-    CheckedReply,
-    NotAGate,
-    Refusal,
-    Unreachable,
-    WrongAddress,
-    pause_after,
-)
-from asyncgate.clients.operations import CALLS, AsyncOperations, Names, TaskRecord, TaskTerms
 from asyncgate.clients.values import make_reader
-from asyncgate.parts.model.wire import Status
+from asyncgate.parts.model import wire
 from asyncgate.parts.process.spans import PRODUCERS, Tracing, find_tracing
 
 if TYPE_CHECKING:
@@ -61,7 +48,7 @@ OUTCOME_UNKNOWN = {"database_unavailable", "unexpected_answer"}
 class TaskFailed(Exception):
     """The task failed and gets no further attempt; `error` is its worker's error, `task` the whole task."""
 
-    def __init__(self, task: TaskRecord) -> None:
+    def __init__(self, task: operations.TaskRecord) -> None:
         self.task, self.error = task, task.result.error if task.result else None
         super().__init__(f"task {task.task_id} ({task.type}) failed: {shorten_json(self.error)}")
 
@@ -69,7 +56,7 @@ class TaskFailed(Exception):
 class TaskCanceled(Exception):
     """The task was canceled; `task` is the whole task."""
 
-    def __init__(self, task: TaskRecord) -> None:
+    def __init__(self, task: operations.TaskRecord) -> None:
         self.task = task
         super().__init__(f"task {task.task_id} ({task.type}) was canceled")
 
@@ -91,11 +78,11 @@ class Way(Protocol):
     ) -> None:
         """Close the connections."""
 
-    async def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
+    async def send(self, operation: str, fields: Mapping[str, Any]) -> http.CheckedReply:
         """Call an operation and return its reply, checked; raises Refusal or Unreachable."""
 
 
-class AsyncGate(AsyncOperations):
+class AsyncGate(operations.AsyncOperations):
     """An asyncio client of a gate: one connection pool, the caller's name, and how long to retry.
 
     `agent_id` or `worker_id` names the caller if the credential does not.  Many asyncio tasks may share one AsyncGate.
@@ -130,7 +117,8 @@ class AsyncGate(AsyncOperations):
     # Handing over work.
 
     async def submit(
-        self, type: str, payload: Any = None, *, needs: Names = (), key: str | None = None, **terms: Unpack[TaskTerms],
+        self, type: str, payload: Any = None, *, needs: operations.Names = (), key: str | None = None,
+        **terms: Unpack[operations.TaskTerms],
     ) -> Handle:
         """Create a task and return its handle; a repeated `key` returns the handle of the first task.
 
@@ -173,8 +161,8 @@ class AsyncGate(AsyncOperations):
             for item in find_listed(page):
                 yield item
             fields[find_position(operation)] = page.cursor
-            if not find_listed(page) and time.monotonic() - asked < FIRST_PAUSE:
-                await asyncio.sleep(SHORT_PAUSE)        # a gate that is stopping answers at once
+            if not find_listed(page) and time.monotonic() - asked < http.FIRST_PAUSE:
+                await asyncio.sleep(http.SHORT_PAUSE)        # a gate that is stopping answers at once
 
     # Calling.
 
@@ -190,7 +178,7 @@ class AsyncGate(AsyncOperations):
         """Call an operation by its name and return its reply as plain JSON values."""
         return msgspec.json.decode((await self.send(operation, fields)).content)
 
-    async def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
+    async def send(self, operation: str, fields: Mapping[str, Any]) -> http.CheckedReply:
         """Call an operation, with retries while they are safe and time is left; return the reply, checked."""
         if self.opened_by != os.getpid():
             raise RuntimeError(FORKED if self.opened_by else NOT_OPEN)
@@ -202,15 +190,15 @@ class AsyncGate(AsyncOperations):
                 self.tracing.note_created(span, reply.decoded)
             return reply
 
-    async def _send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
-        op = CALLS[operation]
+    async def _send(self, operation: str, fields: Mapping[str, Any]) -> http.CheckedReply:
+        op = operations.CALLS[operation]
         tries = Attempts(op, self._complete(op, fields), self.patience_seconds)
         try:
             async with asyncio.timeout(tries.seconds) as clock:
                 while True:
                     try:
                         return await self.way.send(operation, tries.fields())
-                    except (Refusal, Unreachable) as error:
+                    except (http.Refusal, http.Unreachable) as error:
                         await asyncio.sleep(tries.pause(error))
         except TimeoutError:
             if not clock.expired():
@@ -257,7 +245,7 @@ def sort_names(needs: Any) -> list[str]:
 def make_way(via: str, url: str | None, token: str | None, transport: httpx2.AsyncBaseTransport | None) -> Way:
     """Return the transport to the gate by its name."""
     if via == "rest":
-        return AsyncHttp(url, token, transport=transport)
+        return http.AsyncHttp(url, token, transport=transport)
     if via == "mcp":        # imported here, because it imports the large MCP SDK
         from asyncgate.clients.via_mcp import McpWay
         return McpWay(url, token, transport)
@@ -304,30 +292,31 @@ class Attempts:
         left = self.waits - (time.monotonic() - self.began)
         return {**self.said, "wait_seconds": max(round(left, 3), 0.0)}
 
-    def pause(self, error: Refusal | Unreachable) -> float:
+    def pause(self, error: http.Refusal | http.Unreachable) -> float:
         """Return how many seconds to wait before the next attempt; raise the error if none is allowed."""
         self.count, self.last = self.count + 1, error
-        if isinstance(error, Unreachable) and error.size > LARGE_REQUEST:
+        if isinstance(error, http.Unreachable) and error.size > LARGE_REQUEST:
             self.broken += 1
             if self.broken > 1:     # a gate that restarts does not do that twice in the middle of one request
-                raise Refusal(413, {"error": "payload_too_large", "message": "the gate cut the connection twice while "
+                raise http.Refusal(413,
+                                   {"error": "payload_too_large", "message": "the gate cut the connection twice while "
                                     f"it was sent {error.size:,} bytes: that is more than it takes in a request"})
         passed = time.monotonic() - self.began
-        cut_off = self.count == 1 and isinstance(error, Unreachable) and self.waits and passed > FIRST_PAUSE
+        cut_off = self.count == 1 and isinstance(error, http.Unreachable) and self.waits and passed > http.FIRST_PAUSE
         # A gate that restarts cuts waiting calls off, and may be back already.
-        pause = 0.0 if cut_off else pause_after(self.count)
-        pause += (error.retry_after or 0.0) if isinstance(error, Refusal) else 0.0
+        pause = 0.0 if cut_off else http.pause_after(self.count)
+        pause += (error.retry_after or 0.0) if isinstance(error, http.Refusal) else 0.0
         if not self._may_repeat(error) or passed + pause > self.seconds:
             raise error
-        if passed > QUIET_SECONDS and not self.told:
+        if passed > http.QUIET_SECONDS and not self.told:
             self.told = True
             log.warning("%s: %s; retrying for %.0f s", self.op.name, error, self.seconds - passed)
         return pause
 
-    def _may_repeat(self, error: Refusal | Unreachable) -> bool:
-        if isinstance(error, WrongAddress | NotAGate):
+    def _may_repeat(self, error: http.Refusal | http.Unreachable) -> bool:
+        if isinstance(error, http.WrongAddress | http.NotAGate):
             return False
-        if isinstance(error, Unreachable):
+        if isinstance(error, http.Unreachable):
             return self.harmless or not error.sent
         if error.code in OUTCOME_UNKNOWN:
             return self.harmless and error.status in (502, 503, 504)
@@ -335,7 +324,7 @@ class Attempts:
 
     def too_late(self) -> Exception:
         """Return what to raise when the time is over in the middle of an attempt."""
-        return self.last or Unreachable(f"the gate did not answer {self.op.name} within {self.seconds:g} s")
+        return self.last or http.Unreachable(f"the gate did not answer {self.op.name} within {self.seconds:g} s")
 
 
 # Waiting for an outcome.
@@ -350,11 +339,11 @@ class Handle:
     def __repr__(self) -> str:
         return f"<task {self.task_id}>"
 
-    async def task(self) -> TaskRecord:
+    async def task(self) -> operations.TaskRecord:
         """Return the whole task."""
         return await self.gate.get_task(self.task_id)
 
-    async def status(self) -> Status:
+    async def status(self) -> wire.Status:
         """Return the task's status."""
         return (await self.task()).status
 
@@ -362,7 +351,7 @@ class Handle:
         """Return the worker's latest progress report, or None."""
         return (await self.task()).progress
 
-    async def updates(self) -> AsyncIterator[TaskRecord]:
+    async def updates(self) -> AsyncIterator[operations.TaskRecord]:
         """Yield the task now, and after each change of its status or progress, until it has ended."""
         last = None
         while True:
@@ -372,7 +361,7 @@ class Handle:
             if task.status in ENDED_STATUSES:
                 return
             last = task
-            await asyncio.sleep(SHORT_PAUSE)
+            await asyncio.sleep(http.SHORT_PAUSE)
 
     async def cancel(self, reason: str | None = None) -> bool:
         """Cancel the task; return whether its status is canceled now: False if the task had already ended."""
@@ -391,7 +380,7 @@ class Handle:
             raise TaskCanceled(ended)
         return make_reader(type)(ended.result.result if ended.result else None)
 
-    async def ended(self, timeout: float | None = None) -> TaskRecord:  # noqa: ASYNC109
+    async def ended(self, timeout: float | None = None) -> operations.TaskRecord:  # noqa: ASYNC109
         """Wait until the task has ended, in success or not, and return the whole task."""
         try:
             async with asyncio.timeout(timeout) as clock:
@@ -401,7 +390,7 @@ class Handle:
                 raise
             raise TimeoutError(f"task {self.task_id} has not ended within {timeout:g} s") from None
 
-    async def _ended(self) -> TaskRecord:
+    async def _ended(self) -> operations.TaskRecord:
         pauses, answered = 0, False
         while True:
             asked, least = time.monotonic(), 0.0
@@ -410,14 +399,14 @@ class Handle:
                 if task.status in ENDED_STATUSES:
                     return task
                 answered = True
-            except Unreachable as away:
+            except http.Unreachable as away:
                 # Where a gate has answered, a captive portal or a proxy that answers for it goes away again.
-                if isinstance(away, WrongAddress) or (isinstance(away, NotAGate) and not answered):
+                if isinstance(away, http.WrongAddress) or (isinstance(away, http.NotAGate) and not answered):
                     raise
-            except Refusal as no:
-                if no.status not in AWAY_STATUSES:
+            except http.Refusal as no:
+                if no.status not in http.AWAY_STATUSES:
                     raise
                 least = no.retry_after or 0.0
             # A gate that is stopping answers long polls at once: pause, so that this loop does not spin.
             pauses = 0 if time.monotonic() - asked > LONG_POLL_SECONDS / 2 else pauses + 1
-            await asyncio.sleep(least + pause_after(pauses + 1))
+            await asyncio.sleep(least + http.pause_after(pauses + 1))

@@ -20,9 +20,8 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
-from asyncgate.clients.client import DEFAULT_PATIENCE_SECONDS, FORKED, AsyncGate, Handle
-from asyncgate.clients.operations import Names, SyncOperations, TaskRecord, TaskTerms
-from asyncgate.parts.model.wire import Status
+from asyncgate.clients import client, operations
+from asyncgate.parts.model import wire
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -80,7 +79,7 @@ class LoopThread(Generic[T]):
             raise RuntimeError("this client is not open; call it inside its `with` block")
         if self.pid != os.getpid():         # nobody would ever answer
             work.close()
-            raise RuntimeError(FORKED)
+            raise RuntimeError(client.FORKED)
         call = PendingCall(work)
         try:
             return asyncio.run_coroutine_threadsafe(call.make(), self.loop).result()
@@ -126,15 +125,16 @@ class PendingCall(Generic[R]):
             self.task.cancel()
 
 
-class SyncGate(SyncOperations):
+class SyncGate(operations.SyncOperations):
     """A blocking client of a gate, with the same methods as AsyncGate."""
 
     def __init__(
         self, url: str | None = None, token: str | None = None, *, via: Literal["rest", "mcp"] = "rest",
-        agent_id: str | None = None, worker_id: str | None = None, patience_seconds: float = DEFAULT_PATIENCE_SECONDS,
+        agent_id: str | None = None, worker_id: str | None = None,
+        patience_seconds: float = client.DEFAULT_PATIENCE_SECONDS,
     ) -> None:
-        self.gate = AsyncGate(url, token, via=via, agent_id=agent_id, worker_id=worker_id,
-                              patience_seconds=patience_seconds)
+        self.gate = client.AsyncGate(url, token, via=via, agent_id=agent_id, worker_id=worker_id,
+                                     patience_seconds=patience_seconds)
         self.loop_thread: LoopThread[Any] = LoopThread(self.gate)
 
     def __enter__(self) -> Self:
@@ -168,7 +168,8 @@ class SyncGate(SyncOperations):
         return self.loop_thread.iterate(self.gate.follow(operation, **fields))
 
     def submit(
-        self, type: str, payload: Any = None, *, needs: Names = (), key: str | None = None, **terms: Unpack[TaskTerms],
+        self, type: str, payload: Any = None, *, needs: operations.Names = (), key: str | None = None,
+        **terms: Unpack[operations.TaskTerms],
     ) -> SyncHandle:
         """Create a task and return its handle; a repeated `key` returns the handle of the first task."""
         handle = self.loop_thread.run(self.gate.submit(type, payload, needs=needs, key=key, **terms))
@@ -182,7 +183,7 @@ class SyncGate(SyncOperations):
 class SyncHandle:
     """A task that was handed over, with blocking methods; see `Handle`."""
 
-    def __init__(self, loop_thread: LoopThread[Any], handle: Handle) -> None:
+    def __init__(self, loop_thread: LoopThread[Any], handle: client.Handle) -> None:
         self.loop_thread, self.handle, self.task_id = loop_thread, handle, handle.task_id
 
     def __repr__(self) -> str:
@@ -193,15 +194,15 @@ class SyncHandle:
         """Whether the key had made this task from another request."""
         return self.handle.payload_differs
 
-    def updates(self) -> Iterator[TaskRecord]:
+    def updates(self) -> Iterator[operations.TaskRecord]:
         """Yield the task now, and after each change of its status or progress, until it has ended."""
         return self.loop_thread.iterate(self.handle.updates())
 
-    def task(self) -> TaskRecord:
+    def task(self) -> operations.TaskRecord:
         """Return the whole task."""
         return self.loop_thread.run(self.handle.task())
 
-    def status(self) -> Status:
+    def status(self) -> wire.Status:
         """Return the task's status."""
         return self.loop_thread.run(self.handle.status())
 
@@ -217,6 +218,6 @@ class SyncHandle:
         """Wait until the task has ended and return its result; see `Handle.result`."""
         return self.loop_thread.run(self.handle.result(timeout, type=type))
 
-    def ended(self, timeout: float | None = None) -> TaskRecord:
+    def ended(self, timeout: float | None = None) -> operations.TaskRecord:
         """Wait until the task has ended, in success or not, and return the whole task."""
         return self.loop_thread.run(self.handle.ended(timeout))

@@ -17,19 +17,9 @@ import msgspec
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
+from asyncgate.clients import http
 from asyncgate.clients.finite import encode_finite
-from asyncgate.clients.http import (
-    ANSWER_SECONDS,
-    CheckedReply,
-    Exchange,
-    NotAGate,
-    Refusal,
-    Unreachable,
-    WrongAddress,
-    read_object,
-    read_retry_after,
-)
-from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.jsonrpc import INTERNAL_ERROR, spell_tool_name
 
 REVISION = "2026-07-28"         # this revision has no handshake, so the client survives a restart of the gate
@@ -38,12 +28,12 @@ LONGEST_WAIT = 60.0             # seconds: the most that a gate's settings allow
 UNREACHABLE, STATUS, NOT_MCP = "asyncgate/unreachable", "asyncgate/status", "asyncgate/foreign"
 
 
-class McpWay(Exchange):
+class McpWay(http.Exchange):
     """Calls the MCP tools of a gate at /mcp."""
 
     def __init__(self, url: str | None, token: str | None, transport: httpx2.AsyncBaseTransport | None = None) -> None:
         super().__init__(url, token)
-        self.settings |= {"transport": transport, "timeout": ANSWER_SECONDS + LONGEST_WAIT}
+        self.settings |= {"transport": transport, "timeout": http.ANSWER_SECONDS + LONGEST_WAIT}
         self.opened = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> McpWay:
@@ -59,7 +49,7 @@ class McpWay(Exchange):
     ) -> None:
         await self.opened.aclose()
 
-    async def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
+    async def send(self, operation: str, fields: Mapping[str, Any]) -> http.CheckedReply:
         """Call the tool of an operation and return its reply, checked; raises Refusal or Unreachable."""
         said = {k: v for k, v in fields.items() if v is not None or k == "payload"}
         arguments = msgspec.json.decode(encode_finite(said))
@@ -70,14 +60,14 @@ class McpWay(Exchange):
         text = "".join(getattr(part, "text", "") for part in told.content)
         if not told.is_error:
             return self.read_reply(operation, text.encode())
-        body = read_object(text.encode()) or {"message": text}
+        body = http.read_object(text.encode()) or {"message": text}
         raise make_refusal(find_status(str(body.get("error"))), body)
 
 
 class Answering(httpx2.AsyncClient):
     """An HTTP client that always returns JSON-RPC, even if no server answers or the answer is not JSON-RPC."""
 
-    def __init__(self, way: Exchange) -> None:
+    def __init__(self, way: http.Exchange) -> None:
         super().__init__(**way.settings)
         self.way = way
 
@@ -88,15 +78,15 @@ class Answering(httpx2.AsyncClient):
             answer = await super().send(request, **more)
             if answer.headers.get("content-type", "").startswith("text/event-stream"):
                 return answer
-            body = read_object(await answer.aread())
+            body = http.read_object(await answer.aread())
             self.way.answered = True
         except httpx2.RequestError as error:
             none = self.way.unreachable(error, asked)
-            is_wrong = isinstance(none, WrongAddress)
+            is_wrong = isinstance(none, http.WrongAddress)
             return make_error_answer(request, str(none), {UNREACHABLE: True, "sent": none.sent, "wrong": is_wrong})
         if "jsonrpc" in body or answer.status_code == 202:      # 202: a notification has no reply
             return answer
-        if answer.is_success or isinstance(self.way.refusal(answer), NotAGate):
+        if answer.is_success or isinstance(self.way.refusal(answer), http.NotAGate):
             return make_error_answer(request, f"its answer (status {answer.status_code}) is not MCP", {NOT_MCP: True})
         told = {**body, STATUS: answer.status_code}
         if after := answer.headers.get("retry-after"):
@@ -114,22 +104,22 @@ def translate_error(error: MCPError, url: str) -> Exception:
     """Translate the error of an MCP call into this client's Refusal or Unreachable."""
     told = error.data if isinstance(error.data, dict) else {}
     if NOT_MCP in told:
-        return NotAGate(url, error.message)
+        return http.NotAGate(url, error.message)
     if UNREACHABLE in told:
-        return (WrongAddress if told["wrong"] else Unreachable)(error.message, sent=told["sent"])
+        return (http.WrongAddress if told["wrong"] else http.Unreachable)(error.message, sent=told["sent"])
     if "error" not in told and STATUS not in told:      # the SDK's own error: a timeout, or its session ended
-        return Unreachable(f"no answer came through MCP: {error.message}")
+        return http.Unreachable(f"no answer came through MCP: {error.message}")
     return make_refusal(told.pop(STATUS, None) or find_status(str(told["error"])), {"message": error.message, **told})
 
 
-def make_refusal(status: int, body: dict[str, Any]) -> Refusal:
+def make_refusal(status: int, body: dict[str, Any]) -> http.Refusal:
     """Return the refusal that REST would raise."""
-    return Refusal(status, body, read_retry_after(body.get("retry_after")))
+    return http.Refusal(status, body, http.read_retry_after(body.get("retry_after")))
 
 
 def find_status(code: str) -> int:
     """Return the HTTP status of an error code, which MCP does not transmit."""
-    found: list[type[GateError]] = [GateError]
+    found: list[type[errors.GateError]] = [errors.GateError]
     for kind in found:
         if kind.code == code:
             return kind.status

@@ -11,18 +11,8 @@ from typing import Any
 
 import click
 
-from asyncgate.clients.http import AWAY_STATUSES, Http, Refusal, Unreachable, pause_after
-from asyncgate.commands.calling import (
-    EXIT_CONFLICT,
-    EXIT_INTERRUPTED,
-    EXIT_WRONG,
-    PAST,
-    CommandGroup,
-    add_gate_options,
-    as_json,
-    connect_to_gate,
-    exit_with,
-)
+from asyncgate.clients import http
+from asyncgate.commands import calling
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text, show_table
 from asyncgate.commands.verdicts import print_answer
@@ -36,7 +26,7 @@ QUESTIONS = {"cancel": "cancel them?", "release": "release them from hold?", "pr
 DONE = {"cancel": "canceled", "release": "released", "prioritize": "prioritized", "rerun": "run again"}
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=calling.CommandGroup)
 def bulk() -> None:
     """Cancel, release, prioritize or rerun many tasks: count them, show some, ask, then do it.
 
@@ -50,8 +40,8 @@ FILTERS = [
     click.Option(["--type"], help="Only tasks of this type."),
     click.Option(["--created-by"], metavar="ID", help="Only tasks of this creator."),
     click.Option(["--created-by-kind"], metavar="KIND", help="Kind of the creator; default any."),
-    click.Option(["--created-after"], type=PAST, help="Created then or later; 1h is an hour ago."),
-    click.Option(["--created-before"], type=PAST, help="Created earlier than then."),
+    click.Option(["--created-after"], type=calling.PAST, help="Created then or later; 1h is an hour ago."),
+    click.Option(["--created-before"], type=calling.PAST, help="Created earlier than then."),
     click.Option(["--id-prefix"], metavar="TEXT", help="Only tasks whose id begins so."),
     click.Option(["--held/--not-held"], default=None, help="Only tasks that are on hold, or none of them."),
     click.Option(["--reason"], help="Why; audited."),
@@ -59,15 +49,15 @@ FILTERS = [
 ]
 OF_RERUN = [
     click.Option(["--failed"], is_flag=True, help="The same as --status failed."),
-    click.Option(["--since", "ended_after"], type=PAST, help="Ended then or later; 1h is an hour ago."),
+    click.Option(["--since", "ended_after"], type=calling.PAST, help="Ended then or later; 1h is an hour ago."),
 ]
 OF_PRIORITIZE = [click.Option(["--priority"], type=int, required=True, help="The new priority; higher is first.")]
 
 
 def make_action(action: str, text: str, *more: click.Option) -> None:
     """Add the command of one action."""
-    @as_json
-    @add_gate_options
+    @calling.as_json
+    @calling.add_gate_options
     def run(at: Connection, as_json: bool, yes: bool, failed: bool = False, **asked: Any) -> None:
         if failed:
             asked["status"] = "failed"
@@ -86,17 +76,17 @@ make_action("rerun", "Run ended tasks again, as new ones; none that was run agai
 
 @bulk.command("continue")
 @click.argument("confirmation")
-@as_json
-@add_gate_options
+@calling.as_json
+@calling.add_gate_options
 def go_on(at: Connection, confirmation: str, as_json: bool) -> None:
     """Go on with a bulk that was interrupted."""
-    with connect_to_gate(at) as gate:
+    with calling.connect_to_gate(at) as gate:
         sys.exit(run_to_end(gate, confirmation, None, as_json))
 
 
 def preview_and_run(at: Connection, asked: dict[str, Any], yes: bool, as_json: bool) -> int:
     """Count the tasks, ask, and do it; return the exit status."""
-    with connect_to_gate(at) as gate:
+    with calling.connect_to_gate(at) as gate:
         found = gate.call("preview_bulk", **asked)
         if not found["matches"]:
             print_answer(as_json, {"matches": 0}, "there is no such task")
@@ -104,7 +94,7 @@ def preview_and_run(at: Connection, asked: dict[str, Any], yes: bool, as_json: b
         if not as_json:
             show_table(COLUMNS, found["sample"])
         if not yes and not ask(word_question(found)):
-            return EXIT_WRONG
+            return calling.EXIT_WRONG
         return run_to_end(gate, found["confirmation"], None if found["at_least"] else found["matches"], as_json)
 
 
@@ -117,11 +107,11 @@ def word_question(found: dict[str, Any]) -> str:
 def ask(question: str) -> bool:
     """Ask on the terminal; without one the answer is no."""
     if not sys.stdin.isatty():
-        raise exit_with(f"{question}  Nobody is there to answer; --yes says yes", EXIT_WRONG)
+        raise calling.exit_with(f"{question}  Nobody is there to answer; --yes says yes", calling.EXIT_WRONG)
     return click.confirm(question, err=True)
 
 
-def run_to_end(gate: Http, confirmation: str, total: int | None, as_json: bool) -> int:
+def run_to_end(gate: http.Http, confirmation: str, total: int | None, as_json: bool) -> int:
     """Call again and again until the bulk has ended; return the exit status."""
     again = f"to go on: asyncgate bulk continue {confirmation}"
     try:
@@ -131,8 +121,8 @@ def run_to_end(gate: Http, confirmation: str, total: int | None, as_json: bool) 
             record = call_until_ended(lambda: gate.call("run_bulk", confirmation=confirmation,
                                                         max_tasks=TASKS_PER_CALL), partial(show_progress, bar))
     except KeyboardInterrupt:
-        raise exit_with(again, EXIT_INTERRUPTED) from None
-    except (Refusal, Unreachable) as no:
+        raise calling.exit_with(again, calling.EXIT_INTERRUPTED) from None
+    except (http.Refusal, http.Unreachable) as no:
         if getattr(no, "code", None) != "invalid_confirmation":
             click.echo(again, err=True)
         raise
@@ -140,7 +130,7 @@ def run_to_end(gate: Http, confirmation: str, total: int | None, as_json: bool) 
     print_answer(as_json, record, ", ".join([f"{record['done']:,} {DONE[record['action']]}", *more]))
     if record["problem"]:
         click.echo(f"refused: {escape_text(record['problem'])}", err=True)
-    return EXIT_CONFLICT if record["refused"] else 0
+    return calling.EXIT_CONFLICT if record["refused"] else 0
 
 
 def show_progress(bar: Bar, record: dict[str, Any]) -> None:
@@ -156,12 +146,12 @@ def call_until_ended(call: Callable[[], Any], show: Callable[[dict[str, Any]], N
     while True:
         try:
             record, away, last = call(), 0, time.monotonic()
-        except (Unreachable, Refusal) as error:
-            passing = isinstance(error, Unreachable) or error.status in AWAY_STATUSES
+        except (http.Unreachable, http.Refusal) as error:
+            passing = isinstance(error, http.Unreachable) or error.status in http.AWAY_STATUSES
             away += 1
             if not passing or (away > TRIES and time.monotonic() - last > TRIES_SECONDS):
                 raise
-            time.sleep(max(pause_after(away, 0.5), getattr(error, "retry_after", None) or 0.0))
+            time.sleep(max(http.pause_after(away, 0.5), getattr(error, "retry_after", None) or 0.0))
             continue
         show(record)
         if record["ended"]:

@@ -18,12 +18,11 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from asyncgate.clients.http import DEFAULT_URL, CheckedReply, Http, Refusal, Unreachable, read_token_file
+from asyncgate.clients import http
 from asyncgate.commands import profiles
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import escape_text
-from asyncgate.parts.model import durations
-from asyncgate.parts.model.errors import GateError, NoAnswer, Stopped
+from asyncgate.parts.model import durations, errors
 from asyncgate.parts.model.words import say_length
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -129,14 +128,14 @@ class Credential(click.ParamType[str]):
         if not str(value).startswith("@"):
             return str(value)
         try:
-            return read_token_file(str(value)[1:], param.opts[0] if param else "the credential")
+            return http.read_token_file(str(value)[1:], param.opts[0] if param else "the credential")
         except ValueError as wrong:
             self.fail(str(wrong), param, ctx)
 
 
 ID_TYPE, DURATION, MOMENT, PAST, CREDENTIAL = Id(), Duration(), Moment(), Past(), Credential()
 GATE = [
-    click.Option(["--url"], help=f"URL of the gate; default ASYNCGATE_URL, else {DEFAULT_URL}."),
+    click.Option(["--url"], help=f"URL of the gate; default ASYNCGATE_URL, else {http.DEFAULT_URL}."),
     click.Option(["--token"], type=CREDENTIAL, metavar="TOKEN | @FILE",
                  help="Credential; default ASYNCGATE_API_KEY. `asyncgate login` stores one safely."),
     click.Option(["--profile"], metavar="NAME", help="Profile of `asyncgate login`, instead of --url and --token."),
@@ -169,16 +168,16 @@ def find_connection(profile: str | None, url: str | None, token: str | None) -> 
 
 
 @contextmanager
-def connect_to_gate(at: Connection) -> Iterator[Http]:
+def connect_to_gate(at: Connection) -> Iterator[http.Http]:
     """Connect to a gate; a refusal ends the program with an exit status for its kind."""
     with exit_on_refusal(), CommandHttp(at.url, at.token) as gate:
         yield gate
 
 
-class CommandHttp(Http):
+class CommandHttp(http.Http):
     """The connection of a command, which asks the gate for the whole of each shortened id."""
 
-    def send(self, operation: str, fields: Mapping[str, Any]) -> CheckedReply:
+    def send(self, operation: str, fields: Mapping[str, Any]) -> http.CheckedReply:
         """Call an operation with whole ids."""
         return super().send(operation, self._with_whole_ids(fields))
 
@@ -194,7 +193,7 @@ class CommandHttp(Http):
         """Return the id that is meant; exits if several are.  If none is, the gate refuses the call that follows."""
         try:
             found = msgspec.json.decode(super().send("find_id", {"part": str(short)}).content)["found"]
-        except Refusal:         # an older gate, or a credential that may read no tasks
+        except http.Refusal:         # an older gate, or a credential that may read no tasks
             return str(short)
         ids = [one["id"] for one in found if one["kind"] == short.kind]
         if len(ids) > 1 and short not in ids:
@@ -209,11 +208,11 @@ def exit_on_refusal() -> Iterator[None]:
     """End the program on a refusal, or if the gate does not answer."""
     try:
         yield
-    except Refusal as no:
+    except http.Refusal as no:
         again = f" (try again in {say_length(no.retry_after)})" if no.retry_after is not None else ""
         login = "; `asyncgate login` stores a credential" * (no.status == 401)
         raise exit_with(f"{no.code} ({no.status}): {escape_text(no.message)}{again}{login}", find_status(no)) from None
-    except Unreachable as away:
+    except http.Unreachable as away:
         raise exit_with(escape_text(str(away)), EXIT_NO_GATE) from None
     except UnicodeEncodeError:
         raise exit_with(f"an argument of this command {NO_UTF8}", EXIT_WRONG) from None
@@ -221,7 +220,7 @@ def exit_on_refusal() -> Iterator[None]:
         raise exit_with(escape_text(str(wrong)), EXIT_WRONG) from None
 
 
-def find_status(no: Refusal) -> int:
+def find_status(no: http.Refusal) -> int:
     """Return the exit status of a refusal; such an answer of a proxy means that its gate gives none."""
     if no.code == "unexpected_answer" and no.status in (502, 503, 504):
         return EXIT_NO_GATE
@@ -243,10 +242,10 @@ def exit_on_error(path: str = "", *, unanswered: str = "", interrupted: str = "r
     """
     try:
         yield
-    except Stopped as stop:
-        known = f"; {unanswered}" if unanswered and isinstance(stop, NoAnswer) else ""
+    except errors.Stopped as stop:
+        known = f"; {unanswered}" if unanswered and isinstance(stop, errors.NoAnswer) else ""
         raise exit_with(escape_text(str(stop)) + known, stop.exit_status) from None
-    except GateError as refusal:
+    except errors.GateError as refusal:
         raise exit_with(escape_text(str(refusal)), EXIT_OF_STATUS.get(refusal.status, EXIT_BROKEN)) from None
     except OSError as error:
         if not path:

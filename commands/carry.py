@@ -15,27 +15,18 @@ from msgspec import Struct
 
 from asyncgate import receipt_hash
 from asyncgate.clients.http import Http
+from asyncgate.parts.model import errors, stored
 from asyncgate.parts.model.erased import read_note
-from asyncgate.parts.model.errors import Stopped
-from asyncgate.parts.model.stored import Receipt, Seal
 from asyncgate.parts.process.folders import fsync_folder, open_private, replacing
-from asyncgate.parts.receipts.files import (
-    Damaged,
-    Header,
-    Line,
-    Reading,
-    SealedReading,
-    Writer,
-    decode_line,
-)
+from asyncgate.parts.receipts import files
 
 IMPORT_BATCH, BATCH_BYTES = 250, 2 * 2**20     # limits of one import call: receipts, bytes
 RECEIPTS_PER_PAGE = 1000
 
-to_receipt = msgspec.json.Decoder(list[Receipt]).decode
+to_receipt = msgspec.json.Decoder(list[stored.Receipt]).decode
 
 
-class ExportSpoiled(Stopped):
+class ExportSpoiled(errors.Stopped):
     """A change during the export made the file incomplete."""
 
 
@@ -48,7 +39,7 @@ class PartialFile:
     Privacy: if anything was erased at the gate since, what is written may hold it, so the export begins anew.
     """
 
-    def __init__(self, target: str, header: Header) -> None:
+    def __init__(self, target: str, header: files.Header) -> None:
         self.target, self.path = target, f"{target}.partial"
         self.header, self.last = header, ""
         if os.path.isdir(self.path):
@@ -56,7 +47,7 @@ class PartialFile:
                                 "another file")
         self.file: IO[bytes] = open(  # noqa: SIM115
             self.path, "r+b" if os.path.exists(self.path) else "w+b", opener=open_private)
-        self.writer, there = Writer(self.file), 0
+        self.writer, there = files.Writer(self.file), 0
         for text, line in self._read_earlier():
             self.writer.take(text, line, there=True)
             self.header = line.header or self.header
@@ -66,11 +57,11 @@ class PartialFile:
         self.file.truncate()
         self.is_new = there == 0
 
-    def _read_earlier(self) -> Iterator[tuple[bytes, Line]]:
+    def _read_earlier(self) -> Iterator[tuple[bytes, files.Line]]:
         """Yield the complete lines of an earlier attempt, if it was for this tenant and nothing was erased since."""
         for number, text in enumerate(self.file):
             try:
-                line = decode_line(text)
+                line = files.decode_line(text)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 return
             ours = line.header is not None and (line.header.tenant_id, line.header.erasures) == (
@@ -107,20 +98,21 @@ def export_receipts(gate: Http, target: str, count: Any, set_total: Any = lambda
     end = gate.call("seal_receipts")
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     config = gate.call("get_config")
-    header = Header("asyncgate-receipts", end["tenant_id"], 1, config["instance_id"], end["number"], end["hash"], begun,
-                    count_erasures(gate))
+    header = files.Header("asyncgate-receipts", end["tenant_id"], 1, config["instance_id"], end["number"], end["hash"],
+                          begun,
+                          count_erasures(gate))
     partial = PartialFile(target, header)
     if partial.is_new:
-        partial.writer.put(Line(header=partial.header))
+        partial.writer.put(files.Line(header=partial.header))
     sealed = 0
     for seal in fetch_seals(gate, partial.writer.seals, partial.header.seals):
-        partial.writer.put(Line(seal=seal))
+        partial.writer.put(files.Line(seal=seal))
         sealed += seal.count
     set_total(max(sealed, partial.writer.receipts) or None)
     count(partial.writer.receipts)
     while page := fetch_page(gate, partial.last):
         for receipt in page:
-            partial.writer.put(Line(receipt=receipt))
+            partial.writer.put(files.Line(receipt=receipt))
         partial.last = page[-1].receipt_id
         partial.file.flush()
         count(len(page))
@@ -145,7 +137,7 @@ def count_erasures(gate: Http) -> int:
     return len(erasures)
 
 
-def was_erased_since(gate: Http, header: Header) -> bool:
+def was_erased_since(gate: Http, header: files.Header) -> bool:
     """Whether anything of the tenant was erased, or is being erased, since an export began."""
     try:
         return count_erasures(gate) != header.erasures
@@ -153,13 +145,13 @@ def was_erased_since(gate: Http, header: Header) -> bool:
         return True
 
 
-def fetch_page(gate: Http, after: str) -> list[Receipt]:
+def fetch_page(gate: Http, after: str) -> list[stored.Receipt]:
     """Return the next page of stored receipts."""
     reply = gate.send("export_receipts", {"after": after or None, "limit": RECEIPTS_PER_PAGE}).content
     return to_receipt(msgspec.json.decode(reply, type=dict[str, msgspec.Raw])["receipts"])
 
 
-def fetch_seals(gate: Http, after: int, up_to: int | None) -> Iterator[Seal]:
+def fetch_seals(gate: Http, after: int, up_to: int | None) -> Iterator[stored.Seal]:
     """Yield the stored seals between two numbers."""
     for page in gate.pages("list_seals", after=after or None, limit=200):
         for seal in page["seals"]:
@@ -168,11 +160,11 @@ def fetch_seals(gate: Http, after: int, up_to: int | None) -> Iterator[Seal]:
             yield to_seal(seal)
 
 
-def to_seal(one: dict[str, Any]) -> Seal:
+def to_seal(one: dict[str, Any]) -> stored.Seal:
     """Return a seal in its stored form; its time is a whole number of milliseconds."""
-    return Seal(f"{one['number']:012d}", one["number"], one["last_receipt_id"], one["count"], one["digest"],
-                one["marks"], msgspec.json.encode(one["late"]).decode() if one.get("late") else "",
-                datetime.fromisoformat(one["sealed_at"]).timestamp(), one["hash"])
+    return stored.Seal(f"{one['number']:012d}", one["number"], one["last_receipt_id"], one["count"], one["digest"],
+                       one["marks"], msgspec.json.encode(one["late"]).decode() if one.get("late") else "",
+                       datetime.fromisoformat(one["sealed_at"]).timestamp(), one["hash"])
 
 
 # From a file to a gate.
@@ -201,7 +193,7 @@ def encode_batches(path: str) -> Iterator[list[msgspec.Raw]]:
     """Yield the receipts of a file as they are sent, in batches that fit into one request."""
     batch: list[msgspec.Raw] = []
     size = 0
-    for row in Reading(path).rows():
+    for row in files.Reading(path).rows():
         text = msgspec.json.encode(row)
         if batch and (len(batch) == IMPORT_BATCH or size + len(text) > BATCH_BYTES):
             yield batch
@@ -212,9 +204,9 @@ def encode_batches(path: str) -> Iterator[list[msgspec.Raw]]:
         yield batch
 
 
-def read_batches(path: str) -> Iterator[list[Receipt]]:
+def read_batches(path: str) -> Iterator[list[stored.Receipt]]:
     """Yield the receipts of a file, some at a time."""
-    rows = Reading(path).rows()
+    rows = files.Reading(path).rows()
     while batch := list(islice(rows, IMPORT_BATCH)):
         yield batch
 
@@ -222,12 +214,12 @@ def read_batches(path: str) -> Iterator[list[Receipt]]:
 # A file by itself.
 
 
-def verify_file(path: str, count: Any = lambda rows: None) -> SealedReading:
+def verify_file(path: str, count: Any = lambda rows: None) -> files.SealedReading:
     """Check a file without a database: its checksum, its chain of seals, each receipt's hash and parents.
 
     An erased receipt has no content that its hash could match, only the digest that its seal covers.
     """
-    file, wrong = SealedReading(path), list[str]()
+    file, wrong = files.SealedReading(path), list[str]()
     for row in file.rows():
         count(1)
         if read_note(row.body) is None and row.hash != receipt_hash(
@@ -238,13 +230,13 @@ def verify_file(path: str, count: Any = lambda rows: None) -> SealedReading:
     return file
 
 
-def require_sound(path: str, count: Any) -> SealedReading:
+def require_sound(path: str, count: Any) -> files.SealedReading:
     """Check a file; raises Damaged if it is not sound."""
     verdict = verify_file(path, count)
     if verdict.problems:
         more = f" (and {len(verdict.problems) - 1} more; `asyncgate receipts verify` names them)" * (
             len(verdict.problems) > 1)
-        raise Damaged(f"{path} is damaged, nothing was imported: {verdict.problems[0]}{more}")
+        raise files.Damaged(f"{path} is damaged, nothing was imported: {verdict.problems[0]}{more}")
     return verdict
 
 

@@ -23,33 +23,17 @@ from msgspec.structs import replace
 
 from asyncgate import FENCES_SKIPPED, Operation, __version__, backends
 from asyncgate.clients.http import DEFAULT_URL
-from asyncgate.commands import calling, verdicts, watching
-from asyncgate.commands.calling import (
-    CREDENTIAL,
-    DURATION,
-    EXIT_BROKEN,
-    EXIT_CONFLICT,
-    EXIT_WRONG,
-    GATE,
-    ID_TYPE,
-    MOMENT,
-    PAST,
-    add_gate_options,
-    as_json,
-    exit_with,
-)
+from asyncgate.commands import calling, terminal, verdicts, watching
 from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.read_only import open_for_reading
-from asyncgate.commands.terminal import Bar, escape_text, show_block, show_table
 from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.database import FileBackend
-from asyncgate.parts.model.errors import NotNow, StartupError
 from asyncgate.parts.model.screening import mark_spoilt
 from asyncgate.parts.model.settings import Configured, list_values, load_settings, mask_credentials
-from asyncgate.parts.model.wire import Ask, names_caller
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.options import add_settings_options
 
@@ -176,7 +160,8 @@ def find_form(kind: inspect.Type) -> OptionForm:
     """Return the form of an option for a field of this type."""
     if isinstance(kind, inspect.Metadata):
         inner, described = find_form(kind.type), (kind.extra_json_schema or {}).get("description", "")
-        form = inner.says if inner.repeats or inner.type is MOMENT or not described else ""     # how it is written
+        # how it is written
+        form = inner.says if inner.repeats or inner.type is calling.MOMENT or not described else ""
         return OptionForm(inner.type, inner.repeats, "; ".join(filter(None, [described, form])))
     if isinstance(kind, inspect.UnionType):
         return next(find_form(one) for one in kind.types if not isinstance(one, inspect.NoneType))
@@ -185,21 +170,22 @@ def find_form(kind: inspect.Type) -> OptionForm:
     if isinstance(kind, inspect.FrozenSetType | inspect.ListType) and find_form(kind.item_type).type is click.STRING:
         return OptionForm(click.STRING, repeats=True, says="comma-separated, or repeat the option")
     if isinstance(kind, inspect.DateTimeType):
-        return OptionForm(MOMENT, says="a date such as 2026-12-31, a time, or a duration from now such as 90d")
+        return OptionForm(calling.MOMENT, says="a date such as 2026-12-31, a time, or a duration from now such as 90d")
     if isinstance(kind, inspect.StructType):
         return OptionForm(says=f"an object with {', '.join(field.encode_name for field in kind.fields)}")
     return OptionForm(next((type for of, type in SCALARS if isinstance(kind, of)), JSON))
 
 
-def list_fields(takes: type[Ask]) -> dict[str, inspect.Field]:
+def list_fields(takes: type[wire.Ask]) -> dict[str, inspect.Field]:
     """Return the fields of a request by name: required ones first, those that name the caller last."""
     info = inspect.type_info(takes)
     assert isinstance(info, inspect.StructType)
     found = {field.name: field for field in info.fields}
-    return dict(sorted(found.items(), key=lambda item: (names_caller(takes, item[0]), not is_needed(takes, item[1]))))
+    return dict(sorted(found.items(),
+                       key=lambda item: (wire.names_caller(takes, item[0]), not is_needed(takes, item[1]))))
 
 
-def is_needed(takes: type[Ask], field: inspect.Field) -> bool:
+def is_needed(takes: type[wire.Ask], field: inspect.Field) -> bool:
     """Whether a request requires this field."""
     return field.required or field.name in takes.needed
 
@@ -213,11 +199,11 @@ def make_option(op: Operation, field: inspect.Field) -> click.Parameter:
     """Make the option of a field; the first required field becomes an argument."""
     known = find_form(field.type)
     if is_id_field(field.name):
-        known.type = ID_TYPE
+        known.type = calling.ID_TYPE
     if field.name.endswith("_seconds"):
-        known.type = DURATION
-    if known.type is MOMENT and FILTERS_BY_TIME.fullmatch(field.name):
-        known = OptionForm(PAST, says=known.says.replace("from now", "back from now"))
+        known.type = calling.DURATION
+    if known.type is calling.MOMENT and FILTERS_BY_TIME.fullmatch(field.name):
+        known = OptionForm(calling.PAST, says=known.says.replace("from now", "back from now"))
     if field.name in op.takes.needed[:1]:
         return click.Argument([field.name], type=known.type, required=False, metavar=field.name.upper())
     name = "--" + field.name.replace("_", "-")
@@ -235,7 +221,7 @@ def make_tenant_options(op: Operation) -> list[click.Parameter]:
     """Accept the tenant of an operation both as an argument and as --tenant."""
     if op.takes.needed[:1] == ("tenant",):
         return [click.Option(["--tenant", "whose"], help="the same as TENANT")]
-    alone = {*op.takes.__struct_fields__} - {*Ask.__struct_fields__} == {"tenant"}
+    alone = {*op.takes.__struct_fields__} - {*wire.Ask.__struct_fields__} == {"tenant"}
     return [click.Argument(["whose"], required=False, metavar="TENANT")] if alone else []
 
 
@@ -247,7 +233,7 @@ def split_names(values: Iterable[str]) -> list[str]:
 CONNECTION = [
     click.Option(["--data"], type=JSON, metavar="JSON",
                  help="The whole request as a JSON object; options override its fields."),
-    *GATE,
+    *calling.GATE,
     click.Option(["--json", "as_json"], is_flag=True, help="Print the gate's reply as JSON."),
 ]
 
@@ -272,7 +258,7 @@ class OperationCommand(click.Command):
     def _section(self, param: click.Parameter) -> str:
         if param in (*CONNECTION, watching.WATCH) or param.is_eager:
             return "Options"
-        is_caller = names_caller(self.takes, param.name or "")
+        is_caller = wire.names_caller(self.takes, param.name or "")
         return "Caller, if the credential does not name one" if is_caller else "Fields"
 
 
@@ -341,11 +327,11 @@ SEAL_DIGITS = 64        # of SHA-256
 def print_reply(op: Operation, reply: dict[str, Any]) -> None:
     """Print a reply: a list as a table, anything else as names and values; its warnings on stderr."""
     for text in reply.pop("warnings", None) or ():
-        click.echo(f"warning: {escape_text(text)}", err=True)
+        click.echo(f"warning: {terminal.escape_text(text)}", err=True)
     rows = next((value for value in reply.values() if isinstance(value, list)), None) if op.columns else None
     if rows is None:
-        return show_block(reply)
-    show_table(op.columns, rows) if rows else click.echo("nothing")
+        return terminal.show_block(reply)
+    terminal.show_table(op.columns, rows) if rows else click.echo("nothing")
     print_hints(op, reply)
 
 
@@ -379,7 +365,8 @@ def dev(configured: Configured, no_worker: bool) -> None:
 
 @commands.command()
 @click.option("--url", help=f"URL of the gate; default ASYNCGATE_URL, else {DEFAULT_URL}.")
-@click.option("--token", type=CREDENTIAL, metavar="TOKEN | @FILE", help="Credential; default ASYNCGATE_API_KEY.")
+@click.option("--token", type=calling.CREDENTIAL, metavar="TOKEN | @FILE",
+              help="Credential; default ASYNCGATE_API_KEY.")
 @click.option("--profile", metavar="NAME", help="Profile of `asyncgate login`, instead of --url and --token.")
 @click.option("--agent", metavar="ID", help="Agent who calls; then no call may name another principal.")
 @click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that do not allow dots.")
@@ -404,7 +391,7 @@ def mcp(configured: Configured, url: str | None, token: str | None, profile: str
         asyncio.run(stdio.serve_embedded(configured.settings, path) if own else
                     stdio.serve_running(*at, path, patience))
     except ValueError as wrong:
-        raise exit_with(str(wrong), EXIT_WRONG) from None
+        raise calling.exit_with(str(wrong), calling.EXIT_WRONG) from None
     except (BrokenPipeError, KeyboardInterrupt):
         sys.exit(0)     # the host has closed the pipe
 
@@ -440,7 +427,7 @@ class PassingCommand(click.Command):
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Tasks to run at once.")
 @click.option("--ttl", "ttl_seconds", type=calling.Duration(1), default=30, show_default="30s",
               help="How long a task waits if its worker dies; the worker renews its leases at a third of that.")
-@click.option("--drain", "drain_seconds", type=DURATION, default=20.0, show_default="20s",
+@click.option("--drain", "drain_seconds", type=calling.DURATION, default=20.0, show_default="20s",
               help="Time for running tasks to end after SIGTERM.")
 @click.option("--state", type=click.Path(file_okay=False), help="Folder for state that survives restarts.")
 @click.option("--forget", is_flag=True, help="Store nothing on disk: no dead letters, a new instance id at each start.")
@@ -451,7 +438,7 @@ class PassingCommand(click.Command):
 @click.option("--no-tracebacks", "tracebacks", is_flag=True, flag_value=False, default=True,
               help="Do not keep where in the code an error was raised.")
 @click.option("--lifeline", "quiet", is_flag=True, hidden=True)
-@add_gate_options
+@calling.add_gate_options
 @click.pass_context
 def worker(ctx: click.Context, /, at: Connection, what: tuple[str, ...], profile_file: str | None, forget: bool,
            quiet: bool, **about: Any) -> None:
@@ -508,7 +495,7 @@ def conformance(ctx: click.Context, urls: tuple[str, ...]) -> None:
 @click.option("--print-sql", is_flag=True, help="Print the SQL instead of running it; needs no connection.")
 @click.option("--after", type=int, default=0, metavar="NUMBER",
               help="With --print-sql: only migrations after this number.")
-@as_json
+@calling.as_json
 @add_settings_options
 def migrate(configured: Configured, print_sql: bool, after: int, as_json: bool) -> None:
     """Create the database or bring its schema up to date.
@@ -578,7 +565,7 @@ def check_seals(ctx: click.Context, param: click.Parameter, said: tuple[str, ...
 @click.option("--ledger", is_flag=True, help="Also check every receipt against its seal.")
 @click.option("--seal", "anchors", metavar="NUMBER:HASH", multiple=True, callback=check_seals,
               help="With --ledger: a seal recorded elsewhere, with its full hash; repeatable.")
-@as_json
+@calling.as_json
 @add_settings_options
 def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_json: bool) -> None:
     """Verify the database of a gate; the server may keep running.
@@ -601,16 +588,16 @@ def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_js
         verdicts.print_verdict(verdict, mask_credentials(url), as_json, ledger=part.make_seal_report(found))
     else:
         part.print_seal_report(found, mask_credentials(url))
-    sys.exit(EXIT_BROKEN if verdict.problems or found.problems else 0)
+    sys.exit(calling.EXIT_BROKEN if verdict.problems or found.problems else 0)
 
 
 def require_database(url: str, hint: str = "--database names another") -> str:
     """Return the URL if its database exists; opening it would create a missing one, and fill an empty file."""
     path = url.removeprefix("sqlite:///")
     if not database_exists(url):
-        raise StartupError(f"there is no database at {path}; {hint}")
+        raise errors.StartupError(f"there is no database at {path}; {hint}")
     if os.path.isfile(path) and os.path.getsize(path) == 0:     # such as a copy for which a disk had no room
-        raise StartupError(f"{path} is an empty file, not a database; {hint}")
+        raise errors.StartupError(f"{path} is an empty file, not a database; {hint}")
     return url
 
 
@@ -622,7 +609,7 @@ def database_exists(url: str) -> bool:
 
 @commands.command()
 @click.argument("target", type=click.Path(dir_okay=False))
-@as_json
+@calling.as_json
 @add_settings_options
 def backup(configured: Configured, target: str, as_json: bool) -> None:
     """Copy the database of a gate to a new file, and verify the copy; the server may keep running."""
@@ -658,7 +645,8 @@ def remove_dead_copy(partial: str) -> None:
     if not os.path.lexists(partial):
         return
     if os.path.islink(partial) or not os.path.isfile(partial) or not is_empty_or_database(partial):
-        raise exit_with(f"{partial} is not what a backup leaves; move it away, or name another file", EXIT_CONFLICT)
+        raise calling.exit_with(f"{partial} is not what a backup leaves; move it away, or name another file",
+                                calling.EXIT_CONFLICT)
     remove_files(partial, f"{partial}-wal", f"{partial}-shm", f"{partial}-journal")
 
 
@@ -676,7 +664,7 @@ async def copy_backend(url: str, target: str) -> None:
         if not isinstance(source, FileBackend):
             raise click.ClickException(f"the backend {url.partition(':')[0]} does not support backup; use the "
                                        "database's own tools")
-        with closing(Bar("copying", "pages")) as bar:
+        with closing(terminal.Bar("copying", "pages")) as bar:
             await source.backup(target, bar.reach)
     finally:
         await backend.close()
@@ -686,7 +674,7 @@ async def copy_backend(url: str, target: str) -> None:
 @click.argument("source")
 @click.argument("target")
 @click.option("--dry-run", is_flag=True, help="Write nothing; count the rows and the missing ones.")
-@as_json
+@calling.as_json
 def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
     """Copy a whole gate into another database, and verify that it is complete.
 
@@ -711,12 +699,12 @@ async def run_copy(source: str, target: str, dry_run: bool, as_json: bool) -> in
     """Open both databases, refuse one that a gate serves, and copy; return the exit status."""
     from asyncgate.commands import copy as part
     if identify_database(source) == identify_database(target):
-        raise StartupError("source and target are the same database")
+        raise errors.StartupError("source and target are the same database")
     async with AsyncExitStack() as opened:
         there = require_database(source, "SOURCE must be an existing gate")
         old = await open_alone(opened, "source", opened.enter_context(open_for_reading(there)))
         new = await open_alone(opened, "target", "memory:" if dry_run and not database_exists(target) else target)
-        with closing(Bar("comparing", total=await verdicts.count_rows(old, [*part.COPIED_TABLES]))) as bar:
+        with closing(terminal.Bar("comparing", total=await verdicts.count_rows(old, [*part.COPIED_TABLES]))) as bar:
             found = await part.survey(old, new, bar.add)
         if not dry_run:
             return await write_and_prove(old, new, found, mask_credentials(target), as_json)
@@ -733,9 +721,9 @@ async def write_and_prove(old: CopyStore, new: Backend, found: Tallies, target: 
     from asyncgate.commands import copy as part
     rows = sum(tally.source for tally in found.values())
     if any(tally.missing for tally in found.values()):
-        with closing(Bar("copying", total=rows)) as bar:
+        with closing(terminal.Bar("copying", total=rows)) as bar:
             await part.carry(old, new, bar.add)
-    with closing(Bar("comparing", total=rows)) as bar:
+    with closing(terminal.Bar("comparing", total=rows)) as bar:
         proved = await part.prove(old, new, bar.add)
     verdict = await verdicts.verify_backend(new)
     columns = ("source", "target", "source_sha256", "target_sha256")
@@ -757,9 +745,9 @@ async def open_alone(opened: AsyncExitStack, side: str, url: str) -> Backend:
         backend = await backends.open_backend(url, serving=True, settings=settings)
         opened.push_async_callback(backend.close)
         await part.join(backend)
-    except (StartupError, part.Served) as wrong:
-        status = getattr(wrong, "exit_status", EXIT_BROKEN)     # a database in use is not a wrong request
-        kind = StartupError if status == EXIT_WRONG else NotNow
+    except (errors.StartupError, part.Served) as wrong:
+        status = getattr(wrong, "exit_status", calling.EXIT_BROKEN)     # a database in use is not a wrong request
+        kind = errors.StartupError if status == calling.EXIT_WRONG else errors.NotNow
         raise kind(f"cannot open the {side} for exclusive use: {wrong}") from None
     return backend
 
@@ -777,7 +765,7 @@ def print_tallies(tallies: Mapping[str, Any], as_json: bool, *columns: str) -> N
     rows = make_rows(tallies, columns)
     if as_json:
         return click.echo(msgspec.json.encode({"tables": rows}))
-    show_table(["table", *columns], rows)
+    terminal.show_table(["table", *columns], rows)
     if "missing" in columns:
         click.echo("nothing was written")
 

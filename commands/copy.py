@@ -18,35 +18,18 @@ from msgspec import Raw, Struct, field
 from msgspec.structs import astuple, fields, replace
 
 from asyncgate import FENCES_SKIPPED, Needs, Work, fences_skipped
+from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.content import encode_json, needs_of
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
-from asyncgate.parts.model.errors import Conflicting, Stopped
 from asyncgate.parts.model.ids import Ids, mark_of
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import (
-    TABLES,
-    TERMINAL,
-    Audit,
-    Event,
-    Lease,
-    Meter,
-    Obligation,
-    Progress,
-    Receipt,
-    Task,
-    UsageHead,
-    export_key,
-    key_of,
-)
 from asyncgate.parts.model.walking import Pages, merge, walk
-from asyncgate.parts.model.wire import Principal
 
 # In this order, so that no task arrives before its history: see `TenantCopy.raised`.
-COPIED_TABLES = {kind: table for kind, table in TABLES.items() if CARDS[kind].copied}
+COPIED_TABLES = {kind: table for kind, table in stored.TABLES.items() if CARDS[kind].copied}
 
 # What every batch of the source changes: there the source's rows replace those of an earlier part of the copy.
-COUNTERS = (Meter, UsageHead)
+COUNTERS = (stored.Meter, stored.UsageHead)
 TRUTHS = {table: [field.name for field in fields(table) if field.type is bool] for table in COPIED_TABLES}
 COPY_NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # a copy's instance name: one copy at a time
 
@@ -70,11 +53,11 @@ class CopyStore(Pages, Protocol):
         """Store the key that signs cursors."""
 
 
-class Served(Stopped):
+class Served(errors.Stopped):
     """Somebody else uses one of the databases."""
 
 
-class TargetUsed(Conflicting):
+class TargetUsed(errors.Conflicting):
     """The target has rows that the source lacks: it belongs to another gate, or one of them was used meanwhile."""
 
     def __init__(self, row: str) -> None:
@@ -82,7 +65,7 @@ class TargetUsed(Conflicting):
         self.row = row
 
 
-class CopyFailed(Stopped):
+class CopyFailed(errors.Stopped):
     """The target did not store a row, or returned a different one."""
 
 
@@ -199,12 +182,13 @@ class TenantCopy:
         sides = (read_side(side, self.tenant_id, table) for side in (self.source, self.target))
         async for rows, there in merge(*sides):
             page = CopyPage({key: raise_fence(row) for key, row in rows.items()})
-            if table is Receipt and rows:       # otherwise the event task.moved could seem older, if clocks differ
+            # otherwise the event task.moved could seem older, if clocks differ
+            if table is stored.Receipt and rows:
                 self.source.ids.after(next(reversed(rows)))
             for key, row in there.items():
                 self._compare(page, key, row)
             yield page
-        if table is Event and self.raised:
+        if table is stored.Event and self.raised:
             raise TargetUsed(f"task {min(self.raised)} of tenant {self.tenant_id} has no event task.moved there")
 
     def _compare(self, page: CopyPage, key: str, row: Any) -> None:
@@ -222,10 +206,10 @@ class TenantCopy:
             raise TargetUsed(f"{COPIED_TABLES[type(row)]} row {key} of tenant {self.tenant_id} {why}")
 
     def _is_of_the_move(self, row: Any) -> bool:
-        return isinstance(row, Event) and row.task_id in self.raised and fences_skipped(row) == FENCES_SKIPPED
+        return isinstance(row, stored.Event) and row.task_id in self.raised and fences_skipped(row) == FENCES_SKIPPED
 
     def _remember(self, row: Any) -> None:
-        if isinstance(row, Task) and row.status not in TERMINAL:
+        if isinstance(row, stored.Task) and row.status not in stored.TERMINAL:
             self.raised.add(row.task_id)
 
     async def put(self, table: type[Struct], rows: list[Any], gone: list[Any]) -> None:
@@ -235,9 +219,9 @@ class TenantCopy:
             for row in rows:
                 add_row(work, row, self.source.ids)
             for row in gone:
-                work.drop_record(table, *key_of(row))
+                work.drop_record(table, *stored.key_of(row))
 
-        tasks = {row.task_id for row in rows} if table in (Lease, Progress) else set()      # their tasks
+        tasks = {row.task_id for row in rows} if table in (stored.Lease, stored.Progress) else set()      # their tasks
         try:
             await self.target.transact(self.tenant_id, Needs(tasks=tasks), decide)
         except Exception as error:      # any error of a database driver
@@ -248,8 +232,8 @@ class TenantCopy:
 
 async def read_side(side: CopyStore, tenant_id: str, table: type[Struct]) -> AsyncIterator[ByKey]:
     """Yield the pages of a table as the copy compares them."""
-    async for page in walk(side, tenant_id, Rows(table)):
-        yield {export_key(row): normalize_row(row) for row in page}
+    async for page in walk(side, tenant_id, queries.Rows(table)):
+        yield {stored.export_key(row): normalize_row(row) for row in page}
 
 
 def normalize_row(row: Any) -> Any:
@@ -260,7 +244,7 @@ def normalize_row(row: Any) -> Any:
 
 def raise_fence(row: Any) -> Any:
     """Return the row for the target: an unfinished task gets a higher fence."""
-    unfinished = isinstance(row, Task) and row.status not in TERMINAL
+    unfinished = isinstance(row, stored.Task) and row.status not in stored.TERMINAL
     return replace(row, fence=row.fence + FENCES_SKIPPED) if unfinished else row
 
 
@@ -270,23 +254,23 @@ def add_row(work: Work, row: Any, ids: Ids) -> None:
     The event's id comes from the source's `ids`, which continue after the ids of the source's receipts.
     """
     match row:
-        case Task():
+        case stored.Task():
             work.add_task(row, needs_of(Raw(row.requirements.encode())))
-            if row.status not in TERMINAL:
+            if row.status not in stored.TERMINAL:
                 event_id = ids.new(work.now, mark_of(work.tenant_id))
                 work.add_event(row.task_id, "task.moved", event_id=event_id, fences_skipped=FENCES_SKIPPED)
-        case Lease():
+        case stored.Lease():
             work.set_lease(row)
-        case Progress():
+        case stored.Progress():
             work.progress[row.task_id] = work.progressed[row.task_id] = row
-        case Receipt():
+        case stored.Receipt():
             work.written[row.receipt_id] = replace(row, delivered_at=None)
             work.delivered.update({row.receipt_id: row.delivered_at} if row.delivered_at is not None else {})
-        case Obligation():
-            work.opened[row.receipt_id] = Principal(row.to_kind, row.to_id)
-        case Event():
+        case stored.Obligation():
+            work.opened[row.receipt_id] = wire.Principal(row.to_kind, row.to_id)
+        case stored.Event():
             work.events[row.event_id] = row
-        case Audit():
+        case stored.Audit():
             work.add_audit(row)
         case _:
             work.keep_record(row)

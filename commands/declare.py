@@ -32,7 +32,6 @@ from asyncgate.parts.model import (
     wire_webhooks,
     wire_workers,
 )
-from asyncgate.parts.model.wire import AsPrincipal, CreateTask, names_caller
 from asyncgate.parts.operations import OPERATIONS
 
 MODULES = (findings, wire, wire_admin, wire_erasure, wire_oauth, wire_operating, wire_receipts, wire_usage,
@@ -171,7 +170,7 @@ def render_shape(kind: type[Struct], name: str, base: str, of: list[FieldInfo], 
 
 def render_shapes(kind: type[Struct]) -> list[str]:
     """Return the source of the TypedDicts for a part of a request; `submit` gets its own for a new task."""
-    if kind is not CreateTask:
+    if kind is not wire.CreateTask:
         return [render_shape(kind, kind.__name__, "TypedDict", [*fields(kind)], first_line(kind))]
     terms = [one for one in fields(kind) if one.name not in SUBMITTED]
     rest = [one for one in fields(kind) if one.name in SUBMITTED]
@@ -196,7 +195,7 @@ def render_arguments(op: Operation) -> list[str]:
     """Return the arguments of a method: required, optional, then the caller's."""
     types = {one.name: annotate(op.reader.fields[one.name], asked=True) for one in fields(op.takes)}
     first = list_required(op)
-    rest = sorted((name for name in types if name not in first), key=partial(names_caller, op.takes))
+    rest = sorted((name for name in types if name not in first), key=partial(wire.names_caller, op.takes))
     said = [f"{name}: {types[name].removesuffix(' | None')}" for name in first]
     return ["self", *said, "*", *(f"{name}: {make_optional(types[name])} = None" for name in rest)]
 
@@ -261,7 +260,7 @@ def render_calls(ops: Sequence[Operation]) -> str:
 
 def find_caller(op: Operation) -> str:
     """Return the role in which a request names its caller."""
-    if issubclass(op.takes, AsPrincipal):
+    if issubclass(op.takes, wire.AsPrincipal):
         return "principal"
     return "worker" if "worker_id" in op.takes.__struct_fields__ else ""
 

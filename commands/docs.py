@@ -14,9 +14,7 @@ from threading import Thread
 import click
 import msgspec
 
-from asyncgate.commands.calling import EXIT_NOT_FOUND, as_json, exit_with, suggest_names
-from asyncgate.commands.site import DocPage, SiteError, build_site, read_pages
-from asyncgate.commands.terminal import console, escape_text, is_terminal, show_table
+from asyncgate.commands import calling, site, terminal
 
 
 @click.command(epilog="Example: asyncgate docs workers | less")
@@ -24,7 +22,7 @@ from asyncgate.commands.terminal import console, escape_text, is_terminal, show_
 @click.option("--open", "opens", is_flag=True, help="Serve the site locally and open it in a browser; Ctrl-C stops it.")
 @click.option("--build", "folder", metavar="DIRECTORY", type=click.Path(file_okay=False, path_type=Path),
               help="Write the site: llms.txt, and each page as HTML and as Markdown.")
-@as_json
+@calling.as_json
 def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> None:
     """Read the documentation, without a network.
 
@@ -32,7 +30,7 @@ def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> N
     all pages as a site, starting at PAGE; --build writes the site for any web server and path.  The site needs the
     extra `docs`.
     """
-    known = read_pages()
+    known = site.read_pages()
     if folder and (page or opens):
         raise click.UsageError("--build writes all pages; it excludes PAGE and --open")
     if as_json and (folder or opens):
@@ -48,34 +46,35 @@ def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> N
     show_page(chosen) if chosen else list_pages(known)
 
 
-def find_page(said: str, known: Mapping[str, DocPage]) -> DocPage:
+def find_page(said: str, known: Mapping[str, site.DocPage]) -> site.DocPage:
     """Find a page by its name in any spelling, or exit with a similar name."""
     name = said.lower().removesuffix(".md").rpartition("/")[2].replace("_", "-")
     if name not in known:
-        near = suggest_names(name, [*known])
-        raise exit_with(f"there is no page {escape_text(said)!r}.{near} `asyncgate docs` lists the pages.",
-                        EXIT_NOT_FOUND)
+        near = calling.suggest_names(name, [*known])
+        raise calling.exit_with(
+            f"there is no page {terminal.escape_text(said)!r}.{near} `asyncgate docs` lists the pages.",
+                                calling.EXIT_NOT_FOUND)
     return known[name]
 
 
-def list_entry(page: DocPage) -> dict[str, str]:
+def list_entry(page: site.DocPage) -> dict[str, str]:
     """Return the list entry of a page: everything but its text."""
     return {"name": page.name, "path": page.path, "section": page.section, "title": page.title, "about": page.about}
 
 
-def list_pages(known: Mapping[str, DocPage]) -> None:
+def list_pages(known: Mapping[str, site.DocPage]) -> None:
     """Print the names and topics of the pages."""
-    show_table(["page", "about"], [{"page": name, "about": page.about} for name, page in known.items()])
+    terminal.show_table(["page", "about"], [{"page": name, "about": page.about} for name, page in known.items()])
     click.echo("asyncgate docs PAGE shows one; --open shows all of them in a browser", err=True)
 
 
-def show_page(page: DocPage) -> None:
+def show_page(page: site.DocPage) -> None:
     """Show a page: as Markdown to a program, else formatted in a pager."""
-    if not is_terminal(sys.stdout):
+    if not terminal.is_terminal(sys.stdout):
         return click.echo(page.text, nl=False)
     from rich.markdown import Markdown
 
-    on = console()
+    on = terminal.console()
     with on.capture() as drawn:
         on.print(Markdown(page.text, hyperlinks=False))
     click.echo_via_pager(drawn.get())
@@ -90,8 +89,8 @@ def write_site(folder: Path) -> None:
         raise click.UsageError(f"{folder} contains other files (it has no llms.txt of an earlier site): "
                                "use a new or empty directory")
     try:
-        build_site(folder)
-    except SiteError as error:
+        site.build_site(folder)
+    except site.SiteError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
         raise click.ClickException(f"cannot write {error.filename}: {error.strerror}") from None

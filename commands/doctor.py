@@ -16,13 +16,13 @@ import msgspec
 from asyncgate import __version__
 from asyncgate.backends.sqlite_examination import Holder, read_holder
 from asyncgate.clients.http import Http, Refusal, Unreachable
-from asyncgate.commands.calling import EXIT_BROKEN, EXIT_WRONG, add_gate_options, as_json
+from asyncgate.commands import calling
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import console, escape_text, is_terminal
 from asyncgate.parts.examination import CHECKS, Check, examine
 from asyncgate.parts.examination.installation import Installation
 from asyncgate.parts.examination.production import check_production
-from asyncgate.parts.model.findings import Examination, Finding, alarm, all_well, note, warn, worst_of
+from asyncgate.parts.model import findings
 from asyncgate.parts.model.settings import Configured, SettingsError
 from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.options import add_settings_loader
@@ -34,8 +34,8 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red
 
 @click.command()
 @click.option("--production", is_flag=True, help="Also walk the checklist before going live.")
-@as_json
-@add_gate_options
+@calling.as_json
+@calling.add_gate_options
 @add_settings_loader
 def doctor(load: Callable[[], Configured], at: Connection, as_json: bool, production: bool) -> None:
     """Examine an installation: settings, file rights, disk, clock, database, TLS, ledger, limits, and a running gate.
@@ -49,15 +49,16 @@ def doctor(load: Callable[[], Configured], at: Connection, as_json: bool, produc
     try:
         configured = load()
     except SettingsError as wrong:
-        unread = msgspec.structs.replace(alarm(str(wrong), "correct it; docs/reference.md lists every setting"),
+        unread = msgspec.structs.replace(findings.alarm(str(wrong),
+                                                        "correct it; docs/reference.md lists every setting"),
                                          check="settings")
         print_examination([unread], as_json)
-        sys.exit(EXIT_WRONG)
+        sys.exit(calling.EXIT_WRONG)
     checks = {**CHECKS, **({"production": check_production} if production else {})}
     found = run_checks(Installation(configured.settings, configured.origins, os.environ, name_public_url(at)), checks)
     found += ask_gate(configured, at, found)
     print_examination(found, as_json)
-    sys.exit(EXIT_BROKEN if worst_of(found) in ("warning", "error") else 0)
+    sys.exit(calling.EXIT_BROKEN if findings.worst_of(found) in ("warning", "error") else 0)
 
 
 def name_public_url(at: Connection) -> str:
@@ -65,7 +66,7 @@ def name_public_url(at: Connection) -> str:
     return at.url or os.environ.get("ASYNCGATE_URL", "")
 
 
-def run_checks(at: Installation, checks: Mapping[str, Check]) -> list[Finding]:
+def run_checks(at: Installation, checks: Mapping[str, Check]) -> list[findings.Finding]:
     """Carry out checks that need no running gate; a terminal shows which one is under way."""
     with ExitStack() as opened:
         told: Callable[[str], object] = str
@@ -78,12 +79,12 @@ def run_checks(at: Installation, checks: Mapping[str, Check]) -> list[Finding]:
 # The running gate.
 
 
-def ask_gate(configured: Configured, at: Connection, known: list[Finding]) -> list[Finding]:
+def ask_gate(configured: Configured, at: Connection, known: list[findings.Finding]) -> list[findings.Finding]:
     """Return what the running gate says of itself and what is not known yet."""
     url, token, holder = find_gate(configured, at)
     if not url:
         hint = "name it with --url or --profile, if one runs" if holder is None else ""
-        return [of_gate(note("no running gate was asked", hint))]
+        return [of_gate(findings.note("no running gate was asked", hint))]
     try:
         with Http(url, token) as gate:
             patience, gate.patience_seconds = gate.patience_seconds, HEALTH_SECONDS
@@ -117,16 +118,17 @@ def reach(url: str) -> str:
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-def examine_there(gate: Http, url: str) -> list[Finding]:
+def examine_there(gate: Http, url: str) -> list[findings.Finding]:
     """Return what the gate has found."""
     try:
-        return msgspec.convert(gate.call("examine_gate"), Examination).findings
+        return msgspec.convert(gate.call("examine_gate"), findings.Examination).findings
     except Refusal as no:
-        return [of_gate(note(f"the gate at {url} answers, and does not let this credential examine it ({no.code})",
-                             "give an operator's credential: --token @FILE, or --profile"))]
+        return [of_gate(
+            findings.note(f"the gate at {url} answers, and does not let this credential examine it ({no.code})",
+                          "give an operator's credential: --token @FILE, or --profile"))]
 
 
-def add_unknown(known: list[Finding], theirs: list[Finding]) -> Iterator[Finding]:
+def add_unknown(known: list[findings.Finding], theirs: list[findings.Finding]) -> Iterator[findings.Finding]:
     """Yield what the gate has found that was not found from here: other checks, and other cures."""
     checks, cures = {one.check for one in known}, {(one.check, one.cure) for one in known}
     for one in theirs:
@@ -134,28 +136,29 @@ def add_unknown(known: list[Finding], theirs: list[Finding]) -> Iterator[Finding
             yield one
 
 
-def judge_version(url: str, health: Mapping[str, Any]) -> Iterator[Finding]:
+def judge_version(url: str, health: Mapping[str, Any]) -> Iterator[findings.Finding]:
     """Yield which release runs."""
     if health["version"] != __version__:
-        yield of_gate(note(f"the gate at {url} is {health['version']}, and this program is {__version__}",
-                           "restart the gate after an upgrade, or use the program of the gate"))
+        yield of_gate(findings.note(f"the gate at {url} is {health['version']}, and this program is {__version__}",
+                                    "restart the gate after an upgrade, or use the program of the gate"))
     else:
-        yield of_gate(all_well(f"the gate at {url} is healthy, version {health['version']}"))
+        yield of_gate(findings.all_well(f"the gate at {url} is healthy, version {health['version']}"))
 
 
-def judge_silence(url: str, none: Exception, holder: Holder | None) -> Finding:
+def judge_silence(url: str, none: Exception, holder: Holder | None) -> findings.Finding:
     """Return what it means that a gate gives no good answer."""
     if isinstance(none, Refusal):
-        return alarm(f"the gate at {url} is not healthy: {none.message}", "see the other findings, and the gate's log")
+        return findings.alarm(f"the gate at {url} is not healthy: {none.message}",
+                              "see the other findings, and the gate's log")
     if holder and holder.lives and reach(holder.url) == url:
-        return alarm(f"process {holder.pid} serves the file and does not answer: {none}",
-                     f"look into its log; if it hangs, stop it (kill {holder.pid}) and start it again")
+        return findings.alarm(f"process {holder.pid} serves the file and does not answer: {none}",
+                              f"look into its log; if it hangs, stop it (kill {holder.pid}) and start it again")
     if isinstance(none, ValueError):
-        return warn(f"the gate at {url} was not asked: {none}", "correct --url, --token or --profile")
-    return alarm(str(none), "start it with `asyncgate serve`, or correct --url")
+        return findings.warn(f"the gate at {url} was not asked: {none}", "correct --url, --token or --profile")
+    return findings.alarm(str(none), "start it with `asyncgate serve`, or correct --url")
 
 
-def of_gate(finding: Finding) -> Finding:
+def of_gate(finding: findings.Finding) -> findings.Finding:
     """Return a finding of this command's own check."""
     return msgspec.structs.replace(finding, check=GATE_CHECK)
 
@@ -163,10 +166,10 @@ def of_gate(finding: Finding) -> Finding:
 # Printing.
 
 
-def print_examination(found: list[Finding], as_json: bool) -> None:
+def print_examination(found: list[findings.Finding], as_json: bool) -> None:
     """Print findings, as JSON or for people."""
     if as_json:
-        return click.echo(msgspec.json.encode(Examination(worst_of(found), found)))
+        return click.echo(msgspec.json.encode(findings.Examination(findings.worst_of(found), found)))
     wide = max(len(one.check) for one in found)
     for one in found:
         print_finding(one, wide)
@@ -175,7 +178,7 @@ def print_examination(found: list[Finding], as_json: bool) -> None:
     click.echo(", ".join(counts) or "all well")
 
 
-def print_finding(one: Finding, wide: int) -> None:
+def print_finding(one: findings.Finding, wide: int) -> None:
     """Print one finding, with its cure below."""
     lines = [f"{one.check:{wide}}  {escape_text(one.seen)}"]
     if one.cure:

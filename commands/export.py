@@ -25,20 +25,12 @@ from msgspec import Meta, Raw, Struct, field
 
 from asyncgate import __version__
 from asyncgate.clients.http import Http, Refusal
-from asyncgate.commands.calling import (
-    EXIT_BROKEN,
-    CommandGroup,
-    add_gate_options,
-    as_json,
-    connect_to_gate,
-    exit_on_error,
-)
+from asyncgate.commands import calling
 from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.commands.verdicts import print_answer
-from asyncgate.parts.model.errors import Conflicting
-from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.folders import open_private, replacing
 
@@ -54,7 +46,7 @@ class Page(Struct):
     """A page as the gate sends it."""
 
     tenant: str
-    principal: Principal | None
+    principal: wire.Principal | None
     kind: KindName
     purpose: str
     begun_at: str
@@ -92,7 +84,7 @@ class Manifest(Struct):
     version: int
     about: str                  # tenant or principal
     tenant: str
-    principal: Principal | None
+    principal: wire.Principal | None
     begun_at: str
     ended_at: str
     made_by: str
@@ -107,20 +99,20 @@ class ExportState(Struct):
     cursor: str | None = None
     begun_at: str = ""
     tenant: str = ""
-    principal: Principal | None = None
+    principal: wire.Principal | None = None
     expected: list[str] = field(default_factory=list)
     kinds: dict[str, ExportedKind] = field(default_factory=dict)
     whole: bool = False
 
 
-class OtherExport(Conflicting):
+class OtherExport(errors.Conflicting):
     """The unfinished archive belongs to another export, or to one that cannot be resumed any more: it must go."""
 
 
 decode_page = msgspec.json.Decoder(Page).decode
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=calling.CommandGroup)
 def export() -> None:
     """Write everything about a tenant or a principal into one archive, and verify such an archive."""
 
@@ -128,8 +120,8 @@ def export() -> None:
 @export.command("tenant")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--tenant", metavar="TENANT", help="The tenant, by id or name, for the operator; default your own.")
-@as_json
-@add_gate_options
+@calling.as_json
+@calling.add_gate_options
 def export_tenant(at: Connection, file: str, tenant: str | None, as_json: bool) -> None:
     """Write everything about a tenant into FILE, a zip archive, without secrets.
 
@@ -144,8 +136,8 @@ def export_tenant(at: Connection, file: str, tenant: str | None, as_json: bool) 
 @click.option("--principal-kind", metavar="KIND", help="Kind of the principal; default agent.")
 @click.option("--principal-id", metavar="ID", help="The principal; default the one of your credential.")
 @click.option("--tenant", metavar="TENANT", help="Its tenant, by id or name, for the operator; default your own.")
-@as_json
-@add_gate_options
+@calling.as_json
+@calling.add_gate_options
 def export_principal(at: Connection, file: str, principal_kind: str | None, principal_id: str | None,
                      tenant: str | None, as_json: bool) -> None:
     """Write everything about a principal into FILE, a zip archive, without secrets.
@@ -160,14 +152,14 @@ def export_principal(at: Connection, file: str, principal_kind: str | None, prin
 
 @export.command("verify")
 @click.argument("file", type=click.Path(dir_okay=False))
-@as_json
+@calling.as_json
 def verify_export(file: str, as_json: bool) -> None:
     """Verify an exported FILE, without a database or a gate.
 
     Checks that every file of the manifest is there, has its SHA-256 and its rows, and that there is no other.  Exit
     status 1 if a check fails.
     """
-    with exit_on_error(file):
+    with calling.exit_on_error(file):
         manifest, problems = verify_archive(file)
         digest = hash_file(Path(file))
     rows = sum(one.rows for one in manifest.kinds) if manifest else 0
@@ -175,7 +167,7 @@ def verify_export(file: str, as_json: bool) -> None:
                  *map(escape_text, problems), *([describe(manifest)] if manifest else []), f"SHA-256 {digest}",
                  f"{file}: {'sound' if not problems else 'damaged'}")
     if problems:
-        raise click.exceptions.Exit(EXIT_BROKEN)
+        raise click.exceptions.Exit(calling.EXIT_BROKEN)
 
 
 def describe(manifest: Manifest) -> str:
@@ -192,8 +184,8 @@ def describe(manifest: Manifest) -> str:
 def write_and_print(at: Connection, file: str, asked: dict[str, Any], as_json: bool) -> None:
     """Write an archive, and print what it has."""
     asked = {name: value for name, value in asked.items() if value is not None}
-    with exit_on_error(file), hold_new_file(file), closing(Bar("exporting", "rows")) as bar, (
-            connect_to_gate(at)) as gate:
+    with calling.exit_on_error(file), hold_new_file(file), closing(Bar("exporting", "rows")) as bar, (
+            calling.connect_to_gate(at)) as gate:
         try:
             manifest = write_archive(gate, file, asked, bar.add)
         except OtherExport as other:

@@ -11,25 +11,13 @@ from typing import Any
 import click
 import msgspec
 
-from asyncgate.clients.http import AWAY_STATUSES, Http, Refusal, Unreachable, pause_after
-from asyncgate.commands.calling import (
-    EXIT_CANCELED,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_NOT_ENDED,
-    ID_TYPE,
-    Duration,
-    add_gate_options,
-    as_json,
-    connect_to_gate,
-    exit_with,
-)
+from asyncgate.clients import http
+from asyncgate.commands import calling, terminal
 from asyncgate.commands.profiles import Connection
-from asyncgate.commands.terminal import console, escape_text, is_terminal, show_block
 
 RUN_TASK_SECONDS = 30.0         # default of run-task
 FIRST_LOOK, LONGEST_LOOK = 1.0, 10.0        # seconds that a call waits for the end; changes are shown between calls
-EXIT_OF_END = {"succeeded": 0, "failed": EXIT_FAILED, "canceled": EXIT_CANCELED}
+EXIT_OF_END = {"succeeded": 0, "failed": calling.EXIT_FAILED, "canceled": calling.EXIT_CANCELED}
 NO_WORKER_SECONDS = 3.0         # after which a hint says that no worker has taken the task
 MOST_PROGRESS_CHARACTERS = 200                      # characters of progress in a line
 
@@ -37,7 +25,7 @@ MOST_PROGRESS_CHARACTERS = 200                      # characters of progress in 
 def run_task(at: Connection, body: Mapping[str, Any], printing_json: bool) -> int:
     """Create a task, print its id at once, and wait for its end; return the exit status."""
     patience = float(body.get("wait_seconds", RUN_TASK_SECONDS))
-    with connect_to_gate(at) as gate:
+    with calling.connect_to_gate(at) as gate:
         made = gate.send("run_task", {**body, "wait_seconds": 0}).content
         who = {name: value for name, value in body.items() if name in ("principal_kind", "principal_id", "agent_id")}
         watch = Watch(gate, made, who)
@@ -45,17 +33,17 @@ def run_task(at: Connection, body: Mapping[str, Any], printing_json: bool) -> in
 
 
 @click.command()
-@click.argument("task_id", type=ID_TYPE)
-@click.option("--for", "patience", type=Duration(), metavar="DURATION",
+@click.argument("task_id", type=calling.ID_TYPE)
+@click.option("--for", "patience", type=calling.Duration(), metavar="DURATION",
               help="Longest time to wait, such as 10m; default: until the task ends.")
-@as_json
-@add_gate_options
+@calling.as_json
+@calling.add_gate_options
 def wait(at: Connection, task_id: str, patience: float | None, as_json: bool) -> None:
     """Wait until a task has ended; show its progress meanwhile, then its record.
 
     Exit status: 0 succeeded, 8 failed, 9 canceled, 10 not ended.
     """
-    with connect_to_gate(at) as gate:
+    with calling.connect_to_gate(at) as gate:
         watch = Watch(gate, gate.send("get_task", {"task_id": task_id}).content, {})
         sys.exit(watch_to_end(watch, float("inf") if patience is None else patience, as_json))
 
@@ -63,7 +51,7 @@ def wait(at: Connection, task_id: str, patience: float | None, as_json: bool) ->
 class Watch:
     """Watches one task until it ends."""
 
-    def __init__(self, gate: Http, record: bytes, who: Mapping[str, Any]) -> None:
+    def __init__(self, gate: http.Http, record: bytes, who: Mapping[str, Any]) -> None:
         self.gate, self.who = gate, who
         self.record, self.task = record, msgspec.json.decode(record)
         self.shown, self.away, self.began = "", 0, time.monotonic()
@@ -78,8 +66,8 @@ class Watch:
         """Poll until the task has ended or the time is over; retry while the gate does not answer."""
         until, look = time.monotonic() + seconds, FIRST_LOOK
         with ExitStack() as opened:
-            if is_terminal(sys.stderr) and not self.is_over and seconds > 0:
-                self.drawn = opened.enter_context(console(err=True).status(format_state(self.task)))
+            if terminal.is_terminal(sys.stderr) and not self.is_over and seconds > 0:
+                self.drawn = opened.enter_context(terminal.console(err=True).status(format_state(self.task)))
             while not self.is_over and (left := until - time.monotonic()) > 0:
                 self._poll(min(look, left))
                 look = min(look * 1.5, LONGEST_LOOK)
@@ -90,12 +78,12 @@ class Watch:
             self.record = self.gate.send("get_task", {**self.who, "task_id": self.task["task_id"],
                                                       "wait_seconds": round(seconds, 3)}).content
             self.task, self.away = msgspec.json.decode(self.record), 0
-        except (Unreachable, Refusal) as error:
-            if isinstance(error, Refusal) and error.status not in AWAY_STATUSES:
+        except (http.Unreachable, http.Refusal) as error:
+            if isinstance(error, http.Refusal) and error.status not in http.AWAY_STATUSES:
                 raise
             self.away += 1
-            wait = max(pause_after(self.away, 0.5), getattr(error, "retry_after", None) or 0.0)
-            self._show(f"{escape_text(str(error))}; retrying")
+            wait = max(http.pause_after(self.away, 0.5), getattr(error, "retry_after", None) or 0.0)
+            self._show(f"{terminal.escape_text(str(error))}; retrying")
             time.sleep(min(wait, seconds))
 
     def _show_state(self) -> None:
@@ -121,25 +109,26 @@ def watch_to_end(watch: Watch, patience: float, printing_json: bool, *, new: boo
         watch.follow(patience)
     except KeyboardInterrupt:
         again = f"the task continues; to wait for it again: asyncgate wait {task_id}"
-        raise exit_with(again, EXIT_INTERRUPTED) from None
+        raise calling.exit_with(again, calling.EXIT_INTERRUPTED) from None
     task = watch.task
-    click.echo(watch.record) if printing_json else show_block(task)
+    click.echo(watch.record) if printing_json else terminal.show_block(task)
     if not watch.is_over:
         click.echo(f"{format_state(task)}{format_worker_hint(task)}; to wait for its end: asyncgate wait {task_id}",
                    err=True)
-    return EXIT_OF_END.get(task["status"], EXIT_NOT_ENDED)
+    return EXIT_OF_END.get(task["status"], calling.EXIT_NOT_ENDED)
 
 
 def format_state(task: Mapping[str, Any]) -> str:
     """Describe the state of an unfinished task in one line."""
     if task.get("held"):
-        return escape_text(f"on hold ({task['held']}); to offer it again: asyncgate release-hold {task['task_id']}")
+        return terminal.escape_text(
+            f"on hold ({task['held']}); to offer it again: asyncgate release-hold {task['task_id']}")
     if later := task["status"] == "queued" and task.get("next_eligible_at"):
-        return escape_text(f"queued for attempt {task['attempt'] + 1}, not before {later}")
+        return terminal.escape_text(f"queued for attempt {task['attempt'] + 1}, not before {later}")
     worker, progress = task.get("leased_to") or {}, task.get("progress")
     by = f" by {worker['id']}" if worker.get("id") else ""
     more = "" if progress is None else f": {msgspec.json.encode(progress).decode()[:MOST_PROGRESS_CHARACTERS]}"
-    return escape_text(f"{task['status']}{by}{more}")
+    return terminal.escape_text(f"{task['status']}{by}{more}")
 
 
 def format_worker_hint(task: Mapping[str, Any]) -> str:
@@ -148,4 +137,4 @@ def format_worker_hint(task: Mapping[str, Any]) -> str:
         return ""
     able = (task.get("requirements") or {}).get("capabilities") or []
     worker = " ".join(["asyncgate worker --type", task["type"], *(f"--capability {one}" for one in able)])
-    return escape_text(f"; no worker has taken it yet (to start one: `{worker} -- PROGRAM`)")
+    return terminal.escape_text(f"; no worker has taken it yet (to start one: `{worker} -- PROGRAM`)")

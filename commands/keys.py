@@ -19,28 +19,18 @@ import msgspec
 
 from asyncgate import Engine
 from asyncgate.backends import open_backend
-from asyncgate.commands import cli
-from asyncgate.commands.calling import (
-    EXIT_BROKEN,
-    EXIT_CONFLICT,
-    EXIT_OF_STATUS,
-    EXIT_WRONG,
-    CommandGroup,
-    as_json,
-    exit_with,
-)
+from asyncgate.commands import calling, cli
 from asyncgate.parts.identity.admin import issue_first_key
+from asyncgate.parts.model import errors, wire_admin
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError
-from asyncgate.parts.model.wire_admin import IssueKey
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.options import add_settings_loader, add_settings_options
 
 ISSUE = OPERATIONS["issue_key"]
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=calling.CommandGroup)
 def keys() -> None:
     """Issue the first key of a gate, and look after the keys that sign its access tokens."""
 
@@ -49,7 +39,8 @@ async def write_first_key(settings: Settings, said: dict[str, Any]) -> Any:
     """Write a new key into the database that the settings name."""
     backend = await open_backend(settings.database.url, serving=True, settings=settings.database)
     try:
-        return await issue_first_key(Engine(backend, settings), msgspec.convert(said, IssueKey, strict=False))
+        return await issue_first_key(Engine(backend, settings),
+                                     msgspec.convert(said, wire_admin.IssueKey, strict=False))
     finally:
         await backend.close()
 
@@ -57,7 +48,7 @@ async def write_first_key(settings: Settings, said: dict[str, Any]) -> Any:
 @keys.command()
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE",
               help="Write the key to a new file that only you can read, instead of standard output.")
-@as_json
+@calling.as_json
 @add_settings_options
 def issue(configured: Configured, out: str | None, as_json: bool, **given: Any) -> None:
     """Issue a key directly in the database; nobody may serve a SQLite file meanwhile.
@@ -83,8 +74,9 @@ def issue_or_exit(configured: Configured, given: dict[str, Any]) -> Any:
     said = {name: value for name, value in given.items() if value not in (None, (), "")}
     try:
         return asyncio.run(write_first_key(configured.settings, said))
-    except (GateError, msgspec.ValidationError) as no:
-        raise exit_with(str(no), EXIT_OF_STATUS.get(getattr(no, "status", 400), EXIT_BROKEN)) from None
+    except (errors.GateError, msgspec.ValidationError) as no:
+        raise calling.exit_with(str(no),
+                                calling.EXIT_OF_STATUS.get(getattr(no, "status", 400), calling.EXIT_BROKEN)) from None
 
 
 class KeyFile:
@@ -98,9 +90,10 @@ class KeyFile:
             try:
                 self.file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             except FileExistsError:
-                raise exit_with(f"{self.path} exists already; give {self.option} a new file", EXIT_CONFLICT) from None
+                raise calling.exit_with(f"{self.path} exists already; give {self.option} a new file",
+                                        calling.EXIT_CONFLICT) from None
             except OSError as error:
-                raise exit_with(f"cannot write {self.path}: {error.strerror}", EXIT_WRONG) from None
+                raise calling.exit_with(f"cannot write {self.path}: {error.strerror}", calling.EXIT_WRONG) from None
         return self
 
     def put(self, text: str) -> None:
@@ -117,7 +110,7 @@ class KeyFile:
                 os.remove(self.path)
 
 
-@keys.group(cls=CommandGroup)
+@keys.group(cls=calling.CommandGroup)
 def signing() -> None:
     """Make, rotate and show the keys that sign access tokens; running gates notice the change."""
 
@@ -131,13 +124,15 @@ def name_key_file(run: Callable[..., None]) -> Callable[..., None]:
         try:
             path = file or load().settings.security.jwt.private_key_path
             if not path:
-                raise exit_with("name the key by --file, or by the setting security.jwt.private_key_path", EXIT_WRONG)
+                raise calling.exit_with("name the key by --file, or by the setting security.jwt.private_key_path",
+                                        calling.EXIT_WRONG)
             run(path, **options)
         except FileExistsError as taken:
-            raise exit_with(f"{taken.filename} exists already: another rotation is under way, or was interrupted; "
-                            "remove it in that case", EXIT_CONFLICT) from None
-        except (SettingsError, StartupError, OSError) as wrong:
-            raise exit_with(str(wrong), EXIT_WRONG) from None
+            raise calling.exit_with(
+                f"{taken.filename} exists already: another rotation is under way, or was interrupted; "
+                                    "remove it in that case", calling.EXIT_CONFLICT) from None
+        except (SettingsError, errors.StartupError, OSError) as wrong:
+            raise calling.exit_with(str(wrong), calling.EXIT_WRONG) from None
     return named
 
 
@@ -147,7 +142,7 @@ SIZES = click.Choice(["2048", "3072", "4096"])
 @signing.command()
 @name_key_file
 @click.option("--bits", type=SIZES, default="3072", help="Size of the RSA key.")
-@as_json
+@calling.as_json
 def make(path: str, bits: str, as_json: bool) -> None:
     """Make a signing key in a new file that only you can read; an existing file is never replaced."""
     from asyncgate.parts.identity.oauth.signing import generate_pem, load_signing_keys
@@ -164,7 +159,7 @@ def make(path: str, bits: str, as_json: bool) -> None:
 @click.option("--bits", type=SIZES, default="3072", help="Size of the new RSA key.")
 @click.option("--overlap-days", type=click.IntRange(0, 90), default=90, show_default=True,
               help="Days that tokens of the old key stay valid; 0 if others may have the old key.")
-@as_json
+@calling.as_json
 def rotate(path: str, bits: str, overlap_days: int, as_json: bool) -> None:
     """Put a new key in the place of the current one; tokens of the old one stay valid for the overlap."""
     from asyncgate.parts.identity.oauth.signing import load_signing_keys, rotate_key_file
@@ -178,7 +173,7 @@ def rotate(path: str, bits: str, overlap_days: int, as_json: bool) -> None:
 
 @signing.command()
 @name_key_file
-@as_json
+@calling.as_json
 def show(path: str, as_json: bool) -> None:
     """Print the public keys as a key set (JWKS), as a gate publishes them."""
     from asyncgate.parts.identity.oauth.signing import load_signing_keys
@@ -191,7 +186,7 @@ def show(path: str, as_json: bool) -> None:
 @click.argument("statement")
 @click.option("--jwks", "keys_file", type=click.File("rb"), required=True, metavar="FILE",
               help="The gate's public keys: what `keys signing show` printed when it signed; - is standard input.")
-@as_json
+@calling.as_json
 def verify_statement(statement: str, keys_file: Any, as_json: bool) -> None:
     """Check a statement that a gate has signed, such as the proof of an erasure, and print what it says."""
     from joserfc import jwt
@@ -202,7 +197,7 @@ def verify_statement(statement: str, keys_file: Any, as_json: bool) -> None:
     try:
         said = jwt.decode(statement.strip(), KeySet.import_key_set(json.load(keys_file)), algorithms=["RS256"])
     except UNFIT as wrong:
-        raise exit_with(f"no key in that file has signed this: {wrong}", EXIT_BROKEN) from None
+        raise calling.exit_with(f"no key in that file has signed this: {wrong}", calling.EXIT_BROKEN) from None
     text = msgspec.json.encode({"type": said.header.get("typ"), **said.claims})
     click.echo(text if as_json else msgspec.json.format(text))
 

@@ -9,20 +9,19 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from asyncgate.clients.http import DEFAULT_URL, is_private, root_of, split_url
-from asyncgate.commands import profiles
-from asyncgate.commands.calling import EXIT_NOT_FOUND, EXIT_WRONG, as_json, connect_to_gate, exit_with
+from asyncgate.clients import http
+from asyncgate.commands import calling, profiles
 from asyncgate.commands.profiles import DEFAULT_PROFILE, Connection, StoredProfile
 from asyncgate.commands.terminal import escape_text, show_table
 from asyncgate.commands.verdicts import print_answer
 
 
 @click.command()
-@click.option("--url", help=f"URL of the gate; default ASYNCGATE_URL, else {DEFAULT_URL}.")
+@click.option("--url", help=f"URL of the gate; default ASYNCGATE_URL, else {http.DEFAULT_URL}.")
 @click.option("--profile", "name", default=DEFAULT_PROFILE, show_default=True, metavar="NAME",
               help="Name of the profile.")
 @click.option("--plain-http", is_flag=True, help="Allow plain HTTP: the credential is sent unencrypted.")
-@as_json
+@calling.as_json
 def login(url: str | None, name: str, plain_http: bool, as_json: bool) -> None:
     """Store the URL of a gate and a credential, so that other commands need neither.
 
@@ -31,13 +30,13 @@ def login(url: str | None, name: str, plain_http: bool, as_json: bool) -> None:
     ASYNCGATE_URL or ASYNCGATE_API_KEY is set; --profile NAME or ASYNCGATE_PROFILE choose another.
     """
     try:
-        url = root_of(url or os.environ.get("ASYNCGATE_URL") or DEFAULT_URL)
-        if not is_private(split_url(url)) and not plain_http:
+        url = http.root_of(url or os.environ.get("ASYNCGATE_URL") or http.DEFAULT_URL)
+        if not http.is_private(http.split_url(url)) and not plain_http:
             raise ValueError(f"{url} is plain HTTP, so others on the network could read the credential: use https://, "
                              "or --plain-http on a private network")
         kept = profiles.read_profiles()
     except ValueError as wrong:
-        raise exit_with(str(wrong), EXIT_WRONG) from None
+        raise calling.exit_with(str(wrong), calling.EXIT_WRONG) from None
     if plain_http:
         os.environ["ASYNCGATE_PLAIN_HTTP"] = "true"
     token = read_credential(url)
@@ -58,7 +57,7 @@ def read_credential(url: str) -> str:
 
 def check_credential(url: str, token: str) -> dict[str, str]:
     """Check that a gate accepts a credential; return its principal and role."""
-    with connect_to_gate(Connection(url, token)) as gate:
+    with calling.connect_to_gate(Connection(url, token)) as gate:
         you = gate.call("whoami")
     who = f"{you['principal_kind']} {you['principal_id']}" if you.get("bound") else "any principal that a request names"
     return {"principal": escape_text(who), "role": escape_text(str(you["role"]))}
@@ -67,18 +66,18 @@ def check_credential(url: str, token: str) -> dict[str, str]:
 @click.command()
 @click.option("--profile", "name", default=DEFAULT_PROFILE, show_default=True, metavar="NAME",
               help="Profile to remove.")
-@as_json
+@calling.as_json
 def logout(name: str, as_json: bool) -> None:
     """Remove a profile; its credential stays valid until `asyncgate revoke-key` revokes it."""
     kept = load_profiles()
     if kept.pop(name, None) is None:
-        raise exit_with(f"there is no profile {name!r}{profiles.format_others(kept)}", EXIT_NOT_FOUND)
+        raise calling.exit_with(f"there is no profile {name!r}{profiles.format_others(kept)}", calling.EXIT_NOT_FOUND)
     profiles.write_profiles(kept)
     print_answer(as_json, {"profile": name}, f"profile {name} is removed")
 
 
 @click.command("profiles")
-@as_json
+@calling.as_json
 def list_profiles(as_json: bool) -> None:
     """List the stored profiles, without their credentials."""
     rows = [{"profile": name, "url": one.url, "credential": "yes" if one.token else "none"}
@@ -95,4 +94,4 @@ def load_profiles() -> dict[str, StoredProfile]:
     try:
         return profiles.read_profiles()
     except ValueError as wrong:
-        raise exit_with(str(wrong), EXIT_WRONG) from None
+        raise calling.exit_with(str(wrong), calling.EXIT_WRONG) from None

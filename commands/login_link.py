@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
-from asyncgate.commands.calling import EXIT_WRONG, add_gate_options, as_json, connect_to_gate, exit_with
+from asyncgate.commands import calling
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import escape_text
 from asyncgate.commands.verdicts import print_answer
@@ -20,8 +20,8 @@ from asyncgate.commands.verdicts import print_answer
 @click.option("--scopes", metavar="NAMES", help="Scopes that the person may grant, split by commas; default: those of "
                                                 "the role.")
 @click.option("--tenant", metavar="NAME", help="Tenant of the person; only an operator may name another than its own.")
-@as_json
-@add_gate_options
+@calling.as_json
+@calling.add_gate_options
 def login_link(at: Connection, name: str | None, role: str, scopes: str | None, tenant: str | None, as_json: bool,
                ) -> None:
     """Make a link that signs somebody in to a gate once, within ten minutes.
@@ -31,12 +31,13 @@ def login_link(at: Connection, name: str | None, role: str, scopes: str | None, 
     the link in that browser, or type its code on the page.  The running gate must have security.oauth.enabled.
     """
     given = scopes.split(",") if scopes else None
-    with connect_to_gate(at) as gate:
+    with calling.connect_to_gate(at) as gate:
         made = gate.call("make_sign_in_link", principal_id=name or getpass.getuser(), role=role, scopes=given,
                          tenant=tenant)
     if not made["link"]:
-        raise exit_with(f"OAuth is off at {at.url}, so nobody can sign in; the setting security.oauth.enabled turns it "
-                        "on", EXIT_WRONG)
+        raise calling.exit_with(
+            f"OAuth is off at {at.url}, so nobody can sign in; the setting security.oauth.enabled turns it "
+                                "on", calling.EXIT_WRONG)
     minutes = round((datetime.fromisoformat(made["expires_at"]) - datetime.now(UTC)).total_seconds() / 60)
     print_answer(as_json, made, escape_text(made["link"]), f"code {escape_text(made['sign_in_code'])}",
                  escape_text(f"signs in {made['principal_id']} as {made['role']}, once, within {minutes} minutes"))

@@ -19,28 +19,13 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from asyncgate.clients import http
 from asyncgate.clients.client import DEFAULT_PATIENCE_SECONDS
-from asyncgate.clients.http import (
-    ANSWER_SECONDS,
-    Exchange,
-    NotAGate,
-    Unreachable,
-    WrongAddress,
-    pause_after,
-    read_object,
-)
 from asyncgate.clients.in_process import InProcess
 from asyncgate.clients.operations import CALLS
 from asyncgate.parts.app import Gate
+from asyncgate.parts.model import jsonrpc
 from asyncgate.parts.model.content import JsonObject
-from asyncgate.parts.model.jsonrpc import (
-    CODES,
-    INTERNAL_ERROR,
-    INVALID_MESSAGE,
-    PARSE_ERROR,
-    TOOL_PREFIX,
-    UNKNOWN_METHOD,
-)
 from asyncgate.parts.model.settings import Settings
 
 if TYPE_CHECKING:
@@ -61,7 +46,7 @@ log = logging.getLogger("asyncgate")
 class Bridge:
     """Passes messages from a host to a gate, and the answers back."""
 
-    def __init__(self, client: httpx2.AsyncClient, exchange: Exchange, path: str, write: Callable[[bytes], None],
+    def __init__(self, client: httpx2.AsyncClient, exchange: http.Exchange, path: str, write: Callable[[bytes], None],
                  *, streams: bool, patience_seconds: float = 0.0) -> None:
         self.client, self.exchange, self.url, self.write = client, exchange, exchange.url + path, write
         self.patience_seconds = patience_seconds        # for a gate that does not answer now
@@ -90,9 +75,9 @@ class Bridge:
         try:
             message = msgspec.json.decode(line)
         except (ValueError, RecursionError) as wrong:
-            return self.refuse(None, PARSE_ERROR, f"this line is not JSON: {wrong}")
+            return self.refuse(None, jsonrpc.PARSE_ERROR, f"this line is not JSON: {wrong}")
         if not isinstance(message, dict):
-            return self.refuse(None, PARSE_ERROR, "send one message per line: a JSON object")
+            return self.refuse(None, jsonrpc.PARSE_ERROR, "send one message per line: a JSON object")
         id, method = message.get("id"), message.get("method")
         if method == "notifications/cancelled":
             self.cancel(read_params(message).get("requestId"))
@@ -103,7 +88,7 @@ class Bridge:
                 self.waiting.add(task)
                 task.add_done_callback(self.waiting.discard)
         elif isinstance(method, str) and not method.startswith("notifications/"):
-            self.refuse(None, INVALID_MESSAGE, f"{method} needs an id, a string or an integer")
+            self.refuse(None, jsonrpc.INVALID_MESSAGE, f"{method} needs an id, a string or an integer")
 
     def cancel(self, id: Any) -> None:
         """Cancel a request; the gate sees the disconnect."""
@@ -115,11 +100,11 @@ class Bridge:
         import httpx2
 
         if method == LISTEN and not self.streams:
-            return self.refuse(id, UNKNOWN_METHOD, "subscriptions need a running gate: use --url")
+            return self.refuse(id, jsonrpc.UNKNOWN_METHOD, "subscriptions need a running gate: use --url")
         begun, tries = time.monotonic(), 0
         while True:
             headers = self.headers(message, method)
-            timeout = httpx2.Timeout(ANSWER_SECONDS, read=None) if method == LISTEN else self.client.timeout
+            timeout = httpx2.Timeout(http.ANSWER_SECONDS, read=None) if method == LISTEN else self.client.timeout
             try:
                 async with self.client.stream("POST", self.url, content=line, headers=headers,
                                               timeout=timeout) as answer:
@@ -127,23 +112,23 @@ class Bridge:
                         self.reached = True
                         return await self.pass_on(answer)
                     await answer.aread()
-                if answer.status_code not in BETWEEN or "jsonrpc" in read_object(answer.content):
+                if answer.status_code not in BETWEEN or "jsonrpc" in http.read_object(answer.content):
                     self.reached = True
                     return self.answer(answer, method, id)
-                why = Unreachable(f"no gate answers behind {self.exchange.url} (status {answer.status_code})",
-                                  sent=answer.status_code == HTTPStatus.GATEWAY_TIMEOUT)
+                why = http.Unreachable(f"no gate answers behind {self.exchange.url} (status {answer.status_code})",
+                                       sent=answer.status_code == HTTPStatus.GATEWAY_TIMEOUT)
             except httpx2.RequestError as error:
                 why = self.exchange.unreachable(error)
             left = self.patience_seconds - (time.monotonic() - begun)
-            if left <= 0 or isinstance(why, WrongAddress) or (why.sent and not is_repeatable(message, method)):
-                return self.refuse(id, INTERNAL_ERROR, self.describe_outage(why))
+            if left <= 0 or isinstance(why, http.WrongAddress) or (why.sent and not is_repeatable(message, method)):
+                return self.refuse(id, jsonrpc.INTERNAL_ERROR, self.describe_outage(why))
             if (tries := tries + 1) == 1:
                 log.warning("%s: trying again for %.0f s", why, left)
-            await asyncio.sleep(min(left, pause_after(tries)))
+            await asyncio.sleep(min(left, http.pause_after(tries)))
 
-    def describe_outage(self, why: Unreachable) -> str:
+    def describe_outage(self, why: http.Unreachable) -> str:
         """Return what a model may do: a gate that is away comes back, and another one would not have its tasks."""
-        if isinstance(why, WrongAddress) or why.sent or not self.reached:
+        if isinstance(why, http.WrongAddress) or why.sent or not self.reached:
             return str(why)
         return (f"the gate at {self.exchange.url} does not answer now, and its tasks are kept: it may be restarting. "
                 "Nothing of this call was carried out: repeat it later")
@@ -156,12 +141,14 @@ class Bridge:
 
     def answer(self, answer: httpx2.Response, method: str, id: str | int) -> None:
         """Write the answer to one request."""
-        told = read_object(answer.content)
+        told = http.read_object(answer.content)
         if "jsonrpc" not in told and "error" not in told:
-            foreign = NotAGate(self.exchange.url, "its answer is not MCP")
-            return self.refuse(id, INTERNAL_ERROR, str(foreign if answer.is_success else self.exchange.refusal(answer)))
+            foreign = http.NotAGate(self.exchange.url, "its answer is not MCP")
+            return self.refuse(id, jsonrpc.INTERNAL_ERROR,
+                               str(foreign if answer.is_success else self.exchange.refusal(answer)))
         if "jsonrpc" not in told:
-            return self.refuse(id, CODES.get(answer.status_code, INTERNAL_ERROR), str(told.get("message")), told)
+            return self.refuse(id, jsonrpc.CODES.get(answer.status_code, jsonrpc.INTERNAL_ERROR),
+                               str(told.get("message")), told)
         if method == "initialize" and isinstance(result := told.get("result"), dict):
             self.agreed = str(result.get("protocolVersion", ""))
         # Verbatim except for a missing id, so that numbers stay as the gate wrote them.
@@ -191,7 +178,7 @@ def is_repeatable(message: JsonObject, method: str) -> bool:
     if method != "tools/call":
         return True
     name = str(params.get("name"))
-    op = CALLS.get(name.removeprefix(TOOL_PREFIX)[1:])
+    op = CALLS.get(name.removeprefix(jsonrpc.TOOL_PREFIX)[1:])
     arguments = params.get("arguments")
     keyed = isinstance(arguments, dict) and not arguments.keys().isdisjoint(op.keys) if op else False
     return op is not None and op.repeatable and (keyed or not op.keys)
@@ -233,8 +220,8 @@ async def serve_running(url: str | None, token: str | None, path: str,
     """Serve standard input and output from a running gate."""
     import httpx2
 
-    exchange = Exchange(url, token)
-    patience = ANSWER_SECONDS + LONGEST_WAIT_SECONDS
+    exchange = http.Exchange(url, token)
+    patience = http.ANSWER_SECONDS + LONGEST_WAIT_SECONDS
     async with httpx2.AsyncClient(**exchange.settings, timeout=patience) as client:
         bridge = Bridge(client, exchange, path, write_message, streams=True, patience_seconds=patience_seconds)
         await bridge.serve(sys.stdin.buffer.readline)
@@ -248,6 +235,6 @@ async def serve_embedded(settings: Settings, path: str) -> None:
     gate = Gate(msgspec.structs.replace(settings, host="127.0.0.1", api_key="", allow_insecure_dev=True))
     async with gate.app.router.lifespan_context(gate.app):
         async with httpx2.AsyncClient(transport=InProcess(gate)) as client:
-            bridge = Bridge(client, Exchange("http://localhost", ""), path, write_message, streams=False)
+            bridge = Bridge(client, http.Exchange("http://localhost", ""), path, write_message, streams=False)
             await bridge.serve(sys.stdin.buffer.readline)
         gate.drain()

@@ -13,20 +13,11 @@ import click
 from msgspec.structs import asdict, replace
 
 from asyncgate import Engine
-from asyncgate.commands import carry, cli, recovery, verdicts
-from asyncgate.commands.calling import (
-    EXIT_CONFLICT,
-    EXIT_INTERRUPTED,
-    EXIT_NO_GATE,
-    as_json,
-    exit_on_error,
-    exit_with,
-)
+from asyncgate.commands import calling, carry, cli, recovery, verdicts
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.identity.admin import derive_tenant, find_tenants
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model import errors, stored
 from asyncgate.parts.model.settings import Configured, Settings, allow_slow_reads, mask_credentials
-from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.options import add_settings_options
 
@@ -50,7 +41,7 @@ def integrate_settings(settings: Settings) -> Settings:
 @click.option("--tenant", "tenants", metavar="TENANT", multiple=True,
               help="Only this tenant, by id or name; repeatable.  With --file: the tenant that receives them.")
 @click.option("--after", metavar="TENANT:ID", default="", help="Start after this receipt, to resume an earlier push.")
-@as_json
+@calling.as_json
 @add_settings_options
 def push(configured: Configured, file: str | None, tenants: tuple[str, ...], after: str, as_json: bool) -> None:
     """Send all receipts of a gate, or of an exported FILE, to the ledger in the settings.
@@ -68,20 +59,20 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
     settings = integrate_settings(configured.settings)
     tally, refusals, verified = part.PushTally(), list[dict[str, str]](), None
     if file:
-        with exit_on_error(file), closing(Bar("checking", "receipts")) as bar:
+        with calling.exit_on_error(file), closing(Bar("checking", "receipts")) as bar:
             verified = carry.require_sound(file, bar.add)
-    with exit_on_error():
+    with calling.exit_on_error():
         try:
             with closing(Bar("sending", "receipts", verified.receipts if verified else None)) as bar:
                 asyncio.run(send_receipts(settings, verified, tenants, after, tally, bar,
                                           make_refusal_printer(refusals, as_json)))
         except (part.LedgerAway, KeyboardInterrupt) as stop:
             print_push(tally, refusals, as_json)
-            why, status = ("interrupted", EXIT_INTERRUPTED) if isinstance(stop, KeyboardInterrupt) else (
-                escape_text(str(stop)), EXIT_NO_GATE)
-            raise exit_with(f"{why}; {format_next_call(tally)}", status) from None
+            why, status = ("interrupted", calling.EXIT_INTERRUPTED) if isinstance(stop, KeyboardInterrupt) else (
+                escape_text(str(stop)), calling.EXIT_NO_GATE)
+            raise calling.exit_with(f"{why}; {format_next_call(tally)}", status) from None
     print_push(tally, refusals, as_json)
-    sys.exit(EXIT_CONFLICT if tally.refused or tally.lost else 0)
+    sys.exit(calling.EXIT_CONFLICT if tally.refused or tally.lost else 0)
 
 
 async def send_receipts(settings: Settings, file: SealedReading | None, tenants: tuple[str, ...], after: str,
@@ -96,14 +87,14 @@ async def send_receipts(settings: Settings, file: SealedReading | None, tenants:
         first, _, behind = after.partition(":")
         if file is not None:
             if not sink.reads:
-                raise StartupError("this ledger needs the tasks, too: push from the database instead of --file")
+                raise errors.StartupError("this ledger needs the tasks, too: push from the database instead of --file")
             # A file names its tenant.
             tenant_id = derive_tenant(settings, tenants[0]) if len(tenants) == 1 or file.header is None else (
                 file.header.tenant_id)
             await push.send(tenant_id, part.read_exported(push, tenant_id, carry.read_batches(file.path), behind))
             return
         backend = await recovery.open_beside(opened, cli.require_database(settings.database.url), settings)
-        bar.of(None if after or tenants else await verdicts.count_rows(backend, [Receipt]))
+        bar.of(None if after or tenants else await verdicts.count_rows(backend, [stored.Receipt]))
         engine = Engine(backend, settings)
         source = part.FromDatabase(engine, push)
         first = (await find_tenants(engine, [first]))[0] if first else ""
@@ -142,7 +133,7 @@ def print_push(tally: PushTally, refusals: list[dict[str, str]], as_json: bool) 
 @click.argument("target", metavar="TARGET")
 @click.option("--leave-lost", is_flag=True,
               help="Continue without receipts that the ledger lost or changed; keep their hashes.")
-@as_json
+@calling.as_json
 @add_settings_options
 def bring_receipts_home(configured: Configured, target: str, leave_lost: bool, as_json: bool) -> None:
     """Copy a gate to TARGET, with its whole receipts from the ledger.
@@ -157,7 +148,7 @@ def bring_receipts_home(configured: Configured, target: str, leave_lost: bool, a
 
     Exit status 5: gate and ledger differ, or TARGET is in use; 7: the ledger cannot be read.  Then nothing was written.
     """
-    with exit_on_error(unanswered="nothing was written"):
+    with calling.exit_on_error(unanswered="nothing was written"):
         sys.exit(asyncio.run(bring_home(allow_slow_reads(configured.settings), target, leave_lost, as_json)))
 
 
@@ -166,7 +157,7 @@ async def bring_home(settings: Settings, target: str, leave_lost: bool, as_json:
     from asyncgate.commands import copy as copying
     source = settings.database.url
     if cli.identify_database(source) == cli.identify_database(target):
-        raise StartupError("TARGET is the gate's own database; name an empty one")
+        raise errors.StartupError("TARGET is the gate's own database; name an empty one")
     from asyncgate.parts.receipts import home as part
     async with AsyncExitStack() as opened:
         sink = recovery.open_ledger(settings)

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from asyncgate.parts.model.errors import Conflicting
+from asyncgate.parts.model import errors
 
 
-class OtherRun(Conflicting):
+class OtherRun(errors.Conflicting):
     """Another process writes the same file now."""
 
 
@@ -55,5 +55,5 @@ def hold_new_file(path: str) -> Iterator[None]:
     """Let only this process write a new file; raises Conflicting if it exists, or if another process is writing it."""
     with hold_target(path):
         if os.path.lexists(path):
-            raise Conflicting(f"{path} exists already; name a new file")
+            raise errors.Conflicting(f"{path} exists already; name a new file")
         yield

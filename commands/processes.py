@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from asyncgate import __version__
 from asyncgate.backends import is_shared
 from asyncgate.parts.faces import server
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.process.forks import release_children
 from asyncgate.parts.process.notify import Notifier
@@ -41,14 +41,17 @@ LEASH = 0                   # the file descriptor that a process watches: its st
 def require_several(settings: Settings, number: int) -> None:
     """Refuse several processes where they cannot share a database, or an address."""
     if not is_shared(settings.database.url):
-        raise StartupError("--processes needs a database that several processes share: Postgres; one process serves a "
-                           "SQLite file")
+        raise errors.StartupError(
+            "--processes needs a database that several processes share: Postgres; one process serves a "
+                                  "SQLite file")
     if sys.platform != "linux":
-        raise StartupError("--processes needs Linux, where the system spreads connections among processes; start "
-                           "several gates on ports of their own, behind a load balancer")
+        raise errors.StartupError(
+            "--processes needs Linux, where the system spreads connections among processes; start "
+                                  "several gates on ports of their own, behind a load balancer")
     if settings.metrics.port + number - 1 > LAST_PORT:
-        raise StartupError(f"{number} processes show their metrics at {number} ports from metrics.port on, so set "
-                           f"metrics.port to {LAST_PORT + 1 - number} at most")
+        raise errors.StartupError(
+            f"{number} processes show their metrics at {number} ports from metrics.port on, so set "
+                                  f"metrics.port to {LAST_PORT + 1 - number} at most")
     limiting = settings.security.rate_limiting
     if limiting.enabled and limiting.storage == "memory":
         log.warning("each process counts the rate limits by itself: set security.rate_limiting.storage to redis")

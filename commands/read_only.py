@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from asyncgate.backends.sqlite import refuse_left_log
-from asyncgate.parts.model.errors import NotNow
+from asyncgate.parts.model import errors
 
 LOGS = ("", "-wal")     # what belongs to a file; the newest work is in the log
 
@@ -47,9 +47,9 @@ def copy_still(path: str, target: str) -> str:
         if read_states(path) == before:
             return target
     except OSError as error:
-        raise NotNow(f"{path} may only be read, and cannot be copied to {os.path.dirname(target)}: "
-                     f"{error.strerror or error}; TMPDIR names another folder") from None
-    raise NotNow(f"{path} is being written; stop its gate, or use its file where it can be written")
+        raise errors.NotNow(f"{path} may only be read, and cannot be copied to {os.path.dirname(target)}: "
+                            f"{error.strerror or error}; TMPDIR names another folder") from None
+    raise errors.NotNow(f"{path} is being written; stop its gate, or use its file where it can be written")
 
 
 def read_states(path: str) -> dict[str, tuple[int, int, int]]:

@@ -15,17 +15,7 @@ from msgspec import Struct, field
 
 from asyncgate import TERMINATES
 from asyncgate.clients.http import Http, Refusal
-from asyncgate.commands import carry
-from asyncgate.commands.calling import (
-    EXIT_BROKEN,
-    EXIT_CONFLICT,
-    ID_TYPE,
-    CommandGroup,
-    add_gate_options,
-    as_json,
-    connect_to_gate,
-    exit_on_error,
-)
+from asyncgate.commands import calling, carry
 from asyncgate.commands.moving import bring_receipts_home, push
 from asyncgate.commands.new_file import hold_new_file
 from asyncgate.commands.profiles import Connection
@@ -36,7 +26,7 @@ from asyncgate.parts.model.words import say_count
 RECEIPTS_PER_CALL = 200      # receipts per call
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=calling.CommandGroup)
 def receipts() -> None:
     """Show the receipts of a gate, and move them to and from files and ledgers."""
 
@@ -69,13 +59,13 @@ ASCII = Strokes("|- ", "`- ", "|  ", "->", "(open)", "also answers")
 
 
 @receipts.command()
-@click.argument("task_id", metavar="TASK", type=ID_TYPE)
+@click.argument("task_id", metavar="TASK", type=calling.ID_TYPE)
 @click.option("--ascii", "as_ascii", is_flag=True, help="Draw with ASCII characters only.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: each receipt with its children.")
-@add_gate_options
+@calling.add_gate_options
 def tree(at: Connection, task_id: str, as_ascii: bool, as_json: bool) -> None:
     """Draw the receipts of a task as a tree: sender, recipient, time, and what is still open."""
-    with connect_to_gate(at) as gate:
+    with calling.connect_to_gate(at) as gate:
         task = fetch_task(gate, task_id)
         pages = gate.pages("list_receipts", task_id=task_id, limit=RECEIPTS_PER_CALL)
         roots = build_tree([row for page in pages for row in page["receipts"]], make_discharge_check(gate))
@@ -200,16 +190,16 @@ def format_when(receipt: dict[str, Any], since: datetime | None) -> str:
 
 @receipts.command("export")
 @click.argument("file", type=click.Path(dir_okay=False))
-@as_json
-@add_gate_options
+@calling.as_json
+@calling.add_gate_options
 def export_file(at: Connection, file: str, as_json: bool) -> None:
     """Write all receipts of the tenant into FILE, with their seals; compressed if its name ends with .gz.
 
     For admins.  The gate keeps running.  FILE appears when it is complete; after an interruption, the same command
     resumes.  Archived receipts are included.
     """
-    with exit_on_error(file), hold_new_file(file), closing(Bar("exporting", "receipts")) as bar, (
-            connect_to_gate(at)) as gate:
+    with calling.exit_on_error(file), hold_new_file(file), closing(Bar("exporting", "receipts")) as bar, (
+            calling.connect_to_gate(at)) as gate:
         done = carry.export_receipts(gate, file, bar.add, bar.of)
     written, sum = done.writer, done.writer.sum.hexdigest()
     print_answer(as_json, {"file": file, "receipts": written.receipts, "seals": written.seals, "sha256": sum},
@@ -218,17 +208,17 @@ def export_file(at: Connection, file: str, as_json: bool) -> None:
 
 @receipts.command("import")
 @click.argument("file", type=click.Path(dir_okay=False))
-@as_json
-@add_gate_options
+@calling.as_json
+@calling.add_gate_options
 def import_file(at: Connection, file: str, as_json: bool) -> None:
     """Import the receipts of FILE unchanged into the tenant; FILE is verified first.
 
     For admins.  Existing receipts stay unchanged, so after an interruption run the same command again.  A receipt that
     exists with other content is reported and not overwritten.  Exit status 5: some receipts were refused.
     """
-    with closing(Bar("checking", "receipts")) as bar, exit_on_error(file):
+    with closing(Bar("checking", "receipts")) as bar, calling.exit_on_error(file):
         verdict = carry.require_sound(file, bar.add)
-    with (exit_on_error(file), connect_to_gate(at) as gate,
+    with (calling.exit_on_error(file), calling.connect_to_gate(at) as gate,
           closing(Bar("importing", "receipts", verdict.receipts)) as bar):
         tally = carry.import_file(gate, file, bar.add)
     print_answer(as_json,
@@ -238,19 +228,19 @@ def import_file(at: Connection, file: str, as_json: bool) -> None:
         *([f"{verdict.erased} receipts of the file were erased, and stay so: they have no content"] if verdict.erased
           else []),
         f"{file}: {tally.imported} imported, {tally.present} existed already, {len(tally.refused)} refused")
-    sys.exit(EXIT_CONFLICT if tally.refused else 0)
+    sys.exit(calling.EXIT_CONFLICT if tally.refused else 0)
 
 
 @receipts.command("verify")
 @click.argument("file", type=click.Path(dir_okay=False))
-@as_json
+@calling.as_json
 def verify_file(file: str, as_json: bool) -> None:
     """Verify an exported FILE, without a database or a gate.
 
     Checks the checksum, every receipt's hash and parents, and the chain of seals, and names every changed byte, wrong
     order or gap.  Exit status 1 if a check fails.
     """
-    with closing(Bar("checking", "receipts")) as bar, exit_on_error(file):
+    with closing(Bar("checking", "receipts")) as bar, calling.exit_on_error(file):
         verdict = carry.verify_file(file, bar.add)
     wrong, header = len(verdict.problems), verdict.header
     seal = f"{header.seals}:{header.seal_hash}" if header and header.seals else None
@@ -264,7 +254,7 @@ def verify_file(file: str, as_json: bool) -> None:
         *([f"{verdict.erased} receipts say that they were erased: `asyncgate verify` checks that in the database"]
           if verdict.erased else []),
         f"{file}: {say_count(wrong, 'problem')}" if wrong else f"{file}: sound")
-    sys.exit(EXIT_BROKEN if wrong else 0)
+    sys.exit(calling.EXIT_BROKEN if wrong else 0)
 
 
 receipts.add_command(push)

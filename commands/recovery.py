@@ -13,13 +13,12 @@ import msgspec
 
 from asyncgate import FENCES_SKIPPED
 from asyncgate.backends import open_backend
-from asyncgate.commands import cli, verdicts
-from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, as_json, exit_on_error
+from asyncgate.commands import calling, cli, verdicts
 from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.identity.admin import derive_tenant, find_tenants
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.settings import Configured, Settings, allow_slow_reads, mask_credentials
 from asyncgate.parts.model.words import say_count
 from asyncgate.parts.process.options import add_settings_options
@@ -37,10 +36,10 @@ def open_ledger(settings: Settings, *, whole: bool = True, instead: str = NO_LED
     """Open the ledger; `whole` demands that it can return whole receipts, `instead` helps where there is none."""
     from asyncgate.parts.receipts import sinks
     if settings.receipt_mode == "standalone":
-        raise StartupError(f"receipt_mode is standalone: there is no ledger; {instead}")
+        raise errors.StartupError(f"receipt_mode is standalone: there is no ledger; {instead}")
     sink = sinks.open_sink(settings)
     if whole and not sink.reads:
-        raise StartupError(
+        raise errors.StartupError(
             f"a ledger with the profile {sinks.ledger_profile(settings)} cannot return receipts: they are whole in "
             "this gate's database, and those that the ledger refused are in its outbox")
     return sink
@@ -67,7 +66,7 @@ def reconcile(configured: Configured, repair: bool, as_json: bool, tenants: tupl
 
     Exit status 0: no differences; 5: differences; 7: the ledger could not be read completely, and nothing was changed.
     """
-    with exit_on_error(unanswered="nothing was compared, and nothing was changed"):
+    with calling.exit_on_error(unanswered="nothing was compared, and nothing was changed"):
         sys.exit(asyncio.run(run_reconcile(allow_slow_reads(configured.settings), repair, as_json, tenants)))
 
 
@@ -92,7 +91,7 @@ async def run_reconcile(settings: Settings, repair: bool, as_json: bool, tenants
         with closing(findings):
             await add_state(backend, findings)
             (print_json if as_json else print_text)(findings, done, left, mask_credentials(url))
-            return EXIT_CONFLICT if findings.wrong or left else 0
+            return calling.EXIT_CONFLICT if findings.wrong or left else 0
 
 
 async def compare_once(backend: Backend, sink: Sink, names: set[str], tenants: tuple[str, ...],
@@ -168,7 +167,7 @@ def print_json(findings: Findings, done: dict[str, int], left: int, url: str) ->
 @click.option("--all-instances", is_flag=True, help="Include the receipts of every gate, such as renamed ones.")
 @click.option("--skip-damaged", is_flag=True,
               help="Skip receipts that do not match their hash; read the sound part of a damaged FILE.")
-@as_json
+@calling.as_json
 @add_settings_options
 def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], instances: tuple[str, ...],
             all_instances: bool, skip_damaged: bool, as_json: bool) -> None:
@@ -190,8 +189,8 @@ def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], 
     read.  Then nothing was written.
     """
     chosen = frozenset(instances) if instances else None
-    with exit_on_error(file or "the database", unanswered="nothing was written",
-                       interrupted="remove the database and start again"):
+    with calling.exit_on_error(file or "the database", unanswered="nothing was written",
+                               interrupted="remove the database and start again"):
         with open(file or os.devnull, "rb"):
             pass        # before a database is made for nothing
         sys.exit(asyncio.run(run_rebuild(allow_slow_reads(configured.settings), file, tenants, chosen, all_instances,
@@ -220,7 +219,7 @@ async def run_rebuild(settings: Settings, file: str | None, tenants: tuple[str, 
         if not as_json:
             print_rebuild(made)
         return verdicts.print_verdict(await verdicts.verify_backend(backend), url, as_json, rebuilt=made) or (
-            EXIT_BROKEN * bool(made["problems"]))
+            calling.EXIT_BROKEN * bool(made["problems"]))
 
 
 async def read_sources(opened: AsyncExitStack, settings: Settings, file: str | None,
@@ -240,8 +239,9 @@ async def read_sources(opened: AsyncExitStack, settings: Settings, file: str | N
             sources[tenant_id] = await collect_from_ledger(sink, tenant_id, bar.add, takes_erased=True)
             opened.callback(sources[tenant_id].close)
             if tenants and not sources[tenant_id].count():
-                raise StartupError(f"--tenant: the ledger has no receipt of a tenant {named}; one that was renamed is "
-                                   "found by its id")
+                raise errors.StartupError(
+                    f"--tenant: the ledger has no receipt of a tenant {named}; one that was renamed is "
+                                          "found by its id")
     return sources
 
 

@@ -18,8 +18,7 @@ from asyncgate.commands import cli, verdicts
 from asyncgate.commands.calling import as_json, exit_on_error
 from asyncgate.commands.read_only import open_for_reading
 from asyncgate.commands.terminal import Bar, escape_text
-from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.queries import ReceiptFilter
+from asyncgate.parts.model import errors, queries
 from asyncgate.parts.model.settings import Configured, mask_credentials
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.process.options import add_settings_options
@@ -57,14 +56,15 @@ def fetch_source(source: str, timestamp: str | None, target: str) -> Iterator[st
     path = source.removeprefix("sqlite:///")
     if "://" not in path and not os.path.isdir(path):
         if timestamp:
-            raise StartupError("--timestamp is for a replica of Litestream; a backup holds one moment")
+            raise errors.StartupError("--timestamp is for a replica of Litestream; a backup holds one moment")
         url = cli.require_database(f"sqlite:///{path}", "SOURCE must be a backup of a gate")
         with open_for_reading(url, find_folder(target)) as readable:
             yield readable.removeprefix("sqlite:///")
         return
     if source.startswith(DATABASES):
-        raise StartupError("SOURCE is a file of `asyncgate backup` or a replica of Litestream; `asyncgate copy` copies "
-                           "other databases")
+        raise errors.StartupError(
+            "SOURCE is a file of `asyncgate backup` or a replica of Litestream; `asyncgate copy` copies "
+                                  "other databases")
     with tempfile.TemporaryDirectory(prefix=".asyncgate-restore-", dir=find_folder(target)) as own:
         yield fetch_replica(source, timestamp, os.path.join(own, "gate.db"))
 
@@ -79,7 +79,7 @@ def fetch_replica(source: str, timestamp: str | None, path: str) -> str:
     """Let Litestream write the database of a replica to a file; return its path."""
     places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
     if (program := shutil.which("litestream", path=places)) is None:
-        raise StartupError(NO_LITESTREAM)
+        raise errors.StartupError(NO_LITESTREAM)
     url = source if "://" in source else f"file://{os.path.abspath(source)}"
     click.echo(f"reading {mask_credentials(url)}", err=True)
     when = ["-timestamp", timestamp] if timestamp else []
@@ -88,7 +88,7 @@ def fetch_replica(source: str, timestamp: str | None, path: str) -> str:
     ran = subprocess.run([program, "restore", "-o", path, *when, url], env=kept, capture_output=True, text=True)
     if ran.returncode != 0 or not os.path.exists(path):
         told = (ran.stderr.strip() or ran.stdout.strip()).rpartition("\n")[2]
-        raise StartupError(f"Litestream cannot restore {mask_credentials(url)}: {escape_text(told)}")
+        raise errors.StartupError(f"Litestream cannot restore {mask_credentials(url)}: {escape_text(told)}")
     os.chmod(path, 0o600)
     return path
 
@@ -97,7 +97,7 @@ async def run_restore(source: str, target: str, as_json: bool) -> int:
     """Copy the backup into the empty database, and print how far it reaches; return the exit status."""
     from asyncgate.commands import copy as part
     if cli.identify_database(source) == cli.identify_database(target):
-        raise StartupError("SOURCE is the database of the settings; --database names the new one")
+        raise errors.StartupError("SOURCE is the database of the settings; --database names the new one")
     async with AsyncExitStack() as opened:
         old = await cli.open_alone(opened, "backup", source)
         new = await cli.open_alone(opened, "database", target)
@@ -114,6 +114,6 @@ async def run_restore(source: str, target: str, as_json: bool) -> int:
 
 async def find_newest(backend: Backend) -> str | None:
     """Return the time of the newest receipt of all tenants."""
-    query = ReceiptFilter(None, None, None, None, 1, newest=True)
+    query = queries.ReceiptFilter(None, None, None, None, 1, newest=True)
     found = [row.created_at for tenant_id in await backend.tenants() for row in await backend.page(tenant_id, query)]
     return to_utc(max(found)).isoformat() if found else None

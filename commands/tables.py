@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.clauses import remove_clause_numbers
-from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Settings, format_value, list_settings
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def make_metrics_table() -> str:
         for one in FAMILIES))
 
 
-def walk_errors(kind: type[GateError] = GateError) -> Iterator[type[GateError]]:
+def walk_errors(kind: type[errors.GateError] = errors.GateError) -> Iterator[type[errors.GateError]]:
     """Yield an error class and all its subclasses."""
     for below in kind.__subclasses__():
         yield below
@@ -61,7 +61,7 @@ def walk_errors(kind: type[GateError] = GateError) -> Iterator[type[GateError]]:
 def make_errors_table() -> str:
     """Return one row per error code: its status, and the descriptions of its classes."""
     meanings: dict[tuple[int, str], list[str]] = {
-        (GateError.status, GateError.code): ["An internal error; the gate's log has the details."]}
+        (errors.GateError.status, errors.GateError.code): ["An internal error; the gate's log has the details."]}
     for kind in walk_errors():
         if kind.__doc__:
             meanings.setdefault((kind.status, kind.code), []).append(kind.__doc__.partition("\n")[0])

@@ -11,30 +11,13 @@ import click
 import msgspec
 
 from asyncgate import RECEIPT_TYPES
+from asyncgate.clients import http
 from asyncgate.clients.events import StreamEvent
-from asyncgate.clients.http import (
-    AWAY_STATUSES,
-    Http,
-    NotAGate,
-    Refusal,
-    Unreachable,
-    WrongAddress,
-    find_reply_flaw,
-    pause_after,
-)
 from asyncgate.clients.operations import ReceiptRecord
-from asyncgate.commands.calling import (
-    EXIT_INTERRUPTED,
-    ID_TYPE,
-    Duration,
-    add_gate_options,
-    as_json,
-    connect_to_gate,
-)
+from asyncgate.commands import calling, terminal
 from asyncgate.commands.profiles import Connection
-from asyncgate.commands.terminal import STYLES, console, escape_text, format_cell, is_terminal, shorten_id
 from asyncgate.parts.faces.stream import STREAM
-from asyncgate.parts.model.wire import Kind
+from asyncgate.parts.model import wire
 
 PATH = STREAM.rest[0][1]
 LONGEST_TYPE = max(map(len, RECEIPT_TYPES))
@@ -42,14 +25,14 @@ LONGEST_TYPE = max(map(len, RECEIPT_TYPES))
 
 @click.command()
 @click.option("--to", "to_id", metavar="NAME", help="Only what is addressed to this principal; an admin sees all.")
-@click.option("--to-kind", type=click.Choice(get_args(Kind)), help="Kind of that principal; default: any.")
-@click.option("--task", "task_id", type=ID_TYPE, metavar="TASK_ID", help="Only the receipts of this task.")
+@click.option("--to-kind", type=click.Choice(get_args(wire.Kind)), help="Kind of that principal; default: any.")
+@click.option("--task", "task_id", type=calling.ID_TYPE, metavar="TASK_ID", help="Only the receipts of this task.")
 @click.option("--type", "receipt_type", metavar="TYPE", help="Only receipts of this type, such as task.failed.")
-@click.option("--since", type=Duration(), metavar="DURATION", default=0.0,
+@click.option("--since", type=calling.Duration(), metavar="DURATION", default=0.0,
               help="Begin with the receipts of the last DURATION, such as 10m; default: only new ones.")
 @click.option("--all", "from_start", is_flag=True, help="Begin with the first receipt.")
-@as_json
-@add_gate_options
+@calling.as_json
+@calling.add_gate_options
 def tail(at: Connection, since: float, from_start: bool, as_json: bool, **filter: Any) -> None:
     """Show receipts as they come, until Ctrl-C: each exactly once, also when the gate restarts.
 
@@ -59,16 +42,16 @@ def tail(at: Connection, since: float, from_start: bool, as_json: bool, **filter
     if not from_start:
         query["created_after"] = (datetime.now(UTC) - timedelta(seconds=since)).isoformat()
     try:
-        with connect_to_gate(at) as gate:
+        with calling.connect_to_gate(at) as gate:
             Tail(gate, query, as_json).follow()
     except KeyboardInterrupt:
-        raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+        raise click.exceptions.Exit(calling.EXIT_INTERRUPTED) from None
 
 
 class Tail:
     """Follows one stream of receipts across interruptions."""
 
-    def __init__(self, gate: Http, query: dict[str, Any], as_json: bool) -> None:
+    def __init__(self, gate: http.Http, query: dict[str, Any], as_json: bool) -> None:
         self.gate, self.query, self.as_json = gate, query, as_json
         self.last, self.away = "", 0
         self.connected = False      # whether a receipt has ever come
@@ -79,37 +62,37 @@ class Tail:
             try:
                 self._read()
                 wait = 0.0      # the gate ended the stream; it stops, or the credential does, which the next try says
-            except Unreachable as cut:
+            except http.Unreachable as cut:
                 wait = self._excuse(cut)
-            except Refusal as no:
-                if no.status not in AWAY_STATUSES:
+            except http.Refusal as no:
+                if no.status not in http.AWAY_STATUSES:
                     raise
                 wait = max(self._excuse(no), no.retry_after or 0.0)
-            time.sleep(max(wait, pause_after(1)))
+            time.sleep(max(wait, http.pause_after(1)))
 
     def _read(self) -> None:
         with self.gate.open_stream(PATH, self.query, self.last) as events:
             for event in events:
-                if why := find_reply_flaw(event.data.encode(), ReceiptRecord):
-                    raise NotAGate(self.gate.url, f"an event of its stream {why}")
+                if why := http.find_reply_flaw(event.data.encode(), ReceiptRecord):
+                    raise http.NotAGate(self.gate.url, f"an event of its stream {why}")
                 self.away, self.connected = 0, True
                 self._show(event)
 
     def _excuse(self, error: Exception) -> float:
         """Tell once that the gate does not answer; return how long to wait before the next try."""
-        if isinstance(error, WrongAddress) or (isinstance(error, NotAGate) and not self.connected):
+        if isinstance(error, http.WrongAddress) or (isinstance(error, http.NotAGate) and not self.connected):
             raise error
         if not self.away:
-            click.echo(f"{escape_text(str(error))}; trying again", err=True)
+            click.echo(f"{terminal.escape_text(str(error))}; trying again", err=True)
         self.away += 1
-        return pause_after(self.away, 0.5)
+        return http.pause_after(self.away, 0.5)
 
     def _show(self, event: StreamEvent) -> None:
         if event.id:
             self.last = event.id
         if self.as_json:
             click.echo(event.data)
-        elif is_terminal(sys.stdout):
+        elif terminal.is_terminal(sys.stdout):
             draw_receipt(msgspec.json.decode(event.data))
         else:
             click.echo("  ".join(list_words(msgspec.json.decode(event.data))))
@@ -119,9 +102,10 @@ class Tail:
 def list_words(receipt: dict[str, Any]) -> list[str]:
     """Return what a line says: when, what, about which task or schedule, and from whom to whom."""
     about = receipt.get("task_id") or receipt.get("schedule_id") or receipt["receipt_id"]
-    who = f"{format_cell(receipt['from'])} to {format_cell(receipt['to'])}"
-    return [format_cell(receipt["created_at"]), f"{escape_text(receipt['receipt_type']):{LONGEST_TYPE}}",
-            escape_text(about), who]
+    who = f"{terminal.format_cell(receipt['from'])} to {terminal.format_cell(receipt['to'])}"
+    return [terminal.format_cell(receipt["created_at"]),
+            f"{terminal.escape_text(receipt['receipt_type']):{LONGEST_TYPE}}",
+            terminal.escape_text(about), who]
 
 
 def draw_receipt(receipt: dict[str, Any]) -> None:
@@ -129,6 +113,6 @@ def draw_receipt(receipt: dict[str, Any]) -> None:
     from rich.text import Text
 
     moment, type, about, who = list_words(receipt)
-    line = Text.assemble((f"{moment[11:]}  ", "dim"), (type, STYLES.get(type.strip(), "")),
-                         f"  {shorten_id(about)}  {who}")
-    console().print(line, no_wrap=True, overflow="ellipsis")
+    line = Text.assemble((f"{moment[11:]}  ", "dim"), (type, terminal.STYLES.get(type.strip(), "")),
+                         f"  {terminal.shorten_id(about)}  {who}")
+    terminal.console().print(line, no_wrap=True, overflow="ellipsis")

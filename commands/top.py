@@ -19,20 +19,9 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate.clients.http import AWAY_STATUSES, Http, Refusal, Unreachable
-from asyncgate.commands.calling import EXIT_INTERRUPTED, Duration, add_gate_options, connect_to_gate
+from asyncgate.clients import http
+from asyncgate.commands import calling, terminal
 from asyncgate.commands.profiles import Connection
-from asyncgate.commands.terminal import (
-    Rows,
-    console,
-    escape_text,
-    format_cell,
-    format_table,
-    format_title,
-    is_terminal,
-    make_table,
-    read_path,
-)
 from asyncgate.commands.watching import EVERY_SECONDS
 from asyncgate.parts.operations import OPERATIONS
 
@@ -70,7 +59,7 @@ class Screen(Struct, frozen=True):
 class Shot(Struct):
     """What the gate answered last."""
 
-    rows: Rows = ()
+    rows: terminal.Rows = ()
     more: bool = False              # there are more rows than were read
     health: Mapping[str, Any] = {}
     read_at: str = ""
@@ -81,10 +70,10 @@ class Shot(Struct):
 @click.option("--view", type=click.Choice(list(VIEWS)), default="queues", help="What to show first; default queues.")
 @click.option("--sort", metavar="COLUMN", help="Column to sort by; default for queues: oldest_wait_seconds.")
 @click.option("--filter", "wanted", metavar="TEXT", default="", help="Only rows that contain this text.")
-@click.option("--every", "every_seconds", type=Duration(0.1), default=EVERY_SECONDS, metavar="DURATION",
+@click.option("--every", "every_seconds", type=calling.Duration(0.1), default=EVERY_SECONDS, metavar="DURATION",
               help=f"Interval between two readings; default {EVERY_SECONDS:g}s.")
 @click.option("--once", is_flag=True, help="Print what is there now, and end; the default where output is no terminal.")
-@add_gate_options
+@calling.add_gate_options
 def top(at: Connection, view: str, sort: str | None, wanted: str, every_seconds: float, once: bool) -> None:
     """Show queues, workers, schedules or obligations live, until q.  For admins.
 
@@ -96,13 +85,13 @@ def top(at: Connection, view: str, sort: str | None, wanted: str, every_seconds:
         if sort not in screen.columns:
             raise click.BadParameter(f"there are {', '.join(screen.columns)}", param_hint="'--sort'")
         screen = replace(screen, sort=sort)
-    with connect_to_gate(at) as gate:
-        if once or not is_terminal(sys.stdout):
+    with calling.connect_to_gate(at) as gate:
+        if once or not terminal.is_terminal(sys.stdout):
             return print_shot(screen, read_shot(gate, screen))
         try:
             run_screen(gate, screen, every_seconds)
         except KeyboardInterrupt:
-            raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+            raise click.exceptions.Exit(calling.EXIT_INTERRUPTED) from None
 
 
 # Keys.
@@ -152,7 +141,7 @@ def move_sort(screen: Screen, step: int) -> Screen:
 # Rows.
 
 
-def read_shot(gate: Http, screen: Screen) -> Shot:
+def read_shot(gate: http.Http, screen: Screen) -> Shot:
     """Ask the gate for the rows of a view, and how it is."""
     rows, more = list[Any](), False
     for reply in gate.pages(VIEWS[screen.view], limit=PAGE_ROWS):
@@ -163,14 +152,14 @@ def read_shot(gate: Http, screen: Screen) -> Shot:
     return Shot(rows, more, gate.call("health"), f"{datetime.now(UTC):%H:%M:%SZ}")
 
 
-def choose_rows(screen: Screen, rows: Rows) -> Rows:
+def choose_rows(screen: Screen, rows: terminal.Rows) -> terminal.Rows:
     """Return the rows that contain the wanted text, sorted; a row without a value comes last."""
     wanted = screen.wanted.casefold()
     found = [row for row in rows if wanted in " ".join(
-        format_cell(read_path(row, column)) for column in screen.columns).casefold()]
+        terminal.format_cell(terminal.read_path(row, column)) for column in screen.columns).casefold()]
     if screen.sort is None:
         return found if screen.descending else found[::-1]
-    values = {id(row): read_path(row, screen.sort) for row in found}
+    values = {id(row): terminal.read_path(row, screen.sort) for row in found}
     known = [row for row in found if values[id(row)] is not None]
     known.sort(key=lambda row: make_order(values[id(row)]), reverse=screen.descending)
     return [*known, *(row for row in found if values[id(row)] is None)]
@@ -178,13 +167,14 @@ def choose_rows(screen: Screen, rows: Rows) -> Rows:
 
 def make_order(value: Any) -> tuple[float, str]:
     """Return what a value is ordered by: numbers by size, anything else as it is shown."""
-    return (float(value), "") if isinstance(value, int | float) else (0.0, format_cell(value).casefold())
+    return (float(value), "") if isinstance(value, int | float) else (0.0, terminal.format_cell(value).casefold())
 
 
 def shorten_row(row: Mapping[str, Any], columns: list[str]) -> dict[str, Any]:
     """Return the shown members of a row, with durations in units."""
     return {column: shorten_seconds(value) if column.endswith("_seconds") and isinstance(
-        value := read_path(row, column), int | float) else read_path(row, column) for column in columns}
+        value := terminal.read_path(row, column), int | float) else terminal.read_path(row, column)
+            for column in columns}
 
 
 def shorten_seconds(seconds: float) -> str:
@@ -198,7 +188,7 @@ def shorten_seconds(seconds: float) -> str:
     return "".join(parts)
 
 
-def sum_queues(rows: Rows) -> str:
+def sum_queues(rows: terminal.Rows) -> str:
     """Return what waits and runs in all queues together."""
     counts = ", ".join(f"{sum(row[name] for row in rows):,} {name}" for name in COUNTS)
     waits = [row["oldest_wait_seconds"] for row in rows if row["oldest_wait_seconds"] is not None]
@@ -212,11 +202,12 @@ def sum_queues(rows: Rows) -> str:
 def list_head(screen: Screen, shot: Shot, url: str) -> list[str]:
     """Return the lines above the table."""
     health, at = shot.health, f" at {shot.read_at}" if shot.read_at else ""
-    gate = (f"{escape_text(str(health['instance_id']))} {health['status']}, up {shorten_seconds(health['uptime'])}"
+    gate = (
+        f"{terminal.escape_text(str(health['instance_id']))} {health['status']}, up {shorten_seconds(health['uptime'])}"
             if health else "no answer yet")
-    order = f"by {format_title(screen.sort)}" if screen.sort else "as listed"
+    order = f"by {terminal.format_title(screen.sort)}" if screen.sort else "as listed"
     order += "" if screen.descending else ", reversed"
-    wanted = f", with {escape_text(screen.wanted)!r}" if screen.wanted or screen.typing else ""
+    wanted = f", with {terminal.escape_text(screen.wanted)!r}" if screen.wanted or screen.typing else ""
     views = "  ".join(f"[{name}]" if name == screen.view else name for name in VIEWS)
     return [f"{url}  {gate}{at}",
             f"{views}   {'stopped, ' * screen.stopped}{order}{wanted}",
@@ -226,7 +217,7 @@ def list_head(screen: Screen, shot: Shot, url: str) -> list[str]:
 def print_shot(screen: Screen, shot: Shot) -> None:
     """Print what is there, whole."""
     rows = [shorten_row(row, screen.columns) for row in choose_rows(screen, shot.rows)]
-    for line in format_table(screen.columns, rows) if rows else ["nothing"]:
+    for line in terminal.format_table(screen.columns, rows) if rows else ["nothing"]:
         click.echo(line)
     if shot.more:
         click.echo(f"only the first {len(shot.rows):,} were read", err=True)
@@ -240,8 +231,8 @@ def draw_screen(screen: Screen, shot: Shot, url: str, width: int, height: int) -
     head = [line for line in list_head(screen, shot, url) if line]
     chosen = choose_rows(screen, shot.rows)
     rows = [shorten_row(row, screen.columns) for row in chosen[:max(height - len(head) - 5, 1)]]
-    table = make_table(screen.columns, rows, width) if rows else Text("nothing" if shot.read_at else "reading")
-    foot = f"filter: {escape_text(screen.wanted)}_   Enter: keep   Esc: clear" if screen.typing else KEYS
+    table = terminal.make_table(screen.columns, rows, width) if rows else Text("nothing" if shot.read_at else "reading")
+    foot = f"filter: {terminal.escape_text(screen.wanted)}_   Enter: keep   Esc: clear" if screen.typing else KEYS
     lines = [Text(line[:width], "bold" if at == 0 else "") for at, line in enumerate(head)]
     return Group(*lines, table, Text(describe_rest(len(chosen) - len(rows), shot)[:width], "dim"),
                  Text(shot.trouble[:width], "red"), Text(foot[:width], "dim"))
@@ -252,12 +243,12 @@ def describe_rest(hidden: int, shot: Shot) -> str:
     return f"{hidden:,} more rows" * (hidden > 0) + f" (only the first {len(shot.rows):,} were read)" * shot.more
 
 
-def run_screen(gate: Http, screen: Screen | None, every_seconds: float) -> None:
+def run_screen(gate: http.Http, screen: Screen | None, every_seconds: float) -> None:
     """Read, draw and obey keys until one ends it."""
     from rich.live import Live
 
     assert screen is not None
-    on, shot, due = console(), read_shot(gate, screen), time.monotonic() + every_seconds
+    on, shot, due = terminal.console(), read_shot(gate, screen), time.monotonic() + every_seconds
     with read_keys() as wait_for_keys, Live(console=on, screen=True, auto_refresh=False) as live:
         while True:
             live.update(draw_screen(screen, shot, gate.url, on.width, on.height), refresh=True)
@@ -272,14 +263,14 @@ def run_screen(gate: Http, screen: Screen | None, every_seconds: float) -> None:
                 due = time.monotonic() + every_seconds
 
 
-def read_again(gate: Http, screen: Screen, last: Shot) -> Shot:
+def read_again(gate: http.Http, screen: Screen, last: Shot) -> Shot:
     """Return a new shot; while the gate does not answer the last one stays, with the reason."""
     try:
         return read_shot(gate, screen)
-    except (Unreachable, Refusal) as trouble:
-        if isinstance(trouble, Refusal) and trouble.status not in AWAY_STATUSES:
+    except (http.Unreachable, http.Refusal) as trouble:
+        if isinstance(trouble, http.Refusal) and trouble.status not in http.AWAY_STATUSES:
             raise
-        last.trouble = f"{escape_text(str(trouble))}; trying again"
+        last.trouble = f"{terminal.escape_text(str(trouble))}; trying again"
         return last
 
 

@@ -10,31 +10,32 @@ from typing import Any, get_args
 import click
 
 from asyncgate.clients.http import Http
-from asyncgate.commands.calling import PAST, add_gate_options, as_json, connect_to_gate
+from asyncgate.commands import calling
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import show_table
 from asyncgate.commands.verdicts import print_answer
-from asyncgate.parts.model.wire_usage import Period, UsageLine, UsageReport
+from asyncgate.parts.model import wire_usage
 
-FIELDS = UsageLine.__struct_fields__
+FIELDS = wire_usage.UsageLine.__struct_fields__
 
 
 @click.command()
-@click.option("--period", type=click.Choice(get_args(Period)), default="month", help="What each line sums up.")
-@click.option("--since", type=PAST, help="Begin with the period of this time; 90d is 90 days ago.")
-@click.option("--until", type=PAST, help="End with the period before this time; default now.")
+@click.option("--period", type=click.Choice(get_args(wire_usage.Period)), default="month",
+              help="What each line sums up.")
+@click.option("--since", type=calling.PAST, help="Begin with the period of this time; 90d is 90 days ago.")
+@click.option("--until", type=calling.PAST, help="End with the period before this time; default now.")
 @click.option("--tenant", metavar="TENANT", help="Of this tenant, by id or name; for the operator.")
 @click.option("--all-tenants", is_flag=True, help="Of all tenants; for the operator.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with a head line; times are UTC.")
-@as_json
-@add_gate_options
+@calling.as_json
+@calling.add_gate_options
 def usage(at: Connection, as_csv: bool, as_json: bool, **asked: Any) -> None:
     """Show what a tenant has used: tasks, lease-hours, stored bytes × hours, and calls; and its budgets.
 
     For admins.  It is counted up to now; calls come up to a minute late.
     """
     body = {name: value for name, value in asked.items() if value}
-    with connect_to_gate(at) as gate:
+    with calling.connect_to_gate(at) as gate:
         lines = list(read_lines(gate, body))
         if as_json:
             print_answer(True, {"usage": lines})
@@ -44,7 +45,7 @@ def usage(at: Connection, as_csv: bool, as_json: bool, **asked: Any) -> None:
             table.writerows({name: f"{one:f}" if isinstance(one, float) else one for name, one in line.items()}
                             for line in lines)
         else:
-            show_table(["tenant"] * bool(body.get("all_tenants")) + UsageReport.columns.split(), lines)
+            show_table(["tenant"] * bool(body.get("all_tenants")) + wire_usage.UsageReport.columns.split(), lines)
             show_budgets(gate, body)
 
 

@@ -10,8 +10,8 @@ import click
 from asyncgate.backends import open_backend
 from asyncgate.commands import verdicts
 from asyncgate.commands.terminal import Bar, escape_text
+from asyncgate.parts.model import stored
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.model.words import say_count
 
 
@@ -19,7 +19,7 @@ async def verify_seals(url: str, settings: Settings, anchors: tuple[str, ...]) -
     """Verify the seals of the database at a URL; return the findings."""
     backend = await open_backend(url, settings=settings.database)
     from asyncgate.conformance import verify_ledger as part
-    with closing(Bar("unsealing", "receipts", await verdicts.count_rows(backend, [Receipt]))) as bar:
+    with closing(Bar("unsealing", "receipts", await verdicts.count_rows(backend, [stored.Receipt]))) as bar:
         try:
             return await part.verify_ledger(backend, anchors=anchors, directory=settings.archive.directory,
                                             progress=bar.show)

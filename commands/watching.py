@@ -13,10 +13,10 @@ import click
 import msgspec
 
 from asyncgate import Operation
-from asyncgate.clients.http import AWAY_STATUSES, Http, Refusal, Unreachable
+from asyncgate.clients import http
+from asyncgate.commands import terminal
 from asyncgate.commands.calling import EXIT_INTERRUPTED, Duration, connect_to_gate
 from asyncgate.commands.profiles import Connection
-from asyncgate.commands.terminal import Rows, console, escape_text, format_table, is_terminal, make_table
 
 EVERY_SECONDS = 2.0
 WATCH = click.Option(["--watch", "every_seconds"], type=Duration(0.1), is_flag=False, flag_value=EVERY_SECONDS,
@@ -41,16 +41,16 @@ def watch_list(op: Operation, at: Connection, body: Mapping[str, Any], every_sec
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
 
 
-def ask_again(gate: Http, op: Operation, body: Mapping[str, Any], show: Show) -> None:
+def ask_again(gate: http.Http, op: Operation, body: Mapping[str, Any], show: Show) -> None:
     """Call once more and show the reply; on an outage what was shown stays."""
     try:
         show(gate.send(op.name, body).content)
-    except Unreachable as away:
-        click.echo(f"{escape_text(str(away))}; trying again", err=True)
-    except Refusal as no:
-        if no.status not in AWAY_STATUSES:
+    except http.Unreachable as away:
+        click.echo(f"{terminal.escape_text(str(away))}; trying again", err=True)
+    except http.Refusal as no:
+        if no.status not in http.AWAY_STATUSES:
             raise
-        click.echo(f"{escape_text(no.message)}; trying again", err=True)
+        click.echo(f"{terminal.escape_text(no.message)}; trying again", err=True)
 
 
 @contextmanager
@@ -58,31 +58,31 @@ def open_view(op: Operation, every_seconds: float, as_json: bool) -> Iterator[Sh
     """Return what shows a reply: in place on a terminal, one after the other elsewhere."""
     if as_json:
         yield click.echo
-    elif is_terminal(sys.stdout):
+    elif terminal.is_terminal(sys.stdout):
         from rich.live import Live
-        on = console()
+        on = terminal.console()
         with Live(console=on, auto_refresh=False, vertical_overflow="ellipsis") as live:
             yield lambda reply: live.update(draw_reply(op, read_rows(reply), every_seconds, on.width), refresh=True)
     else:
         yield lambda reply: print_reply_below(op, read_rows(reply))
 
 
-def read_rows(reply: bytes) -> Rows:
+def read_rows(reply: bytes) -> terminal.Rows:
     """Return the rows of a reply."""
     return next((value for value in msgspec.json.decode(reply).values() if isinstance(value, list)), [])
 
 
-def draw_reply(op: Operation, rows: Rows, every_seconds: float, width: int) -> Any:
+def draw_reply(op: Operation, rows: terminal.Rows, every_seconds: float, width: int) -> Any:
     """Return a table below a line that says when it was read."""
     from rich.console import Group
     from rich.text import Text
 
     said = f"{op.name.replace('_', '-')}, every {every_seconds:g} s, {datetime.now(UTC):%H:%M:%SZ}; Ctrl-C ends"
-    return Group(Text(said, "dim"), make_table(op.columns, rows, width) if rows else Text("nothing"))
+    return Group(Text(said, "dim"), terminal.make_table(op.columns, rows, width) if rows else Text("nothing"))
 
 
-def print_reply_below(op: Operation, rows: Rows) -> None:
+def print_reply_below(op: Operation, rows: terminal.Rows) -> None:
     """Print a table, and an empty line before the next one."""
-    for line in format_table(op.columns, rows) if rows else ["nothing"]:
+    for line in terminal.format_table(op.columns, rows) if rows else ["nothing"]:
         click.echo(line)
     click.echo()

@@ -40,13 +40,13 @@ import msgspec
 
 from asyncgate import Engine, Needs, Work
 from asyncgate.backends import open_backend, sqlite
+from asyncgate.conformance import history
 from asyncgate.conformance.harness import Gate, settings_for_tests
-from asyncgate.conformance.history import Call, Stored, stored, violations
 from asyncgate.conformance.load import TENANT, Client, Load
 from asyncgate.conformance.plugin import make_empty_file
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.operations import OPERATIONS
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -144,7 +144,7 @@ class Shim:
             self.library.disk_fail(slot, rule.operations, rule.ending.encode(), rule.error, rule.skip, rule.times,
                                    rule.how)
 
-    def note(self, call: Call, number: int) -> None:
+    def note(self, call: history.Call, number: int) -> None:
         """Write a call into the trace, between the calls on files."""
         text = msgspec.json.encode((number, call))
         self.library.disk_note(text, len(text))
@@ -164,17 +164,17 @@ class Straight(Client):
 
     load: DiskLoad
 
-    async def ask(self, operation: str, **ask: Any) -> Call:
+    async def ask(self, operation: str, **ask: Any) -> history.Call:
         """Perform an operation; what another error than a refusal leaves is unknown."""
         load, fields = self.load, self.request(operation, ask)[2] if operation != "health" else {}
-        call = Call(tenant=TENANT, operation=operation, ask=ask, by=self.by, started=time.time(), ended=0.0)
+        call = history.Call(tenant=TENANT, operation=operation, ask=ask, by=self.by, started=time.time(), ended=0.0)
         load.numbers += 1
         number = load.numbers
         load.shim.note(call, number)
         try:
             reply = await load.gate.perform(OPERATIONS[operation], **fields)
             call.reply = json.loads(encode_json(reply))
-        except GateError as refusal:
+        except errors.GateError as refusal:
             call.error = refusal.code
         except Exception as error:
             load.unexpected.append(repr(error))
@@ -207,10 +207,11 @@ class DiskLoad(Load):
         client = self.client("a9")
 
         def trespass(work: Work) -> None:
-            self.gate.backend.db.execute("INSERT INTO lanes VALUES ('another', 1, 'theirs', '[]')")  # type: ignore[attr-defined]
+            self.gate.backend.db.execute(  # type: ignore[attr-defined]
+                "INSERT INTO lanes VALUES ('another', 1, 'theirs', '[]')")
         while not self.stopping:
             await client.ask("health")
-            with contextlib.suppress(GateError, OSError):
+            with contextlib.suppress(errors.GateError, OSError):
                 await self.gate.backend.transact(TENANT, Needs(), trespass)
             await asyncio.sleep(0.005)
 
@@ -240,7 +241,7 @@ async def live(path: Path, plan: Life, shim: Shim) -> None:
     report: dict[str, Any] = {"refused": "", "unexpected": [], "calls": 0}
     try:
         backend = await open_backend(f"sqlite:///{path}", serving=True)
-    except StartupError as refused:
+    except errors.StartupError as refused:
         return end_life(path, shim, report | {"refused": str(refused)}, plan)
     load = DiskLoad(Gate(Engine(backend, settings_for_tests()), TENANT), shim, plan.seed)
     everybody = [*map(load.agent, load.agents), *map(load.worker, load.workers), load.reader(load.agents[0]),
@@ -269,7 +270,7 @@ def end_life(path: Path, shim: Shim, report: dict[str, Any], plan: Life) -> None
     shim.kill()
 
 
-def check_file(folder: Path, calls: list[Call], report: Path, trace: Path | None) -> None:
+def check_file(folder: Path, calls: list[history.Call], report: Path, trace: Path | None) -> None:
     """Start a gate over what is there, use it, and write down what is wrong; fork before."""
     logging.disable()
     signal.alarm(LONGEST)
@@ -279,18 +280,20 @@ def check_file(folder: Path, calls: list[Call], report: Path, trace: Path | None
     os._exit(0)
 
 
-async def list_problems(path: Path, calls: list[Call]) -> list[str]:
+async def list_problems(path: Path, calls: list[history.Call]) -> list[str]:
     """Return how a file differs from what clients saw, and from itself."""
     try:
         backend = await open_backend(f"sqlite:///{path}", serving=True)
-    except StartupError as refused:
+    except errors.StartupError as refused:
         return [f"the start was refused: {refused}"]
     try:
-        found: dict[str, Stored] = await stored(backend)
-        problems = [*violations(calls, found), *await backend.check(), *(await verify(backend)).problems]  # type: ignore[attr-defined]
+        found: dict[str, history.Stored] = await history.read_stored(backend)
+        problems = [*history.violations(calls, found),
+                    *await backend.check(),     # type: ignore[attr-defined]
+                    *(await verify(backend)).problems]
         await Gate(Engine(backend, settings_for_tests()), TENANT).create()
         return problems
-    except GateError as error:
+    except errors.GateError as error:
         return [f"the gate cannot use its file: {error}", *await backend.check()]  # type: ignore[attr-defined]
     finally:
         await backend.close()
@@ -308,7 +311,7 @@ def fork(run: Callable[[], None]) -> int:
     return os.waitpid(child, 0)[1] & 0x7F
 
 
-def judge(folder: Path, calls: list[Call], trace: Path | None = None) -> list[str]:
+def judge(folder: Path, calls: list[history.Call], trace: Path | None = None) -> list[str]:
     """Return what is wrong with the files in a folder; record what the start does."""
     report = Path(f"{folder}.problems")
     report.write_text('["the check has not ended"]')
@@ -332,13 +335,13 @@ def read_trace(path: Path) -> Iterator[Record]:
         at += size
 
 
-def take_note(calls: dict[int, Call], record: Record) -> None:
+def take_note(calls: dict[int, history.Call], record: Record) -> None:
     """Read a note of a call: its beginning, or its end."""
-    number, call = msgspec.json.decode(record.data, type=tuple[int, Call])
+    number, call = msgspec.json.decode(record.data, type=tuple[int, history.Call])
     calls[number] = call
 
 
-def list_calls(calls: dict[int, Call]) -> list[Call]:
+def list_calls(calls: dict[int, history.Call]) -> list[history.Call]:
     """Return the calls; one that has no answer might have had one until now."""
     return [call if call.ended else msgspec.structs.replace(call, ended=time.time()) for call in calls.values()]
 
@@ -523,7 +526,7 @@ class Rounds:
         for problem in problems[:5]:
             self.told(f"{name}: {problem}")
 
-    def count(self, calls: dict[int, Call]) -> None:
+    def count(self, calls: dict[int, history.Call]) -> None:
         """Count what a file is compared with."""
         self.counts["acknowledged"] += sum(call.reply is not None for call in calls.values())
         self.counts["unanswered"] += sum(call.unknown for call in calls.values())
@@ -532,7 +535,7 @@ class Rounds:
         """Let disks fail, and compare the file with what clients saw."""
         for number in range(rounds):
             self.run_lives(number, random.Random(f"{self.seed}-{number}"), whole=False)
-            calls: dict[int, Call] = {}
+            calls: dict[int, history.Call] = {}
             for record in read_trace(self.trace):
                 take_note(calls, record)
             self.counts["rounds"] += 1
@@ -554,7 +557,7 @@ class Rounds:
 
     def cut_trace(self, number: int, disk: Disk, draw: random.Random, cuts: int) -> None:
         """Cut at some places of the trace, half of them beside what makes things durable."""
-        records, calls = list(read_trace(self.trace)), dict[int, Call]()
+        records, calls = list(read_trace(self.trace)), dict[int, history.Call]()
         edges = [at for at, record in enumerate(records) if record.operation in (Did.SYNC, Did.TRUNCATE, Did.UNLINK)]
         places = {draw.choice(edges) + draw.choice([0, 0, 1]) if edges and draw.random() < 0.5
                   else draw.randrange(len(records)) for _ in range(cuts)}
@@ -567,7 +570,7 @@ class Rounds:
             else:
                 disk.take(record)
 
-    def cut_once(self, name: str, disk: Disk, calls: list[Call], draw: random.Random) -> None:
+    def cut_once(self, name: str, disk: Disk, calls: list[history.Call], draw: random.Random) -> None:
         """Start a gate over what a power cut leaves here; sometimes cut the power again while it starts."""
         left, trace = self.folder / "left", self.folder / "again"
         began = fill_folder(left, disk.cut(draw))

@@ -21,27 +21,12 @@ from msgspec.structs import fields, replace
 
 from asyncgate import SCOPES, Caller, Engine, Operation
 from asyncgate.parts.extensions import engine_over
+from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.counted import place_of
 from asyncgate.parts.model.database import Around
-from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.ids import Ids
-from asyncgate.parts.model.queries import QueueFilter, Rows
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import (
-    Account,
-    Audit,
-    AuditHead,
-    Event,
-    Key,
-    Lease,
-    Obligation,
-    Progress,
-    Receipt,
-    Schedule,
-    Task,
-)
 from asyncgate.parts.model.walking import walk_rows
-from asyncgate.parts.model.wire import Ask, Offer, Principal, ReceiptRecord, TaskRecord
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.upkeep import Upkeep
 
@@ -49,15 +34,16 @@ if TYPE_CHECKING:
     from asyncgate.parts.receipts.outbox import Ledger
 
 PATIENCE = 120      # seconds after which a missing event counts as a failure; a busy machine may need as many for some
-STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key, Audit, AuditHead)
+STORED = (stored.Task, stored.Lease, stored.Progress, stored.Receipt, stored.Event, stored.Schedule, stored.Obligation,
+          stored.Account, stored.Key, stored.Audit, stored.AuditHead)
 
 
-def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
+def ask_of(op: Operation, fields: dict[str, Any]) -> wire.Ask:
     """Decode a request as if it came over the wire; msgspec.Raw is passed verbatim."""
     try:
         return op.reader.body(msgspec.json.encode(fields), "warn")[0]
     except msgspec.DecodeError as wrong:
-        raise InvalidRequest(f"{op.name}: {wrong}") from None
+        raise errors.InvalidRequest(f"{op.name}: {wrong}") from None
 
 
 def settings_for_tests(**given: Any) -> Settings:
@@ -78,21 +64,21 @@ def least(operation: str) -> dict[str, Any]:
     return {**dict.fromkeys(OPERATIONS[operation].takes.needed, "none"), **NEEDED.get(operation, {})}
 
 
-def under(offer: Offer, **more: Any) -> dict[str, Any]:
+def under(offer: wire.Offer, **more: Any) -> dict[str, Any]:
     """Return the fields that identify a worker's lease."""
     return {"task_id": offer.task_id, "lease_id": offer.lease_id, **more}
 
 
-def body(receipt: ReceiptRecord) -> dict[str, Any]:
+def body(receipt: wire.ReceiptRecord) -> dict[str, Any]:
     """Decode the body of a receipt."""
     read: dict[str, Any] = msgspec.json.decode(receipt.body)
     return read
 
 
 @contextlib.contextmanager
-def refused(code: str, **more: Any) -> Iterator[pytest.ExceptionInfo[GateError]]:
+def refused(code: str, **more: Any) -> Iterator[pytest.ExceptionInfo[errors.GateError]]:
     """Expect a refusal with this code and these further members."""
-    with pytest.raises(GateError) as caught:
+    with pytest.raises(errors.GateError) as caught:
         yield caught
     assert caught.value.code == code, str(caught.value)
     assert {name: caught.value.more.get(name) for name in more} == more, str(caught.value)
@@ -163,7 +149,7 @@ class Gate(View):
     """One tenant's gate; by default it calls with the shared token: as admin, and the request names the caller."""
 
     def __init__(self, engine: Engine, tenant_id: str) -> None:
-        super().__init__(engine, Caller(tenant_id, Principal("agent", "ada"), "admin", SCOPES, bound=False))
+        super().__init__(engine, Caller(tenant_id, wire.Principal("agent", "ada"), "admin", SCOPES, bound=False))
         self.tenant_id, self.backend = tenant_id, engine.backend
         self.own: set[str] = getattr(self.backend, "own", set())
         self.own.add(tenant_id)
@@ -173,7 +159,7 @@ class Gate(View):
     def as_caller(self, kind: str, id: str, role: str, *, instance: str | None = None,
                   scopes: frozenset[str] = SCOPES) -> View:
         """Return the gate as one credential sees it."""
-        who = Principal(kind, id, instance)
+        who = wire.Principal(kind, id, instance)
         return View(self.engine, Caller(self.tenant_id, who, role, scopes))     # type: ignore[arg-type]
 
     def as_agent(self, id: str = "ada", instance: str | None = None) -> View:
@@ -234,13 +220,13 @@ class Gate(View):
         made = await self.as_agent(by).create_task(**{"type": type, "payload": None, **fields})
         return str(made.task_id)
 
-    async def claim(self, worker: str = "w1", **fields: Any) -> Offer | None:
+    async def claim(self, worker: str = "w1", **fields: Any) -> wire.Offer | None:
         """Claim one task as a worker; return None if there is none."""
         offers = await self.as_worker(worker).lease_next(**fields)
         assert len(offers.tasks) <= 1
         return offers.tasks[0] if offers.tasks else None
 
-    async def leased(self, worker: str = "w1", **fields: Any) -> Offer:
+    async def leased(self, worker: str = "w1", **fields: Any) -> wire.Offer:
         """Create a task as ada and claim it as a worker."""
         task_id = await self.create(**fields)
         offer = await self.claim(worker)
@@ -248,28 +234,29 @@ class Gate(View):
         assert offer.task_id == task_id
         return offer
 
-    async def finished(self, worker: str = "w1", **fields: Any) -> Offer:
+    async def finished(self, worker: str = "w1", **fields: Any) -> wire.Offer:
         """Create a task, claim it, and complete it with an artifact; return the offer."""
         offer = await self.leased(worker, **fields)
         await self.as_worker(worker).complete(**under(offer), result={"ok": True}, artifacts=[{"uri": "file:///out"}])
         return offer
 
-    async def lose(self, offer: Offer) -> None:
+    async def lose(self, offer: wire.Offer) -> None:
         """Let a lease expire, sweep it, and wait until the task is claimable again."""
         await self.wait(offer.expires_at.timestamp() - self.now() + 0.001)
         await self.wait(5.0)
 
     # Stored data.
 
-    async def task(self, task_id: str) -> TaskRecord:
+    async def task(self, task_id: str) -> wire.TaskRecord:
         """Return a task."""
-        record: TaskRecord = await self.as_admin().get_task(task_id=task_id)
+        record: wire.TaskRecord = await self.as_admin().get_task(task_id=task_id)
         return record
 
-    async def receipts(self, task_id: str | None = None, type: str | None = None, **fields: Any) -> list[ReceiptRecord]:
+    async def receipts(self, task_id: str | None = None, type: str | None = None,
+                       **fields: Any) -> list[wire.ReceiptRecord]:
         """Return all receipts of a task, or of the tenant, oldest first."""
         fields |= {"task_id": task_id, "receipt_type": type, "limit": 200}
-        found: list[ReceiptRecord] = []
+        found: list[wire.ReceiptRecord] = []
         while True:
             page = await self.as_admin().list_receipts(**fields)
             found += page.receipts
@@ -277,7 +264,7 @@ class Gate(View):
                 return found
             fields["cursor"] = page.next_cursor
 
-    async def receipt(self, task_id: str | None, type: str) -> ReceiptRecord:
+    async def receipt(self, task_id: str | None, type: str) -> wire.ReceiptRecord:
         """Return the only receipt of a type of a task."""
         found = await self.receipts(task_id, type)
         assert len(found) == 1, f"{len(found)} receipts of type {type}"
@@ -287,7 +274,7 @@ class Gate(View):
         """Return the bodies of all anomalies so far."""
         return [body(receipt) for receipt in await self.receipts(task_id, "system.anomaly")]
 
-    async def owed(self, id: str = "ada", kind: str = "agent") -> list[ReceiptRecord]:
+    async def owed(self, id: str = "ada", kind: str = "agent") -> list[wire.ReceiptRecord]:
         """Return the open obligations of a principal."""
         answer = await self.as_admin().list_open_obligations(principal_kind=kind, principal_id=id, limit=200)
         return list(answer.open_obligations)
@@ -299,7 +286,7 @@ class Gate(View):
 
     async def everything(self) -> dict[str, list[Any]]:
         """Return all stored rows of the tenant."""
-        return {table.__name__: [row async for row in walk_rows(self.backend, self.tenant_id, Rows(table))]
+        return {table.__name__: [row async for row in walk_rows(self.backend, self.tenant_id, queries.Rows(table))]
                 for table in STORED}
 
     @contextlib.asynccontextmanager
@@ -316,7 +303,7 @@ async def miscounted(gate: Gate) -> list[str]:
     for task in (await gate.everything())["Task"]:
         if (place := place_of(task)) is not None:
             there[task.lane][place] += 1
-    rows = await gate.backend.page(gate.tenant_id, QueueFilter(None, None, None, 10_000))
+    rows = await gate.backend.page(gate.tenant_id, queries.QueueFilter(None, None, None, 10_000))
     counted = {row.lane: [row.queued, row.held, row.leased] for row in rows if row.queued or row.held or row.leased}
     return [f"lane {lane} counts {counted.get(lane)}, its tasks are {there.get(lane)}"
             for lane in {*counted, *there} if counted.get(lane) != there.get(lane)]

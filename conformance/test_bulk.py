@@ -11,22 +11,21 @@ import msgspec
 import pytest
 
 from asyncgate import SCOPES, Caller
-from asyncgate.conformance.harness import Gate, View, body, refused, under
+from asyncgate.conformance import harness
 from asyncgate.conformance.test_pausing import audited
-from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Tier
-from asyncgate.parts.model.wire import Principal, TaskRecord
+from asyncgate.parts.model import settings, wire
 from asyncgate.parts.operating import rerun
 from asyncgate.parts.operating.bulk import PREFIX
 
 pytestmark = pytest.mark.anyio
 
 
-async def confirmed(view: View, **asked: Any) -> str:
+async def confirmed(view: harness.View, **asked: Any) -> str:
     """Preview; return the confirmation."""
     return str((await view.preview_bulk(**asked)).confirmation)
 
 
-async def done(view: View, **asked: Any) -> Any:
+async def done(view: harness.View, **asked: Any) -> Any:
     """Preview, and carry out to the end."""
     confirmation = await confirmed(view, **asked)
     while not (record := await view.run_bulk(confirmation=confirmation)).ended:
@@ -34,20 +33,20 @@ async def done(view: View, **asked: Any) -> Any:
     return record
 
 
-async def make(gate: Gate, number: int, **fields: Any) -> list[str]:
+async def make(gate: harness.Gate, number: int, **fields: Any) -> list[str]:
     """Create tasks at once; return their ids."""
     tasks = [{"type": "demo", "payload": {"n": n}, **fields} for n in range(number)]
     return [one.task_id for one in (await gate.as_agent().create_tasks(tasks=tasks)).results]
 
 
-async def fail(gate: Gate, **fields: Any) -> str:
+async def fail(gate: harness.Gate, **fields: Any) -> str:
     """Create a task that fails."""
     offer = await gate.leased(**fields)
-    await gate.as_worker().fail(**under(offer), error="no")
+    await gate.as_worker().fail(**harness.under(offer), error="no")
     return offer.task_id
 
 
-async def hold(gate: Gate, **fields: Any) -> str:
+async def hold(gate: harness.Gate, **fields: Any) -> str:
     """Create a task that is on hold."""
     offer = await gate.leased(max_expiries=1, **fields)
     await gate.lose(offer)
@@ -55,7 +54,7 @@ async def hold(gate: Gate, **fields: Any) -> str:
     return offer.task_id
 
 
-async def records(gate: Gate, tasks: list[str]) -> list[TaskRecord]:
+async def records(gate: harness.Gate, tasks: list[str]) -> list[wire.TaskRecord]:
     """Return tasks."""
     return [await gate.task(task_id) for task_id in tasks]
 
@@ -63,7 +62,7 @@ async def records(gate: Gate, tasks: list[str]) -> list[TaskRecord]:
 # The preview.
 
 
-async def test_a_preview_counts_and_shows_some_and_changes_nothing(gate: Gate) -> None:
+async def test_a_preview_counts_and_shows_some_and_changes_nothing(gate: harness.Gate) -> None:
     made = await make(gate, 12)
     async with gate.unchanged():
         found = await gate.as_admin().preview_bulk(action="cancel", type="demo")
@@ -75,7 +74,7 @@ async def test_a_preview_counts_and_shows_some_and_changes_nothing(gate: Gate) -
     assert found.expires_at.timestamp() == pytest.approx(gate.now() + 900, abs=30)
 
 
-async def test_a_preview_stops_counting(gate: Gate) -> None:
+async def test_a_preview_stops_counting(gate: harness.Gate) -> None:
     for _ in range(3):
         await make(gate, 400)
 
@@ -90,7 +89,7 @@ async def test_a_preview_stops_counting(gate: Gate) -> None:
     ({"created_by": "bob"}, ["b"]), ({"created_by": "bob", "created_by_kind": "worker"}, []),
     ({"held": True}, ["held"]), ({"held": False}, ["a", "b"])])
 async def test_a_bulk_is_for_the_tasks_that_its_filter_finds(
-        gate: Gate, asked: dict[str, Any], wanted: list[str]) -> None:
+        gate: harness.Gate, asked: dict[str, Any], wanted: list[str]) -> None:
     tasks = {"failed": await fail(gate), "held": await hold(gate), "a": await gate.create("a"),
              "b": await gate.create("b", by="bob")}
 
@@ -101,7 +100,7 @@ async def test_a_bulk_is_for_the_tasks_that_its_filter_finds(
     assert (record.done, record.skipped, record.refused, record.matches) == (len(wanted), 0, 0, len(wanted))
 
 
-async def test_it_is_for_tasks_by_age_and_by_how_their_ids_begin(gate: Gate) -> None:
+async def test_it_is_for_tasks_by_age_and_by_how_their_ids_begin(gate: harness.Gate) -> None:
     old = await gate.create()
     gate.skip(3600)
     new = await gate.create()
@@ -115,7 +114,7 @@ async def test_it_is_for_tasks_by_age_and_by_how_their_ids_begin(gate: Gate) -> 
     assert await found(id_prefix=new[:30]) == [new]
 
 
-async def test_a_sample_names_what_each_task_is_about(gate: Gate) -> None:
+async def test_a_sample_names_what_each_task_is_about(gate: harness.Gate) -> None:
     await gate.create()
     await gate.create(task_summary="The page on rivers")
 
@@ -124,7 +123,7 @@ async def test_a_sample_names_what_each_task_is_about(gate: Gate) -> None:
     assert [one.task_summary for one in sample] == ["The page on rivers", None]
 
 
-async def test_tasks_that_come_later_are_not_meant(gate: Gate) -> None:
+async def test_tasks_that_come_later_are_not_meant(gate: harness.Gate) -> None:
     await gate.create()
     confirmation = await confirmed(gate.as_admin(), action="cancel")
     gate.skip(10)
@@ -137,7 +136,7 @@ async def test_tasks_that_come_later_are_not_meant(gate: Gate) -> None:
 # What is done.
 
 
-async def test_each_canceled_task_has_its_receipts(gate: Gate) -> None:
+async def test_each_canceled_task_has_its_receipts(gate: harness.Gate) -> None:
     tasks = [(await gate.leased(type="other")).task_id, *await make(gate, 3)]
 
     record = await done(gate.as_admin(), action="cancel", reason="the wrong batch")
@@ -145,13 +144,13 @@ async def test_each_canceled_task_has_its_receipts(gate: Gate) -> None:
     assert (record.done, record.ended) == (4, True)
     for task_id in tasks:
         told = await gate.receipt(task_id, "task.canceled")
-        assert body(told)["reason"] == "the wrong batch"
-        assert body(told)["canceled_by"] == {"kind": "human", "id": "root"}
+        assert harness.body(told)["reason"] == "the wrong batch"
+        assert harness.body(told)["canceled_by"] == {"kind": "human", "id": "root"}
         await gate.receipt(task_id, "task.result_ready")
     assert await gate.owed() == []
 
 
-async def test_tasks_on_hold_are_offered_again(gate: Gate) -> None:
+async def test_tasks_on_hold_are_offered_again(gate: harness.Gate) -> None:
     held, other = await hold(gate, type="a"), await gate.create("b")
 
     record = await done(gate.as_admin(), action="release", held=True)
@@ -162,7 +161,7 @@ async def test_tasks_on_hold_are_offered_again(gate: Gate) -> None:
     assert "task.hold_released" not in await gate.events(other)
 
 
-async def test_tasks_get_another_priority_and_are_offered_by_it(gate: Gate) -> None:
+async def test_tasks_get_another_priority_and_are_offered_by_it(gate: harness.Gate) -> None:
     offer = await gate.leased(type="c")
     first, second = await gate.create("a"), await gate.create("b")
 
@@ -179,7 +178,7 @@ async def test_tasks_get_another_priority_and_are_offered_by_it(gate: Gate) -> N
     assert (again.matches, again.done) == (0, 0)
 
 
-async def test_failed_tasks_are_run_again_once(gate: Gate) -> None:
+async def test_failed_tasks_are_run_again_once(gate: harness.Gate) -> None:
     failed = [await fail(gate, payload={"n": n}) for n in range(3)]
     await gate.finished()
 
@@ -196,7 +195,7 @@ async def test_failed_tasks_are_run_again_once(gate: Gate) -> None:
     assert (again.done, again.skipped) == (0, 3)
 
 
-async def test_two_bulks_at_once_run_no_task_again_twice(gate: Gate) -> None:
+async def test_two_bulks_at_once_run_no_task_again_twice(gate: harness.Gate) -> None:
     for _ in range(3):
         await fail(gate)
     views = [gate.as_admin(), gate.beside().as_admin()]
@@ -209,7 +208,7 @@ async def test_two_bulks_at_once_run_no_task_again_twice(gate: Gate) -> None:
     assert len((await gate.as_admin().list_tasks(status="queued")).tasks) == 3
 
 
-async def test_a_long_history_hides_no_rerun(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_history_hides_no_rerun(gate: harness.Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     task_id = await fail(gate)
     monkeypatch.setattr(rerun, "MOST_EVENTS", 2)    # that are read together
     await gate.as_admin().rerun_task(task_id=task_id)
@@ -220,7 +219,7 @@ async def test_a_long_history_hides_no_rerun(gate: Gate, monkeypatch: pytest.Mon
     assert (record.done, record.skipped) == (0, 1)
 
 
-async def test_tasks_that_failed_lately_are_run_again(gate: Gate) -> None:
+async def test_tasks_that_failed_lately_are_run_again(gate: harness.Gate) -> None:
     await fail(gate)
     gate.skip(7200)
     late = await fail(gate)
@@ -232,7 +231,7 @@ async def test_tasks_that_failed_lately_are_run_again(gate: Gate) -> None:
     assert [task.rerun_of for task in (await gate.as_admin().list_tasks(status="queued")).tasks] == [late]
 
 
-async def test_what_has_changed_in_between_is_skipped(gate: Gate) -> None:
+async def test_what_has_changed_in_between_is_skipped(gate: harness.Gate) -> None:
     first, second = await make(gate, 2)
     confirmation = await confirmed(gate.as_admin(), action="cancel", status="queued")
     await gate.claim()
@@ -243,14 +242,14 @@ async def test_what_has_changed_in_between_is_skipped(gate: Gate) -> None:
     assert [task.status for task in await records(gate, [first, second])] == ["leased", "canceled"]
 
 
-async def test_a_quota_that_is_full_stops_a_rerun_and_it_goes_on_later(gate: Gate) -> None:
+async def test_a_quota_that_is_full_stops_a_rerun_and_it_goes_on_later(gate: harness.Gate) -> None:
     for _ in range(3):
         await fail(gate)
-    full = gate.beside(security=SecuritySettings(rate_limiting=RateLimiting(enabled=True)),
-                       rate_limits=RateLimits(free_tier=Tier(active_tasks=2)))
+    full = gate.beside(security=settings.SecuritySettings(rate_limiting=settings.RateLimiting(enabled=True)),
+                       rate_limits=settings.RateLimits(free_tier=settings.Tier(active_tasks=2)))
     confirmation = await confirmed(full.as_admin(), action="rerun", status="failed")
 
-    with refused("quota_exceeded"):     # what got through is kept
+    with harness.refused("quota_exceeded"):     # what got through is kept
         await full.as_admin().run_bulk(confirmation=confirmation)
     assert (await gate.as_admin().run_bulk(confirmation=confirmation)).done == 3
 
@@ -260,7 +259,7 @@ async def test_a_quota_that_is_full_stops_a_rerun_and_it_goes_on_later(gate: Gat
 # In pieces, again, at once, and after a crash.
 
 
-async def test_a_bulk_goes_on_where_it_was(gate: Gate) -> None:
+async def test_a_bulk_goes_on_where_it_was(gate: harness.Gate) -> None:
     tasks = await make(gate, 250)
     confirmation = await confirmed(gate.as_admin(), action="cancel")
 
@@ -275,7 +274,7 @@ async def test_a_bulk_goes_on_where_it_was(gate: Gate) -> None:
     assert await gate.as_admin().get_bulk(bulk_id=record.bulk_id) == record
 
 
-async def test_another_process_goes_on_after_a_crash(gate: Gate) -> None:
+async def test_another_process_goes_on_after_a_crash(gate: harness.Gate) -> None:
     for _ in range(5):
         await fail(gate)
     confirmation = await confirmed(gate.as_admin(), action="rerun", status="failed")
@@ -289,7 +288,7 @@ async def test_another_process_goes_on_after_a_crash(gate: Gate) -> None:
     assert len((await gate.as_admin().list_tasks(status="queued")).tasks) == 5
 
 
-async def test_two_that_carry_out_the_same_at_once_do_nothing_twice(gate: Gate) -> None:
+async def test_two_that_carry_out_the_same_at_once_do_nothing_twice(gate: harness.Gate) -> None:
     for _ in range(12):
         await fail(gate)
     confirmation = await confirmed(gate.as_admin(), action="rerun", status="failed")
@@ -305,7 +304,7 @@ async def test_two_that_carry_out_the_same_at_once_do_nothing_twice(gate: Gate) 
 # Who, and what is written down.
 
 
-async def test_a_bulk_is_audited_when_it_begins_and_when_it_ends(gate: Gate) -> None:
+async def test_a_bulk_is_audited_when_it_begins_and_when_it_ends(gate: harness.Gate) -> None:
     await make(gate, 3)
     confirmation = await confirmed(gate.as_admin(), action="cancel", type="demo", reason="wrong")
     for _ in range(3):
@@ -319,30 +318,30 @@ async def test_a_bulk_is_audited_when_it_begins_and_when_it_ends(gate: Gate) -> 
     assert (begun["matches"], ended["done"], ended["skipped"], ended["refused"]) == (3, 3, 0, 0)
 
 
-async def test_only_an_admin_who_may_write_carries_out(gate: Gate) -> None:
-    who = Caller(gate.tenant_id, Principal("human", "root"), "admin", SCOPES - {"admin:write"})
-    reader = View(gate.engine, who)
+async def test_only_an_admin_who_may_write_carries_out(gate: harness.Gate) -> None:
+    who = Caller(gate.tenant_id, wire.Principal("human", "root"), "admin", SCOPES - {"admin:write"})
+    reader = harness.View(gate.engine, who)
     confirmation = await confirmed(reader, action="cancel")
 
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await reader.run_bulk(confirmation=confirmation)
     for view in (gate.as_agent(), gate.as_worker()):
         for name, said in (("preview_bulk", {"action": "cancel"}), ("run_bulk", {"confirmation": confirmation}),
                            ("get_bulk", {"bulk_id": "x"})):
-            with refused("forbidden"):
+            with harness.refused("forbidden"):
                 await getattr(view, name)(**said)
 
 
-async def test_a_confirmation_is_good_for_its_caller_and_its_tenant_alone(gate: Gate) -> None:
+async def test_a_confirmation_is_good_for_its_caller_and_its_tenant_alone(gate: harness.Gate) -> None:
     await gate.create()
     confirmation = await confirmed(gate.as_admin(), action="cancel")
 
     for view in (gate.as_admin("bob"), gate.stranger().as_admin()):
-        with refused("invalid_confirmation"):
+        with harness.refused("invalid_confirmation"):
             await view.run_bulk(confirmation=confirmation)
 
 
-async def test_a_confirmation_cannot_be_made_up_or_changed(gate: Gate) -> None:
+async def test_a_confirmation_cannot_be_made_up_or_changed(gate: harness.Gate) -> None:
     await gate.create("a")
     await gate.create("b")
     confirmation = await confirmed(gate.as_admin(), action="cancel", type="a")
@@ -352,12 +351,12 @@ async def test_a_confirmation_cannot_be_made_up_or_changed(gate: Gate) -> None:
     cursor = (await gate.as_admin().list_tasks(limit=1)).next_cursor
 
     for wrong in (changed, confirmation[:-2], confirmation + "A", "", "x", "mXz0…", cursor):
-        with refused("invalid_confirmation"):
+        with harness.refused("invalid_confirmation"):
             await gate.as_admin().run_bulk(confirmation=wrong)
     assert len((await gate.as_admin().list_tasks(status="queued")).tasks) == 2
 
 
-async def test_a_confirmation_is_no_option_of_a_command_and_one_of_before_works(gate: Gate) -> None:
+async def test_a_confirmation_is_no_option_of_a_command_and_one_of_before_works(gate: harness.Gate) -> None:
     """The releases before gave it without what it begins with now, and one of 64 began with a dash."""
     confirmation = await confirmed(gate.as_admin(), action="cancel")
 
@@ -366,25 +365,25 @@ async def test_a_confirmation_is_no_option_of_a_command_and_one_of_before_works(
     assert (await gate.as_admin().run_bulk(confirmation=confirmation.removeprefix(PREFIX))).ended
 
 
-async def test_a_confirmation_expires_before_it_is_used(gate: Gate) -> None:
+async def test_a_confirmation_expires_before_it_is_used(gate: harness.Gate) -> None:
     task_id = await gate.create()
     confirmation = await confirmed(gate.as_admin(), action="cancel")
     gate.skip(901)
 
-    with refused("invalid_confirmation"):
+    with harness.refused("invalid_confirmation"):
         await gate.as_admin().run_bulk(confirmation=confirmation)
     assert (await gate.task(task_id)).status == "queued"
 
 
-async def test_nobody_reads_the_bulk_of_another_tenant(gate: Gate) -> None:
+async def test_nobody_reads_the_bulk_of_another_tenant(gate: harness.Gate) -> None:
     record = await done(gate.as_admin(), action="cancel")
 
     for bulk_id in (record.bulk_id, "none"):
-        with refused("bulk_not_found"):
+        with harness.refused("bulk_not_found"):
             await gate.stranger().as_admin().get_bulk(bulk_id=bulk_id)
 
 
-async def test_the_tasks_of_another_tenant_are_not_touched(gate: Gate) -> None:
+async def test_the_tasks_of_another_tenant_are_not_touched(gate: harness.Gate) -> None:
     other = gate.stranger()
     task_id = await other.create()
 
@@ -396,6 +395,6 @@ async def test_the_tasks_of_another_tenant_are_not_touched(gate: Gate) -> None:
 @pytest.mark.parametrize("said", [
     {"action": "prioritize"}, {"action": "cancel", "priority": 3}, {"action": "delete"},
     {"action": "cancel", "created_by_kind": "agent"}])
-async def test_a_request_that_says_too_little_or_too_much_is_refused(gate: Gate, said: dict[str, Any]) -> None:
-    with refused("invalid_request"):
+async def test_a_request_that_says_too_little_or_too_much_is_refused(gate: harness.Gate, said: dict[str, Any]) -> None:
+    with harness.refused("invalid_request"):
         await gate.as_admin().preview_bulk(**said)

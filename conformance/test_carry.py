@@ -13,27 +13,27 @@ from asyncgate import receipt_hash
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.test_erasure import erase, live, problems_of
 from asyncgate.conformance.test_seals import checked
+from asyncgate.parts.model import stored, wire_receipts
 from asyncgate.parts.model.erased import read_note, write_note
-from asyncgate.parts.model.stored import Receipt
-from asyncgate.parts.model.wire_receipts import Imported
 from asyncgate.parts.receipts.carry import as_wire
 from asyncgate.parts.receipts.seals import receipt_digest
 
 pytestmark = pytest.mark.anyio
 
 
-async def exported(gate: Gate, limit: int | None = None) -> list[Receipt]:
+async def exported(gate: Gate, limit: int | None = None) -> list[stored.Receipt]:
     """Export all stored receipts of a tenant."""
-    found: list[Receipt] = []
+    found: list[stored.Receipt] = []
     while page := (await gate.as_admin().export_receipts(after=found[-1].receipt_id if found else None,
                                                          limit=limit)).receipts:
-        found += [msgspec.convert({**asdict(one)}, Receipt) for one in page]
+        found += [msgspec.convert({**asdict(one)}, stored.Receipt) for one in page]
     return found
 
 
-async def import_all(gate: Gate, receipts: list[Receipt]) -> Imported:
+async def import_all(gate: Gate, receipts: list[stored.Receipt]) -> wire_receipts.Imported:
     """Import receipts into a tenant."""
-    answer: Imported = await gate.as_admin().import_receipts(receipts=[asdict(as_wire(one)) for one in receipts])
+    answer: wire_receipts.Imported = await gate.as_admin().import_receipts(receipts=[asdict(as_wire(one))
+                                                                                     for one in receipts])
     return answer
 
 
@@ -47,7 +47,7 @@ async def source(make_gate: Callable[..., Gate]) -> Gate:
     return gate
 
 
-def change(receipt: Receipt, **more: Any) -> Receipt:
+def change(receipt: stored.Receipt, **more: Any) -> stored.Receipt:
     """Return a changed receipt with a matching hash."""
     new = replace(receipt, **more)
     return replace(new, hash=receipt_hash(new.receipt_type, new.sender, new.to, new.task_id, new.lease_id,
@@ -108,7 +108,7 @@ async def test_a_receipt_that_is_there_otherwise_is_told_and_not_written_over(so
         (one.receipt_id, "differs") for one in receipts[:2]]
 
 
-UNSOUND: dict[str, tuple[str, Callable[[Receipt], Receipt]]] = {
+UNSOUND: dict[str, tuple[str, Callable[[stored.Receipt], stored.Receipt]]] = {
     "a changed body": ("wrong_hash", lambda one: replace(one, body="{}")),
     "a body that is no JSON": ("wrong_hash", lambda one: replace(one, body="{")),
     "a sender that nobody stated": ("wrong_hash", lambda one: replace(one, from_id="eve")),

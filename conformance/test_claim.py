@@ -9,42 +9,42 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate.conformance.harness import NEEDED, Gate, refused, under
+from asyncgate.conformance import harness
 
 pytestmark = pytest.mark.anyio
 
 
-async def claimed(gate: Gate, **ask: Any) -> list[str]:
+async def claimed(gate: harness.Gate, **ask: Any) -> list[str]:
     """Return the ids of the tasks of a claim, in order."""
     return [offer.task_id for offer in (await gate.as_worker().lease_next(**ask)).tasks]
 
 
-async def test_an_empty_queue_answers_with_an_empty_list(gate: Gate) -> None:
+async def test_an_empty_queue_answers_with_an_empty_list(gate: harness.Gate) -> None:
     assert await claimed(gate) == []
 
 
-async def test_the_oldest_of_equal_tasks_comes_first(gate: Gate) -> None:
+async def test_the_oldest_of_equal_tasks_comes_first(gate: harness.Gate) -> None:
     tasks = [await gate.create() for _ in range(5)]
 
     assert await claimed(gate, max_tasks=3) == tasks[:3]
     assert await claimed(gate, max_tasks=3) == tasks[3:]
 
 
-async def test_a_higher_priority_comes_before_an_older_task(gate: Gate) -> None:
+async def test_a_higher_priority_comes_before_an_older_task(gate: harness.Gate) -> None:
     low, middle, high = [await gate.create(priority=priority) for priority in (-5, 0, 9)]
     later = await gate.create(priority=9)
 
     assert await claimed(gate, max_tasks=9) == [high, later, middle, low]
 
 
-async def test_order_holds_across_types_and_capability_sets(gate: Gate) -> None:
+async def test_order_holds_across_types_and_capability_sets(gate: harness.Gate) -> None:
     tasks = [await gate.create(type=type, requirements={"capabilities": needed})
              for type, needed in (("a", ["x"]), ("b", []), ("a", []), ("c", ["x", "y"]), ("b", ["y"]))]
 
     assert await claimed(gate, capabilities=["x", "y"], max_tasks=9) == tasks
 
 
-async def test_a_worker_gets_only_what_needs_a_subset_of_its_capabilities(gate: Gate) -> None:
+async def test_a_worker_gets_only_what_needs_a_subset_of_its_capabilities(gate: harness.Gate) -> None:
     needs: tuple[list[str], ...] = ([], ["gpu"], ["gpu", "eu"], ["eu"])
     free, gpu, both, eu = [await gate.create(requirements={"capabilities": needed}) for needed in needs]
 
@@ -54,27 +54,27 @@ async def test_a_worker_gets_only_what_needs_a_subset_of_its_capabilities(gate: 
     assert await claimed(gate, capabilities=["other", "eu", "gpu"], max_tasks=9) == [both]
 
 
-async def test_accept_types_keeps_other_types_away(gate: Gate) -> None:
+async def test_accept_types_keeps_other_types_away(gate: harness.Gate) -> None:
     await gate.create(type="a")
     b = await gate.create(type="b")
 
     assert await claimed(gate, accept_types=["b", "c"], max_tasks=9) == [b]
 
 
-async def test_an_empty_list_of_accepted_types_accepts_all(gate: Gate) -> None:
+async def test_an_empty_list_of_accepted_types_accepts_all(gate: harness.Gate) -> None:
     assert await claimed(gate, accept_types=[]) == []
 
     assert [await gate.create()] == await claimed(gate, accept_types=[])
 
 
-async def test_preferred_kinds_come_first_and_the_rest_still_comes(gate: Gate) -> None:
+async def test_preferred_kinds_come_first_and_the_rest_still_comes(gate: harness.Gate) -> None:
     urgent, plain = await gate.create(type="a", priority=5), await gate.create(type="a")
     liked, best = await gate.create(type="b"), await gate.create(type="b", priority=1)
 
     assert await claimed(gate, preferred_kinds=["b"], max_tasks=9) == [best, liked, urgent, plain]
 
 
-async def test_a_delayed_task_is_no_obstacle_for_those_behind_it(gate: Gate) -> None:
+async def test_a_delayed_task_is_no_obstacle_for_those_behind_it(gate: harness.Gate) -> None:
     delayed = await gate.create(priority=9, delay_seconds=30)
     ready = await gate.create()
 
@@ -83,7 +83,7 @@ async def test_a_delayed_task_is_no_obstacle_for_those_behind_it(gate: Gate) -> 
     assert await claimed(gate, max_tasks=9) == [delayed]
 
 
-async def test_a_delayed_task_takes_its_place_by_priority_and_age_when_its_time_has_come(gate: Gate) -> None:
+async def test_a_delayed_task_takes_its_place_by_priority_and_age_when_its_time_has_come(gate: harness.Gate) -> None:
     delayed = await gate.create(delay_seconds=30)
     tasks = [await gate.create(), await gate.create()]
     gate.skip(30)
@@ -91,20 +91,20 @@ async def test_a_delayed_task_takes_its_place_by_priority_and_age_when_its_time_
     assert await claimed(gate, max_tasks=9) == [delayed, *tasks]
 
 
-async def test_a_claim_takes_one_task_unless_it_asks_for_more(gate: Gate) -> None:
+async def test_a_claim_takes_one_task_unless_it_asks_for_more(gate: harness.Gate) -> None:
     tasks = [await gate.create() for _ in range(2)]
 
     assert await claimed(gate) == tasks[:1]
 
 
-async def test_a_claim_of_too_many_is_clamped(make_gate: Callable[..., Gate]) -> None:
+async def test_a_claim_of_too_many_is_clamped(make_gate: Callable[..., harness.Gate]) -> None:
     gate = make_gate(max_claim_tasks=3)
     await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 5)
 
     assert len(await claimed(gate, max_tasks=1000)) == 3
 
 
-async def test_a_claim_gets_a_hundred_tasks_at_most(gate: Gate) -> None:
+async def test_a_claim_gets_a_hundred_tasks_at_most(gate: harness.Gate) -> None:
     await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 101)
 
     assert len(await claimed(gate, max_tasks=500)) == 100
@@ -115,15 +115,15 @@ async def test_a_claim_gets_a_hundred_tasks_at_most(gate: Gate) -> None:
     {"max_tasks": 0}, {"max_tasks": -1}, {"max_tasks": 1.5}, {"max_tasks": "2"}, {"lease_ttl_seconds": 0},
     {"lease_ttl_seconds": 1.5}, {"wait_seconds": -1}, {"capabilities": ["x" * 101]}, {"capabilities": "gpu"},
     {"capabilities": [f"c{n}" for n in range(65)]}, {"claim_id": ""}], ids=str)
-async def test_a_claim_that_asks_for_nonsense_is_refused(gate: Gate, ask: dict[str, Any]) -> None:
+async def test_a_claim_that_asks_for_nonsense_is_refused(gate: harness.Gate, ask: dict[str, Any]) -> None:
     await gate.create()
 
     async with gate.unchanged():
-        with refused("invalid_request"):
+        with harness.refused("invalid_request"):
             await gate.as_worker().lease_next(**ask)
 
 
-async def test_a_lease_lives_300_seconds_unless_told_otherwise(gate: Gate) -> None:
+async def test_a_lease_lives_300_seconds_unless_told_otherwise(gate: harness.Gate) -> None:
     offer = await gate.leased()
 
     task = await gate.task(offer.task_id)
@@ -133,7 +133,7 @@ async def test_a_lease_lives_300_seconds_unless_told_otherwise(gate: Gate) -> No
 
 
 @pytest.mark.parametrize(("asked", "given"), [(1, 1), (60, 60), (1800, 1800), (1801, 1800), (10**9, 1800)])
-async def test_a_lease_of_more_than_1800_seconds_is_clamped(gate: Gate, asked: int, given: int) -> None:
+async def test_a_lease_of_more_than_1800_seconds_is_clamped(gate: harness.Gate, asked: int, given: int) -> None:
     task_id = await gate.create()
 
     offer = await gate.claim(lease_ttl_seconds=asked)
@@ -143,7 +143,7 @@ async def test_a_lease_of_more_than_1800_seconds_is_clamped(gate: Gate, asked: i
     assert offer.renew_every_seconds == pytest.approx(given / 3)
 
 
-async def test_a_claim_that_names_no_ttl_gets_the_tasks_own(gate: Gate) -> None:
+async def test_a_claim_that_names_no_ttl_gets_the_tasks_own(gate: harness.Gate) -> None:
     task_id = await gate.create(timeouts={"lease_ttl_seconds": 42})
 
     offer = await gate.claim()
@@ -152,7 +152,7 @@ async def test_a_claim_that_names_no_ttl_gets_the_tasks_own(gate: Gate) -> None:
     assert offer.expires_at - (await gate.task(task_id)).updated_at == timedelta(seconds=42)
 
 
-async def test_the_ttl_of_the_claim_goes_before_that_of_the_task(gate: Gate) -> None:
+async def test_the_ttl_of_the_claim_goes_before_that_of_the_task(gate: harness.Gate) -> None:
     task_id = await gate.create(timeouts={"lease_ttl_seconds": 42})
 
     offer = await gate.claim(lease_ttl_seconds=7)
@@ -161,7 +161,7 @@ async def test_the_ttl_of_the_claim_goes_before_that_of_the_task(gate: Gate) -> 
     assert offer.expires_at - (await gate.task(task_id)).updated_at == timedelta(seconds=7)
 
 
-async def test_an_offer_carries_all_that_a_worker_needs(gate: Gate) -> None:
+async def test_an_offer_carries_all_that_a_worker_needs(gate: harness.Gate) -> None:
     said = {"type": "demo", "payload_pointer": "s3://in", "principal_ai": "claude", "task_summary": "sum",
             "instructions": "do", "expected_outcome_kind": "file", "expected_artifact_mime": "text/csv",
             "result_delivery": "inline"}
@@ -177,7 +177,7 @@ async def test_an_offer_carries_all_that_a_worker_needs(gate: Gate) -> None:
     assert bytes(offer.progress) == b"null"
 
 
-async def test_a_leased_task_says_who_has_it(gate: Gate) -> None:
+async def test_a_leased_task_says_who_has_it(gate: harness.Gate) -> None:
     await gate.create()
     offer = (await gate.as_worker("w1", instance="i1").lease_next()).tasks[0]
 
@@ -187,7 +187,7 @@ async def test_a_leased_task_says_who_has_it(gate: Gate) -> None:
     assert (task.leased_to.kind, task.leased_to.id, task.leased_to.instance_id) == ("worker", "w1", "i1")
 
 
-async def test_a_leased_task_is_not_offered_again(gate: Gate) -> None:
+async def test_a_leased_task_is_not_offered_again(gate: harness.Gate) -> None:
     await gate.leased("w1")
 
     assert await gate.claim("w2") is None
@@ -195,26 +195,26 @@ async def test_a_leased_task_is_not_offered_again(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
-async def test_a_finished_task_is_never_offered_again(gate: Gate, end: str) -> None:
+async def test_a_finished_task_is_never_offered_again(gate: harness.Gate, end: str) -> None:
     offer = await gate.leased()
     if end == "cancel":
         await gate.as_agent().cancel_task(task_id=offer.task_id)
     else:
-        await getattr(gate.as_worker(), end)(**NEEDED.get(end, {}), **under(offer))
+        await getattr(gate.as_worker(), end)(**harness.NEEDED.get(end, {}), **harness.under(offer))
 
     await gate.wait(2000)
 
     assert await gate.claim() is None
 
 
-async def test_a_canceled_task_in_the_queue_is_not_offered(gate: Gate) -> None:
+async def test_a_canceled_task_in_the_queue_is_not_offered(gate: harness.Gate) -> None:
     gone, there = await gate.create(), await gate.create()
     await gate.as_agent().cancel_task(task_id=gone)
 
     assert await claimed(gate, max_tasks=9) == [there]
 
 
-async def test_the_same_claim_again_returns_the_same_leases_and_writes_nothing(gate: Gate) -> None:
+async def test_the_same_claim_again_returns_the_same_leases_and_writes_nothing(gate: harness.Gate) -> None:
     await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 5)
     first = await gate.as_worker().lease_next(max_tasks=2, claim_id="c1")
 
@@ -227,14 +227,14 @@ async def test_the_same_claim_again_returns_the_same_leases_and_writes_nothing(g
     assert len(again.tasks) == 2
 
 
-async def test_another_claim_id_is_another_claim(gate: Gate) -> None:
+async def test_another_claim_id_is_another_claim(gate: harness.Gate) -> None:
     tasks = [await gate.create() for _ in range(2)]
 
     assert await claimed(gate, claim_id="c1") == tasks[:1]
     assert await claimed(gate, claim_id="c2") == tasks[1:]
 
 
-async def test_the_claim_id_of_another_worker_means_nothing(gate: Gate) -> None:
+async def test_the_claim_id_of_another_worker_means_nothing(gate: harness.Gate) -> None:
     tasks = [await gate.create() for _ in range(2)]
     assert await claimed(gate, claim_id="c1") == tasks[:1]
 
@@ -244,16 +244,16 @@ async def test_the_claim_id_of_another_worker_means_nothing(gate: Gate) -> None:
     assert other.task_id == tasks[1]
 
 
-async def test_a_claim_whose_lease_is_over_claims_anew(gate: Gate) -> None:
+async def test_a_claim_whose_lease_is_over_claims_anew(gate: harness.Gate) -> None:
     tasks = [await gate.create() for _ in range(2)]
     offer = await gate.claim(claim_id="c1")
     assert offer is not None
-    await gate.as_worker().complete(**under(offer))
+    await gate.as_worker().complete(**harness.under(offer))
 
     assert await claimed(gate, claim_id="c1") == tasks[1:]
 
 
-async def test_a_claim_whose_lease_has_run_out_does_not_return_it(gate: Gate) -> None:
+async def test_a_claim_whose_lease_has_run_out_does_not_return_it(gate: harness.Gate) -> None:
     await gate.create()
     offer = await gate.claim(claim_id="c1")
     assert offer is not None
@@ -262,17 +262,17 @@ async def test_a_claim_whose_lease_has_run_out_does_not_return_it(gate: Gate) ->
     assert await claimed(gate, claim_id="c1") == []
 
 
-async def test_an_unbound_credential_must_name_the_worker(gate: Gate) -> None:
+async def test_an_unbound_credential_must_name_the_worker(gate: harness.Gate) -> None:
     await gate.create()
 
-    with refused("invalid_request"):
+    with harness.refused("invalid_request"):
         await gate.lease_next()
 
     offers = await gate.lease_next(worker_id="w7", worker_kind="service")
     assert str((await gate.task(offers.tasks[0].task_id)).leased_to) == "service w7"
 
 
-async def test_a_claim_among_many_lanes_finds_the_one_that_fits(gate: Gate) -> None:
+async def test_a_claim_among_many_lanes_finds_the_one_that_fits(gate: harness.Gate) -> None:
     await gate.as_agent().create_tasks(tasks=[
         {"type": f"t{n}", "payload": None, "requirements": {"capabilities": [f"c{n % 7}", "x"]},
          "priority": 5} for n in range(60)])

@@ -15,7 +15,7 @@ import pytest
 
 from asyncgate import Engine
 from asyncgate.backends import is_lasting, open_backend
-from asyncgate.conformance.history import stored, violations
+from asyncgate.conformance.history import read_stored, violations
 from asyncgate.conformance.load import Load, OneTenant, own_tenant, serving
 from asyncgate.conformance.plugin import choose_databases, database_of
 from asyncgate.conformance.recount import wrong_usage
@@ -42,7 +42,7 @@ async def wrong_with(database: str, load: Load) -> list[str]:
     backend = await open_backend(database)
     try:
         own = OneTenant(backend, load.server.tenant)
-        return [*violations(load.calls, await stored(own)), *(await verify(own)).problems,
+        return [*violations(load.calls, await read_stored(own)), *(await verify(own)).problems,
                 *await wrong_usage(Engine(backend), load.server.tenant)]
     finally:
         await backend.close()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncgate.conformance.harness import Gate, body, refused, under
-from asyncgate.parts.model.errors import GateError, TooManyArtifacts
+from asyncgate.conformance import harness
+from asyncgate.parts.model import errors
 
 pytestmark = pytest.mark.anyio
 
@@ -29,109 +29,111 @@ POINTING: list[Any] = [
 
 
 @pytest.mark.parametrize("locatability", ["lenient", "strict"])
-async def test_artifacts_without_a_pointer_discharge_nothing(make_gate: Callable[..., Gate], locatability: str) -> None:
+async def test_artifacts_without_a_pointer_discharge_nothing(make_gate: Callable[..., harness.Gate],
+                                                             locatability: str) -> None:
     gate = make_gate(locatability=locatability)
     for artifacts in EMPTY:
         offer = await gate.leased()
         if locatability == "strict":
-            with refused("not_locatable"):
-                await gate.as_worker().complete(**under(offer, artifacts=artifacts))
+            with harness.refused("not_locatable"):
+                await gate.as_worker().complete(**harness.under(offer, artifacts=artifacts))
             continue
-        done = await gate.as_worker().complete(**under(offer, artifacts=artifacts))
+        done = await gate.as_worker().complete(**harness.under(offer, artifacts=artifacts))
         assert (done.status, done.obligation) == ("succeeded", "open")
-        with refused("not_locatable"):
+        with harness.refused("not_locatable"):
             await gate.as_agent().attach_artifacts(task_id=offer.task_id, artifacts=artifacts)
-        assert (await gate.as_worker().complete(**under(offer, artifacts=artifacts))).obligation == "open"
+        assert (await gate.as_worker().complete(**harness.under(offer, artifacts=artifacts))).obligation == "open"
 
     assert len(await gate.owed()) == len(EMPTY)
 
 
-async def test_artifacts_with_a_pointer_of_any_form_discharge(gate: Gate) -> None:
+async def test_artifacts_with_a_pointer_of_any_form_discharge(gate: harness.Gate) -> None:
     for artifacts in POINTING:
         offer = await gate.leased()
-        assert (await gate.as_worker().complete(**under(offer, artifacts=artifacts))).obligation == "discharged"
+        assert (await gate.as_worker().complete(**harness.under(offer, artifacts=artifacts))).obligation == "discharged"
 
 
 @pytest.mark.parametrize("proof", [{"x": 1}, {"status": "pending"}, {"mode": "push"}, {"status": None},
                                    {"status": "not succeeded"}, {"status": {"status": "succeeded"}}], ids=str)
-async def test_a_proof_that_does_not_say_succeeded_discharges_nothing(gate: Gate, proof: Any) -> None:
+async def test_a_proof_that_does_not_say_succeeded_discharges_nothing(gate: harness.Gate, proof: Any) -> None:
     offer = await gate.leased()
 
-    done = await gate.as_worker().complete(**under(offer, delivery_proof=proof))
+    done = await gate.as_worker().complete(**harness.under(offer, delivery_proof=proof))
 
     assert (done.status, done.obligation) == ("succeeded", "open")
-    with refused("not_locatable"):
+    with harness.refused("not_locatable"):
         await gate.as_agent().attach_artifacts(task_id=offer.task_id, delivery_proof=proof)
 
 
 @pytest.mark.parametrize("status", ["succeeded", "Success", " delivered ", True])
-async def test_a_proof_that_says_succeeded_discharges(gate: Gate, status: Any) -> None:
+async def test_a_proof_that_says_succeeded_discharges(gate: harness.Gate, status: Any) -> None:
     offer = await gate.leased()
 
-    done = await gate.as_worker().complete(**under(offer, delivery_proof={"status": status}))
+    done = await gate.as_worker().complete(**harness.under(offer, delivery_proof={"status": status}))
 
     assert done.obligation == "discharged"
 
 
 @pytest.mark.parametrize("status", ["failed", "FAILED", " failure ", "error"])
-async def test_a_proof_that_says_failed_discharges_nothing(gate: Gate, status: str) -> None:
+async def test_a_proof_that_says_failed_discharges_nothing(gate: harness.Gate, status: str) -> None:
     offer = await gate.leased()
 
-    done = await gate.as_worker().complete(**under(offer, delivery_proof={**FAILED, "status": status}))
+    done = await gate.as_worker().complete(**harness.under(offer, delivery_proof={**FAILED, "status": status}))
 
     assert (done.status, done.obligation) == ("succeeded", "open")
     assert [receipt.receipt_id for receipt in await gate.owed()] == [offer.obligation_receipt_id]
-    assert body(await gate.receipt(offer.task_id, "task.completed"))["delivery_proof"]["status"] == status
-    with refused("not_locatable"):
+    assert harness.body(await gate.receipt(offer.task_id, "task.completed"))["delivery_proof"]["status"] == status
+    with harness.refused("not_locatable"):
         await gate.as_agent().attach_artifacts(task_id=offer.task_id, delivery_proof=FAILED)
     assert (await gate.as_agent().attach_artifacts(task_id=offer.task_id, delivery_proof=SUCCEEDED)
             ).obligation == "discharged"
     assert await gate.owed() == []
 
 
-async def test_a_strict_gate_refuses_a_proof_that_says_failed(make_gate: Callable[..., Gate]) -> None:
+async def test_a_strict_gate_refuses_a_proof_that_says_failed(make_gate: Callable[..., harness.Gate]) -> None:
     gate = make_gate(locatability="strict")
     offer = await gate.leased()
 
     async with gate.unchanged():
-        with refused("not_locatable"):
-            await gate.as_worker().complete(**under(offer, delivery_proof=FAILED))
-        with refused("not_locatable"):
-            await gate.as_worker().complete(**under(offer, delivery_proof={"mode": "push"}))
+        with harness.refused("not_locatable"):
+            await gate.as_worker().complete(**harness.under(offer, delivery_proof=FAILED))
+        with harness.refused("not_locatable"):
+            await gate.as_worker().complete(**harness.under(offer, delivery_proof={"mode": "push"}))
 
 
-async def test_artifacts_discharge_beside_a_proof_that_says_failed(gate: Gate) -> None:
+async def test_artifacts_discharge_beside_a_proof_that_says_failed(gate: harness.Gate) -> None:
     offer = await gate.leased()
 
-    done = await gate.as_worker().complete(**under(offer, delivery_proof=FAILED, artifacts=FILE))
+    done = await gate.as_worker().complete(**harness.under(offer, delivery_proof=FAILED, artifacts=FILE))
 
     assert (done.obligation, await gate.owed()) == ("discharged", [])
 
 
-async def test_a_completion_says_whether_the_obligation_is_discharged_and_what_discharges_it(gate: Gate) -> None:
+async def test_a_completion_says_whether_the_obligation_is_discharged_and_what_discharges_it(
+    gate: harness.Gate) -> None:
     offer = await gate.leased()
 
-    first = await gate.as_worker().complete(**under(offer, result=1))
-    again = await gate.as_worker().complete(**under(offer, result=1))
-    located = await gate.as_worker().complete(**under(offer, artifacts=FILE))
+    first = await gate.as_worker().complete(**harness.under(offer, result=1))
+    again = await gate.as_worker().complete(**harness.under(offer, result=1))
+    located = await gate.as_worker().complete(**harness.under(offer, artifacts=FILE))
 
     assert (first.obligation, again.obligation, located.obligation) == ("open", "open", "discharged")
     assert "attach_artifacts" in first.next
     assert located.next is None
 
 
-async def test_a_batch_of_completions_says_it_of_each(gate: Gate) -> None:
+async def test_a_batch_of_completions_says_it_of_each(gate: harness.Gate) -> None:
     one, two = await gate.leased(), await gate.leased()
 
-    reply = await gate.as_worker().complete_tasks(tasks=[under(one), under(two, artifacts=FILE)])
+    reply = await gate.as_worker().complete_tasks(tasks=[harness.under(one), harness.under(two, artifacts=FILE)])
 
     assert [item.obligation for item in reply.results] == ["open", "discharged"]
     assert "attach_artifacts" in reply.results[0].next
 
 
-async def test_a_success_that_cannot_be_found_is_told_with_details(gate: Gate) -> None:
+async def test_a_success_that_cannot_be_found_is_told_with_details(gate: harness.Gate) -> None:
     offer = await gate.leased()
-    await gate.as_worker().complete(**under(offer))
+    await gate.as_worker().complete(**harness.under(offer))
 
     (told,) = await gate.anomalies(offer.task_id)
 
@@ -140,17 +142,17 @@ async def test_a_success_that_cannot_be_found_is_told_with_details(gate: Gate) -
         "receipt_id": (await gate.receipt(offer.task_id, "task.completed")).receipt_id}
 
 
-async def test_the_owner_reads_who_canceled_and_why(gate: Gate) -> None:
+async def test_the_owner_reads_who_canceled_and_why(gate: harness.Gate) -> None:
     task_id = await gate.create()
     await gate.as_agent().cancel_task(task_id=task_id, reason="not needed")
 
-    told = body(await gate.receipt(task_id, "task.result_ready"))
+    told = harness.body(await gate.receipt(task_id, "task.result_ready"))
 
     assert (told["status"], told["canceled_by"], told["reason"]) == (
         "canceled", {"kind": "agent", "id": "ada"}, "not needed")
 
 
-async def test_a_task_that_has_ended_is_released_from_nothing(gate: Gate) -> None:
+async def test_a_task_that_has_ended_is_released_from_nothing(gate: harness.Gate) -> None:
     offer = await gate.finished()
 
     async with gate.unchanged():
@@ -159,11 +161,11 @@ async def test_a_task_that_has_ended_is_released_from_nothing(gate: Gate) -> Non
     assert (reply.ok, reply.status) == (False, "succeeded")
 
 
-async def test_only_who_had_the_lease_or_owns_the_task_is_told_how_it_is_doing(gate: Gate) -> None:
+async def test_only_who_had_the_lease_or_owns_the_task_is_told_how_it_is_doing(gate: harness.Gate) -> None:
     offer = await gate.finished("w1")
 
     async def told(worker: str, lease_id: str) -> dict[str, Any]:
-        with pytest.raises(GateError) as no:
+        with pytest.raises(errors.GateError) as no:
             await gate.as_worker(worker).renew_lease(task_id=offer.task_id, lease_id=lease_id)
         return no.value.more
 
@@ -172,29 +174,30 @@ async def test_only_who_had_the_lease_or_owns_the_task_is_told_how_it_is_doing(g
     assert "status" not in await told("w2", "made-up")
 
 
-async def test_a_summary_may_be_as_long_as_the_body_of_a_receipt(gate: Gate) -> None:
+async def test_a_summary_may_be_as_long_as_the_body_of_a_receipt(gate: harness.Gate) -> None:
     offer = await gate.leased()
 
-    with refused("receipt_too_large"):
-        await gate.as_worker().complete(**under(offer, result_summary="x" * 65_500, artifacts=FILE))
-    await gate.as_worker().complete(**under(offer, result_summary="x" * 60_000, artifacts=FILE))
+    with harness.refused("receipt_too_large"):
+        await gate.as_worker().complete(**harness.under(offer, result_summary="x" * 65_500, artifacts=FILE))
+    await gate.as_worker().complete(**harness.under(offer, result_summary="x" * 60_000, artifacts=FILE))
 
-    assert len(body(await gate.receipt(offer.task_id, "task.completed"))["result_summary"]) == 60_000
+    assert len(harness.body(await gate.receipt(offer.task_id, "task.completed"))["result_summary"]) == 60_000
 
 
-async def test_an_emitted_receipt_carries_no_more_artifacts_than_any(gate: Gate) -> None:
+async def test_an_emitted_receipt_carries_no_more_artifacts_than_any(gate: harness.Gate) -> None:
     offer = await gate.leased(type="schedule.create")
 
     async with gate.unchanged():
-        with refused(TooManyArtifacts.code):
+        with harness.refused(errors.TooManyArtifacts.code):
             await gate.as_worker().emit_receipt(
-                **under(offer), receipt_type="schedule.created", schedule_id="s", body={"artifacts": [1] * 101})
+                **harness.under(offer), receipt_type="schedule.created", schedule_id="s", body={"artifacts": [1] * 101})
 
 
 @pytest.mark.parametrize(("type", "why"), [
     ("task.completed", "is written only by the gate"), ("task.complete", "is not a receipt type")])
-async def test_an_offered_receipt_of_another_type_is_refused_with_the_truth(gate: Gate, type: str, why: str) -> None:
+async def test_an_offered_receipt_of_another_type_is_refused_with_the_truth(gate: harness.Gate, type: str,
+                                                                            why: str) -> None:
     parent = (await gate.owed() or [(await gate.receipt(await gate.create(), "task.assigned"))])[0].receipt_id
 
-    with pytest.raises(GateError, match=why):
+    with pytest.raises(errors.GateError, match=why):
         await gate.as_worker().emit_receipt(receipt_type=type, parents=[parent])

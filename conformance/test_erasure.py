@@ -13,9 +13,8 @@ from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.test_seals import Only
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
+from asyncgate.parts.model import queries, stored
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.queries import Rows, TaskFilter
-from asyncgate.parts.model.stored import Task
 from asyncgate.parts.receipts.seals import receipt_digest
 
 pytestmark = pytest.mark.anyio
@@ -118,8 +117,9 @@ async def test_a_plan_reads_few_megabytes_at_a_time(gate: Gate, monkeypatch: pyt
 
     async def watch(tenant_id: str, of: Any) -> Any:
         rows = await page(tenant_id, of)
-        tasks = [row[0] if isinstance(of, TaskFilter) else row for row in rows if isinstance(of, TaskFilter)
-                 or of.table is Task] if isinstance(of, TaskFilter | Rows) else []
+        tasks = [row[0] if isinstance(of, queries.TaskFilter) else row for row in rows
+                 if isinstance(of, queries.TaskFilter)
+                 or of.table is stored.Task] if isinstance(of, queries.TaskFilter | queries.Rows) else []
         read.append(len(tasks))
         return rows
     monkeypatch.setattr(gate.backend, "page", watch)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.harness import Gate, body, under
+from asyncgate.parts.model import wire
 from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
-from asyncgate.parts.model.wire import ReceiptRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -23,11 +23,11 @@ def escalating(*targets: EscalationTarget, **more: Any) -> dict[str, Any]:
     return {"escalation": EscalationSettings(enabled=True, targets=targets or (FALLBACK, HUMAN), **more)}
 
 
-async def told(gate: Gate, to: EscalationTarget = FALLBACK) -> list[ReceiptRecord]:
+async def told(gate: Gate, to: EscalationTarget = FALLBACK) -> list[wire.ReceiptRecord]:
     """Return the escalations in a principal's inbox."""
     view = gate.as_caller(to.to_kind, to.to_id, "worker" if to.to_kind == "worker" else "agent")
     page = await view.list_receipts(receipt_type="task.escalated")
-    found: list[ReceiptRecord] = page.receipts
+    found: list[wire.ReceiptRecord] = page.receipts
     return found
 
 

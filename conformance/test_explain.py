@@ -10,39 +10,37 @@ import pytest
 
 from asyncgate import Caller, Engine, Work
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import Gate, refused, settings_for_tests, under
+from asyncgate.conformance import harness
 from asyncgate.parts.extensions import engine_over
-from asyncgate.parts.model.settings import LedgerSettings, RateLimiting, RateLimits, SecuritySettings, Tier
-from asyncgate.parts.model.stored import Account, Outgoing
-from asyncgate.parts.model.wire import Offer
-from asyncgate.parts.model.wire_workers import CauseName, Explanation, NextCall
+from asyncgate.parts.model import settings, stored, wire, wire_workers
 from asyncgate.parts.operating.explain import CAUSES, MOST_AHEAD
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
-Ask = Callable[..., Awaitable[Explanation]]
+Ask = Callable[..., Awaitable[wire_workers.Explanation]]
 SETTINGS: dict[str, Any] = {
-    "instance_id": "asyncgate-1", "security": SecuritySettings(rate_limiting=RateLimiting(enabled=True)),
-    "rate_limits": RateLimits(free_tier=Tier(concurrent_leases=3, receipts_per_task=8))}
+    "instance_id": "asyncgate-1",
+    "security": settings.SecuritySettings(rate_limiting=settings.RateLimiting(enabled=True)),
+    "rate_limits": settings.RateLimits(free_tier=settings.Tier(concurrent_leases=3, receipts_per_task=8))}
 FIVE = r"5 min( \d+ s)?"
 IDLE = 200      # seconds after which a worker no longer counts as one that asks
 
 
 @pytest.fixture
-def gate(make_gate: Callable[..., Gate]) -> Gate:
+def gate(make_gate: Callable[..., harness.Gate]) -> harness.Gate:
     """A gate with limits."""
     return make_gate(**SETTINGS)
 
 
 @pytest.fixture
-async def ask(gate: Gate, backend_url: str) -> AsyncIterator[Ask]:
+async def ask(gate: harness.Gate, backend_url: str) -> AsyncIterator[Ask]:
     """Ask this process as the owner and as an admin, then another process; all must give the same causes."""
     backend: Any = gate.backend if backend_url == "memory:" else await open_backend(backend_url)
-    other = Gate(engine_over(backend, settings_for_tests(**SETTINGS)), gate.tenant_id)
+    other = harness.Gate(engine_over(backend, harness.settings_for_tests(**SETTINGS)), gate.tenant_id)
 
-    async def told(task_id: str) -> Explanation:
-        mine: Explanation = await gate.as_admin().explain_task(task_id=task_id)
+    async def told(task_id: str) -> wire_workers.Explanation:
+        mine: wire_workers.Explanation = await gate.as_admin().explain_task(task_id=task_id)
         await Upkeep(gate.engine).store_presences()
         if backend is not gate.backend:
             backend.skew = gate.backend.skew
@@ -58,18 +56,18 @@ async def ask(gate: Gate, backend_url: str) -> AsyncIterator[Ask]:
         await backend.close()
 
 
-def require_legal(call: NextCall) -> None:
+def require_legal(call: wire_workers.NextCall) -> None:
     """Fail if a call does not exist, or does not take what it is given."""
     op = OPERATIONS[call.operation]
     assert set(op.takes.needed) <= set(call.arguments) <= {*op.reader.fields}
 
 
-def names(told: Explanation) -> list[CauseName]:
+def names(told: wire_workers.Explanation) -> list[wire_workers.CauseName]:
     """Return the causes in order."""
     return [told.cause, *(cause.cause for cause in told.also)]
 
 
-async def change(gate: Gate, how: Callable[[Work], object], task_id: str | None = None) -> None:
+async def change(gate: harness.Gate, how: Callable[[Work], object], task_id: str | None = None) -> None:
     """Change stored rows as a test needs them."""
     def write(engine: Engine, work: Work, caller: Caller, ask: Any) -> None:
         how(work)
@@ -79,14 +77,14 @@ async def change(gate: Gate, how: Callable[[Work], object], task_id: str | None 
     await gate.engine.write(write, load, gate.engine.make_own_caller(gate.tenant_id), None)  # type: ignore[arg-type]
 
 
-async def post(gate: Gate, task_id: str, state: Any, reason: str | None = None) -> None:
+async def post(gate: harness.Gate, task_id: str, state: Any, reason: str | None = None) -> None:
     """Put the first receipt of a task into the outbox."""
     receipt = (await gate.receipts(task_id))[0]
-    row = Outgoing(receipt.receipt_id, task_id, "{}", gate.now() - 60, state, reason, 3)
+    row = stored.Outgoing(receipt.receipt_id, task_id, "{}", gate.now() - 60, state, reason, 3)
     await change(gate, lambda work: work.keep_record(row))
 
 
-async def lose(gate: Gate, offer: Offer) -> None:
+async def lose(gate: harness.Gate, offer: wire.Offer) -> None:
     """Let a lease run out without a sweep."""
     gate.skip(offer.expires_at.timestamp() - gate.now() + 1)
 
@@ -94,7 +92,7 @@ async def lose(gate: Gate, offer: Offer) -> None:
 # Under a lease.
 
 
-async def test_a_leased_task_names_its_worker_and_when_it_was_last_heard(gate: Gate, ask: Ask) -> None:
+async def test_a_leased_task_names_its_worker_and_when_it_was_last_heard(gate: harness.Gate, ask: Ask) -> None:
     offer = await gate.leased()
     gate.skip(20)
 
@@ -111,10 +109,10 @@ async def test_a_leased_task_names_its_worker_and_when_it_was_last_heard(gate: G
         "get_task", {"task_id": offer.task_id, "wait_seconds": 30})
 
 
-async def test_progress_and_other_calls_of_its_worker_are_signs_of_life(gate: Gate, ask: Ask) -> None:
+async def test_progress_and_other_calls_of_its_worker_are_signs_of_life(gate: harness.Gate, ask: Ask) -> None:
     offer = await gate.leased()
     gate.skip(20)
-    await gate.as_worker().report_progress(**under(offer), progress=1)
+    await gate.as_worker().report_progress(**harness.under(offer), progress=1)
 
     told = await ask(offer.task_id)
     assert told.summary.startswith("Worker w1 works on it;")
@@ -128,7 +126,7 @@ async def test_progress_and_other_calls_of_its_worker_are_signs_of_life(gate: Ga
     assert gate.now() - told.evidence.since.timestamp() < 10
 
 
-async def test_a_lease_that_ran_out_and_was_not_swept_is_overdue(gate: Gate, ask: Ask) -> None:
+async def test_a_lease_that_ran_out_and_was_not_swept_is_overdue(gate: harness.Gate, ask: Ask) -> None:
     offer = await gate.leased()
     await lose(gate, offer)
 
@@ -138,7 +136,7 @@ async def test_a_lease_that_ran_out_and_was_not_swept_is_overdue(gate: Gate, ask
     assert (told.evidence.since, told.evidence.instance_id) == (offer.expires_at, "asyncgate-1")
 
 
-async def test_how_the_last_sweep_went_is_told(gate: Gate) -> None:
+async def test_how_the_last_sweep_went_is_told(gate: harness.Gate) -> None:
     offer = await gate.leased()
     await lose(gate, offer)
     gate.engine.extend(upkeep := Upkeep(gate.engine))
@@ -150,13 +148,13 @@ async def test_how_the_last_sweep_went_is_told(gate: Gate) -> None:
     assert "its last sweep failed (DatabaseUnavailable)" in told.summary
 
 
-async def move_to(gate: Gate, task_id: str, instance: str) -> None:
+async def move_to(gate: harness.Gate, task_id: str, instance: str) -> None:
     """Let another gate look after a task."""
     await change(gate, lambda work: work.change_task(work.tasks[task_id], asyncgate_instance=instance), task_id)
 
 
 async def test_the_gate_of_a_leased_task_is_gone_and_this_one_takes_it_over_when_the_lease_ends(
-        gate: Gate, ask: Ask) -> None:
+        gate: harness.Gate, ask: Ask) -> None:
     offer = await gate.leased()
     await move_to(gate, offer.task_id, "asyncgate-9")
 
@@ -168,7 +166,7 @@ async def test_the_gate_of_a_leased_task_is_gone_and_this_one_takes_it_over_when
     assert "gate asyncgate-1 takes it over in" in gone.summary
 
 
-async def test_the_gate_is_gone_and_so_is_the_lease(gate: Gate, ask: Ask) -> None:
+async def test_the_gate_is_gone_and_so_is_the_lease(gate: harness.Gate, ask: Ask) -> None:
     offer = await gate.leased()
     await move_to(gate, offer.task_id, "asyncgate-9")
     await lose(gate, offer)
@@ -179,7 +177,7 @@ async def test_the_gate_is_gone_and_so_is_the_lease(gate: Gate, ask: Ask) -> Non
     assert told.summary.endswith("gate asyncgate-1 takes it over with its next sweep.")
 
 
-async def test_a_gate_that_serves_is_not_gone(gate: Gate, backend_url: str) -> None:
+async def test_a_gate_that_serves_is_not_gone(gate: harness.Gate, backend_url: str) -> None:
     if not backend_url.startswith("postgres"):
         pytest.skip("one process has this database for itself")
     offer = await gate.leased()
@@ -201,7 +199,7 @@ async def test_a_gate_that_serves_is_not_gone(gate: Gate, backend_url: str) -> N
 # Not to be offered.
 
 
-async def test_a_task_is_on_hold_after_it_was_lost_too_often(gate: Gate, ask: Ask) -> None:
+async def test_a_task_is_on_hold_after_it_was_lost_too_often(gate: harness.Gate, ask: Ask) -> None:
     task_id = await gate.create(max_expiries=2)
     for worker in ("w1", "w2"):
         offer = await gate.claim(worker)
@@ -216,7 +214,7 @@ async def test_a_task_is_on_hold_after_it_was_lost_too_often(gate: Gate, ask: As
     assert (told.next.operation, told.next.arguments) == ("release_hold", {"task_id": task_id})
 
 
-async def test_a_task_is_on_hold_because_one_worker_lost_it(gate: Gate) -> None:
+async def test_a_task_is_on_hold_because_one_worker_lost_it(gate: harness.Gate) -> None:
     offer = await gate.leased(max_expiries=1)
     await gate.lose(offer)
 
@@ -225,7 +223,7 @@ async def test_a_task_is_on_hold_because_one_worker_lost_it(gate: Gate) -> None:
     assert told.summary == "It is on hold: w1 lost its lease once; its limit is 1."
 
 
-async def test_a_task_is_on_hold_because_it_has_too_many_receipts(gate: Gate, ask: Ask) -> None:
+async def test_a_task_is_on_hold_because_it_has_too_many_receipts(gate: harness.Gate, ask: Ask) -> None:
     task_id = await gate.create(max_expiries=0)
     while (offer := await gate.claim()) is not None:
         await gate.lose(offer)
@@ -236,7 +234,7 @@ async def test_a_task_is_on_hold_because_it_has_too_many_receipts(gate: Gate, as
     assert "as many receipts as its tenant's quota allows" in told.summary
 
 
-async def test_a_caller_that_may_not_write_is_not_told_to(gate: Gate) -> None:
+async def test_a_caller_that_may_not_write_is_not_told_to(gate: harness.Gate) -> None:
     offer = await gate.leased(max_expiries=1)
     await gate.lose(offer)
     reader = gate.as_caller("agent", "ada", "agent", scopes=frozenset({"tasks:read"}))
@@ -248,7 +246,7 @@ async def test_a_caller_that_may_not_write_is_not_told_to(gate: Gate) -> None:
 
 @pytest.mark.parametrize("target", [
     {"type": "demo"}, {"type": "demo", "capabilities": ["gpu"]}, {"whole_tenant": True}, {"worker": "w1"}])
-async def test_what_does_the_task_is_paused(gate: Gate, ask: Ask, target: dict[str, Any]) -> None:
+async def test_what_does_the_task_is_paused(gate: harness.Gate, ask: Ask, target: dict[str, Any]) -> None:
     await gate.claim(capabilities=["gpu"])
     task_id = await gate.create(requirements={"capabilities": ["gpu"]})
     await gate.as_admin().pause_work(**target, reason="the model is down")
@@ -264,7 +262,7 @@ async def test_what_does_the_task_is_paused(gate: Gate, ask: Ask, target: dict[s
     assert names(await ask(task_id)) == ["claimable"]
 
 
-async def test_one_of_two_workers_is_paused_and_the_other_one_gets_the_task(gate: Gate, ask: Ask) -> None:
+async def test_one_of_two_workers_is_paused_and_the_other_one_gets_the_task(gate: harness.Gate, ask: Ask) -> None:
     for worker in ("w1", "w2"):
         await gate.claim(worker)
     task_id = await gate.create()
@@ -276,7 +274,7 @@ async def test_one_of_two_workers_is_paused_and_the_other_one_gets_the_task(gate
     assert [one.worker.id for one in told.evidence.workers or ()] == ["w2"]
 
 
-async def test_a_delayed_task_is_paused_too_and_one_of_another_type_is_not(gate: Gate, ask: Ask) -> None:
+async def test_a_delayed_task_is_paused_too_and_one_of_another_type_is_not(gate: harness.Gate, ask: Ask) -> None:
     await gate.claim()
     delayed, other = await gate.create(delay_seconds=60), await gate.create("other")
     await gate.as_admin().pause_work(type="demo")
@@ -285,10 +283,10 @@ async def test_a_delayed_task_is_paused_too_and_one_of_another_type_is_not(gate:
     assert names(await ask(other)) == ["claimable"]
 
 
-async def test_the_tenant_of_a_task_is_suspended(gate: Gate, ask: Ask) -> None:
+async def test_the_tenant_of_a_task_is_suspended(gate: harness.Gate, ask: Ask) -> None:
     task_id = await gate.create()
     await gate.claim(accept_types=["other"])
-    await change(gate, lambda work: work.keep_record(Account("theirs", 0.0, suspended_at=work.now - 300)))
+    await change(gate, lambda work: work.keep_record(stored.Account("theirs", 0.0, suspended_at=work.now - 300)))
 
     told = await ask(task_id)
 
@@ -299,7 +297,7 @@ async def test_the_tenant_of_a_task_is_suspended(gate: Gate, ask: Ask) -> None:
 # Its time has not come.
 
 
-async def test_a_task_was_created_to_begin_later(gate: Gate, ask: Ask) -> None:
+async def test_a_task_was_created_to_begin_later(gate: harness.Gate, ask: Ask) -> None:
     await gate.claim()
     task_id = await gate.create(delay_seconds=60)
 
@@ -309,9 +307,9 @@ async def test_a_task_was_created_to_begin_later(gate: Gate, ask: Ask) -> None:
     assert told.evidence.until == (await gate.task(task_id)).next_eligible_at
 
 
-async def test_a_failed_attempt_waits_before_the_next_one(gate: Gate, ask: Ask) -> None:
+async def test_a_failed_attempt_waits_before_the_next_one(gate: harness.Gate, ask: Ask) -> None:
     offer = await gate.leased(max_attempts=3, retry_backoff_seconds=600)
-    await gate.as_worker().fail(**under(offer), error={"message": "the page does not answer"}, retryable=True)
+    await gate.as_worker().fail(**harness.under(offer), error={"message": "the page does not answer"}, retryable=True)
 
     told = await ask(offer.task_id)
 
@@ -323,7 +321,7 @@ async def test_a_failed_attempt_waits_before_the_next_one(gate: Gate, ask: Ask) 
                         r"(10 min|9 min \d+ s)\.", told.summary)
 
 
-async def test_leases_that_ran_out_together_do_not_come_back_at_once(gate: Gate, ask: Ask) -> None:
+async def test_leases_that_ran_out_together_do_not_come_back_at_once(gate: harness.Gate, ask: Ask) -> None:
     offer = await gate.leased()
     await lose(gate, offer)
     await gate.sweep()
@@ -340,7 +338,7 @@ async def test_leases_that_ran_out_together_do_not_come_back_at_once(gate: Gate,
 # In the queue.
 
 
-async def test_the_tenant_has_all_the_leases_that_it_may_have(gate: Gate, ask: Ask) -> None:
+async def test_the_tenant_has_all_the_leases_that_it_may_have(gate: harness.Gate, ask: Ask) -> None:
     for _ in range(3):
         await gate.leased()
     task_id = await gate.create()
@@ -353,7 +351,7 @@ async def test_the_tenant_has_all_the_leases_that_it_may_have(gate: Gate, ask: A
     assert told.next.operation == "get_limits"
 
 
-async def test_no_worker_has_ever_asked(gate: Gate, ask: Ask) -> None:
+async def test_no_worker_has_ever_asked(gate: harness.Gate, ask: Ask) -> None:
     task_id = await gate.create()
 
     told = await ask(task_id)
@@ -363,7 +361,7 @@ async def test_no_worker_has_ever_asked(gate: Gate, ask: Ask) -> None:
     assert (told.next.operation, told.evidence.workers) == ("list_workers", [])
 
 
-async def test_those_who_ask_lack_a_capability(gate: Gate, ask: Ask) -> None:
+async def test_those_who_ask_lack_a_capability(gate: harness.Gate, ask: Ask) -> None:
     task_id = await gate.create(requirements={"capabilities": ["gpu", "web"]})
     await gate.claim("w1", capabilities=["web"])
     gate.skip(5)
@@ -381,7 +379,7 @@ async def test_those_who_ask_lack_a_capability(gate: Gate, ask: Ask) -> None:
     assert (agent.evidence, agent.next.operation) == (told.evidence, "get_task")
 
 
-async def test_those_who_ask_do_not_accept_the_type(gate: Gate, ask: Ask) -> None:
+async def test_those_who_ask_do_not_accept_the_type(gate: harness.Gate, ask: Ask) -> None:
     task_id = await gate.create("rare")
     await gate.claim(accept_types=["common"])
 
@@ -394,7 +392,7 @@ async def test_those_who_ask_do_not_accept_the_type(gate: Gate, ask: Ask) -> Non
     assert told.evidence.workers[0].accept_types == ["common"]
 
 
-async def test_those_who_ask_lack_the_type_and_capabilities(gate: Gate) -> None:
+async def test_those_who_ask_lack_the_type_and_capabilities(gate: harness.Gate) -> None:
     task_id = await gate.create("rare", requirements={"capabilities": ["gpu", "ocr"]})
     await gate.claim(accept_types=["common"])
 
@@ -404,7 +402,7 @@ async def test_those_who_ask_lack_the_type_and_capabilities(gate: Gate) -> None:
                             "ask take other types, and gpu and ocr are missing.")
 
 
-async def test_the_worker_that_could_do_it_no_longer_asks(gate: Gate, ask: Ask) -> None:
+async def test_the_worker_that_could_do_it_no_longer_asks(gate: harness.Gate, ask: Ask) -> None:
     await gate.claim(accept_types=["demo"])
     asked = gate.now()
     gate.skip(IDLE)
@@ -421,7 +419,7 @@ async def test_the_worker_that_could_do_it_no_longer_asks(gate: Gate, ask: Ask) 
                         r"w1\.", told.summary)
 
 
-async def test_a_stall_is_the_first_cause_while_the_leases_of_silent_workers_last(gate: Gate, ask: Ask) -> None:
+async def test_a_stall_is_the_first_cause_while_the_leases_of_silent_workers_last(gate: harness.Gate, ask: Ask) -> None:
     for worker in ("w1", "w2", "w3"):
         await gate.leased(worker, lease_ttl_seconds=3600)
     await gate.create()
@@ -443,7 +441,7 @@ async def test_a_stall_is_the_first_cause_while_the_leases_of_silent_workers_las
     [queue] = (await gate.as_admin().list_queues()).queues
     assert queue.workers == 1
 
-async def test_tasks_of_higher_priority_and_older_ones_come_first(gate: Gate, ask: Ask) -> None:
+async def test_tasks_of_higher_priority_and_older_ones_come_first(gate: harness.Gate, ask: Ask) -> None:
     await gate.claim()
     made = [await gate.create(priority=priority) for priority in (0, 5, 0, 1, 0)]
     await gate.create(priority=9, delay_seconds=60)
@@ -457,7 +455,7 @@ async def test_tasks_of_higher_priority_and_older_ones_come_first(gate: Gate, as
     assert names(await ask(made[1])) == ["claimable"]
 
 
-async def test_tasks_before_it_are_counted_up_to_a_bound(gate: Gate, ask: Ask) -> None:
+async def test_tasks_before_it_are_counted_up_to_a_bound(gate: harness.Gate, ask: Ask) -> None:
     await gate.claim()
     for _ in range(3):
         await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 400)
@@ -469,7 +467,7 @@ async def test_tasks_before_it_are_counted_up_to_a_bound(gate: Gate, ask: Ask) -
     assert told.summary.startswith("At least 1,000 tasks come before it")
 
 
-async def test_those_who_can_do_it_are_busy(gate: Gate, ask: Ask) -> None:
+async def test_those_who_can_do_it_are_busy(gate: harness.Gate, ask: Ask) -> None:
     for _ in range(2):
         await gate.leased(lease_ttl_seconds=None)
     gate.skip(IDLE)
@@ -484,7 +482,7 @@ async def test_those_who_can_do_it_are_busy(gate: Gate, ask: Ask) -> None:
                     r"leases; the last sign of life came ", told.summary)
 
 
-async def test_nothing_keeps_a_task_that_the_next_claim_gets(gate: Gate, ask: Ask) -> None:
+async def test_nothing_keeps_a_task_that_the_next_claim_gets(gate: harness.Gate, ask: Ask) -> None:
     await gate.claim()
     task_id = await gate.create()
 
@@ -498,9 +496,9 @@ async def test_nothing_keeps_a_task_that_the_next_claim_gets(gate: Gate, ask: As
 # After its end.
 
 
-async def test_a_success_that_nobody_can_find_is_still_owed(gate: Gate, ask: Ask) -> None:
+async def test_a_success_that_nobody_can_find_is_still_owed(gate: harness.Gate, ask: Ask) -> None:
     offer = await gate.leased()
-    await gate.as_worker().complete(**under(offer), result={"ok": True})
+    await gate.as_worker().complete(**harness.under(offer), result={"ok": True})
 
     told = await ask(offer.task_id)
 
@@ -510,9 +508,9 @@ async def test_a_success_that_nobody_can_find_is_still_owed(gate: Gate, ask: Ask
     assert names(await ask(offer.task_id)) == ["ended"]
 
 
-async def test_a_success_whose_result_is_known_is_over(gate: Gate, ask: Ask) -> None:
+async def test_a_success_whose_result_is_known_is_over(gate: harness.Gate, ask: Ask) -> None:
     offer = await gate.leased()
-    await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "file:///out"}])
+    await gate.as_worker().complete(**harness.under(offer), artifacts=[{"uri": "file:///out"}])
     gate.skip(300)
 
     told = await ask(offer.task_id)
@@ -531,12 +529,12 @@ LONG_ERROR = f"line one\nline two {'x' * 300}"
     (LONG_ERROR, f"line one line two {'x' * 181}…", LONG_ERROR),
     (None, "no error was given", None)], ids=["message", "no message", "long", "nothing"])
 async def test_a_failed_task_says_after_how_many_attempts_and_why(
-        gate: Gate, error: Any, said: str, reason: str | None) -> None:
+        gate: harness.Gate, error: Any, said: str, reason: str | None) -> None:
     task_id = await gate.create(max_attempts=2, retry_backoff_seconds=0)
     for _ in range(2):
         offer = await gate.claim()
         assert offer is not None
-        await gate.as_worker().fail(**under(offer), error=error, retryable=True)
+        await gate.as_worker().fail(**harness.under(offer), error=error, retryable=True)
     gate.skip(300)
 
     told = await gate.as_agent().explain_task(task_id=task_id)
@@ -549,9 +547,10 @@ async def test_a_failed_task_says_after_how_many_attempts_and_why(
 
 @pytest.mark.parametrize(("most", "said"), [
     (1, "after its only attempt: no."), (3, "after 1 of 3 attempts; its worker asked for no other attempt: no.")])
-async def test_a_task_that_failed_at_once_says_why_there_was_no_other_attempt(gate: Gate, most: int, said: str) -> None:
+async def test_a_task_that_failed_at_once_says_why_there_was_no_other_attempt(gate: harness.Gate, most: int,
+                                                                              said: str) -> None:
     offer = await gate.leased(max_attempts=most)
-    await gate.as_worker().fail(**under(offer), error="no")
+    await gate.as_worker().fail(**harness.under(offer), error="no")
 
     told = await gate.as_agent().explain_task(task_id=offer.task_id)
 
@@ -561,7 +560,7 @@ async def test_a_task_that_failed_at_once_says_why_there_was_no_other_attempt(ga
 @pytest.mark.parametrize(("reason", "said"), [
     ("asked twice", ": asked twice."), (None, "; no reason was given.")], ids=["a reason", "no reason"])
 async def test_a_canceled_task_says_who_canceled_it_and_why(
-        gate: Gate, ask: Ask, reason: str | None, said: str) -> None:
+        gate: harness.Gate, ask: Ask, reason: str | None, said: str) -> None:
     task_id = await gate.create()
     await gate.as_admin().cancel_task(task_id=task_id, reason=reason)
     gate.skip(300)
@@ -577,13 +576,13 @@ async def test_a_canceled_task_says_who_canceled_it_and_why(
 
 
 @pytest.fixture
-def beside_ledger(gate: Gate) -> Gate:
+def beside_ledger(gate: harness.Gate) -> harness.Gate:
     """The same tenant through a gate that has a ledger."""
     return gate.beside(**{**SETTINGS, "receipt_mode": "memorygate_integrated",
-                          "ledger": LedgerSettings(url="http://127.0.0.1:1/")})
+                          "ledger": settings.LedgerSettings(url="http://127.0.0.1:1/")})
 
 
-async def test_the_ledger_has_refused_a_receipt(gate: Gate, beside_ledger: Gate) -> None:
+async def test_the_ledger_has_refused_a_receipt(gate: harness.Gate, beside_ledger: harness.Gate) -> None:
     offer = await gate.finished()
     await post(gate, offer.task_id, "parked", "no such tenant")
 
@@ -595,7 +594,7 @@ async def test_the_ledger_has_refused_a_receipt(gate: Gate, beside_ledger: Gate)
                             "operator offers it again.")
 
 
-async def test_a_receipt_waits_for_the_ledger(gate: Gate, beside_ledger: Gate) -> None:
+async def test_a_receipt_waits_for_the_ledger(gate: harness.Gate, beside_ledger: harness.Gate) -> None:
     offer = await gate.leased()
     await post(gate, offer.task_id, "waiting")
 
@@ -609,14 +608,14 @@ async def test_a_receipt_waits_for_the_ledger(gate: Gate, beside_ledger: Gate) -
 # Several at once.
 
 
-async def test_a_delayed_task_that_nobody_could_do_either(gate: Gate, ask: Ask) -> None:
+async def test_a_delayed_task_that_nobody_could_do_either(gate: harness.Gate, ask: Ask) -> None:
     await gate.claim(accept_types=["other"])
     task_id = await gate.create(delay_seconds=60)
 
     assert names(await ask(task_id)) == ["delay", "no_worker"]
 
 
-async def test_busy_workers_and_a_queue(gate: Gate, ask: Ask) -> None:
+async def test_busy_workers_and_a_queue(gate: harness.Gate, ask: Ask) -> None:
     await gate.leased()
     gate.skip(IDLE)
     await gate.as_worker().list_leases()
@@ -626,7 +625,7 @@ async def test_busy_workers_and_a_queue(gate: Gate, ask: Ask) -> None:
     assert names(await ask(task_id)) == ["workers_busy", "behind"]
 
 
-async def test_a_full_tenant_and_a_queue(gate: Gate, ask: Ask) -> None:
+async def test_a_full_tenant_and_a_queue(gate: harness.Gate, ask: Ask) -> None:
     for _ in range(3):
         await gate.leased()
     await gate.create()
@@ -635,9 +634,9 @@ async def test_a_full_tenant_and_a_queue(gate: Gate, ask: Ask) -> None:
     assert names(await ask(task_id)) == ["lease_quota", "behind"]
 
 
-async def test_a_success_that_is_owed_and_waits_for_the_ledger(gate: Gate, beside_ledger: Gate) -> None:
+async def test_a_success_that_is_owed_and_waits_for_the_ledger(gate: harness.Gate, beside_ledger: harness.Gate) -> None:
     offer = await gate.leased()
-    await gate.as_worker().complete(**under(offer), result={"ok": True})
+    await gate.as_worker().complete(**harness.under(offer), result={"ok": True})
     await post(gate, offer.task_id, "waiting")
 
     assert names(await beside_ledger.as_admin().explain_task(task_id=offer.task_id)) == ["owed", "ledger_waiting"]
@@ -646,18 +645,18 @@ async def test_a_success_that_is_owed_and_waits_for_the_ledger(gate: Gate, besid
 # Who may ask.
 
 
-async def test_only_the_owner_and_admins_of_the_tenant_may_ask(gate: Gate) -> None:
+async def test_only_the_owner_and_admins_of_the_tenant_may_ask(gate: harness.Gate) -> None:
     task_id = await gate.create()
 
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await gate.as_agent("bob").explain_task(task_id=task_id)
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await gate.as_worker().explain_task(task_id=task_id)
-    with refused("task_not_found"):
+    with harness.refused("task_not_found"):
         await gate.stranger().as_admin().explain_task(task_id=task_id)
 
 
-async def test_asking_changes_nothing(gate: Gate) -> None:
+async def test_asking_changes_nothing(gate: harness.Gate) -> None:
     offer = await gate.leased()
 
     async with gate.unchanged():
@@ -665,4 +664,4 @@ async def test_asking_changes_nothing(gate: Gate) -> None:
 
 
 def test_each_cause_has_one_function() -> None:
-    assert len(CAUSES) == len(CauseName.__args__)   # type: ignore[attr-defined]
+    assert len(CAUSES) == len(wire_workers.CauseName.__args__)   # type: ignore[attr-defined]

@@ -14,49 +14,36 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate import SCOPES, Needs, Work
-from asyncgate.conformance.harness import Gate, View, refused, under
+from asyncgate.conformance import harness
+from asyncgate.parts.model import queries, stored, stored_oauth, wire_privacy
 from asyncgate.parts.model.cards import CARDS, Form, list_columns
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings
-from asyncgate.parts.model.stored import (
-    RECORDS,
-    TABLES,
-    Archived,
-    Audit,
-    AuditHead,
-    Lease,
-    Receipt,
-    Seal,
-    SealHead,
-    Usage,
-)
-from asyncgate.parts.model.stored_oauth import Consent, Grant, Revocation, SignInLink, User
-from asyncgate.parts.model.wire_privacy import ExportPage
 from asyncgate.parts.privacy.export import PAGE_BYTES
 from asyncgate.parts.privacy.rows import TABLE_OF_KIND, list_proofs
 from asyncgate.parts.privacy.subjects import may_name
 
 pytestmark = pytest.mark.anyio
 # Rows of these come from what a gate does, because a database or a rule checks them.
-MADE = {Archived, AuditHead, Seal, SealHead, Usage}
+MADE = {stored.Archived, stored.AuditHead, stored.Seal, stored.SealHead, stored.Usage}
 Exported = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture
-def gate(make_gate: Callable[..., Gate], tmp_path: Path) -> Gate:
+def gate(make_gate: Callable[..., harness.Gate], tmp_path: Path) -> harness.Gate:
     """Return the gate of the default tenant, with an archive."""
     made = make_gate()
     return made.beside(default_tenant_id=made.tenant_id, archive=ArchiveSettings(directory=str(tmp_path / "archive")))
 
 
-async def nothing(page: ExportPage) -> None:
+async def nothing(page: wire_privacy.ExportPage) -> None:
     """Let nothing happen between two pages."""
 
 
-async def export(view: View, operation: str = "export_tenant",
-                 between: Callable[[ExportPage], Awaitable[None]] = nothing, **ask: Any) -> tuple[Exported, bytes]:
+async def export(view: harness.View, operation: str = "export_tenant",
+                 between: Callable[[wire_privacy.ExportPage], Awaitable[None]] = nothing, **ask: Any) -> tuple[Exported,
+                                                                                                               bytes]:
     """Export everything; return the rows by kind, and all text that came, with what the cursors hold."""
     found: Exported = {}
     text, cursor = b"", None
@@ -87,7 +74,7 @@ def make_row(table: type[Struct], mark: str, tenant: str, now: float) -> Struct:
         literal = type if get_origin(type) is Literal else next((k for k in kinds if get_origin(k) is Literal), None)
         if name == "tenant":
             return tenant
-        if (table, name) == (Revocation, "subject"):
+        if (table, name) == (stored_oauth.Revocation, "subject"):
             return f"{tenant} {mark}"       # of a token
         if literal is not None:
             return get_args(literal)[0]
@@ -99,7 +86,7 @@ def make_row(table: type[Struct], mark: str, tenant: str, now: float) -> Struct:
     return table(**{name: fill(name, hint) for name, hint in get_type_hints(table).items()})
 
 
-async def plant(gate: Gate, mark: str, tenant: str, tables: set[type[Struct]]) -> list[Struct]:
+async def plant(gate: harness.Gate, mark: str, tenant: str, tables: set[type[Struct]]) -> list[Struct]:
     """Store a row of each table, as they are for a tenant."""
     past = round(gate.now()) - 1        # an erasure since an export began would end it
     rows = [make_row(table, mark, tenant, past) for table in sorted(tables, key=lambda one: one.__name__)]
@@ -111,35 +98,35 @@ async def plant(gate: Gate, mark: str, tenant: str, tables: set[type[Struct]]) -
     return rows
 
 
-async def let_all_happen(gate: Gate, mark: str) -> None:
+async def let_all_happen(gate: harness.Gate, mark: str) -> None:
     """Let a gate store a row of each kind that only it may store."""
     await gate.finished(payload={"text": mark})
     await gate.as_admin().seal_receipts()
     gate.skip(31 * DAY_SECONDS)
     assert (await gate.as_admin().run_archive()).receipts
-    assert await gate.backend.page(gate.tenant_id, Rows(Archived))
+    assert await gate.backend.page(gate.tenant_id, queries.Rows(stored.Archived))
     offer = await gate.leased(payload=mark)
-    await gate.as_worker().report_progress(**under(offer), progress=mark)
+    await gate.as_worker().report_progress(**harness.under(offer), progress=mark)
     await gate.create(type="delayed", delay_seconds=3600)
     shown = await gate.as_admin().preview_bulk(action="prioritize", priority=5, type="delayed")     # writes an event
     await gate.as_admin().run_bulk(confirmation=shown.confirmation)
 
 
-async def fill(gate: Gate, mark: str, *, directory: Gate | None = None) -> list[Struct]:
+async def fill(gate: harness.Gate, mark: str, *, directory: harness.Gate | None = None) -> list[Struct]:
     """Store rows of all kinds, with a marker in each text; return those that were made up."""
     await let_all_happen(gate, mark)
-    made_up = {*RECORDS} - MADE
+    made_up = {*stored.RECORDS} - MADE
     of_operator = {kind for kind in made_up if CARDS[kind].of_operator}
     return [*await plant(gate, mark, gate.tenant_id, made_up - of_operator),
             *await plant(directory or gate, mark, gate.tenant_id, of_operator)]
 
 
-async def test_every_field_of_every_kind_is_exported_and_no_proof(gate: Gate) -> None:
+async def test_every_field_of_every_kind_is_exported_and_no_proof(gate: harness.Gate) -> None:
     planted = await fill(gate, "ours")
 
     found, text = await export(gate.as_admin())
 
-    assert {*found} == {*TABLES.values()}
+    assert {*found} == {*stored.TABLES.values()}
     for kind, rows in found.items():
         shown = [name for name in TABLE_OF_KIND[kind].__struct_fields__ if name not in list_proofs(TABLE_OF_KIND[kind])]
         assert rows or kind == "usage", kind        # usage is kept where limits are enforced
@@ -152,8 +139,8 @@ async def test_every_field_of_every_kind_is_exported_and_no_proof(gate: Gate) ->
     assert all(row["receipt"]["body"] for row in found["archived"])
 
 
-async def test_an_export_has_nothing_of_another_tenant(gate: Gate) -> None:
-    there = Gate(gate.engine, gate.stranger().tenant_id)
+async def test_an_export_has_nothing_of_another_tenant(gate: harness.Gate) -> None:
+    there = harness.Gate(gate.engine, gate.stranger().tenant_id)
     await fill(gate, "ours")
     await fill(there, "theirs", directory=gate)
 
@@ -163,13 +150,13 @@ async def test_an_export_has_nothing_of_another_tenant(gate: Gate) -> None:
     assert (b"ours" in ours, b"theirs" in ours) == (True, False)
     assert (b"theirs" in theirs, b"ours" in theirs) == (True, False)
     assert (await export(gate.as_admin(), tenant=there.tenant_id))[0]["oauth_users"] != []     # by the operator
-    with refused("tenant_not_found"):
+    with harness.refused("tenant_not_found"):
         await there.as_admin().export_tenant(tenant=gate.tenant_id)
-    with refused("tenant_not_found"):
+    with harness.refused("tenant_not_found"):
         await gate.as_admin().export_tenant(tenant="00000000-0000-4000-8000-00000000dead")
 
 
-async def test_pages_of_any_size_have_the_same_rows(gate: Gate) -> None:
+async def test_pages_of_any_size_have_the_same_rows(gate: harness.Gate) -> None:
     await fill(gate, "ours")
 
     whole, _ = await export(gate.as_admin())
@@ -182,20 +169,20 @@ async def test_pages_of_any_size_have_the_same_rows(gate: Gate) -> None:
 
 @pytest.mark.parametrize("moves", [{1}, {2}, {0, 1}, {1, 2}, {0, 3}, {*range(9)}], ids=str)
 async def test_no_receipt_is_missed_that_comes_back_from_the_archive_or_goes_there_between_two_pages(
-        gate: Gate, moves: set[int]) -> None:
+        gate: harness.Gate, moves: set[int]) -> None:
     admin = gate.as_admin()
     task_id = (await gate.finished()).task_id
     gate.skip(31 * DAY_SECONDS)
     await gate.finished()       # young: it stays
-    stored = {row.receipt_id for row in await gate.backend.page(gate.tenant_id, Rows(Receipt))}
+    written = {row.receipt_id for row in await gate.backend.page(gate.tenant_id, queries.Rows(stored.Receipt))}
     await admin.run_archive()
     number, moved = count(), set[int]()
 
-    async def move(page: ExportPage) -> None:
+    async def move(page: wire_privacy.ExportPage) -> None:
         if page.kind not in ("receipts", "archived") or (now := next(number)) not in moves:
             return
         moved.add(now)
-        if await gate.backend.page(gate.tenant_id, Rows(Archived)):
+        if await gate.backend.page(gate.tenant_id, queries.Rows(stored.Archived)):
             await admin.restore_archive(task_id=task_id)
         else:
             assert (await admin.run_archive()).receipts
@@ -203,11 +190,11 @@ async def test_no_receipt_is_missed_that_comes_back_from_the_archive_or_goes_the
     found, _ = await export(admin, between=move, limit=3)
 
     assert moved == moves
-    assert {row["receipt_id"] for row in (*found["receipts"], *found["archived"])} == stored
+    assert {row["receipt_id"] for row in (*found["receipts"], *found["archived"])} == written
     assert len(found["receipts"]) == len({row["receipt_id"] for row in found["receipts"]})
 
 
-async def test_a_page_ends_when_it_is_large(gate: Gate) -> None:
+async def test_a_page_ends_when_it_is_large(gate: harness.Gate) -> None:
     for _ in range(6):
         await gate.create(payload="x" * (PAGE_BYTES // 5))
 
@@ -217,18 +204,18 @@ async def test_a_page_ends_when_it_is_large(gate: Gate) -> None:
     assert len((await gate.as_admin().export_tenant(cursor=page.next_cursor)).rows) == 1
 
 
-async def test_one_audit_line_says_that_an_export_began(gate: Gate) -> None:
+async def test_one_audit_line_says_that_an_export_began(gate: harness.Gate) -> None:
     await gate.create()
 
     await export(gate.as_admin(), limit=1)
     await export(gate.as_admin(), "export_principal", principal_id="ada", limit=1)
 
-    lines: list[Audit] = await gate.backend.page(gate.tenant_id, Rows(Audit))
+    lines: list[stored.Audit] = await gate.backend.page(gate.tenant_id, queries.Rows(stored.Audit))
     assert [line.event for line in lines] == ["tenant_export_begun", "principal_export_begun"]
     assert '"about":"agent ada"' in lines[1].body
 
 
-async def test_a_cursor_is_good_for_its_export_and_seven_days(gate: Gate) -> None:
+async def test_a_cursor_is_good_for_its_export_and_seven_days(gate: harness.Gate) -> None:
     admin = gate.as_admin()
     first = await admin.export_tenant()
     of_ada = await admin.export_principal(principal_id="ada")
@@ -236,19 +223,19 @@ async def test_a_cursor_is_good_for_its_export_and_seven_days(gate: Gate) -> Non
     for operation, ask in (("export_principal", {"principal_id": "bob", "cursor": of_ada.next_cursor}),
                            ("export_principal", {"principal_id": "ada", "cursor": first.next_cursor}),
                            ("export_tenant", {"cursor": of_ada.next_cursor})):
-        with refused("invalid_cursor"):
+        with harness.refused("invalid_cursor"):
             await getattr(admin, operation)(**ask)
     gate.skip(7 * DAY_SECONDS - 60)
     assert (await admin.export_tenant(cursor=first.next_cursor)).kind == "leases"
     gate.skip(120)
-    with refused("invalid_cursor"):
+    with harness.refused("invalid_cursor"):
         await admin.export_tenant(cursor=first.next_cursor)
 
 
 # Principals.
 
 
-async def test_an_export_does_not_go_on_after_an_erasure(gate: Gate) -> None:
+async def test_an_export_does_not_go_on_after_an_erasure(gate: harness.Gate) -> None:
     """What was read before may have what the erasure has taken away."""
     await gate.finished()
     admin = gate.as_admin()
@@ -257,16 +244,16 @@ async def test_an_export_does_not_go_on_after_an_erasure(gate: Gate) -> None:
 
     await admin.erase_principal(principal_kind="agent", principal_id="ada", confirm="ada")
 
-    with refused("invalid_cursor"):
+    with harness.refused("invalid_cursor"):
         await admin.export_tenant(limit=1, cursor=page.next_cursor)
     await gate.wait(1.0)
     exported, _ = await export(admin, limit=1)
     assert exported["erasures"]
 
 
-async def test_a_principal_is_exported_with_its_tasks_and_all_that_belongs_to_them(gate: Gate) -> None:
+async def test_a_principal_is_exported_with_its_tasks_and_all_that_belongs_to_them(gate: harness.Gate) -> None:
     offer = await gate.leased("w1", payload="hers")
-    await gate.as_worker("w1").report_progress(**under(offer), progress="half")
+    await gate.as_worker("w1").report_progress(**harness.under(offer), progress="half")
     await gate.as_agent("ada").bootstrap()
     bobs = await gate.create(by="bob", payload="his")
     await gate.as_admin().issue_key(name="k", principal_id="ada")
@@ -287,16 +274,17 @@ async def test_a_principal_is_exported_with_its_tasks_and_all_that_belongs_to_th
     assert not any(human[kind] for kind in human if kind != "audit")
     assert bobs.encode() not in text
     assert b"hash" not in b"".join(map(encode_json, ada["api_keys"]))
-    assert {*ada} == {TABLES[table] for table in TABLES if may_name(table)}
+    assert {*ada} == {stored.TABLES[table] for table in stored.TABLES if may_name(table)}
 
 
 @pytest.mark.parametrize("limit", [1, 7, 1000])
 async def test_the_tasks_of_a_worker_are_found_among_those_of_others_in_pages_of_any_size(
-        gate: Gate, limit: int) -> None:
+        gate: harness.Gate, limit: int) -> None:
     tasks = [await gate.create(by="ada" if number % 5 else "bob") for number in range(40)]
     for number in range(30):
         assert await gate.claim(f"w{number % 3}")
-    leases = [row for row in await gate.backend.page(gate.tenant_id, Rows(Lease)) if row.worker_id == "w1"]
+    leases = [row for row in await gate.backend.page(gate.tenant_id, queries.Rows(stored.Lease)) if row.worker_id
+              == "w1"]
 
     ask: dict[str, Any] = {"principal_kind": "worker", "principal_id": "w1", "limit": limit}
     w1, _ = await export(gate.as_admin(), "export_principal", **ask)
@@ -307,20 +295,23 @@ async def test_the_tasks_of_a_worker_are_found_among_those_of_others_in_pages_of
     assert {row["task_id"] for row in bob["leases"]} < {*tasks[::5]}
 
 
-async def test_a_principal_is_exported_with_the_people_who_act_as_it(gate: Gate) -> None:
-    there = Gate(gate.engine, gate.stranger().tenant_id)
+async def test_a_principal_is_exported_with_the_people_who_act_as_it(gate: harness.Gate) -> None:
+    there = harness.Gate(gate.engine, gate.stranger().tenant_id)
     for tenant, mark in ((gate, "ours"), (there, "theirs")):
-        await plant(gate, mark, tenant.tenant_id, {User, Consent, Grant, SignInLink})
+        await plant(gate, mark, tenant.tenant_id,
+                    {stored_oauth.User, stored_oauth.Consent, stored_oauth.Grant, stored_oauth.SignInLink})
 
     def name(work: Work) -> None:
         for mark in ("ours", "theirs"):
-            for table, key in ((User, (f"{mark} user_id",)), (Grant, (f"{mark} Grant.grant_id",)),
-                               (SignInLink, (f"{mark} SignInLink.link_hash",))):
+            for table, key in ((stored_oauth.User, (f"{mark} user_id",)),
+                               (stored_oauth.Grant, (f"{mark} Grant.grant_id",)),
+                               (stored_oauth.SignInLink, (f"{mark} SignInLink.link_hash",))):
                 row: Any = work.find_record(table, *key)
                 work.keep_record(replace(row, principal_kind="human", principal_id="ada"))
     await gate.backend.transact(gate.tenant_id, Needs(records={
         (table, (f"{mark} {key}",)) for mark in ("ours", "theirs") for table, key in (
-            (User, "user_id"), (Grant, "Grant.grant_id"), (SignInLink, "SignInLink.link_hash"))}), name)
+            (stored_oauth.User, "user_id"), (stored_oauth.Grant, "Grant.grant_id"),
+            (stored_oauth.SignInLink, "SignInLink.link_hash"))}), name)
 
     ada, text = await export(gate.as_admin(), "export_principal", principal_kind="human", principal_id="ada")
     agent, _ = await export(gate.as_admin(), "export_principal", principal_kind="agent", principal_id="ada")
@@ -330,18 +321,18 @@ async def test_a_principal_is_exported_with_the_people_who_act_as_it(gate: Gate)
     assert b"theirs" not in text
 
 
-async def test_who_has_the_scope_exports_itself_and_an_admin_anybody(gate: Gate) -> None:
+async def test_who_has_the_scope_exports_itself_and_an_admin_anybody(gate: harness.Gate) -> None:
     await gate.create(by="ada")
     reader = gate.as_caller("agent", "ada", "agent", scopes=frozenset({"admin:read"}))
 
     own, _ = await export(reader, "export_principal")
 
     assert len(own["tasks"]) == 1
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await reader.export_principal(principal_id="bob")
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await reader.export_tenant()
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await gate.as_caller("agent", "ada", "agent", scopes=SCOPES - {"admin:read", "admin:write"}).export_principal()
-    with refused("tenant_not_found"):
+    with harness.refused("tenant_not_found"):
         await reader.export_principal(tenant="00000000-0000-4000-8000-00000000dead")

@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.conformance.harness import Gate, body, under
-from asyncgate.parts.model.wire import Offer
+from asyncgate.parts.model import wire
 
 pytestmark = pytest.mark.anyio
 
 
-async def failed(gate: Gate, offer: Offer, **more: Any) -> float:
+async def failed(gate: Gate, offer: wire.Offer, **more: Any) -> float:
     """Fail a retryable attempt; return the seconds until the retry."""
     answer = await gate.as_worker().fail(**under(offer, error={"why": "x"}, retryable=True, **more))
     task = await gate.task(offer.task_id)

@@ -8,7 +8,7 @@ import pytest
 
 from asyncgate import RECEIPT_TYPES, TERMINATES
 from asyncgate.conformance.harness import Gate, refused, under
-from asyncgate.parts.model.stored import Receipt
+from asyncgate.parts.model import stored
 from asyncgate.parts.receipts.may import MAY, broken_rule, discharges
 
 pytestmark = pytest.mark.anyio
@@ -100,9 +100,10 @@ async def test_an_old_deletion_does_not_drop_a_schedule_that_has_its_id_now(gate
 
 
 def made(type: str, id: str = "r", *, task: str = "t", schedule: str | None = None,
-         parents: tuple[str, ...] = ()) -> Receipt:
+         parents: tuple[str, ...] = ()) -> stored.Receipt:
     """Make a receipt."""
-    return Receipt(id, "", type, 0.0, "worker", "w", "agent", "ada", task, None, schedule, "", "", "", parents=parents)
+    return stored.Receipt(id, "", type, 0.0, "worker", "w", "agent", "ada", task, None, schedule, "", "", "",
+                          parents=parents)
 
 
 def test_what_each_way_may_state_and_discharge_is_in_the_table() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate.conformance.harness import NEEDED, Gate, body, refused, under
+from asyncgate.conformance import harness
 
 pytestmark = pytest.mark.anyio
 
@@ -16,22 +16,23 @@ MB, WIDEST = 2**20, 2**53 - 1
 
 
 @pytest.mark.parametrize(("size", "fits"), [(MB, True), (MB + 1, False)])
-async def test_a_payload_may_be_a_megabyte(gate: Gate, size: int, fits: bool) -> None:
+async def test_a_payload_may_be_a_megabyte(gate: harness.Gate, size: int, fits: bool) -> None:
     if fits:
         task_id = await gate.create(payload="x" * (size - 2))
         assert len(bytes((await gate.task(task_id)).payload)) == size
-        assert body(await gate.receipt(task_id, "task.assigned"))["payload_bytes"] == size
+        assert harness.body(await gate.receipt(task_id, "task.assigned"))["payload_bytes"] == size
     else:
         async with gate.unchanged():
-            with refused("payload_too_large"):
+            with harness.refused("payload_too_large"):
                 await gate.create(payload="x" * (size - 2))
 
 
 @pytest.mark.parametrize(("verb", "field"), [("complete", "result"), ("fail", "error")])
 @pytest.mark.parametrize(("size", "fits"), [(MB, True), (MB + 1, False)])
-async def test_a_result_or_an_error_may_be_a_megabyte(gate: Gate, verb: str, field: str, size: int, fits: bool) -> None:
+async def test_a_result_or_an_error_may_be_a_megabyte(gate: harness.Gate, verb: str, field: str, size: int,
+                                                      fits: bool) -> None:
     offer = await gate.leased()
-    ask = under(offer, **{field: "x" * (size - 2)})
+    ask = harness.under(offer, **{field: "x" * (size - 2)})
 
     if fits:
         assert (await getattr(gate.as_worker(), verb)(**ask)).ok
@@ -39,7 +40,7 @@ async def test_a_result_or_an_error_may_be_a_megabyte(gate: Gate, verb: str, fie
         assert len(bytes(getattr(outcome, field))) == size
     else:
         async with gate.unchanged():
-            with refused("payload_too_large"):
+            with harness.refused("payload_too_large"):
                 await getattr(gate.as_worker(), verb)(**ask)
 
 
@@ -56,9 +57,9 @@ async def test_a_result_or_an_error_may_be_a_megabyte(gate: Gate, verb: str, fie
     {"timeouts": {"deadline": "tomorrow"}},
     {"timeouts": {"deadline": "2030-01-01T00:00:00"}}, {"result_delivery": 7}, {"task_summary": 7},
     {"principal_kind": "wizard", "principal_id": "x"}], ids=lambda wrong: str(wrong)[:50])
-async def test_a_task_that_makes_no_sense_is_refused(gate: Gate, wrong: dict[str, Any]) -> None:
+async def test_a_task_that_makes_no_sense_is_refused(gate: harness.Gate, wrong: dict[str, Any]) -> None:
     async with gate.unchanged():
-        with refused("invalid_request"):
+        with harness.refused("invalid_request"):
             await gate.as_agent().create_task(**{"type": "demo", "payload": None, **wrong})
 
 
@@ -68,7 +69,7 @@ async def test_a_task_that_makes_no_sense_is_refused(gate: Gate, wrong: dict[str
     {"retry_backoff_seconds": 0}, {"max_expiries": 0}, {"idempotency_key": "k" * 200},
     {"requirements": {"capabilities": [f"{n:0100}" for n in range(64)]}}, {"requirements": {}},
     {"timeouts": {"lease_ttl_seconds": 10**9}}], ids=lambda right: str(right)[:50])
-async def test_a_task_at_the_limit_is_taken(gate: Gate, right: dict[str, Any]) -> None:
+async def test_a_task_at_the_limit_is_taken(gate: harness.Gate, right: dict[str, Any]) -> None:
     made = await gate.as_agent().create_task(**{"type": "demo", "payload": None, **right})
 
     task = await gate.task(made.task_id)
@@ -78,7 +79,7 @@ async def test_a_task_at_the_limit_is_taken(gate: Gate, right: dict[str, Any]) -
                 msgspec.to_builtins(kept) | value if isinstance(value, dict) else kept) == value
 
 
-async def test_the_widest_priorities_are_ordered_exactly(gate: Gate) -> None:
+async def test_the_widest_priorities_are_ordered_exactly(gate: harness.Gate) -> None:
     low, high = await gate.create(priority=WIDEST - 1), await gate.create(priority=WIDEST)
 
     assert [offer.task_id for offer in (await gate.as_worker().lease_next(max_tasks=2)).tasks] == [high, low]
@@ -87,50 +88,51 @@ async def test_the_widest_priorities_are_ordered_exactly(gate: Gate) -> None:
 @pytest.mark.one_store
 @pytest.mark.parametrize("missing", ["task_id", "lease_id"])
 @pytest.mark.parametrize("verb", ["start_task", "report_progress", "complete", "fail", "release_lease"])
-async def test_a_verb_that_does_not_say_which_lease_is_refused(gate: Gate, verb: str, missing: str) -> None:
+async def test_a_verb_that_does_not_say_which_lease_is_refused(gate: harness.Gate, verb: str, missing: str) -> None:
     offer = await gate.leased()
-    ask = under(offer)
+    ask = harness.under(offer)
     del ask[missing]
 
     async with gate.unchanged():
-        with refused("invalid_request"):
-            await getattr(gate.as_worker(), verb)(**NEEDED.get(verb, {}), **ask)
+        with harness.refused("invalid_request"):
+            await getattr(gate.as_worker(), verb)(**harness.NEEDED.get(verb, {}), **ask)
 
 
 @pytest.mark.parametrize("fence", [1.5, "1", WIDEST + 1])
-async def test_a_fence_is_an_integer(gate: Gate, fence: Any) -> None:
+async def test_a_fence_is_an_integer(gate: harness.Gate, fence: Any) -> None:
     offer = await gate.leased()
 
-    with refused("invalid_request"):
-        await gate.as_worker().complete(**under(offer, fence=fence))
+    with harness.refused("invalid_request"):
+        await gate.as_worker().complete(**harness.under(offer, fence=fence))
 
 
 @pytest.mark.parametrize("wait", [-1, "5", None])
-async def test_a_pause_before_a_retry_is_no_less_than_nothing(gate: Gate, wait: Any) -> None:
+async def test_a_pause_before_a_retry_is_no_less_than_nothing(gate: harness.Gate, wait: Any) -> None:
     offer = await gate.leased()
-    ask = under(offer, error="no luck", retryable=True, retry_after_seconds=wait)
+    ask = harness.under(offer, error="no luck", retryable=True, retry_after_seconds=wait)
 
     if wait is None:
         assert (await gate.as_worker().fail(**ask)).requeued
     else:
         async with gate.unchanged():
-            with refused("invalid_request"):
+            with harness.refused("invalid_request"):
                 await gate.as_worker().fail(**ask)
 
 
-async def test_the_limits_are_settings(make_gate: Callable[..., Gate]) -> None:
+async def test_the_limits_are_settings(make_gate: Callable[..., harness.Gate]) -> None:
     gate = make_gate(max_payload_bytes=10, max_result_bytes=10, max_progress_bytes=10)
     offer = await gate.leased()
     long, w1 = "x" * 20, gate.as_worker()
 
     async with gate.unchanged():
-        for refusal in (gate.create(payload=long), w1.complete(**under(offer, result=long)),
-                        w1.fail(**under(offer, error=long)), w1.report_progress(**under(offer, progress=long))):
-            with refused("payload_too_large"):
+        for refusal in (gate.create(payload=long), w1.complete(**harness.under(offer, result=long)),
+                        w1.fail(**harness.under(offer, error=long)),
+                        w1.report_progress(**harness.under(offer, progress=long))):
+            with harness.refused("payload_too_large"):
                 await refusal
 
 
-async def test_the_defaults_are_settings(make_gate: Callable[..., Gate]) -> None:
+async def test_the_defaults_are_settings(make_gate: Callable[..., harness.Gate]) -> None:
     gate = make_gate(default_priority=4, default_max_attempts=9, default_retry_backoff_seconds=2, max_expiries=6,
                      default_lease_ttl_seconds=50, max_lease_ttl_seconds=60)
     offer = await gate.leased()
@@ -138,5 +140,5 @@ async def test_the_defaults_are_settings(make_gate: Callable[..., Gate]) -> None
     task = await gate.task(offer.task_id)
     assert (task.priority, task.max_attempts, task.retry_backoff_seconds, task.max_expiries) == (4, 9, 2, 6)
     assert offer.renew_every_seconds == pytest.approx(50 / 3)
-    renewed = await gate.as_worker().renew_lease(**under(offer, extend_by_seconds=999))
+    renewed = await gate.as_worker().renew_lease(**harness.under(offer, extend_by_seconds=999))
     assert renewed.renew_every_seconds == pytest.approx(20)

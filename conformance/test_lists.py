@@ -13,17 +13,15 @@ import pytest
 from msgspec import Struct
 
 from asyncgate import Needs, Work
-from asyncgate.conformance.harness import PATIENCE, Gate, View, refused, under
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Event, Obligation, Presence, export_key, export_order
-from asyncgate.parts.model.wire import Principal
+from asyncgate.conformance import harness
+from asyncgate.parts.model import queries, stored, wire
 
 pytestmark = pytest.mark.anyio
 
 LISTS = ["list_tasks", "list_receipts", "get_task_history", "list_open_obligations", "bootstrap"]
 
 
-async def paged(view: View, operation: str, rows: str, **ask: Any) -> list[Any]:
+async def paged(view: harness.View, operation: str, rows: str, **ask: Any) -> list[Any]:
     """Follow next_cursor to the end."""
     found: list[Any] = []
     while True:
@@ -37,20 +35,20 @@ async def paged(view: View, operation: str, rows: str, **ask: Any) -> list[Any]:
         ask["cursor"] = page.next_cursor
 
 
-async def test_tasks_are_listed_newest_first(gate: Gate) -> None:
+async def test_tasks_are_listed_newest_first(gate: harness.Gate) -> None:
     tasks = [await gate.create() for _ in range(5)]
 
     assert [task.task_id for task in (await gate.as_agent().list_tasks()).tasks] == tasks[::-1]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 8])
-async def test_tasks_are_listed_page_by_page(gate: Gate, limit: int) -> None:
+async def test_tasks_are_listed_page_by_page(gate: harness.Gate, limit: int) -> None:
     tasks = [await gate.create() for _ in range(7)]
 
     assert [task.task_id for task in await paged(gate.as_agent(), "list_tasks", "tasks", limit=limit)] == tasks[::-1]
 
 
-async def test_filters_apply_before_the_limit(gate: Gate) -> None:
+async def test_filters_apply_before_the_limit(gate: harness.Gate) -> None:
     wanted = [await gate.create(type="a") for _ in range(2)]
     for _ in range(5):
         await gate.create(type="b")
@@ -63,7 +61,7 @@ async def test_filters_apply_before_the_limit(gate: Gate) -> None:
     assert [task.task_id for task in by_both] == wanted[:1]
 
 
-async def test_tasks_are_filtered_by_their_age(gate: Gate) -> None:
+async def test_tasks_are_filtered_by_their_age(gate: harness.Gate) -> None:
     made, moments = [], []
     for _ in range(3):
         moments.append(datetime.fromtimestamp(gate.now(), UTC))
@@ -80,7 +78,7 @@ async def test_tasks_are_filtered_by_their_age(gate: Gate) -> None:
     assert await listed(created_after=moments[1], type="else") == []
 
 
-async def test_tasks_are_filtered_by_how_their_id_begins(gate: Gate) -> None:
+async def test_tasks_are_filtered_by_how_their_id_begins(gate: harness.Gate) -> None:
     made = [await gate.create() for _ in range(3)]
 
     async def listed(prefix: str, **fields: Any) -> list[str]:
@@ -93,7 +91,7 @@ async def test_tasks_are_filtered_by_how_their_id_begins(gate: Gate) -> None:
     assert await listed("zzz") == []
 
 
-async def mix(gate: Gate) -> list[Any]:
+async def mix(gate: harness.Gate) -> list[Any]:
     """Make tasks that differ in what lists tell apart; return them, newest first."""
     lost = await gate.leased(type="mail.bulk", task_summary="Read the news", max_expiries=1)
     await gate.lose(lost)
@@ -108,7 +106,7 @@ async def mix(gate: Gate) -> list[Any]:
     return list((await gate.as_admin().list_tasks()).tasks)
 
 
-async def find(gate: Gate, limit: int, **fields: Any) -> list[str]:
+async def find(gate: harness.Gate, limit: int, **fields: Any) -> list[str]:
     """Return the tasks that an admin finds, page by page; there may be none."""
     if not (await gate.as_admin().list_tasks(limit=limit, **fields)).tasks:
         return []
@@ -122,7 +120,7 @@ FILTERS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("two", list(itertools.combinations(FILTERS, 2)), ids="-".join)
-async def test_filters_pass_what_each_of_them_passes(gate: Gate, two: tuple[str, str]) -> None:
+async def test_filters_pass_what_each_of_them_passes(gate: harness.Gate, two: tuple[str, str]) -> None:
     tasks = await mix(gate)
 
     def passes(task: Any, status: str | None = None, held: bool | None = None, created_by: str | None = None,
@@ -137,7 +135,7 @@ async def test_filters_pass_what_each_of_them_passes(gate: Gate, two: tuple[str,
         assert await find(gate, 3, **asked) == [task.task_id for task in tasks if passes(task, **asked)], asked
 
 
-async def test_filters_pass_the_same_where_many_tasks_have_each_of_them(gate: Gate) -> None:
+async def test_filters_pass_the_same_where_many_tasks_have_each_of_them(gate: harness.Gate) -> None:
     rare = await gate.create("job.07", task_summary="All of it")
     await gate.as_agent().cancel_task(task_id=rare)
     made = []
@@ -157,16 +155,16 @@ async def test_filters_pass_the_same_where_many_tasks_have_each_of_them(gate: Ga
     assert await find(gate, 200, held=True, summary_prefix="All", type_prefix="job.") == []
 
 
-async def test_a_summary_is_looked_for_by_its_first_hundred_letters(gate: Gate) -> None:
+async def test_a_summary_is_looked_for_by_its_first_hundred_letters(gate: harness.Gate) -> None:
     long = await gate.create(task_summary="é" * 300)
 
     assert [task.task_id for task in (await gate.as_agent().list_tasks(summary_prefix="é" * 100)).tasks] == [long]
     assert (await gate.as_agent().list_tasks(summary_prefix="é" * 99 + "e")).tasks == []
-    with refused("invalid_request"):
+    with harness.refused("invalid_request"):
         await gate.as_agent().list_tasks(summary_prefix="é" * 101)
 
 
-async def test_an_agent_finds_no_task_of_others_by_its_summary(gate: Gate) -> None:
+async def test_an_agent_finds_no_task_of_others_by_its_summary(gate: harness.Gate) -> None:
     await gate.create(by="bob", task_summary="secret")
 
     assert (await gate.as_agent("ada").list_tasks(summary_prefix="secret")).tasks == []
@@ -174,16 +172,16 @@ async def test_an_agent_finds_no_task_of_others_by_its_summary(gate: Gate) -> No
 
 
 @pytest.mark.parametrize("other", [{"held": True}, {"type_prefix": "d"}, {"summary_prefix": "S"}])
-async def test_a_cursor_is_good_for_its_filters_only(gate: Gate, other: dict[str, Any]) -> None:
+async def test_a_cursor_is_good_for_its_filters_only(gate: harness.Gate, other: dict[str, Any]) -> None:
     for _ in range(2):
         await gate.create(task_summary="Sum")
     page = await gate.as_agent().list_tasks(limit=1)
 
-    with refused("invalid_cursor"):
+    with harness.refused("invalid_cursor"):
         await gate.as_agent().list_tasks(cursor=page.next_cursor, **other)
 
 
-async def test_the_cursor_of_a_list_by_age_is_good_for_that_age_only(gate: Gate) -> None:
+async def test_the_cursor_of_a_list_by_age_is_good_for_that_age_only(gate: harness.Gate) -> None:
     begin, made = datetime.fromtimestamp(gate.now(), UTC), [await gate.create() for _ in range(3)]
     page = await gate.as_agent().list_tasks(limit=1, created_after=begin)
 
@@ -191,11 +189,11 @@ async def test_the_cursor_of_a_list_by_age_is_good_for_that_age_only(gate: Gate)
 
     assert [task.task_id for task in (*page.tasks, *rest.tasks)] == made[::-1]
     for other in ({}, {"created_before": begin}, {"created_after": begin, "id_prefix": "0"}):
-        with refused("invalid_cursor"):
+        with harness.refused("invalid_cursor"):
             await gate.as_agent().list_tasks(cursor=page.next_cursor, **other)
 
 
-async def test_a_page_has_fifty_rows_and_two_hundred_at_most(gate: Gate) -> None:
+async def test_a_page_has_fifty_rows_and_two_hundred_at_most(gate: harness.Gate) -> None:
     await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 210)
     ada = gate.as_agent()
 
@@ -206,7 +204,7 @@ async def test_a_page_has_fifty_rows_and_two_hundred_at_most(gate: Gate) -> None
 @pytest.mark.parametrize(("large", "sizes"), [
     (range(24), [4, 4, 4, 4, 4, 4]), (range(8), [20, 4]), (range(16, 24), [4, 20]), (range(0), [24])])
 async def test_a_page_of_large_tasks_ends_early_and_the_next_goes_on_behind_it(
-        gate: Gate, large: range, sizes: list[int]) -> None:
+        gate: harness.Gate, large: range, sizes: list[int]) -> None:
     made = [await gate.create(payload="x" * 1_000_000 if number in large else None) for number in range(24)]
     ada, pages, cursor = gate.as_agent(), list[Any](), None
 
@@ -218,7 +216,7 @@ async def test_a_page_of_large_tasks_ends_early_and_the_next_goes_on_behind_it(
     assert [len(page) for page in pages] == sizes
 
 
-async def test_a_claim_of_large_tasks_ends_early_and_the_next_gets_the_others(gate: Gate) -> None:
+async def test_a_claim_of_large_tasks_ends_early_and_the_next_gets_the_others(gate: harness.Gate) -> None:
     made = [await gate.create(payload="x" * 1_000_000) for _ in range(6)]
     worker = gate.as_worker()
 
@@ -231,14 +229,14 @@ async def test_a_claim_of_large_tasks_ends_early_and_the_next_gets_the_others(ga
 @pytest.mark.one_store
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "3"])
 @pytest.mark.parametrize("operation", LISTS)
-async def test_a_limit_below_one_or_not_an_integer_is_refused(gate: Gate, operation: str, limit: Any) -> None:
+async def test_a_limit_below_one_or_not_an_integer_is_refused(gate: harness.Gate, operation: str, limit: Any) -> None:
     task_id = await gate.create()
 
-    with refused("invalid_request"):
+    with harness.refused("invalid_request"):
         await getattr(gate.as_agent(), operation)(limit=limit, task_id=task_id)
 
 
-async def test_receipts_are_listed_oldest_first(gate: Gate) -> None:
+async def test_receipts_are_listed_oldest_first(gate: harness.Gate) -> None:
     offer = await gate.finished()
 
     receipts = (await gate.as_admin().list_receipts(task_id=offer.task_id)).receipts
@@ -247,7 +245,7 @@ async def test_receipts_are_listed_oldest_first(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 50])
-async def test_receipts_are_listed_page_by_page(gate: Gate, limit: int) -> None:
+async def test_receipts_are_listed_page_by_page(gate: harness.Gate, limit: int) -> None:
     for _ in range(3):
         await gate.finished()
     everything = await gate.receipts()
@@ -256,7 +254,7 @@ async def test_receipts_are_listed_page_by_page(gate: Gate, limit: int) -> None:
     assert len(everything) == 12
 
 
-async def test_receipts_are_filtered_by_inbox_task_and_type(gate: Gate) -> None:
+async def test_receipts_are_filtered_by_inbox_task_and_type(gate: harness.Gate) -> None:
     offer = await gate.finished()
     await gate.finished()
     admin = gate.as_admin()
@@ -270,7 +268,7 @@ async def test_receipts_are_filtered_by_inbox_task_and_type(gate: Gate) -> None:
     assert await types(to_id="nobody") == []
 
 
-async def test_a_page_of_receipts_is_full_while_more_remains(gate: Gate) -> None:
+async def test_a_page_of_receipts_is_full_while_more_remains(gate: harness.Gate) -> None:
     for _ in range(4):
         await gate.finished()
 
@@ -280,7 +278,7 @@ async def test_a_page_of_receipts_is_full_while_more_remains(gate: Gate) -> None
     assert (len(found), len(inbox)) == (4, 8)
 
 
-async def test_the_newest_receipts_are_the_last_page_still_oldest_first(gate: Gate) -> None:
+async def test_the_newest_receipts_are_the_last_page_still_oldest_first(gate: harness.Gate) -> None:
     for _ in range(5):
         await gate.finished()
     whole = await paged(gate.as_admin(), "list_receipts", "receipts", limit=50, receipt_type="task.accepted")
@@ -294,7 +292,7 @@ async def test_the_newest_receipts_are_the_last_page_still_oldest_first(gate: Ga
     assert len(later.receipts) == 1
 
 
-async def test_an_agent_lists_its_inbox(gate: Gate) -> None:
+async def test_an_agent_lists_its_inbox(gate: harness.Gate) -> None:
     await gate.finished()
     await gate.create(by="bob")
 
@@ -303,7 +301,7 @@ async def test_an_agent_lists_its_inbox(gate: Gate) -> None:
     assert [receipt.receipt_type for receipt in receipts] == ["task.assigned", "task.result_ready"]
 
 
-async def test_the_id_of_a_receipt_is_a_cursor(gate: Gate) -> None:
+async def test_the_id_of_a_receipt_is_a_cursor(gate: harness.Gate) -> None:
     for _ in range(3):
         await gate.finished()
     everything = await gate.receipts()
@@ -313,7 +311,7 @@ async def test_the_id_of_a_receipt_is_a_cursor(gate: Gate) -> None:
         assert page.receipts == everything[at + 1:]
 
 
-async def test_a_cursor_is_accepted_as_since_receipt_id(gate: Gate) -> None:
+async def test_a_cursor_is_accepted_as_since_receipt_id(gate: harness.Gate) -> None:
     await gate.finished()
     first = await gate.as_admin().list_receipts(limit=2)
 
@@ -345,7 +343,7 @@ def name_of(row: Any) -> str:
 @pytest.mark.parametrize("limit", [2, 50])
 @pytest.mark.parametrize(("operation", "rows", "name"), FOLLOWED)
 async def test_a_reader_that_loops_on_the_cursor_reads_nothing_twice(
-        gate: Gate, operation: str, rows: str, name: str, limit: int) -> None:
+        gate: harness.Gate, operation: str, rows: str, name: str, limit: int) -> None:
     """Spec 17, PH.6.2: the cursor is the last position, or the given cursor; only next_cursor is null at the end."""
     ask: dict[str, Any] = {"limit": limit}
     for n in range(3):
@@ -370,15 +368,15 @@ async def test_a_reader_that_loops_on_the_cursor_reads_nothing_twice(
 
 
 @pytest.mark.parametrize(("operation", "name"), [(operation, name) for operation, _, name in FOLLOWED[2:6]])
-async def test_a_poller_gets_what_is_new_and_nothing_else(gate: Gate, operation: str, name: str) -> None:
+async def test_a_poller_gets_what_is_new_and_nothing_else(gate: harness.Gate, operation: str, name: str) -> None:
     rows = {operation: rows for operation, rows, _ in FOLLOWED}[operation]
     offer, ada = await gate.leased(), gate.as_agent()
     ask = {"task_id": offer.task_id} if operation == "get_task_history" else {}
     page = await getattr(ada, operation)(**ask)
     old = [name_of(row) for row in at(page, rows)]
 
-    await gate.as_worker().start_task(**under(offer))
-    await gate.as_worker().fail(**under(offer, error="no"))
+    await gate.as_worker().start_task(**harness.under(offer))
+    await gate.as_worker().fail(**harness.under(offer, error="no"))
     await gate.create()
     cursor = at(page, "cursor.latest_receipt_id" if operation == "bootstrap" else "cursor")
     new = [name_of(row) for row in at(await getattr(ada, operation)(**ask, **{name: cursor}), rows)]
@@ -387,14 +385,14 @@ async def test_a_poller_gets_what_is_new_and_nothing_else(gate: Gate, operation:
     assert new == [row for row in everything if row not in old] != []
 
 
-async def test_the_cursor_of_an_empty_list_is_null_until_something_was_seen(gate: Gate) -> None:
+async def test_the_cursor_of_an_empty_list_is_null_until_something_was_seen(gate: harness.Gate) -> None:
     eve = gate.as_agent("eve")
 
     assert ((await eve.list_receipts()).cursor, (await eve.list_open_obligations()).cursor,
             (await eve.bootstrap()).cursor.latest_receipt_id, (await eve.list_tasks()).cursor) == (None,) * 4
 
 
-async def cursor_of(gate: Gate, operation: str) -> tuple[str, dict[str, Any]]:
+async def cursor_of(gate: harness.Gate, operation: str) -> tuple[str, dict[str, Any]]:
     """Return a cursor of a list, and its query."""
     for _ in range(2):
         offer = await gate.finished()
@@ -405,20 +403,20 @@ async def cursor_of(gate: Gate, operation: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.one_store
 @pytest.mark.parametrize("operation", LISTS[:3])
-async def test_a_cursor_that_was_tampered_with_is_refused(gate: Gate, operation: str) -> None:
+async def test_a_cursor_that_was_tampered_with_is_refused(gate: harness.Gate, operation: str) -> None:
     cursor, ask = await cursor_of(gate, operation)
     flipped = bytearray(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     flipped[-1] ^= 1
     forged = base64.urlsafe_b64encode(bytes(flipped)).decode().rstrip("=")
 
     for wrong in (forged, cursor[:-4], cursor + "AAAA", "x", "é", "!!!", cursor[1:], "0" * 40):
-        with refused("invalid_cursor"):
+        with harness.refused("invalid_cursor"):
             await getattr(gate.as_agent(), operation)(**ask, cursor=wrong)
-    with refused("invalid_request"):    # the schema of every cursor asks for a text
+    with harness.refused("invalid_request"):    # the schema of every cursor asks for a text
         await getattr(gate.as_agent(), operation)(**ask, cursor="")
 
 
-async def test_a_cursor_of_another_query_is_refused(gate: Gate) -> None:
+async def test_a_cursor_of_another_query_is_refused(gate: harness.Gate) -> None:
     tasks, _ = await cursor_of(gate, "list_tasks")
     receipts, _ = await cursor_of(gate, "list_receipts")
     ada = gate.as_agent()
@@ -426,18 +424,18 @@ async def test_a_cursor_of_another_query_is_refused(gate: Gate) -> None:
     for operation, ask in (("list_tasks", {"cursor": tasks, "type": "demo"}), ("list_tasks", {"cursor": receipts}),
                            ("list_receipts", {"cursor": tasks}), ("list_open_obligations", {"since_receipt_id": tasks}),
                            ("list_receipts", {"cursor": receipts, "receipt_type": "task.assigned"})):
-        with refused("invalid_cursor"):
+        with harness.refused("invalid_cursor"):
             await getattr(ada, operation)(**ask)
 
 
-async def test_a_cursor_of_another_inbox_is_refused(gate: Gate) -> None:
+async def test_a_cursor_of_another_inbox_is_refused(gate: harness.Gate) -> None:
     cursor, _ = await cursor_of(gate, "list_receipts")
 
-    with refused("invalid_cursor"):
+    with harness.refused("invalid_cursor"):
         await gate.as_agent("bob").list_receipts(cursor=cursor)
 
 
-async def test_a_cursor_or_receipt_of_another_tenant_is_refused(gate: Gate) -> None:
+async def test_a_cursor_or_receipt_of_another_tenant_is_refused(gate: harness.Gate) -> None:
     cursor, _ = await cursor_of(gate, "list_receipts")
     receipt_id = (await gate.receipts())[0].receipt_id
     there = gate.stranger()
@@ -445,11 +443,11 @@ async def test_a_cursor_or_receipt_of_another_tenant_is_refused(gate: Gate) -> N
 
     for operation in ("list_receipts", "list_open_obligations", "bootstrap"):
         for wrong in (cursor, receipt_id):
-            with refused("invalid_cursor"):
+            with harness.refused("invalid_cursor"):
                 await getattr(there.as_agent(), operation)(since_receipt_id=wrong)
 
 
-async def test_new_tasks_do_not_disturb_a_reader_of_tasks(gate: Gate) -> None:
+async def test_new_tasks_do_not_disturb_a_reader_of_tasks(gate: harness.Gate) -> None:
     tasks = [await gate.create() for _ in range(4)]
     first = await gate.as_agent().list_tasks(limit=2)
     await gate.create()
@@ -459,7 +457,7 @@ async def test_new_tasks_do_not_disturb_a_reader_of_tasks(gate: Gate) -> None:
     assert [task.task_id for task in first.tasks + second.tasks] == tasks[::-1]
 
 
-async def test_a_reader_sees_every_receipt_exactly_once_while_writers_commit(gate: Gate) -> None:
+async def test_a_reader_sees_every_receipt_exactly_once_while_writers_commit(gate: harness.Gate) -> None:
     seen: list[str] = []
     done = asyncio.Event()
 
@@ -478,9 +476,9 @@ async def test_a_reader_sees_every_receipt_exactly_once_while_writers_commit(gat
         for _ in range(5):
             await gate.create()
             if offer := await gate.claim(worker):
-                await gate.as_worker(worker).complete(**under(offer, artifacts=[{"uri": "x"}]))
+                await gate.as_worker(worker).complete(**harness.under(offer, artifacts=[{"uri": "x"}]))
 
-    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as readers:
+    async with asyncio.timeout(harness.PATIENCE), asyncio.TaskGroup() as readers:
         for _ in range(2):
             readers.create_task(follow())
         await asyncio.gather(*(write(f"w{n}") for n in range(8)))
@@ -494,34 +492,34 @@ def stored_rows() -> list[Any]:
     """Return more than two pages of rows, with difficult ids, for each table that is ordered by several fields."""
     ids = ["", "\x01", " ", "~", "é", "\ue000", "\U0001f600"]
     names = [f"n{number}{id}" for number in range(150) for id in ids]
-    owners = [Principal(kind, name) for kind in ("agent", "worker") for name in names]
-    return [*(Presence(who.kind, who.id, None, 1.0, 2.0, 1) for who in owners),
-            *(Obligation(who.kind, who.id, f"{number:04}") for number, who in enumerate(reversed(owners))),
-            *(Event(f"{number:04}", f"t{number % 7}", "task.started", "{}", 1.0) for number in range(2100))]
+    owners = [wire.Principal(kind, name) for kind in ("agent", "worker") for name in names]
+    return [*(stored.Presence(who.kind, who.id, None, 1.0, 2.0, 1) for who in owners),
+            *(stored.Obligation(who.kind, who.id, f"{number:04}") for number, who in enumerate(reversed(owners))),
+            *(stored.Event(f"{number:04}", f"t{number % 7}", "task.started", "{}", 1.0) for number in range(2100))]
 
 
-@pytest.mark.parametrize("table", [Presence, Obligation, Event])
+@pytest.mark.parametrize("table", [stored.Presence, stored.Obligation, stored.Event])
 async def test_an_export_gives_each_row_once_and_in_order_however_many_pages_it_takes(
-        gate: Gate, table: type[Struct]) -> None:
+        gate: harness.Gate, table: type[Struct]) -> None:
     rows: list[Any] = [row for row in stored_rows() if isinstance(row, table)]
 
     def keep(work: Work) -> None:
         for row in rows:
-            if isinstance(row, Presence):
+            if isinstance(row, stored.Presence):
                 work.keep_record(row)
-            elif isinstance(row, Obligation):
-                work.opened[row.receipt_id] = Principal(row.to_kind, row.to_id)
+            elif isinstance(row, stored.Obligation):
+                work.opened[row.receipt_id] = wire.Principal(row.to_kind, row.to_id)
             else:
                 work.events[row.event_id] = row
 
     await gate.backend.transact(gate.tenant_id, Needs(), keep)
     pages: list[list[Any]] = []
     after = ""
-    while page := await gate.backend.page(gate.tenant_id, Rows(table, after)):
+    while page := await gate.backend.page(gate.tenant_id, queries.Rows(table, after)):
         pages.append(page)
-        after = export_key(page[-1])
+        after = stored.export_key(page[-1])
 
-    order = export_order(table)
+    order = stored.export_order(table)
     assert [row for page in pages for row in page] == sorted(
         rows, key=lambda row: [getattr(row, name).encode() for name in order])
     assert len(pages) >= 3
@@ -530,12 +528,12 @@ async def test_an_export_gives_each_row_once_and_in_order_however_many_pages_it_
 # From a part of an id to the whole.
 
 
-async def found(view: View, part: str) -> list[tuple[str, str]]:
+async def found(view: harness.View, part: str) -> list[tuple[str, str]]:
     """Return what is found by a part of an id."""
     return [(one.kind, one.id) for one in (await view.find_id(part=part)).found]
 
 
-async def test_an_id_is_found_by_how_it_ends_and_by_how_it_begins(gate: Gate) -> None:
+async def test_an_id_is_found_by_how_it_ends_and_by_how_it_begins(gate: harness.Gate) -> None:
     ids = [await gate.create() for _ in range(5)]
     [duty] = [one.receipt_id for one in (await gate.as_admin().list_receipts(task_id=ids[2])).receipts]
 
@@ -546,7 +544,7 @@ async def test_an_id_is_found_by_how_it_ends_and_by_how_it_begins(gate: Gate) ->
     assert await found(gate.as_admin(), "deadbeefdead") == []
 
 
-async def test_who_is_no_admin_finds_the_ids_of_what_they_may_read(gate: Gate) -> None:
+async def test_who_is_no_admin_finds_the_ids_of_what_they_may_read(gate: harness.Gate) -> None:
     task_id = await gate.create(by="ada")
 
     assert await found(gate.as_agent("ada"), task_id[-12:]) == [("task", task_id)]
@@ -557,7 +555,7 @@ async def test_who_is_no_admin_finds_the_ids_of_what_they_may_read(gate: Gate) -
 # What no index holds.
 
 
-async def searched(view: View, **ask: Any) -> tuple[list[str], int]:
+async def searched(view: harness.View, **ask: Any) -> tuple[list[str], int]:
     """Return the tasks that are found, to the end of the search, and how many were looked at."""
     ids, looked_at = list[str](), 0
     while True:
@@ -568,7 +566,7 @@ async def searched(view: View, **ask: Any) -> tuple[list[str], int]:
         ask["cursor"] = page.next_cursor
 
 
-async def test_tasks_are_searched_by_a_member_of_their_payload(gate: Gate) -> None:
+async def test_tasks_are_searched_by_a_member_of_their_payload(gate: harness.Gate) -> None:
     payloads = [{"doc": 7}, {"doc": "7", "order": {"id": "A-7"}}, {"doc": 70}, ["doc", 7], {"doc": [6, 7]}, None]
     ids = [await gate.create(payload=payload) for payload in payloads]
 
@@ -578,7 +576,7 @@ async def test_tasks_are_searched_by_a_member_of_their_payload(gate: Gate) -> No
     assert (await searched(gate.as_agent(), payload="doc:7", status="failed")) == ([], 0)
 
 
-async def test_tasks_are_searched_by_a_label(gate: Gate) -> None:
+async def test_tasks_are_searched_by_a_label(gate: harness.Gate) -> None:
     listed = await gate.create(requirements={"tags": ["night", "urgent"]})
     named = await gate.create(requirements={"tags": {"team": "blue"}})
     await gate.create()
@@ -589,7 +587,7 @@ async def test_tasks_are_searched_by_a_label(gate: Gate) -> None:
     assert (await searched(gate.as_agent(), tag="nig"))[0] == []
 
 
-async def test_a_search_shows_nobody_the_tasks_of_others(gate: Gate) -> None:
+async def test_a_search_shows_nobody_the_tasks_of_others(gate: harness.Gate) -> None:
     task_id = await gate.create(by="ada", payload={"doc": 7})
 
     assert (await searched(gate.as_admin(), payload="doc:7"))[0] == [task_id]

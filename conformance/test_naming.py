@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.parts.model import wire
 from asyncgate.parts.model.identities import IDENTITY_MEMBERS
-from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +23,8 @@ HALVES: list[dict[str, Any]] = [
 def shared(gate: Gate) -> Gate:
     """Return the gate for the shared token, with which requests name the caller."""
     whole = Gate(gate.engine, gate.tenant_id)
-    whole.caller = type(whole.caller)(gate.tenant_id, Principal("system", "asyncgate"), "admin", whole.caller.scopes,
+    whole.caller = type(whole.caller)(gate.tenant_id, wire.Principal("system", "asyncgate"), "admin",
+                                      whole.caller.scopes,
                                       bound=False)
     return whole
 
@@ -97,7 +98,7 @@ async def test_an_instance_completes_what_the_credential_says(gate: Gate) -> Non
 
     offer = (await w1.lease_next(worker_instance_id="here")).tasks[0]
 
-    assert [held.worker for held in (await w1.list_leases()).leases] == [Principal("worker", "w1", "here")]
+    assert [held.worker for held in (await w1.list_leases()).leases] == [wire.Principal("worker", "w1", "here")]
     with refused("lease_invalid_or_expired"):
         await w1.complete(**under(offer, worker_instance_id="there"))
     await w1.complete(**under(offer, worker_instance_id="here"))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from asyncgate.conformance.harness import NEEDED, Gate, under
-from asyncgate.parts.model.wire import Obligations
+from asyncgate.parts.model import wire
 from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
@@ -129,11 +129,11 @@ async def test_the_answer_has_no_bucket_and_its_schema_forbids_one(gate: Gate) -
     answer = await gate.as_agent().list_open_obligations()
 
     assert set(msgspec.to_builtins(answer)) == {"server", "relationship", "open_obligations", "cursor"}
-    assert OPERATIONS["list_open_obligations"].gives is Obligations
-    schema = msgspec.json.schema(Obligations)["$defs"]["Obligations"]
+    assert OPERATIONS["list_open_obligations"].gives is wire.Obligations
+    schema = msgspec.json.schema(wire.Obligations)["$defs"]["Obligations"]
     assert schema["additionalProperties"] is False, "PH.6.2"
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(msgspec.to_builtins(answer) | {"assigned_tasks": []}, Obligations)
+        msgspec.convert(msgspec.to_builtins(answer) | {"assigned_tasks": []}, wire.Obligations)
 
 
 async def test_the_answer_names_the_gate_and_the_principal(gate: Gate) -> None:

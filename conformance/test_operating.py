@@ -9,30 +9,30 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from asyncgate.conformance.harness import Gate, View, refused, under
+from asyncgate.conformance import harness
 
 pytestmark = pytest.mark.anyio
 
 
-async def make_schedule(gate: Gate, schedule_id: str, by: str = "ada") -> str:
+async def make_schedule(gate: harness.Gate, schedule_id: str, by: str = "ada") -> str:
     """Let a scheduler make a schedule for an agent; return the receipt that says so."""
     await gate.create("schedule.create", by=by)
     offer = await gate.claim("cron", accept_types=["schedule.create"])
     assert offer is not None
-    made = await gate.as_worker("cron").emit_receipt(**under(
+    made = await gate.as_worker("cron").emit_receipt(**harness.under(
         offer, receipt_type="schedule.created", schedule_id=schedule_id))
-    await gate.as_worker("cron").complete(**under(offer, artifacts=[{"schedule_id": schedule_id}]))
+    await gate.as_worker("cron").complete(**harness.under(offer, artifacts=[{"schedule_id": schedule_id}]))
     return str(made.receipt_id)
 
 
-async def report(gate: Gate, schedule_id: str, **state: Any) -> None:
+async def report(gate: harness.Gate, schedule_id: str, **state: Any) -> None:
     """Report the state of a schedule, whose next run is a minute from now."""
     due = datetime.fromtimestamp(gate.now() + 60, UTC)
     await gate.as_worker("cron").report_schedule(schedules=[
         {"schedule_id": schedule_id, "next_run_at": due, "interval_seconds": 60, **state}])
 
 
-async def pages(view: View, operation: str, member: str, key: str, **fields: Any) -> list[list[str]]:
+async def pages(view: harness.View, operation: str, member: str, key: str, **fields: Any) -> list[list[str]]:
     """Follow a list to its end; return what each page names."""
     found, cursor = list[list[str]](), None
     while True:
@@ -46,7 +46,7 @@ async def pages(view: View, operation: str, member: str, key: str, **fields: Any
 # Schedules.
 
 
-async def test_a_schedule_is_listed_with_what_its_scheduler_reported(gate: Gate) -> None:
+async def test_a_schedule_is_listed_with_what_its_scheduler_reported(gate: harness.Gate) -> None:
     created = await make_schedule(gate, "nightly")
     await report(gate, "nightly")
 
@@ -57,7 +57,7 @@ async def test_a_schedule_is_listed_with_what_its_scheduler_reported(gate: Gate)
     assert one.next_run_at.timestamp() == pytest.approx(gate.now() + 60, abs=30)
 
 
-async def expect_late_after(gate: Gate, seconds: float) -> None:
+async def expect_late_after(gate: harness.Gate, seconds: float) -> None:
     """Expect the only schedule to be on time for so long, and late from then on."""
     gate.skip(seconds)
     assert (await gate.as_agent().list_schedules()).schedules[0].late_since is None
@@ -69,7 +69,7 @@ async def expect_late_after(gate: Gate, seconds: float) -> None:
         await gate.sweep()
 
 
-async def test_it_is_late_once_two_runs_are_missed_also_when_that_was_told(gate: Gate) -> None:
+async def test_it_is_late_once_two_runs_are_missed_also_when_that_was_told(gate: harness.Gate) -> None:
     await make_schedule(gate, "nightly")
     await report(gate, "nightly")
     await expect_late_after(gate, 60 + 119)
@@ -78,7 +78,7 @@ async def test_it_is_late_once_two_runs_are_missed_also_when_that_was_told(gate:
     assert (await gate.as_agent().list_schedules()).schedules[0].late_since is None
 
 
-async def test_what_a_scheduler_knows_of_a_schedule_is_listed(gate: Gate) -> None:
+async def test_what_a_scheduler_knows_of_a_schedule_is_listed(gate: harness.Gate) -> None:
     await make_schedule(gate, "sched-1")
     runs = [datetime.fromtimestamp(int(gate.now()) + 60 * at, UTC) for at in range(1, 8)]
     await report(gate, "sched-1", name="weekdays", task_type="report.make", cron_expr="30 7 * * MON-FRI",
@@ -95,7 +95,7 @@ async def test_what_a_scheduler_knows_of_a_schedule_is_listed(gate: Gate) -> Non
     assert all_of_them.next_runs == runs
 
 
-async def test_it_is_late_after_its_own_next_run_where_the_scheduler_says_how_long(gate: Gate) -> None:
+async def test_it_is_late_after_its_own_next_run_where_the_scheduler_says_how_long(gate: harness.Gate) -> None:
     await make_schedule(gate, "weekdays")
     await report(gate, "weekdays", interval_seconds=3 * 86400, late_after_seconds=300)
     await expect_late_after(gate, 60 + 299)
@@ -106,7 +106,7 @@ async def test_it_is_late_after_its_own_next_run_where_the_scheduler_says_how_lo
 
 @pytest.mark.parametrize("order", ["pause", "resume", "run"])
 @pytest.mark.parametrize("by", ["owner", "admin"])
-async def test_a_schedule_is_ordered_by_a_task_of_its_owner(gate: Gate, order: str, by: str) -> None:
+async def test_a_schedule_is_ordered_by_a_task_of_its_owner(gate: harness.Gate, order: str, by: str) -> None:
     await make_schedule(gate, "nightly")
     caller = gate.as_agent() if by == "owner" else gate.as_admin()
 
@@ -121,18 +121,18 @@ async def test_a_schedule_is_ordered_by_a_task_of_its_owner(gate: Gate, order: s
     assert payload["by"]["id"] == ("ada" if by == "owner" else caller.caller.principal.id)
 
 
-async def test_a_schedule_of_another_is_ordered_by_an_admin_only(gate: Gate) -> None:
+async def test_a_schedule_of_another_is_ordered_by_an_admin_only(gate: harness.Gate) -> None:
     await make_schedule(gate, "nightly")
 
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await gate.as_agent("bob").pause_schedule(schedule_id="nightly")
-    with refused("schedule_not_found"):
+    with harness.refused("schedule_not_found"):
         await gate.as_agent("ada").pause_schedule(schedule_id="weekly")
-    with refused("schedule_not_found"):
+    with harness.refused("schedule_not_found"):
         await gate.stranger().as_admin().run_schedule(schedule_id="nightly")
 
 
-async def test_a_schedule_that_is_disabled_is_never_late(gate: Gate) -> None:
+async def test_a_schedule_that_is_disabled_is_never_late(gate: harness.Gate) -> None:
     await make_schedule(gate, "nightly")
     await report(gate, "nightly", enabled=False)
     gate.skip(3600)
@@ -142,11 +142,11 @@ async def test_a_schedule_that_is_disabled_is_never_late(gate: Gate) -> None:
     assert (one.enabled, one.late_since) == (False, None)
 
 
-async def test_an_agent_lists_its_own_schedules_and_an_admin_all(gate: Gate) -> None:
+async def test_an_agent_lists_its_own_schedules_and_an_admin_all(gate: harness.Gate) -> None:
     for name, by in (("a", "ada"), ("b", "bob"), ("c", "ada")):
         await make_schedule(gate, name, by)
 
-    def listed(view: View, **fields: Any) -> Any:
+    def listed(view: harness.View, **fields: Any) -> Any:
         return pages(view, "list_schedules", "schedules", "schedule_id", **fields)
 
     assert await listed(gate.as_agent("ada")) == [["a", "c"]]
@@ -155,11 +155,11 @@ async def test_an_agent_lists_its_own_schedules_and_an_admin_all(gate: Gate) -> 
     assert await listed(gate.as_admin(), principal_id="ada", limit=1) == [["a"], ["c"]]
     assert await listed(gate.as_admin(), limit=2) == [["a", "b"], ["c"]]
     assert await listed(gate.stranger().as_admin()) == [[]]
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await listed(gate.as_agent("bob"), principal_id="ada")
 
 
-async def test_a_deleted_schedule_is_listed_no_more(gate: Gate) -> None:
+async def test_a_deleted_schedule_is_listed_no_more(gate: harness.Gate) -> None:
     created = await make_schedule(gate, "nightly")
     await gate.as_worker("cron").emit_receipt(receipt_type="schedule.deleted", parents=[created])
 
@@ -169,7 +169,7 @@ async def test_a_deleted_schedule_is_listed_no_more(gate: Gate) -> None:
 # Obligations.
 
 
-async def test_an_admin_sees_what_is_owed_to_whom_how_old_and_for_which_task(gate: Gate) -> None:
+async def test_an_admin_sees_what_is_owed_to_whom_how_old_and_for_which_task(gate: harness.Gate) -> None:
     await gate.finished()
     first = await gate.create(by="bob")
     gate.skip(100)
@@ -187,7 +187,7 @@ async def test_an_admin_sees_what_is_owed_to_whom_how_old_and_for_which_task(gat
     assert rows[2].age_seconds == pytest.approx(50, abs=30)
 
 
-async def test_it_is_paged_oldest_first_and_for_one_principal_if_one_is_named(gate: Gate) -> None:
+async def test_it_is_paged_oldest_first_and_for_one_principal_if_one_is_named(gate: harness.Gate) -> None:
     made = [await gate.create(by=by) for by in ("ada", "bob", "ada", "bob", "ada")]
 
     def listed(**fields: Any) -> Any:
@@ -198,7 +198,7 @@ async def test_it_is_paged_oldest_first_and_for_one_principal_if_one_is_named(ga
     assert await listed(principal_id="eve") == [[]]
 
 
-async def test_a_page_goes_on_where_the_last_one_ended_though_it_was_discharged(gate: Gate) -> None:
+async def test_a_page_goes_on_where_the_last_one_ended_though_it_was_discharged(gate: harness.Gate) -> None:
     made = [await gate.create() for _ in range(3)]
     page = await gate.as_admin().list_obligations(limit=1)
     await gate.as_agent().cancel_task(task_id=made[0])
@@ -208,20 +208,20 @@ async def test_a_page_goes_on_where_the_last_one_ended_though_it_was_discharged(
     assert [row.task_id for row in rest.obligations] == made[1:]
 
 
-async def test_a_cursor_is_good_for_its_own_list_only(gate: Gate) -> None:
+async def test_a_cursor_is_good_for_its_own_list_only(gate: harness.Gate) -> None:
     for _ in range(3):
         await gate.create()
     page = await gate.as_admin().list_obligations(limit=1)
 
-    with refused("invalid_cursor"):
+    with harness.refused("invalid_cursor"):
         await gate.as_admin().list_obligations(cursor=page.next_cursor, principal_id="ada")
-    with refused("invalid_cursor"):
+    with harness.refused("invalid_cursor"):
         await gate.as_admin().list_schedules(cursor=page.next_cursor)
-    with refused("invalid_cursor"):
+    with harness.refused("invalid_cursor"):
         await gate.stranger().as_admin().list_obligations(cursor=page.next_cursor)
 
 
-async def test_what_is_owed_to_whom_is_counted_if_it_is_asked_for(gate: Gate) -> None:
+async def test_what_is_owed_to_whom_is_counted_if_it_is_asked_for(gate: harness.Gate) -> None:
     for by, many in (("ada", 3), ("bo", 1), ("cy", 2)):
         for _ in range(many):
             await gate.create(by=by)
@@ -234,9 +234,9 @@ async def test_what_is_owed_to_whom_is_counted_if_it_is_asked_for(gate: Gate) ->
     assert without.owed_to is UNSET
 
 
-async def test_only_admins_see_what_is_owed_to_others(gate: Gate) -> None:
+async def test_only_admins_see_what_is_owed_to_others(gate: harness.Gate) -> None:
     await gate.create()
 
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await gate.as_agent().list_obligations()
     assert (await gate.stranger().as_admin().list_obligations()).obligations == []

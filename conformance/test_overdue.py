@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from asyncgate import Needs, Work
 from asyncgate.conformance.harness import Gate
+from asyncgate.parts.model import stored
 from asyncgate.parts.model.overdue import has_passed, is_overdue
-from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Lease, Schedule, Task
 
 pytestmark = pytest.mark.anyio
 GRACE = 5.0
@@ -31,24 +31,24 @@ class Case(NamedTuple):
 
 def cases() -> Iterator[Case]:
     """Yield tasks in every state, around every relevant moment."""
-    for status in (*sorted(TERMINAL | ACTIVE), "queued"):
-        leases = [end - GRACE for end in AROUND] if status in ACTIVE else [None, -100.0]
+    for status in (*sorted(stored.TERMINAL | stored.ACTIVE), "queued"):
+        leases = [end - GRACE for end in AROUND] if status in stored.ACTIVE else [None, -100.0]
         yield from (Case(status, *rest) for rest in product((0, 2, 3, 4), [*NEVER, *AROUND], leases))
 
 
-async def template(gate: Gate) -> Task:
+async def template(gate: Gate) -> stored.Task:
     """Return a task with three attempts, as a template for the cases."""
     found = await gate.backend.task(gate.tenant_id, await gate.create(max_attempts=3))
     assert found is not None
     return found[0]
 
 
-def lease_of(task: Task, case: Case, lease_id: str, now: float) -> Lease | None:
+def lease_of(task: stored.Task, case: Case, lease_id: str, now: float) -> stored.Lease | None:
     """Return the lease of a task in a case."""
     if case.ends is None:
         return None
-    return Lease(task.task_id, lease_id, "worker", "w1", None, 1, now - 200.0, now + case.ends, 0, "r-1", None,
-                 "live" if case.status in ACTIVE else "expired", 60)
+    return stored.Lease(task.task_id, lease_id, "worker", "w1", None, 1, now - 200.0, now + case.ends, 0, "r-1", None,
+                        "live" if case.status in stored.ACTIVE else "expired", 60)
 
 
 async def found_by(gate: Gate, now: float) -> tuple[list[str], list[str]]:
@@ -85,8 +85,9 @@ async def test_a_database_finds_the_tasks_that_the_law_calls_overdue(gate: Gate)
 
 async def test_a_database_finds_the_schedules_that_the_law_calls_late(gate: Gate) -> None:
     now = float(int(gate.now()))
-    kept: list[Any] = [Schedule(f"s{number}", "agent", "ada", "agent", "ada", "r-1", True, now, 1.0,
-                                None if late is None else now + late) for number, late in enumerate([*NEVER, *AROUND])]
+    kept: list[Any] = [stored.Schedule(f"s{number}", "agent", "ada", "agent", "ada", "r-1", True, now, 1.0,
+                                       None if late is None else now + late) for number,
+                       late in enumerate([*NEVER, *AROUND])]
 
     def store(work: Work) -> None:
         for schedule in kept:

@@ -10,25 +10,22 @@ import msgspec
 import pytest
 
 from asyncgate import SCOPES, Caller, Engine
-from asyncgate.conformance.harness import PATIENCE, Gate, View, refused, under
-from asyncgate.conformance.test_waiting import got, settle, start, wait
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Audit
-from asyncgate.parts.model.wire import Principal
+from asyncgate.conformance import harness, test_waiting
+from asyncgate.parts.model import queries, stored, wire
 
 pytestmark = pytest.mark.anyio
 
 GPU = {"capabilities": ["gpu"]}
 
 
-def later(gate: Gate, seconds: float) -> datetime:
+def later(gate: harness.Gate, seconds: float) -> datetime:
     """Return a moment from now."""
     return datetime.fromtimestamp(gate.now() + seconds, UTC)
 
 
-async def audited(gate: Gate) -> list[tuple[str, dict[str, Any]]]:
+async def audited(gate: harness.Gate) -> list[tuple[str, dict[str, Any]]]:
     """Return the events of the audit log, with what their lines say."""
-    lines = await gate.backend.page(gate.tenant_id, Rows(Audit))
+    lines = await gate.backend.page(gate.tenant_id, queries.Rows(stored.Audit))
     return [(line.event, msgspec.json.decode(line.body)) for line in lines]
 
 
@@ -42,7 +39,7 @@ async def audited(gate: Gate) -> list[tuple[str, dict[str, Any]]]:
     ({"worker": "w1"}, []), ({"worker": "w2"}, ["a", "a gpu", "b", "b gpu"]),
     ({"whole_tenant": True}, [])])
 async def test_what_is_paused_is_leased_to_nobody_and_all_else_is(
-        gate: Gate, target: dict[str, Any], claimable: list[str]) -> None:
+        gate: harness.Gate, target: dict[str, Any], claimable: list[str]) -> None:
     made = {await gate.create(type=type, requirements=needs): name for type, needs, name in (
         ("a", {}, "a"), ("a", GPU, "a gpu"), ("b", {}, "b"), ("b", GPU, "b gpu"))}
 
@@ -52,7 +49,7 @@ async def test_what_is_paused_is_leased_to_nobody_and_all_else_is(
     assert [made[offer.task_id] for offer in offers.tasks] == claimable
 
 
-async def test_a_paused_type_hides_no_task_behind_it(gate: Gate) -> None:
+async def test_a_paused_type_hides_no_task_behind_it(gate: harness.Gate) -> None:
     for _ in range(40):
         await gate.create(type="paused", priority=9)
     wanted = await gate.create(type="open")
@@ -65,15 +62,15 @@ async def test_a_paused_type_hides_no_task_behind_it(gate: Gate) -> None:
     assert await gate.claim() is None
 
 
-async def test_running_leases_go_on(gate: Gate) -> None:
+async def test_running_leases_go_on(gate: harness.Gate) -> None:
     offer, other = await gate.leased(type="a"), await gate.leased(type="a")
 
     paused = await gate.as_admin().pause_work(type="a")
 
     assert paused.leases_left == 2
-    await gate.as_worker().renew_lease(**under(offer))
-    await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
-    await gate.as_worker().fail(**under(other), error="no", retryable=True, retry_after_seconds=0)
+    await gate.as_worker().renew_lease(**harness.under(offer))
+    await gate.as_worker().complete(**harness.under(offer), artifacts=[{"uri": "x"}])
+    await gate.as_worker().fail(**harness.under(other), error="no", retryable=True, retry_after_seconds=0)
     assert (await gate.task(offer.task_id)).status == "succeeded"
     assert await gate.claim() is None
     await gate.as_admin().resume_work(type="a")
@@ -82,7 +79,7 @@ async def test_running_leases_go_on(gate: Gate) -> None:
     assert again.task_id == other.task_id
 
 
-async def test_a_repeated_claim_gets_the_leases_that_it_has(gate: Gate) -> None:
+async def test_a_repeated_claim_gets_the_leases_that_it_has(gate: harness.Gate) -> None:
     await gate.create()
     first = await gate.claim(claim_id="c1")
 
@@ -94,7 +91,7 @@ async def test_a_repeated_claim_gets_the_leases_that_it_has(gate: Gate) -> None:
     assert again.lease_id == first.lease_id
 
 
-async def test_an_empty_claim_is_told_what_is_paused(gate: Gate) -> None:
+async def test_an_empty_claim_is_told_what_is_paused(gate: harness.Gate) -> None:
     admin, until = gate.as_admin(), later(gate, 600)
     await admin.pause_work(type="a", until=until, reason="the model is down")
     await admin.pause_work(type="b", capabilities=["gpu"])
@@ -115,7 +112,7 @@ async def test_an_empty_claim_is_told_what_is_paused(gate: Gate) -> None:
         "the whole tenant is paused until somebody resumes it"]
 
 
-async def test_a_claim_that_gets_tasks_is_told_nothing(gate: Gate) -> None:
+async def test_a_claim_that_gets_tasks_is_told_nothing(gate: harness.Gate) -> None:
     await gate.as_admin().pause_work(type="a")
     await gate.create(type="b")
 
@@ -128,7 +125,7 @@ async def test_a_claim_that_gets_tasks_is_told_nothing(gate: Gate) -> None:
 # Until when.
 
 
-async def test_a_pause_ends_at_its_time(gate: Gate) -> None:
+async def test_a_pause_ends_at_its_time(gate: harness.Gate) -> None:
     await gate.create(type="a")
     await gate.as_admin().pause_work(type="a", until=later(gate, 60))
     assert await gate.claim() is None
@@ -139,64 +136,64 @@ async def test_a_pause_ends_at_its_time(gate: Gate) -> None:
     assert await gate.claim() is not None
 
 
-async def test_a_claim_that_waits_is_called_when_a_pause_ends_by_itself(gate: Gate) -> None:
+async def test_a_claim_that_waits_is_called_when_a_pause_ends_by_itself(gate: harness.Gate) -> None:
     await gate.as_admin().pause_work(type="a", until=later(gate, 3600))
     task_id = await gate.create(type="a")
     gate.skip(3599.8)       # the rest passes by itself; a shorter pause could be over before a busy gate has read it
 
-    assert await got(start(wait(gate))) == [task_id]
+    assert await test_waiting.got(test_waiting.start(test_waiting.wait(gate))) == [task_id]
 
 
-async def test_a_claim_that_waits_is_called_when_somebody_ends_the_pause(gate: Gate) -> None:
+async def test_a_claim_that_waits_is_called_when_somebody_ends_the_pause(gate: harness.Gate) -> None:
     task_id = await gate.create(type="a")
     await gate.as_admin().pause_work(type="a")
-    claim = start(wait(gate))
-    await settle(gate, 1)
+    claim = test_waiting.start(test_waiting.wait(gate))
+    await test_waiting.settle(gate, 1)
 
     await gate.as_admin().resume_work(type="a")
 
-    assert await got(claim) == [task_id]
+    assert await test_waiting.got(claim) == [task_id]
 
 
-async def test_a_paused_worker_that_waits_takes_no_call_from_others(gate: Gate) -> None:
-    first = start(wait(gate, "w1"))
-    await settle(gate, 1)
+async def test_a_paused_worker_that_waits_takes_no_call_from_others(gate: harness.Gate) -> None:
+    first = test_waiting.start(test_waiting.wait(gate, "w1"))
+    await test_waiting.settle(gate, 1)
     await gate.as_admin().pause_work(worker="w1")
-    second = start(wait(gate, "w2"))
-    await settle(gate, 2)
+    second = test_waiting.start(test_waiting.wait(gate, "w2"))
+    await test_waiting.settle(gate, 2)
 
     task_id = await gate.create()
 
-    assert await got(second) == [task_id]
+    assert await test_waiting.got(second) == [task_id]
     more = await gate.create()
-    await settle(gate, 1)
+    await test_waiting.settle(gate, 1)
     assert not first.done()
     await gate.as_admin().resume_work(worker="w1")
-    assert await got(first) == [more]
+    assert await test_waiting.got(first) == [more]
 
 
-async def test_of_a_worker_that_is_paused_while_it_is_called_the_call_goes_on_to_another(gate: Gate) -> None:
-    claims = [start(wait(gate, "w1")), start(wait(gate, "w2"))]
-    await settle(gate, 2)
+async def test_of_a_worker_that_is_paused_while_it_is_called_the_call_goes_on_to_another(gate: harness.Gate) -> None:
+    claims = [test_waiting.start(test_waiting.wait(gate, "w1")), test_waiting.start(test_waiting.wait(gate, "w2"))]
+    await test_waiting.settle(gate, 2)
 
     task_id, _ = await asyncio.gather(gate.create(), gate.as_admin().pause_work(worker="w1"))
 
-    done, _ = await asyncio.wait(claims, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE)
-    assert [await got(claim) for claim in done] == [[task_id]]
+    done, _ = await asyncio.wait(claims, return_when=asyncio.FIRST_COMPLETED, timeout=harness.PATIENCE)
+    assert [await test_waiting.got(claim) for claim in done] == [[task_id]]
     await gate.as_admin().resume_work(worker="w1")
     await gate.create()
-    await asyncio.gather(*map(got, claims))
+    await asyncio.gather(*map(test_waiting.got, claims))
 
 
-async def test_a_time_that_has_passed_is_refused(gate: Gate) -> None:
-    with refused("invalid_request"):
+async def test_a_time_that_has_passed_is_refused(gate: harness.Gate) -> None:
+    with harness.refused("invalid_request"):
         await gate.as_admin().pause_work(type="a", until=later(gate, -1))
 
 
 # Who, and what is written down.
 
 
-async def test_pauses_are_listed_with_what_was_said_of_them(gate: Gate) -> None:
+async def test_pauses_are_listed_with_what_was_said_of_them(gate: harness.Gate) -> None:
     offer = await gate.leased(type="a")
     until = later(gate, 60)
     await gate.as_admin().pause_work(type="a", capabilities=[], until=until, reason="why not")
@@ -212,11 +209,11 @@ async def test_pauses_are_listed_with_what_was_said_of_them(gate: Gate) -> None:
     assert (of_worker.type, of_worker.worker, str(of_worker.paused_by), of_worker.leases_left) == (
         None, "w1", "human bob", 1)
     assert (of_all.whole_tenant, of_all.until, of_all.leases_left) == (True, None, 1)
-    await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
+    await gate.as_worker().complete(**harness.under(offer), artifacts=[{"uri": "x"}])
     assert [one.leases_left for one in (await gate.as_admin().list_pauses()).pauses] == [0, 0, 0]
 
 
-async def test_a_pause_that_is_asked_for_again_changes_and_a_resumed_one_is_gone(gate: Gate) -> None:
+async def test_a_pause_that_is_asked_for_again_changes_and_a_resumed_one_is_gone(gate: harness.Gate) -> None:
     admin = gate.as_admin()
     first = await admin.pause_work(type="a", reason="one")
     gate.skip(5)
@@ -232,7 +229,7 @@ async def test_a_pause_that_is_asked_for_again_changes_and_a_resumed_one_is_gone
     assert (again.resumed, again.pauses_left) == (False, 1)
 
 
-async def test_the_end_of_the_pause_of_the_tenant_leaves_the_others(gate: Gate) -> None:
+async def test_the_end_of_the_pause_of_the_tenant_leaves_the_others(gate: harness.Gate) -> None:
     admin = gate.as_admin()
     await admin.pause_work(whole_tenant=True)
     await admin.pause_work(type="a")
@@ -249,12 +246,12 @@ async def test_the_end_of_the_pause_of_the_tenant_leaves_the_others(gate: Gate) 
     {}, {"type": "a", "worker": "w1"}, {"type": "a", "whole_tenant": True}, {"worker": "w1", "capabilities": []},
     {"whole_tenant": True, "capabilities": ["gpu"]}])
 @pytest.mark.parametrize("operation", ["pause_work", "drain_work", "resume_work"])
-async def test_a_request_names_exactly_one_thing(gate: Gate, operation: str, said: dict[str, Any]) -> None:
-    with refused("invalid_request"):
+async def test_a_request_names_exactly_one_thing(gate: harness.Gate, operation: str, said: dict[str, Any]) -> None:
+    with harness.refused("invalid_request"):
         await getattr(gate.as_admin(), operation)(**said)
 
 
-async def test_each_change_is_audited_once(gate: Gate) -> None:
+async def test_each_change_is_audited_once(gate: harness.Gate) -> None:
     admin = gate.as_admin()
     await admin.pause_work(type="a", reason="why")
     await admin.pause_work(type="a", reason="why")
@@ -268,16 +265,16 @@ async def test_each_change_is_audited_once(gate: Gate) -> None:
                     ("work_resumed", "type a", "well again", "root")]
 
 
-async def test_a_tenant_has_no_more_pauses_than_every_claim_can_read(gate: Gate) -> None:
+async def test_a_tenant_has_no_more_pauses_than_every_claim_can_read(gate: harness.Gate) -> None:
     for number in range(100):
         await gate.as_admin().pause_work(type=f"t{number}")
 
-    with refused("invalid_request"):
+    with harness.refused("invalid_request"):
         await gate.as_admin().pause_work(type="one more")
     await gate.as_admin().pause_work(type="t7", reason="again")
 
 
-async def test_another_tenant_goes_on(gate: Gate) -> None:
+async def test_another_tenant_goes_on(gate: harness.Gate) -> None:
     other = gate.stranger()
     await other.create(type="a")
 
@@ -287,11 +284,11 @@ async def test_another_tenant_goes_on(gate: Gate) -> None:
     assert await other.claim() is not None
     assert (await other.as_admin().list_pauses()).pauses == []
     assert (await other.as_admin().resume_work(whole_tenant=True)).resumed is False
-    with refused("tenant_not_found"):
+    with harness.refused("tenant_not_found"):
         await other.as_admin().pause_work(whole_tenant=True, tenant=gate.tenant_id)
 
 
-async def test_the_operator_pauses_another_tenant(gate: Gate) -> None:
+async def test_the_operator_pauses_another_tenant(gate: harness.Gate) -> None:
     own = gate.beside(default_tenant_id=gate.tenant_id)
     other = own.stranger()
     await other.create()
@@ -305,48 +302,48 @@ async def test_the_operator_pauses_another_tenant(gate: Gate) -> None:
 
 @pytest.mark.one_store
 @pytest.mark.parametrize("role", ["agent", "worker", "reader"])
-async def test_only_an_admin_who_may_write_pauses(gate: Gate, role: str) -> None:
-    who = Caller(gate.tenant_id, Principal("human", "x"), "admin", SCOPES - {"admin:write"})
-    view = {"agent": gate.as_agent(), "worker": gate.as_worker(), "reader": View(gate.engine, who)}[role]
+async def test_only_an_admin_who_may_write_pauses(gate: harness.Gate, role: str) -> None:
+    who = Caller(gate.tenant_id, wire.Principal("human", "x"), "admin", SCOPES - {"admin:write"})
+    view = {"agent": gate.as_agent(), "worker": gate.as_worker(), "reader": harness.View(gate.engine, who)}[role]
     for operation in ("pause_work", "drain_work", "resume_work"):
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             await getattr(view, operation)(type="a")
 
 
 # Draining.
 
 
-async def test_a_drain_says_how_many_leases_are_left_until_there_are_none(gate: Gate) -> None:
+async def test_a_drain_says_how_many_leases_are_left_until_there_are_none(gate: harness.Gate) -> None:
     first, second = await gate.leased(type="a"), await gate.leased("w2", type="a")
     await gate.create(type="a")
 
     assert (await gate.as_admin().drain_work(type="a")).leases_left == 2
 
     assert await gate.claim() is None
-    await gate.as_worker().complete(**under(first), artifacts=[{"uri": "x"}])
+    await gate.as_worker().complete(**harness.under(first), artifacts=[{"uri": "x"}])
     assert (await gate.as_admin().drain_work(type="a")).leases_left == 1
     await gate.lose(second)
     assert (await gate.as_admin().drain_work(type="a")).leases_left == 0
 
 
-async def test_a_drain_that_waits_is_answered_when_the_last_lease_has_ended(gate: Gate) -> None:
+async def test_a_drain_that_waits_is_answered_when_the_last_lease_has_ended(gate: harness.Gate) -> None:
     first, second = await gate.leased(), await gate.leased("w2")
-    drain = start(gate.as_admin().drain_work(whole_tenant=True, wait_seconds=30))
-    async with asyncio.timeout(PATIENCE):
-        await gate.as_worker().release_lease(**under(first))
-        await gate.as_worker("w2").complete(**under(second), artifacts=[{"uri": "x"}])
+    drain = test_waiting.start(gate.as_admin().drain_work(whole_tenant=True, wait_seconds=30))
+    async with asyncio.timeout(harness.PATIENCE):
+        await gate.as_worker().release_lease(**harness.under(first))
+        await gate.as_worker("w2").complete(**harness.under(second), artifacts=[{"uri": "x"}])
 
         assert (await drain).leases_left == 0
     assert not gate.engine.polls.tenants
 
 
-async def test_a_drain_whose_time_is_over_says_what_is_left(gate: Gate) -> None:
+async def test_a_drain_whose_time_is_over_says_what_is_left(gate: harness.Gate) -> None:
     await gate.leased()
 
     assert (await gate.as_admin().drain_work(worker="w1", wait_seconds=0.01)).leases_left == 1
 
 
-async def test_a_drain_keeps_until_and_reason_of_the_pause_that_there_is(gate: Gate) -> None:
+async def test_a_drain_keeps_until_and_reason_of_the_pause_that_there_is(gate: harness.Gate) -> None:
     paused = await gate.as_admin().pause_work(type="a", until=later(gate, 60), reason="why")
 
     drained = await gate.as_admin("bob").drain_work(type="a")
@@ -357,7 +354,7 @@ async def test_a_drain_keeps_until_and_reason_of_the_pause_that_there_is(gate: G
 # Other processes, and restarts.
 
 
-async def test_a_pause_holds_in_another_process_and_after_a_restart(gate: Gate) -> None:
+async def test_a_pause_holds_in_another_process_and_after_a_restart(gate: harness.Gate) -> None:
     await gate.create(type="a")
     await gate.create(type="b")
     await gate.as_admin().pause_work(type="a")
@@ -374,11 +371,11 @@ async def test_a_pause_holds_in_another_process_and_after_a_restart(gate: Gate) 
     assert again.type == "a"
 
 
-async def test_of_claims_that_race_with_a_pause_none_gets_a_lease_after_it(gate: Gate) -> None:
+async def test_of_claims_that_race_with_a_pause_none_gets_a_lease_after_it(gate: harness.Gate) -> None:
     await gate.as_agent().create_tasks(tasks=[{"type": "a", "payload": None}] * 60)
     other, granted = gate.beside(), list[float]()
 
-    async def claim(view: Gate, worker: str) -> None:
+    async def claim(view: harness.Gate, worker: str) -> None:
         while (await view.claim(worker)) is not None:
             granted.append(asyncio.get_running_loop().time())
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from asyncgate import SCOPES, Caller
-from asyncgate.conformance.harness import NEEDED, Gate, View, least, refused, under
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.wire import Principal
+from asyncgate.conformance import harness
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
@@ -85,7 +84,7 @@ SYSTEM = {"create_task": True, "get_task": True, "list_tasks": True, "cancel_tas
 
 
 @pytest.fixture
-def operator(gate: Gate) -> Gate:
+def operator(gate: harness.Gate) -> harness.Gate:
     """Return the gate of the default tenant, whose admins manage all tenants."""
     return gate.beside(default_tenant_id=gate.tenant_id)
 
@@ -93,14 +92,14 @@ def operator(gate: Gate) -> Gate:
 def filled(operation: str) -> dict[str, Any]:
     """Fill in the fields of an operation."""
     tenant = {"tenant": OTHER} if "tenant" in OPERATIONS[operation].takes.__struct_fields__ else {}
-    return {**least(operation), **tenant, **MORE.get(operation, {})}
+    return {**harness.least(operation), **tenant, **MORE.get(operation, {})}
 
 
-async def admitted(view: View, operation: str, **more: Any) -> bool:
+async def admitted(view: harness.View, operation: str, **more: Any) -> bool:
     """Whether a caller passes the checks of role and scope; later refusals do not count."""
     try:
         await getattr(view, operation)(**filled(operation) | more)
-    except GateError as no:
+    except errors.GateError as no:
         return no.code not in ("forbidden", "tenant_not_found")
     return True
 
@@ -120,7 +119,7 @@ def test_no_operation_but_these_is_for_everybody() -> None:
 
 @pytest.mark.one_store
 @pytest.mark.parametrize("role", ["agent", "worker", "admin"])
-async def test_an_operation_is_for_its_roles(operator: Gate, role: str) -> None:
+async def test_an_operation_is_for_its_roles(operator: harness.Gate, role: str) -> None:
     view = operator.as_caller("agent" if role == "agent" else "worker", "x", role)
 
     assert [name for name in GUARDED if await admitted(view, name)] == [
@@ -128,15 +127,15 @@ async def test_an_operation_is_for_its_roles(operator: Gate, role: str) -> None:
 
 
 @pytest.mark.one_store
-async def test_the_role_system_may_what_spec_21_5_2_says(gate: Gate) -> None:
+async def test_the_role_system_may_what_spec_21_5_2_says(gate: harness.Gate) -> None:
     view = gate.as_caller("service", "x", "system")
 
     assert {name: await admitted(view, name) for name in SYSTEM} == SYSTEM
 
 
 @pytest.mark.one_store
-async def test_an_operation_needs_one_of_its_scopes(operator: Gate) -> None:
-    def with_scopes(scopes: frozenset[str] | set[str]) -> View:
+async def test_an_operation_needs_one_of_its_scopes(operator: harness.Gate) -> None:
+    def with_scopes(scopes: frozenset[str] | set[str]) -> harness.View:
         return operator.as_caller("human", "x", "admin", scopes=frozenset(scopes))
 
     for name, op in GUARDED.items():
@@ -148,7 +147,7 @@ async def test_an_operation_needs_one_of_its_scopes(operator: Gate) -> None:
 
 
 @pytest.mark.one_store
-async def test_who_may_only_read_as_an_admin_changes_nothing(operator: Gate) -> None:
+async def test_who_may_only_read_as_an_admin_changes_nothing(operator: harness.Gate) -> None:
     reader = operator.as_caller("human", "x", "admin", scopes=SCOPES - {"admin:write"})
 
     async with operator.unchanged():
@@ -156,7 +155,7 @@ async def test_who_may_only_read_as_an_admin_changes_nothing(operator: Gate) -> 
             assert not await admitted(reader, name), name
 
 
-async def test_a_credential_learns_who_it_stands_for_and_what_it_may_do(gate: Gate) -> None:
+async def test_a_credential_learns_who_it_stands_for_and_what_it_may_do(gate: harness.Gate) -> None:
     """21.5.2: callers can read their own roles and scopes."""
     w1 = await gate.as_worker("w1", "here").whoami()
     limited = await gate.as_caller("human", "eve", "admin", scopes=frozenset({"tasks:read"})).whoami()
@@ -172,7 +171,7 @@ async def test_a_credential_learns_who_it_stands_for_and_what_it_may_do(gate: Ga
         assert {"get_config", "health", "whoami"} <= set(told.operations)
 
 
-async def test_health_needs_no_role_and_config_no_scope(gate: Gate) -> None:
+async def test_health_needs_no_role_and_config_no_scope(gate: harness.Gate) -> None:
     nobody = gate.as_caller("system", "nobody", "agent", scopes=frozenset())
 
     assert (await nobody.health()).status == "healthy"
@@ -180,11 +179,11 @@ async def test_health_needs_no_role_and_config_no_scope(gate: Gate) -> None:
 
 
 @pytest.mark.one_store
-async def test_a_refusal_names_the_role_that_is_needed(gate: Gate) -> None:
+async def test_a_refusal_names_the_role_that_is_needed(gate: harness.Gate) -> None:
     for name in [name for name, op in GUARDED.items() if "agent" not in op.roles]:
         needed = " or ".join(role for role in GUARDED[name].roles if role != "system")
 
-        with refused("forbidden", your_role="agent", required_role=needed):
+        with harness.refused("forbidden", your_role="agent", required_role=needed):
             await getattr(gate.as_agent(), name)(**filled(name))
 
 
@@ -204,91 +203,91 @@ def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:
 
 
 @pytest.mark.one_store
-async def test_only_an_admin_of_the_default_tenant_looks_after_tenants(gate: Gate) -> None:
+async def test_only_an_admin_of_the_default_tenant_looks_after_tenants(gate: harness.Gate) -> None:
     async with gate.unchanged():
         for name in OPERATORS:
             for tenant_id in (gate.tenant_id, OTHER):
-                with refused("forbidden", your_role="admin"):
+                with harness.refused("forbidden", your_role="admin"):
                     named = {"tenant": tenant_id} if name != "list_tenants" else {}
                     await getattr(gate.as_admin(), name)(**filled(name) | named)
 
 
 @pytest.mark.one_store
-async def test_for_every_other_admin_there_is_only_the_own_tenant(gate: Gate) -> None:
+async def test_for_every_other_admin_there_is_only_the_own_tenant(gate: harness.Gate) -> None:
     async with gate.unchanged():
         for name in NAMING:
-            with refused("tenant_not_found"):
+            with harness.refused("tenant_not_found"):
                 await getattr(gate.as_admin(), name)(**filled(name) | {"tenant": OTHER})
     assert [name for name in NAMING if not await admitted(gate.as_admin(), name, tenant=gate.tenant_id)] == []
 
 
 @pytest.mark.parametrize("operation", [
     "get_task", "explain_task", "get_task_history", "cancel_task", "release_hold", "attach_artifacts"])
-async def test_an_agent_touches_its_own_tasks_only(gate: Gate, operation: str) -> None:
+async def test_an_agent_touches_its_own_tasks_only(gate: harness.Gate, operation: str) -> None:
     task_id = await gate.create(by="ada")
 
     async with gate.unchanged():
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             more = {"artifacts": [{"uri": "x"}]} if operation == "attach_artifacts" else {}
             await getattr(gate.as_agent("bob"), operation)(task_id=task_id, **more)
 
 
-async def test_an_owner_is_kind_and_id(gate: Gate) -> None:
+async def test_an_owner_is_kind_and_id(gate: harness.Gate) -> None:
     task_id = await gate.create(by="ada")
 
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await gate.as_caller("human", "ada", "agent").get_task(task_id=task_id)
 
 
-async def test_a_worker_reads_the_task_that_it_holds_or_held(gate: Gate) -> None:
+async def test_a_worker_reads_the_task_that_it_holds_or_held(gate: harness.Gate) -> None:
     offer = await gate.leased("w1")
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await gate.as_worker("w2").get_task(task_id=offer.task_id)
     assert (await gate.as_worker("w1").get_task(task_id=offer.task_id)).status == "leased"
 
-    await gate.as_worker("w1").complete(**under(offer))
+    await gate.as_worker("w1").complete(**harness.under(offer))
 
     assert (await gate.as_worker("w1").get_task(task_id=offer.task_id)).status == "succeeded"
     assert (await gate.as_worker("w1").get_task_history(task_id=offer.task_id)).events
 
 
-async def test_an_agent_lists_its_own_tasks_and_an_admin_all(gate: Gate) -> None:
+async def test_an_agent_lists_its_own_tasks_and_an_admin_all(gate: harness.Gate) -> None:
     mine, theirs = await gate.create(by="ada"), await gate.create(by="bob")
 
-    async def listed(view: View, **ask: Any) -> list[str]:
+    async def listed(view: harness.View, **ask: Any) -> list[str]:
         return [task.task_id for task in (await view.list_tasks(**ask)).tasks]
 
     assert await listed(gate.as_agent("ada")) == [mine]
     assert await listed(gate.as_admin()) == [theirs, mine]
     assert await listed(gate.as_admin(), created_by="bob") == [theirs]
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await listed(gate.as_agent("ada"), created_by="bob")
 
 
 @pytest.mark.one_store
 @pytest.mark.parametrize("operation", ["list_receipts", "list_open_obligations", "bootstrap"])
-async def test_only_an_admin_asks_about_another_principal(gate: Gate, operation: str) -> None:
-    with refused("forbidden"):
+async def test_only_an_admin_asks_about_another_principal(gate: harness.Gate, operation: str) -> None:
+    with harness.refused("forbidden"):
         await getattr(gate.as_agent("ada"), operation)(principal_kind="agent", principal_id="bob")
 
     assert await getattr(gate.as_admin(), operation)(principal_kind="agent", principal_id="bob")
 
 
-async def test_receipts_are_for_their_two_parties_and_admins(gate: Gate) -> None:
+async def test_receipts_are_for_their_two_parties_and_admins(gate: harness.Gate) -> None:
     offer = await gate.leased("w1")
     accepted = await gate.receipt(offer.task_id, "task.accepted")
 
     assert await gate.as_worker("w1").get_receipt(receipt_id=accepted.receipt_id) == accepted
     for view in (gate.as_worker("w2"), gate.as_agent("bob")):
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             await view.get_receipt(receipt_id=accepted.receipt_id)
 
 
-async def test_an_agent_reads_all_receipts_of_its_own_task(gate: Gate) -> None:
+async def test_an_agent_reads_all_receipts_of_its_own_task(gate: harness.Gate) -> None:
     offer = await gate.finished()
 
     assert len((await gate.as_agent("ada").list_receipts(task_id=offer.task_id)).receipts) == 4
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await gate.as_agent("bob").list_receipts(task_id=offer.task_id)
 
 
@@ -296,39 +295,40 @@ async def test_an_agent_reads_all_receipts_of_its_own_task(gate: Gate) -> None:
 @pytest.mark.parametrize("claim", [
     {"principal_id": "bob"}, {"agent_id": "bob"}, {"principal_kind": "human", "principal_id": "ada"},
     {"created_by": {"id": "bob"}}, {"created_by": {"principal_kind": "agent", "principal_id": "bob"}}], ids=range(5))
-async def test_a_bound_credential_creates_in_its_own_name_only(gate: Gate, claim: dict[str, Any]) -> None:
+async def test_a_bound_credential_creates_in_its_own_name_only(gate: harness.Gate, claim: dict[str, Any]) -> None:
     async with gate.unchanged():
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             await gate.as_agent("ada").create_task(type="demo", payload=None, **claim)
 
 
-async def test_a_bound_worker_claims_in_its_own_name_only(gate: Gate) -> None:
+async def test_a_bound_worker_claims_in_its_own_name_only(gate: harness.Gate) -> None:
     await gate.create()
 
     async with gate.unchanged():
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             await gate.as_worker("w1").lease_next(worker_id="w2")
 
     assert (await gate.as_worker("w1").lease_next(worker_id="w1")).tasks
 
 
-async def test_a_bound_worker_acts_in_its_own_name_only(gate: Gate) -> None:
+async def test_a_bound_worker_acts_in_its_own_name_only(gate: harness.Gate) -> None:
     offer = await gate.leased("w1")
 
     for verb in ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease"):
         async with gate.unchanged():
-            with refused("forbidden"):
-                await getattr(gate.as_worker("w2"), verb)(**NEEDED.get(verb, {}), **under(offer, worker_id="w1"))
+            with harness.refused("forbidden"):
+                await getattr(gate.as_worker("w2"), verb)(**harness.NEEDED.get(verb, {}),
+                                                          **harness.under(offer, worker_id="w1"))
 
 
-async def test_an_admin_may_act_for_another(gate: Gate) -> None:
+async def test_an_admin_may_act_for_another(gate: harness.Gate) -> None:
     offer = await gate.leased("w1")
 
-    assert (await gate.as_admin().complete(**under(offer, worker_id="w1", artifacts=[{"uri": "x"}]))).ok
+    assert (await gate.as_admin().complete(**harness.under(offer, worker_id="w1", artifacts=[{"uri": "x"}]))).ok
     assert str((await gate.receipt(offer.task_id, "task.completed")).sender) == "worker w1"
 
 
-def scoped(gate: Gate, *scopes: str) -> View:
+def scoped(gate: harness.Gate, *scopes: str) -> harness.View:
     """Return the gate for an admin with only these scopes."""
     return gate.as_caller("human", "root", "admin", scopes=frozenset(scopes))
 
@@ -341,7 +341,7 @@ READING = {"get_task": "task_id", "explain_task": "task_id", "get_task_history":
     (["tasks:read", "tasks:lease", "receipts:read"], False), (["admin:read"], True), (["admin:write"], True),
     (["tasks:read", "receipts:read", "admin:read"], True)])
 async def test_an_admin_reads_what_belongs_to_others_by_an_admin_scope_only(
-        gate: Gate, scopes: list[str], reads: bool) -> None:
+        gate: harness.Gate, scopes: list[str], reads: bool) -> None:
     """By spec 21.5.2 an admin may read any task; by 21.8.3 tasks:read covers own tasks, admin:read all: both apply.
 
     So a key limited to tasks:read cannot read the whole tenant, even if its role is admin.
@@ -350,19 +350,20 @@ async def test_an_admin_reads_what_belongs_to_others_by_an_admin_scope_only(
     named = {"task_id": offer.task_id, "receipt_id": offer.obligation_receipt_id}
 
     for operation, field in READING.items():
-        with nullcontext() if reads else refused("forbidden"):
+        with nullcontext() if reads else harness.refused("forbidden"):
             await getattr(root, operation)(**{field: named[field]})
     for operation, whose in (("list_open_obligations", {"principal_id": "ada"}), ("list_tasks", {"created_by": "ada"}),
                              ("list_leases", {"worker_id": "w1"}),
                              ("list_receipts", {"to_id": "ada"})):
-        with nullcontext() if reads else refused("forbidden"):
+        with nullcontext() if reads else harness.refused("forbidden"):
             await getattr(root, operation)(**whose)
     assert [task.task_id for task in (await root.list_tasks()).tasks] == [offer.task_id] * reads
 
 
 @pytest.mark.parametrize("scopes", [["tasks:write", "tasks:lease", "receipts:ack"],
                                     ["tasks:write", "tasks:lease", "receipts:ack", "admin:read"]])
-async def test_an_admin_changes_what_belongs_to_others_by_admin_write_only(gate: Gate, scopes: list[str]) -> None:
+async def test_an_admin_changes_what_belongs_to_others_by_admin_write_only(gate: harness.Gate,
+                                                                           scopes: list[str]) -> None:
     """Spec 21.8.3: admin:write modifies all tenant data; without it an admin has the rights of agents and workers."""
     root, offer = scoped(gate, *scopes), await gate.leased("w1")
     mine = (await root.create_task(type="demo", payload=None)).task_id
@@ -371,9 +372,9 @@ async def test_an_admin_changes_what_belongs_to_others_by_admin_write_only(gate:
         for operation, ask in (("cancel_task", {"task_id": offer.task_id}),
                                ("release_hold", {"task_id": offer.task_id}),
                                ("ack_receipt", {"receipt_id": offer.obligation_receipt_id}),
-                               ("complete", under(offer, worker_id="w1")), ("lease_next", {"worker_id": "w1"}),
+                               ("complete", harness.under(offer, worker_id="w1")), ("lease_next", {"worker_id": "w1"}),
                                ("create_task", {"type": "demo", "payload": None, "created_by": {"id": "ada"}})):
-            with refused("forbidden"):
+            with harness.refused("forbidden"):
                 await getattr(root, operation)(**ask)
     assert (await root.cancel_task(task_id=mine)).ok
     assert (await scoped(gate, "admin:write").cancel_task(task_id=offer.task_id)).ok
@@ -381,7 +382,7 @@ async def test_an_admin_changes_what_belongs_to_others_by_admin_write_only(gate:
 
 @pytest.mark.one_store
 @pytest.mark.parametrize("kind", ["system", "asyncgate"])
-async def test_nobody_acts_as_the_system_or_the_gate_from_outside(gate: Gate, kind: str) -> None:
+async def test_nobody_acts_as_the_system_or_the_gate_from_outside(gate: harness.Gate, kind: str) -> None:
     await gate.create()
 
     async with gate.unchanged():
@@ -389,12 +390,14 @@ async def test_nobody_acts_as_the_system_or_the_gate_from_outside(gate: Gate, ki
             creator = {"principal_kind": kind, "principal_id": "asyncgate-1"}
             for operation, ask in (("create_task", {"type": "x", "payload": None, **creator}),
                                    ("lease_next", {"worker_kind": kind, "worker_id": "asyncgate-1"})):
-                with refused("forbidden"):
+                with harness.refused("forbidden"):
                     await getattr(view, operation)(**ask)
 
 
-async def test_an_unbound_credential_stands_for_its_fallback_until_the_request_says_who_it_is(gate: Gate) -> None:
-    shared = View(gate.engine, Caller(gate.tenant_id, Principal("system", "asyncgate"), "admin", SCOPES, bound=False))
+async def test_an_unbound_credential_stands_for_its_fallback_until_the_request_says_who_it_is(
+    gate: harness.Gate) -> None:
+    shared = harness.View(gate.engine,
+                          Caller(gate.tenant_id, wire.Principal("system", "asyncgate"), "admin", SCOPES, bound=False))
 
     made = await shared.create_task(type="demo", payload=None)
 

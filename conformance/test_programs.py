@@ -23,13 +23,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, ask_of, miscounted, settings_for_tests
+from asyncgate.conformance import harness
 from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, ModelRefusal, Rules
 from asyncgate.parts.extensions import engine_over
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.queries import ReceiptFilter
+from asyncgate.parts.model import errors, queries, wire
 from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
-from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 
 EXAMPLES_PER_ROUND, STEPS = 15, 35
@@ -274,7 +272,7 @@ class Programs(RuleBasedStateMachine):
             under["fence"] = offer["fence"] + (1 if lie == "newer fence" else -1)
         if not named:
             del under["task_id"]
-        fields = {**NEEDED.get(verb, {}), **fields}
+        fields = {**harness.NEEDED.get(verb, {}), **fields}
         reply = self.perform((tenant, kind, id, instance), verb, **under, **fields)
         if held in self.live and lie == "none" and (reply is None or verb in ENDINGS):
             self.past.append(held)
@@ -424,12 +422,12 @@ def settings_of(rules: Rules) -> dict[str, Any]:
 class Side:
     """One gate that runs a program."""
 
-    def __init__(self, run: Run, backend: OwnTenants, rules: Rules, tenants: list[str]) -> None:
+    def __init__(self, run: Run, backend: harness.OwnTenants, rules: Rules, tenants: list[str]) -> None:
         self.run, self.backend = run, backend
-        backend.backend.ids = Numbered()        # so that failures are reproducible, and twins are equal
-        engine = engine_over(backend, settings_for_tests(**settings_of(rules)))
+        backend.backend.ids = harness.Numbered()        # so that failures are reproducible, and twins are equal
+        engine = engine_over(backend, harness.settings_for_tests(**settings_of(rules)))
         backend.own.clear()
-        self.gates = [Gate(engine, tenant) for tenant in tenants]
+        self.gates = [harness.Gate(engine, tenant) for tenant in tenants]
         self.seen = [""] * len(tenants)
         self.confirmations = [list[str]() for _ in tenants]     # programs call them by number: each gate seals its own
         self.epoch = math.floor(self.gates[0].now())
@@ -441,7 +439,7 @@ class Side:
         view = self.gates[tenant].as_caller(kind, id, role, instance=instance)
         try:
             reply = plain(self.run(getattr(view, name)(**self.name_sealed(tenant, written_out(fields)))))
-        except GateError as no:
+        except errors.GateError as no:
             return "no", no.code, no.more.get("reason")
         self.number_sealed(tenant, reply)
         reply.get("leases", []).sort(key=lambda held: held["lease_id"])     # rows of the same time have no fixed order
@@ -462,7 +460,7 @@ class Side:
 
     def news(self, tenant: int) -> list[Any]:
         """Return the receipts written since the last call."""
-        of = ReceiptFilter(None, None, None, self.seen[tenant] or None, 1000)
+        of = queries.ReceiptFilter(None, None, None, self.seen[tenant] or None, 1000)
         rows = self.run(self.backend.page(self.gates[tenant].tenant_id, of))
         self.seen[tenant] = rows[-1].receipt_id if rows else self.seen[tenant]
         return list(rows)
@@ -501,7 +499,7 @@ def like(said: Any, got: Any) -> Any:
 class AgainstTheOracle(Programs):
     """A gate compared with the oracle."""
 
-    def __init__(self, run: Run, backend: OwnTenants) -> None:
+    def __init__(self, run: Run, backend: harness.OwnTenants) -> None:
         super().__init__()
         self.run, self.backend = run, backend
 
@@ -512,7 +510,7 @@ class AgainstTheOracle(Programs):
 
     def perform(self, who: Who, name: str, **fields: Any) -> Any:
         reply = self.side.perform(who, name, fields)
-        said = self.expect(who, name, ask_of(OPERATIONS[name], written_out(fields)))
+        said = self.expect(who, name, harness.ask_of(OPERATIONS[name], written_out(fields)))
         got = like(said, self.side.timed(list(reply)))
 
         assert got == said, f"{name}: the gate says {got}, the oracle {said}"
@@ -525,7 +523,7 @@ class AgainstTheOracle(Programs):
         before = len(model.receipts)
         self.wrote(tenant, written)
         try:
-            reply = model.perform(name, Principal(kind, id, instance), ask, self.clock, ids_of(written),
+            reply = model.perform(name, wire.Principal(kind, id, instance), ask, self.clock, ids_of(written),
                                   admin=kind == "human")
             said: list[Any] = ["yes", reply]
         except ModelRefusal as no:
@@ -569,7 +567,7 @@ class AgainstTheOracle(Programs):
             for task_id in model.tasks:
                 self.perform((tenant, "human", "root", None), "get_task", task_id=task_id)
             stored = self.run(self.side.gates[tenant].everything())
-            assert self.run(miscounted(self.side.gates[tenant])) == []
+            assert self.run(harness.miscounted(self.side.gates[tenant])) == []
             assert sorted(task.task_id for task in stored["Task"]) == sorted(model.tasks)
             assert sorted(row.receipt_id for row in stored["Obligation"]) == sorted(
                 task.duty for task in model.tasks.values() if task.owed)
@@ -598,7 +596,7 @@ def ids_of(written: list[Any]) -> Callable[[str, str, str], str]:
     return new_id
 
 
-class InOrder(OwnTenants):
+class InOrder(harness.OwnTenants):
     """A backend that sweeps in order of ids, because databases may use any order."""
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
@@ -624,7 +622,7 @@ class OnSides(Programs):
     def teardown(self) -> None:
         """Compare the final data, except for times."""
         left = [[facts(self.run(gate.everything())) for gate in side.gates] for side in getattr(self, "sides", ())]
-        assert [self.run(miscounted(gate)) for side in getattr(self, "sides", ()) for gate in side.gates
+        assert [self.run(harness.miscounted(gate)) for side in getattr(self, "sides", ()) for gate in side.gates
                 ] == [[]] * sum(map(len, left))
         for other in left[1:]:
             assert other == left[0]
@@ -633,7 +631,7 @@ class OnSides(Programs):
 class OnTwoBackends(OnSides):
     """The same program on two backends that give the same ids."""
 
-    def __init__(self, run: Run, backends: list[OwnTenants]) -> None:
+    def __init__(self, run: Run, backends: list[harness.OwnTenants]) -> None:
         super().__init__()
         self.run, self.backends = run, backends
 
@@ -681,7 +679,7 @@ def budget(rounds: int) -> settings:
 
 def test_random_programs_have_the_answers_states_and_receipts_of_the_oracle(
         backend_url: str, run: Run, rounds: int) -> None:
-    backend = OwnTenants(run(open_backend(backend_url, serving=True)))
+    backend = harness.OwnTenants(run(open_backend(backend_url, serving=True)))
     try:
         run_programs(partial(AgainstTheOracle, run, backend), settings=budget(rounds))
     finally:
@@ -689,7 +687,7 @@ def test_random_programs_have_the_answers_states_and_receipts_of_the_oracle(
 
 
 def test_the_same_program_has_the_same_receipt_hashes_in_memory(backend_url: str, run: Run, rounds: int) -> None:
-    backends: list[OwnTenants] = [InOrder(run(open_backend(url))) for url in ("memory:", backend_url)]
+    backends: list[harness.OwnTenants] = [InOrder(run(open_backend(url))) for url in ("memory:", backend_url)]
     try:
         run_programs(partial(OnTwoBackends, run, backends), settings=budget(rounds))
     finally:

@@ -11,9 +11,8 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import astuple
 
-from asyncgate.conformance.harness import Gate, miscounted, refused, under
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Depth, Traffic
+from asyncgate.conformance import harness
+from asyncgate.parts.model import queries, stored
 from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
@@ -22,13 +21,13 @@ OCR = {"capabilities": ["ocr"]}
 LONG = 3600
 
 
-async def numbers(gate: Gate, type: str = "demo") -> tuple[int, int, int, int]:
+async def numbers(gate: harness.Gate, type: str = "demo") -> tuple[int, int, int, int]:
     """Return how many tasks of a type are claimable, delayed, on hold and leased."""
     rows = (await gate.as_admin().list_queues(type=type)).queues
     return (rows[0].claimable, rows[0].delayed, rows[0].held, rows[0].leased) if rows else (0, 0, 0, 0)
 
 
-async def test_a_task_is_counted_from_its_creation_to_its_end(gate: Gate) -> None:
+async def test_a_task_is_counted_from_its_creation_to_its_end(gate: harness.Gate) -> None:
     assert (await gate.as_admin().list_queues()).queues == []
     task_id = await gate.create()
     assert await numbers(gate) == (1, 0, 0, 0)
@@ -36,17 +35,17 @@ async def test_a_task_is_counted_from_its_creation_to_its_end(gate: Gate) -> Non
     offer = await gate.claim()
     assert offer is not None
     assert await numbers(gate) == (0, 0, 0, 1)
-    await gate.as_worker().start_task(**under(offer))
+    await gate.as_worker().start_task(**harness.under(offer))
     assert await numbers(gate) == (0, 0, 0, 1)
-    await gate.as_worker().release_lease(**under(offer))
+    await gate.as_worker().release_lease(**harness.under(offer))
     assert await numbers(gate) == (1, 0, 0, 0)
     await gate.as_agent().cancel_task(task_id=task_id)
 
     assert await numbers(gate) == (0, 0, 0, 0)
-    assert await miscounted(gate) == []
+    assert await harness.miscounted(gate) == []
 
 
-async def test_a_queue_is_what_has_one_type_and_requires_the_same(gate: Gate) -> None:
+async def test_a_queue_is_what_has_one_type_and_requires_the_same(gate: harness.Gate) -> None:
     await gate.create("scan", requirements=OCR)
     await gate.create("scan", requirements={"capabilities": ["ocr", "gpu"]})
     await gate.create("scan", requirements={**OCR, "tags": ["x"]})
@@ -60,7 +59,7 @@ async def test_a_queue_is_what_has_one_type_and_requires_the_same(gate: Gate) ->
     assert [row.type for row in (await gate.as_admin().list_queues(type="mail")).queues] == ["mail"]
 
 
-async def test_a_delayed_task_becomes_claimable_when_its_time_comes_though_nobody_claims(gate: Gate) -> None:
+async def test_a_delayed_task_becomes_claimable_when_its_time_comes_though_nobody_claims(gate: harness.Gate) -> None:
     await gate.create(delay_seconds=50)
     await gate.create(delay_seconds=LONG)
     assert await numbers(gate) == (0, 2, 0, 0)
@@ -74,9 +73,9 @@ async def test_a_delayed_task_becomes_claimable_when_its_time_comes_though_nobod
     assert await numbers(gate) == (0, 1, 0, 1)
 
 
-async def test_a_task_that_failed_waits_for_its_next_attempt(gate: Gate) -> None:
+async def test_a_task_that_failed_waits_for_its_next_attempt(gate: harness.Gate) -> None:
     offer = await gate.leased(retry_backoff_seconds=30)
-    await gate.as_worker().fail(**under(offer, error="x", retryable=True))
+    await gate.as_worker().fail(**harness.under(offer, error="x", retryable=True))
     assert await numbers(gate) == (0, 1, 0, 0)
 
     gate.skip(31)
@@ -84,7 +83,7 @@ async def test_a_task_that_failed_waits_for_its_next_attempt(gate: Gate) -> None
     assert await numbers(gate) == (1, 0, 0, 0)
 
 
-async def test_a_task_on_hold_is_counted_apart(make_gate: Callable[..., Gate]) -> None:
+async def test_a_task_on_hold_is_counted_apart(make_gate: Callable[..., harness.Gate]) -> None:
     gate = make_gate(max_expiries=1)
     offer = await gate.leased()
     await gate.lose(offer)
@@ -97,7 +96,7 @@ async def test_a_task_on_hold_is_counted_apart(make_gate: Callable[..., Gate]) -
     assert await numbers(gate) == (1, 0, 0, 0)
 
 
-async def test_the_oldest_wait_is_that_of_the_oldest_claimable_task_whatever_its_priority(gate: Gate) -> None:
+async def test_the_oldest_wait_is_that_of_the_oldest_claimable_task_whatever_its_priority(gate: harness.Gate) -> None:
     for priority, seconds in ((0, 100), (5, 10), (-3, 40), (5, 1)):
         await gate.create(priority=priority)
         gate.skip(seconds)
@@ -113,10 +112,10 @@ async def test_the_oldest_wait_is_that_of_the_oldest_claimable_task_whatever_its
     assert (row.leased, row.oldest_wait_seconds) == (4, None)
 
 
-async def test_what_went_back_to_the_queue_waits_since_then(gate: Gate) -> None:
+async def test_what_went_back_to_the_queue_waits_since_then(gate: harness.Gate) -> None:
     offer = await gate.leased()
     gate.skip(100)
-    await gate.as_worker().release_lease(**under(offer))
+    await gate.as_worker().release_lease(**harness.under(offer))
     gate.skip(20)
 
     [row] = (await gate.as_admin().list_queues()).queues
@@ -124,20 +123,20 @@ async def test_what_went_back_to_the_queue_waits_since_then(gate: Gate) -> None:
     assert row.oldest_wait_seconds == pytest.approx(20, abs=8)
 
 
-async def test_one_queue_is_read_by_its_id(gate: Gate) -> None:
+async def test_one_queue_is_read_by_its_id(gate: harness.Gate) -> None:
     await gate.create("scan", requirements=OCR)
     [row] = (await gate.as_admin().list_queues()).queues
 
     one = await gate.as_admin().get_queue(queue_id=row.queue_id)
     assert (one.queue_id, one.type, one.capabilities, one.claimable) == (row.queue_id, "scan", ["ocr"], 1)
     for unknown in ("0" * 16, "scan", "f" * 15, "f" * 18, row.queue_id + " "):
-        with refused("queue_not_found"):
+        with harness.refused("queue_not_found"):
             await gate.as_admin().get_queue(queue_id=unknown)
-    with refused("queue_not_found"):
+    with harness.refused("queue_not_found"):
         await gate.stranger().as_admin().get_queue(queue_id=row.queue_id)
 
 
-async def test_a_list_is_followed_to_its_end_and_a_cursor_is_good_for_its_list_only(gate: Gate) -> None:
+async def test_a_list_is_followed_to_its_end_and_a_cursor_is_good_for_its_list_only(gate: harness.Gate) -> None:
     for number in range(5):
         await gate.create(f"t {number}")
         await gate.create(f"t {number}", requirements=OCR)
@@ -151,24 +150,24 @@ async def test_a_list_is_followed_to_its_end_and_a_cursor_is_good_for_its_list_o
 
     assert len(set(found)) == 10
     assert [type for type, _ in found] == sorted(type for type, _ in found)
-    with refused("invalid_cursor"):
+    with harness.refused("invalid_cursor"):
         await gate.as_admin().list_queues(type="t 1", cursor=last)
-    with refused("invalid_cursor"):
+    with harness.refused("invalid_cursor"):
         await gate.stranger().as_admin().list_queues(cursor=last)
 
 
-async def test_only_admins_see_queues(gate: Gate) -> None:
+async def test_only_admins_see_queues(gate: harness.Gate) -> None:
     await gate.create()
 
     for view in (gate.as_agent(), gate.as_worker()):
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             await view.list_queues()
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             await view.get_queue(queue_id="0" * 16)
     assert (await gate.stranger().as_admin().list_queues()).queues == []
 
 
-async def test_a_batch_of_all_kinds_is_counted(gate: Gate) -> None:
+async def test_a_batch_of_all_kinds_is_counted(gate: harness.Gate) -> None:
     order: dict[str, Any] = {"type": "demo", "payload": None}
     made = await gate.as_agent().create_tasks(tasks=[order, {**order, "delay_seconds": LONG}, {**order, "type": "t"},
                                                      {**order, "max_attempts": 0}])
@@ -177,23 +176,23 @@ async def test_a_batch_of_all_kinds_is_counted(gate: Gate) -> None:
     await asyncio.gather(gate.claim("w1"), gate.claim("w2"), gate.create(), gate.create("t"),
                          gate.as_agent().cancel_task(task_id=first), return_exceptions=True)
 
-    assert await miscounted(gate) == []
+    assert await harness.miscounted(gate) == []
 
 
-async def test_what_is_refused_is_not_counted(gate: Gate) -> None:
+async def test_what_is_refused_is_not_counted(gate: harness.Gate) -> None:
     task_id = await gate.create(idempotency_key="k")
     await gate.create(idempotency_key="k")
     offer = await gate.claim()
     assert offer is not None
-    with refused("lease_invalid_or_expired"):
-        await gate.as_worker("w2").complete(**under(offer, artifacts=["x"]))
+    with harness.refused("lease_invalid_or_expired"):
+        await gate.as_worker("w2").complete(**harness.under(offer, artifacts=["x"]))
 
     assert await numbers(gate) == (0, 0, 0, 1)
     await gate.as_agent().cancel_task(task_id=task_id)
-    assert await miscounted(gate) == []
+    assert await harness.miscounted(gate) == []
 
 
-async def test_a_queue_is_listed_for_an_hour_after_its_last_task(gate: Gate) -> None:
+async def test_a_queue_is_listed_for_an_hour_after_its_last_task(gate: harness.Gate) -> None:
     await gate.finished(type="once")
     await gate.leased(type="other")
     for seconds, listed in ((1800, ["once", "other"]), (1801, ["other"])):
@@ -202,32 +201,32 @@ async def test_a_queue_is_listed_for_an_hour_after_its_last_task(gate: Gate) -> 
         assert [row.type for row in (await gate.as_admin().list_queues()).queues] == listed
 
     assert await numbers(gate, "other") == (0, 0, 0, 1)
-    assert await miscounted(gate) == []
+    assert await harness.miscounted(gate) == []
     await gate.finished(type="once")
-    assert await miscounted(gate) == []
+    assert await harness.miscounted(gate) == []
 
 
 # What happened.
 
 
-async def flows(gate: Gate, type: str = "demo") -> tuple[tuple[int, ...], tuple[int, ...]]:
+async def flows(gate: harness.Gate, type: str = "demo") -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return what happened in the queue of a type in the last minute, and in the last hour."""
     [row] = (await gate.as_admin().list_queues(type=type)).queues
     return astuple(row.last_minute), astuple(row.last_hour)
 
 
-async def to_a_new_minute(gate: Gate) -> None:
+async def to_a_new_minute(gate: harness.Gate) -> None:
     """Move the clock to the beginning of a minute: numbers are kept by whole minutes."""
     gate.skip(60 - gate.now() % 60)
 
 
-async def test_what_happens_in_a_queue_is_counted_by_the_minute_and_by_the_hour(gate: Gate) -> None:
+async def test_what_happens_in_a_queue_is_counted_by_the_minute_and_by_the_hour(gate: harness.Gate) -> None:
     await to_a_new_minute(gate)
     await gate.finished()
     await gate.as_agent().cancel_task(task_id=await gate.create())
     for retryable in (True, False):
         offer = await gate.leased(retry_backoff_seconds=0)
-        await gate.as_worker().fail(**under(offer, error="x", retryable=retryable))
+        await gate.as_worker().fail(**harness.under(offer, error="x", retryable=retryable))
         if retryable:
             await gate.as_agent().cancel_task(task_id=offer.task_id)
     await gate.leased()
@@ -241,7 +240,7 @@ async def test_what_happens_in_a_queue_is_counted_by_the_minute_and_by_the_hour(
     assert await flows(gate) == ((0, 0, 0, 0), (0, 0, 0, 0))
 
 
-async def test_the_minutes_are_returned_one_by_one_if_they_are_asked_for(gate: Gate) -> None:
+async def test_the_minutes_are_returned_one_by_one_if_they_are_asked_for(gate: harness.Gate) -> None:
     other = gate.beside()
     await to_a_new_minute(gate)
     await gate.finished()
@@ -258,7 +257,7 @@ async def test_the_minutes_are_returned_one_by_one_if_they_are_asked_for(gate: G
     assert without.by_minute is UNSET
 
 
-async def test_the_minute_slides(gate: Gate) -> None:
+async def test_the_minute_slides(gate: harness.Gate) -> None:
     await to_a_new_minute(gate)
     for _ in range(4):
         await gate.finished()
@@ -270,7 +269,7 @@ async def test_the_minute_slides(gate: Gate) -> None:
     assert (await flows(gate))[0] == (2, 2, 0, 0)
 
 
-async def test_what_another_process_has_done_is_known_when_it_has_stored_it(gate: Gate) -> None:
+async def test_what_another_process_has_done_is_known_when_it_has_stored_it(gate: harness.Gate) -> None:
     other = gate.beside()
     await to_a_new_minute(gate)
     await other.finished()
@@ -284,7 +283,8 @@ async def test_what_another_process_has_done_is_known_when_it_has_stored_it(gate
     assert (await flows(gate.beside()))[1] == (2, 2, 0, 0)
 
 
-async def test_beside_another_process_tasks_are_counted_at_once_and_workers_when_they_are_stored(gate: Gate) -> None:
+async def test_beside_another_process_tasks_are_counted_at_once_and_workers_when_they_are_stored(
+    gate: harness.Gate) -> None:
     other = gate.beside()
     await gate.create()
     await gate.create()
@@ -298,7 +298,7 @@ async def test_beside_another_process_tasks_are_counted_at_once_and_workers_when
     assert [(row.claimable, row.leased, row.workers) for row in after] == [(1, 1, 1)]
 
 
-async def test_what_a_worker_holds_is_known_at_once_beside_another_process(gate: Gate) -> None:
+async def test_what_a_worker_holds_is_known_at_once_beside_another_process(gate: harness.Gate) -> None:
     other = gate.beside()
     await gate.finished()
     await Upkeep(gate.engine).store_presences()
@@ -310,7 +310,7 @@ async def test_what_a_worker_holds_is_known_at_once_beside_another_process(gate:
     assert (one.holding, one.leased) == (1, 1)      # one lease of two that it was granted
 
 
-async def test_old_minutes_are_dropped(gate: Gate) -> None:
+async def test_old_minutes_are_dropped(gate: harness.Gate) -> None:
     upkeep = Upkeep(gate.engine)
     await to_a_new_minute(gate)
     for seconds in (0, 1800, 1800, 1800, 1800):
@@ -319,12 +319,12 @@ async def test_old_minutes_are_dropped(gate: Gate) -> None:
         assert await upkeep.store_traffic() == 1
     assert await upkeep.store_traffic() == 0
 
-    kept = await gate.backend.page(gate.tenant_id, Rows(Traffic))
+    kept = await gate.backend.page(gate.tenant_id, queries.Rows(stored.Traffic))
 
     assert len(kept) == 3       # of the last hour
 
 
-async def test_a_queue_tells_how_many_workers_can_take_its_tasks(gate: Gate) -> None:
+async def test_a_queue_tells_how_many_workers_can_take_its_tasks(gate: harness.Gate) -> None:
     await gate.create("scan", requirements=OCR)
     await gate.create("mail", requirements=OCR)
     await gate.claim("w1", capabilities=["gpu"])
@@ -344,12 +344,12 @@ async def test_a_queue_tells_how_many_workers_can_take_its_tasks(gate: Gate) -> 
 # Over all tenants.
 
 
-def share_of(rows: list[Depth], type: str) -> tuple[int, int, int]:
+def share_of(rows: list[stored.Depth], type: str) -> tuple[int, int, int]:
     """Return what the queues of a type have; other tests may share the database, so types are named by chance."""
     return next(((row.queued, row.held, row.leased) for row in rows if row.type == type), (0, 0, 0))
 
 
-async def test_the_queues_of_all_tenants_are_summed_by_type(gate: Gate) -> None:
+async def test_the_queues_of_all_tenants_are_summed_by_type(gate: harness.Gate) -> None:
     type, other = f"t-{uuid.uuid4()}", gate.stranger()
     for tenant in (gate, other):
         await tenant.create(type=type)
@@ -364,7 +364,7 @@ async def test_the_queues_of_all_tenants_are_summed_by_type(gate: Gate) -> None:
     assert row.oldest_at == pytest.approx(gate.now(), abs=30)
 
 
-async def test_the_oldest_of_all_may_be_one_whose_time_came_while_nobody_claimed(gate: Gate) -> None:
+async def test_the_oldest_of_all_may_be_one_whose_time_came_while_nobody_claimed(gate: harness.Gate) -> None:
     type = f"t-{uuid.uuid4()}"
     await gate.create(type=type, delay_seconds=40)
     assert [row.oldest_at for row in await gate.backend.depths(gate.now()) if row.type == type] == [None]
@@ -375,7 +375,7 @@ async def test_the_oldest_of_all_may_be_one_whose_time_came_while_nobody_claimed
     assert row.oldest_at == pytest.approx(gate.now() - 60, abs=20)
 
 
-async def test_leases_that_have_run_out_are_counted_until_they_are_swept(gate: Gate) -> None:
+async def test_leases_that_have_run_out_are_counted_until_they_are_swept(gate: harness.Gate) -> None:
     before = await gate.backend.count_overdue(gate.now())
     offer = await gate.leased()
     gate.skip(offer.expires_at.timestamp() - gate.now() + 1)

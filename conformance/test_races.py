@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.harness import Gate, under
-from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model import errors
 
 pytestmark = pytest.mark.anyio
 
@@ -19,9 +19,9 @@ async def race(*runners: Any) -> list[Any]:
     """Run all calls concurrently; return each reply or the code of its refusal."""
     answers = await asyncio.gather(*runners, return_exceptions=True)
     for answer in answers:
-        if isinstance(answer, BaseException) and not isinstance(answer, GateError):
+        if isinstance(answer, BaseException) and not isinstance(answer, errors.GateError):
             raise answer
-    return [answer.code if isinstance(answer, GateError) else answer for answer in answers]
+    return [answer.code if isinstance(answer, errors.GateError) else answer for answer in answers]
 
 
 @pytest.fixture(params=["one engine", "two engines"])

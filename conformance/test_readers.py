@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.conformance.harness import PATIENCE, Gate, View, refused, under
+from asyncgate.conformance import harness
 
 pytestmark = pytest.mark.anyio
 LISTS = {"list_receipts": "receipts", "list_open_obligations": "open_obligations"}
@@ -20,15 +20,15 @@ def start(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return asyncio.ensure_future(call)
 
 
-async def settle(gate: Gate, waiting: int) -> None:
+async def settle(gate: harness.Gate, waiting: int) -> None:
     """Wait until so many reads wait, and all of them have looked."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(harness.PATIENCE):
         while gate.engine.readers.count != waiting or any(  # noqa: ASYNC110  # nothing tells it
                 seat.call.done() or seat.looking for seat in gate.engine.readers.list_seats()):
             await asyncio.sleep(0)
 
 
-async def read(view: View, operation: str, **ask: Any) -> list[str]:
+async def read(view: harness.View, operation: str, **ask: Any) -> list[str]:
     """Read a page, waiting if it is empty; return the ids of its receipts."""
     page = await getattr(view, operation)(**{"wait_seconds": 30, **ask})
     return [receipt.receipt_id for receipt in getattr(page, LISTS[operation])]
@@ -36,12 +36,12 @@ async def read(view: View, operation: str, **ask: Any) -> list[str]:
 
 async def got(call: asyncio.Task[Any]) -> Any:
     """Return what a call answers at last."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(harness.PATIENCE):
         return await call
 
 
 @both
-async def test_an_empty_page_waits_for_what_comes(gate: Gate, operation: str) -> None:
+async def test_an_empty_page_waits_for_what_comes(gate: harness.Gate, operation: str) -> None:
     call = start(read(gate.as_agent(), operation))
     await settle(gate, 1)
 
@@ -52,14 +52,14 @@ async def test_an_empty_page_waits_for_what_comes(gate: Gate, operation: str) ->
 
 
 @both
-async def test_a_page_that_has_something_never_waits(gate: Gate, operation: str) -> None:
+async def test_a_page_that_has_something_never_waits(gate: harness.Gate, operation: str) -> None:
     await gate.create()
 
     assert len(await got(start(read(gate.as_agent(), operation)))) == 1
 
 
 @both
-async def test_a_reader_waits_behind_its_cursor(gate: Gate, operation: str) -> None:
+async def test_a_reader_waits_behind_its_cursor(gate: harness.Gate, operation: str) -> None:
     await gate.create()
     [seen] = await read(gate.as_agent(), operation)
     call = start(read(gate.as_agent(), operation, since_receipt_id=seen))
@@ -71,7 +71,8 @@ async def test_a_reader_waits_behind_its_cursor(gate: Gate, operation: str) -> N
 
 
 @both
-async def test_an_empty_page_comes_when_the_time_is_over_and_keeps_the_cursor(gate: Gate, operation: str) -> None:
+async def test_an_empty_page_comes_when_the_time_is_over_and_keeps_the_cursor(gate: harness.Gate,
+                                                                              operation: str) -> None:
     await gate.create()
     [seen] = await read(gate.as_agent(), operation)
 
@@ -82,7 +83,7 @@ async def test_an_empty_page_comes_when_the_time_is_over_and_keeps_the_cursor(ga
 
 
 @both
-async def test_what_comes_for_others_wakes_nobody(gate: Gate, operation: str) -> None:
+async def test_what_comes_for_others_wakes_nobody(gate: harness.Gate, operation: str) -> None:
     call = start(read(gate.as_agent("ada"), operation))
     await settle(gate, 1)
 
@@ -95,7 +96,7 @@ async def test_what_comes_for_others_wakes_nobody(gate: Gate, operation: str) ->
     assert len(await got(call)) == 1
 
 
-async def test_a_filter_decides_what_a_reader_waits_for(gate: Gate) -> None:
+async def test_a_filter_decides_what_a_reader_waits_for(gate: harness.Gate) -> None:
     offer, other = await gate.leased(), await gate.create()
     calls = {
         "type": start(read(gate.as_agent(), "list_receipts", receipt_type="task.canceled")),
@@ -105,7 +106,7 @@ async def test_a_filter_decides_what_a_reader_waits_for(gate: Gate) -> None:
         "to a kind": start(read(gate.as_admin(), "list_receipts", to_kind="worker", to_id="eve"))}
     await settle(gate, 5)
 
-    await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
+    await gate.as_worker().complete(**harness.under(offer), artifacts=[{"uri": "x"}])
     await settle(gate, 5)
     assert not any(call.done() for call in calls.values())
 
@@ -121,7 +122,7 @@ async def test_a_filter_decides_what_a_reader_waits_for(gate: Gate) -> None:
     assert await got(calls["to a kind"]) == await got(calls["type"]) == []
 
 
-async def test_receipts_that_open_nothing_do_not_answer_a_reader_of_obligations(gate: Gate) -> None:
+async def test_receipts_that_open_nothing_do_not_answer_a_reader_of_obligations(gate: harness.Gate) -> None:
     offer = await gate.leased(max_expiries=0)
     [duty] = await read(gate.as_agent(), "list_open_obligations")
     call = start(read(gate.as_agent(), "list_open_obligations", since_receipt_id=duty))
@@ -135,7 +136,7 @@ async def test_receipts_that_open_nothing_do_not_answer_a_reader_of_obligations(
     assert len(await got(call)) == 1
 
 
-async def test_a_reader_that_follows_sees_every_receipt_once(gate: Gate) -> None:
+async def test_a_reader_that_follows_sees_every_receipt_once(gate: harness.Gate) -> None:
     seen: list[str] = []
 
     async def follow() -> None:
@@ -153,7 +154,7 @@ async def test_a_reader_that_follows_sees_every_receipt_once(gate: Gate) -> None
 
 
 @both
-async def test_a_gate_that_stops_answers_waiting_readers_of_lists(gate: Gate, operation: str) -> None:
+async def test_a_gate_that_stops_answers_waiting_readers_of_lists(gate: harness.Gate, operation: str) -> None:
     calls = [start(read(gate.as_agent(f"a{number}"), operation)) for number in range(3)]
     await settle(gate, 3)
 
@@ -164,7 +165,7 @@ async def test_a_gate_that_stops_answers_waiting_readers_of_lists(gate: Gate, op
 
 
 @both
-async def test_a_reader_that_is_given_up_frees_its_place(gate: Gate, operation: str) -> None:
+async def test_a_reader_that_is_given_up_frees_its_place(gate: harness.Gate, operation: str) -> None:
     call = start(read(gate.as_agent(), operation))
     await settle(gate, 1)
 
@@ -175,12 +176,12 @@ async def test_a_reader_that_is_given_up_frees_its_place(gate: Gate, operation: 
 
 
 @both
-async def test_too_many_waiting_readers_are_refused(make_gate: Callable[..., Gate], operation: str) -> None:
+async def test_too_many_waiting_readers_are_refused(make_gate: Callable[..., harness.Gate], operation: str) -> None:
     gate = make_gate(max_waiting_readers=1)
     call = start(read(gate.as_agent(), operation))
     await settle(gate, 1)
 
-    with refused("rate_limit_exceeded", retry_after=1):
+    with harness.refused("rate_limit_exceeded", retry_after=1):
         await read(gate.as_agent("bob"), operation)
     assert await read(gate.as_agent("bob"), operation, wait_seconds=0) == []
     gate.engine.drain()
@@ -188,7 +189,7 @@ async def test_too_many_waiting_readers_are_refused(make_gate: Callable[..., Gat
 
 
 @both
-async def test_hundreds_of_readers_wait_at_once(gate: Gate, operation: str) -> None:
+async def test_hundreds_of_readers_wait_at_once(gate: harness.Gate, operation: str) -> None:
     calls = [start(read(gate.as_agent(), operation)) for _ in range(200)]
     await settle(gate, 200)
 
@@ -198,13 +199,13 @@ async def test_hundreds_of_readers_wait_at_once(gate: Gate, operation: str) -> N
     assert [await got(call) for call in calls] == [[duty]] * 200
 
 
-async def test_who_may_not_read_does_not_wait_either(gate: Gate) -> None:
+async def test_who_may_not_read_does_not_wait_either(gate: harness.Gate) -> None:
     task_id = await gate.create(by="ada")
 
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await read(gate.as_agent("eve"), "list_receipts", task_id=task_id)
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await read(gate.as_agent("eve"), "list_receipts", to_id="ada")
-    with refused("forbidden"):
+    with harness.refused("forbidden"):
         await read(gate.as_agent("eve"), "list_open_obligations", principal_kind="agent", principal_id="ada")
     assert gate.engine.readers.count == 0

@@ -9,9 +9,9 @@ import pytest
 
 from asyncgate import Engine
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import Gate, Numbered, body, refused, under
+from asyncgate.conformance import harness
+from asyncgate.parts.model import wire
 from asyncgate.parts.model.settings import ReceiptSettings
-from asyncgate.parts.model.wire import ReceiptRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +47,7 @@ STATED = {      # spec 14.1-14.7: the required members of a body
 }
 
 
-async def live(gate: Gate, life: str) -> str:
+async def live(gate: harness.Gate, life: str) -> str:
     """Run a task through one of the lives."""
     ada, w1 = gate.as_agent("ada"), gate.as_worker("w1")
     task_id = await gate.create(requirements={"capabilities": []})
@@ -57,17 +57,17 @@ async def live(gate: Gate, life: str) -> str:
         return task_id
     offer = (await w1.lease_next(capabilities=["x"])).tasks[0]
     match life:
-        case "completed": await w1.complete(**under(offer, result=1, artifacts=[{"uri": "x"}]))
-        case "completed nowhere": await w1.complete(**under(offer, result=1))
-        case "failed": await w1.fail(**under(offer, error="x"))
-        case "requeued": await w1.fail(**under(offer, error="x", retryable=True))
+        case "completed": await w1.complete(**harness.under(offer, result=1, artifacts=[{"uri": "x"}]))
+        case "completed nowhere": await w1.complete(**harness.under(offer, result=1))
+        case "failed": await w1.fail(**harness.under(offer, error="x"))
+        case "requeued": await w1.fail(**harness.under(offer, error="x", retryable=True))
         case "canceled on lease": await ada.cancel_task(task_id=task_id)
         case "expired": await gate.wait(301)
-        case "released": await w1.release_lease(**under(offer))
+        case "released": await w1.release_lease(**harness.under(offer))
     return task_id
 
 
-def told(receipts: list[ReceiptRecord]) -> list[tuple[str, str, str, str | None]]:
+def told(receipts: list[wire.ReceiptRecord]) -> list[tuple[str, str, str, str | None]]:
     """Return type, sender, recipient and parent's type of receipts, without the gate's name."""
     types = {receipt.receipt_id: receipt.receipt_type for receipt in receipts}
 
@@ -78,7 +78,7 @@ def told(receipts: list[ReceiptRecord]) -> list[tuple[str, str, str, str | None]
 
 
 @pytest.mark.parametrize("life", LIVES)
-async def test_each_step_writes_exactly_its_receipts(gate: Gate, life: str) -> None:
+async def test_each_step_writes_exactly_its_receipts(gate: harness.Gate, life: str) -> None:
     task_id = await live(gate, life)
 
     assert sorted(told(await gate.receipts(task_id)), key=str) == sorted(LIVES[life], key=str)
@@ -86,16 +86,16 @@ async def test_each_step_writes_exactly_its_receipts(gate: Gate, life: str) -> N
 
 
 @pytest.mark.parametrize("life", LIVES)
-async def test_a_receipt_says_what_spec_14_wants(gate: Gate, life: str) -> None:
+async def test_a_receipt_says_what_spec_14_wants(gate: harness.Gate, life: str) -> None:
     for receipt in await gate.receipts(await live(gate, life)):
-        assert body(receipt).keys() >= STATED[receipt.receipt_type]
-        assert body(receipt)["schema_version"] == "1"
+        assert harness.body(receipt).keys() >= STATED[receipt.receipt_type]
+        assert harness.body(receipt)["schema_version"] == "1"
         assert receipt.tenant_id == gate.tenant_id
         assert receipt.asyncgate_instance == "asyncgate-1"
 
 
 @pytest.mark.parametrize("life", LIVES)
-async def test_receipts_under_a_lease_name_it(gate: Gate, life: str) -> None:
+async def test_receipts_under_a_lease_name_it(gate: harness.Gate, life: str) -> None:
     receipts = await gate.receipts(await live(gate, life))
 
     leases = {receipt.lease_id for receipt in receipts if receipt.receipt_type == "task.accepted"}
@@ -104,32 +104,32 @@ async def test_receipts_under_a_lease_name_it(gate: Gate, life: str) -> None:
             assert {receipt.lease_id} == leases
 
 
-async def test_an_accepted_receipt_says_attempt_fence_and_capabilities(gate: Gate) -> None:
+async def test_an_accepted_receipt_says_attempt_fence_and_capabilities(gate: harness.Gate) -> None:
     accepted = await gate.receipt(await live(gate, "claimed"), "task.accepted")
 
-    said = body(accepted)
+    said = harness.body(accepted)
     assert (said["attempt"], said["fence"], said["worker_capabilities"]) == (0, 1, ["x"])
 
 
-async def test_a_gate_lists_a_receipt_as_it_shows_it_alone(gate: Gate) -> None:
+async def test_a_gate_lists_a_receipt_as_it_shows_it_alone(gate: harness.Gate) -> None:
     for receipt in await gate.receipts(await live(gate, "completed")):
         assert await gate.as_admin().get_receipt(receipt_id=receipt.receipt_id) == receipt
 
 
-async def program(gate: Gate) -> list[ReceiptRecord]:
+async def program(gate: harness.Gate) -> list[wire.ReceiptRecord]:
     """Run a program that uses every kind of receipt."""
     for life in LIVES:
         if life != "expired":
             await live(gate, life)
             while (offer := await gate.claim("w9")) is not None:
-                await gate.as_worker("w9").complete(**under(offer, artifacts=[{"uri": "x"}]))
+                await gate.as_worker("w9").complete(**harness.under(offer, artifacts=[{"uri": "x"}]))
     return await gate.receipts()
 
 
-async def test_equal_programs_write_equal_hashes_on_every_backend(gate: Gate) -> None:
+async def test_equal_programs_write_equal_hashes_on_every_backend(gate: harness.Gate) -> None:
     other = await open_backend("memory:")
-    there = Gate(Engine(other), "22222222-2222-4222-8222-222222222222")
-    gate.backend.backend.ids, other.ids = Numbered(), Numbered()    # type: ignore[attr-defined]
+    there = harness.Gate(Engine(other), "22222222-2222-4222-8222-222222222222")
+    gate.backend.backend.ids, other.ids = harness.Numbered(), harness.Numbered()    # type: ignore[attr-defined]
 
     mine, theirs = await program(gate), await program(there)
 
@@ -137,19 +137,19 @@ async def test_equal_programs_write_equal_hashes_on_every_backend(gate: Gate) ->
     assert len({receipt.hash for receipt in mine}) == len(mine)
 
 
-async def test_a_hash_leaves_out_ids_times_and_the_gates_name(make_gate: Callable[..., Gate]) -> None:
+async def test_a_hash_leaves_out_ids_times_and_the_gates_name(make_gate: Callable[..., harness.Gate]) -> None:
     one, two = make_gate(instance_id="one"), make_gate(instance_id="two")
     hashes = []
     for gate in (one, two):
         gate.skip(17)
-        gate.backend.backend.ids = Numbered()   # type: ignore[attr-defined]
+        gate.backend.backend.ids = harness.Numbered()   # type: ignore[attr-defined]
         hashes.append([receipt.hash for receipt in await program(gate)])
         assert all(len(seal) == 64 and int(seal, 16) for seal in hashes[-1])
 
     assert hashes[0] == hashes[1]
 
 
-async def test_an_ack_is_a_receipt_and_changes_nothing_else(gate: Gate) -> None:
+async def test_an_ack_is_a_receipt_and_changes_nothing_else(gate: harness.Gate) -> None:
     offer = await gate.finished()
     ready = await gate.receipt(offer.task_id, "task.result_ready")
     before = await gate.task(offer.task_id)
@@ -162,7 +162,7 @@ async def test_an_ack_is_a_receipt_and_changes_nothing_else(gate: Gate) -> None:
     assert await gate.task(offer.task_id) == before
 
 
-async def test_an_ack_discharges_nothing(gate: Gate) -> None:
+async def test_an_ack_discharges_nothing(gate: harness.Gate) -> None:
     owed = (await gate.owed()) or [await gate.receipt(await gate.create(), "task.assigned")]
 
     await gate.as_agent("ada").ack_receipt(receipt_id=owed[0].receipt_id)
@@ -170,7 +170,7 @@ async def test_an_ack_discharges_nothing(gate: Gate) -> None:
     assert len(await gate.owed()) == 1
 
 
-async def test_the_same_ack_again_returns_the_first_and_writes_nothing(gate: Gate) -> None:
+async def test_the_same_ack_again_returns_the_first_and_writes_nothing(gate: harness.Gate) -> None:
     assigned = await gate.receipt(await gate.create(), "task.assigned")
     first = await gate.as_agent("ada").ack_receipt(receipt_id=assigned.receipt_id)
 
@@ -178,7 +178,7 @@ async def test_the_same_ack_again_returns_the_first_and_writes_nothing(gate: Gat
         assert await gate.as_agent("ada").ack_receipt(receipt_id=assigned.receipt_id) == first
 
 
-async def test_acks_of_two_receipts_of_one_task_are_two(gate: Gate) -> None:
+async def test_acks_of_two_receipts_of_one_task_are_two(gate: harness.Gate) -> None:
     offer = await gate.finished()
     inbox = await gate.receipts(offer.task_id, to_kind="agent", to_id="ada")
 
@@ -190,63 +190,64 @@ async def test_acks_of_two_receipts_of_one_task_are_two(gate: Gate) -> None:
     assert len(acks) == 2
 
 
-async def test_what_lies_in_anothers_inbox_cannot_be_acknowledged(gate: Gate) -> None:
+async def test_what_lies_in_anothers_inbox_cannot_be_acknowledged(gate: harness.Gate) -> None:
     assigned = await gate.receipt(await gate.create(by="ada"), "task.assigned")
 
     async with gate.unchanged():
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             await gate.as_agent("bob").ack_receipt(receipt_id=assigned.receipt_id)
 
 
-async def test_an_unknown_receipt_is_not_found(gate: Gate) -> None:
-    with refused("receipt_not_found"):
+async def test_an_unknown_receipt_is_not_found(gate: harness.Gate) -> None:
+    with harness.refused("receipt_not_found"):
         await gate.as_agent().ack_receipt(receipt_id="none")
-    with refused("receipt_not_found"):
+    with harness.refused("receipt_not_found"):
         await gate.as_agent().get_receipt(receipt_id="none")
 
 
 @pytest.mark.parametrize("type", ["task.assigned", "task.accepted", "system.anomaly", "made.up"])
-async def test_nobody_offers_a_receipt_that_a_step_writes(gate: Gate, type: str) -> None:
+async def test_nobody_offers_a_receipt_that_a_step_writes(gate: harness.Gate, type: str) -> None:
     async with gate.unchanged():
-        with refused("invalid_request"):
+        with harness.refused("invalid_request"):
             await gate.as_worker().emit_receipt(receipt_type=type)
 
 
 @pytest.mark.parametrize("type", ["task.completed", "task.failed", "task.canceled", "schedule.deleted"])
-async def test_a_terminal_receipt_without_parents_is_refused(gate: Gate, type: str) -> None:
+async def test_a_terminal_receipt_without_parents_is_refused(gate: harness.Gate, type: str) -> None:
     async with gate.unchanged():
-        with refused("parents_required"):
+        with harness.refused("parents_required"):
             await gate.as_worker().emit_receipt(receipt_type=type, parents=[])
 
 
-async def test_parents_must_exist(gate: Gate) -> None:
+async def test_parents_must_exist(gate: harness.Gate) -> None:
     async with gate.unchanged():
-        with refused("parent_not_found"):
+        with harness.refused("parent_not_found"):
             await gate.as_worker().emit_receipt(receipt_type="task.completed", parents=["none"])
 
 
-async def test_a_receipt_has_a_hundred_artifacts_at_most(gate: Gate) -> None:
+async def test_a_receipt_has_a_hundred_artifacts_at_most(gate: harness.Gate) -> None:
     offer = await gate.leased()
 
     async with gate.unchanged():
-        with refused("too_many_artifacts"):
-            await gate.as_worker().complete(**under(offer, artifacts=[{"uri": f"f:{n}"} for n in range(101)]))
+        with harness.refused("too_many_artifacts"):
+            await gate.as_worker().complete(**harness.under(offer, artifacts=[{"uri": f"f:{n}"} for n in range(101)]))
 
-    assert (await gate.as_worker().complete(**under(offer, artifacts=[{"uri": f"f:{n}"} for n in range(100)]))).ok
+    assert (await gate.as_worker().complete(**harness.under(offer,
+                                                            artifacts=[{"uri": f"f:{n}"} for n in range(100)]))).ok
 
 
-async def test_a_receipt_body_is_64_kb_at_most_and_nothing_is_written_otherwise(gate: Gate) -> None:
+async def test_a_receipt_body_is_64_kb_at_most_and_nothing_is_written_otherwise(gate: harness.Gate) -> None:
     offer = await gate.leased()
 
     async with gate.unchanged():
-        with refused("receipt_too_large"):
-            await gate.as_worker().complete(**under(offer, artifacts=[{"uri": "x" * 70_000}]))
+        with harness.refused("receipt_too_large"):
+            await gate.as_worker().complete(**harness.under(offer, artifacts=[{"uri": "x" * 70_000}]))
     async with gate.unchanged():
-        with refused("receipt_too_large"):
+        with harness.refused("receipt_too_large"):
             await gate.create(success_criteria="x" * 70_000)
 
 
-async def test_the_refusal_of_a_large_receipt_says_what_receipts_are(make_gate: Callable[..., Gate]) -> None:
+async def test_the_refusal_of_a_large_receipt_says_what_receipts_are(make_gate: Callable[..., harness.Gate]) -> None:
     gate = make_gate(receipts=ReceiptSettings(max_body_size_bytes=300))
 
     with pytest.raises(Exception, match=r"Receipt bodies are contracts, not chat messages\."):

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate.conformance.harness import Gate, body, refused, under
-from asyncgate.parts.model.wire import TaskRecord, Terms
+from asyncgate.conformance import harness
+from asyncgate.parts.model import wire
 
 pytestmark = pytest.mark.anyio
 
@@ -21,15 +21,15 @@ SAID: dict[str, Any] = {
     "success_criteria": ["a"], "expected_outcome_kind": "file", "expected_artifact_mime": "text/csv",
     "result_delivery": "artifact"}
 CONTRACT = ("type", "payload", "payload_pointer", "priority", "max_attempts", "retry_backoff_seconds", "max_expiries",
-            "principal_ai", "requirements", *(name for name in Terms.__struct_fields__ if name != "timeouts"))
+            "principal_ai", "requirements", *(name for name in wire.Terms.__struct_fields__ if name != "timeouts"))
 
 
-def contract(task: TaskRecord) -> list[Any]:
+def contract(task: wire.TaskRecord) -> list[Any]:
     """What was agreed about a task."""
     return [getattr(task, name) for name in CONTRACT]
 
 
-async def ended(gate: Gate, how: str, **fields: Any) -> str:
+async def ended(gate: harness.Gate, how: str, **fields: Any) -> str:
     """Bring a task to its end; return its id."""
     if how == "canceled":
         task_id = await gate.create(**fields)
@@ -39,14 +39,14 @@ async def ended(gate: Gate, how: str, **fields: Any) -> str:
         return (await gate.finished(**fields)).task_id
     offer = await gate.leased(**fields)
     if how == "failed":
-        await gate.as_worker().fail(**under(offer), error="no")
+        await gate.as_worker().fail(**harness.under(offer), error="no")
     else:
-        await gate.as_worker().complete(**under(offer), result={"n": 1})
+        await gate.as_worker().complete(**harness.under(offer), result={"n": 1})
     return offer.task_id
 
 
 @pytest.mark.parametrize("how", ["succeeded", "failed", "canceled", "succeeded without a place"])
-async def test_an_ended_task_is_run_again_as_a_new_one_with_its_contract(gate: Gate, how: str) -> None:
+async def test_an_ended_task_is_run_again_as_a_new_one_with_its_contract(gate: harness.Gate, how: str) -> None:
     task_id = await ended(gate, how, **SAID)
     before = await gate.task(task_id)
 
@@ -66,7 +66,7 @@ async def test_an_ended_task_is_run_again_as_a_new_one_with_its_contract(gate: G
 @pytest.mark.parametrize(("how", "type"), [
     ("succeeded", "task.completed"), ("failed", "task.failed"), ("canceled", "task.canceled"),
     ("succeeded without a place", "task.completed")])
-async def test_its_assignment_has_the_end_of_the_first_task_as_parent(gate: Gate, how: str, type: str) -> None:
+async def test_its_assignment_has_the_end_of_the_first_task_as_parent(gate: harness.Gate, how: str, type: str) -> None:
     task_id = await ended(gate, how)
     end = await gate.receipt(task_id, type)
 
@@ -74,16 +74,16 @@ async def test_its_assignment_has_the_end_of_the_first_task_as_parent(gate: Gate
 
     assigned = await gate.receipt(made.task_id, "task.assigned")
     assert assigned.parents == [end.receipt_id]
-    assert body(assigned)["rerun_of"] == task_id
+    assert harness.body(assigned)["rerun_of"] == task_id
     assert (str(assigned.sender), str(assigned.to)) == ("agent ada", "agent ada")
 
 
-async def test_the_end_is_that_of_the_last_attempt(gate: Gate) -> None:
+async def test_the_end_is_that_of_the_last_attempt(gate: harness.Gate) -> None:
     offer = await gate.leased(retry_backoff_seconds=0)
-    await gate.as_worker().fail(**under(offer), error="no", retryable=True)
+    await gate.as_worker().fail(**harness.under(offer), error="no", retryable=True)
     last = await gate.claim()
     assert last is not None
-    await gate.as_worker().fail(**under(last), error="no")
+    await gate.as_worker().fail(**harness.under(last), error="no")
 
     made = await gate.as_agent().rerun_task(task_id=offer.task_id)
 
@@ -91,19 +91,19 @@ async def test_the_end_is_that_of_the_last_attempt(gate: Gate) -> None:
     assert (await gate.receipt(made.task_id, "task.assigned")).parents == [failed.receipt_id]
 
 
-async def test_both_are_owed_and_discharged_each_by_itself(gate: Gate) -> None:
+async def test_both_are_owed_and_discharged_each_by_itself(gate: harness.Gate) -> None:
     first = await ended(gate, "succeeded without a place")
     second = (await gate.as_agent().rerun_task(task_id=first)).task_id
     assert {receipt.task_id for receipt in await gate.owed()} == {first, second}
 
     offer = await gate.claim()
     assert offer is not None
-    await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
+    await gate.as_worker().complete(**harness.under(offer), artifacts=[{"uri": "x"}])
 
     assert [receipt.task_id for receipt in await gate.owed()] == [first]
 
 
-async def test_the_history_of_the_first_task_names_the_new_one(gate: Gate) -> None:
+async def test_the_history_of_the_first_task_names_the_new_one(gate: harness.Gate) -> None:
     task_id = await ended(gate, "failed")
 
     made = await gate.as_admin().rerun_task(task_id=task_id)
@@ -113,7 +113,7 @@ async def test_the_history_of_the_first_task_names_the_new_one(gate: Gate) -> No
     assert msgspec.json.decode(told.payload) == {"rerun_as": made.task_id, "by": {"kind": "human", "id": "root"}}
 
 
-async def test_what_was_run_again_may_be_run_again(gate: Gate) -> None:
+async def test_what_was_run_again_may_be_run_again(gate: harness.Gate) -> None:
     first = await ended(gate, "failed", payload={"n": 1})
     second = (await gate.as_agent().rerun_task(task_id=first)).task_id
     await gate.as_agent().cancel_task(task_id=second)
@@ -124,7 +124,7 @@ async def test_what_was_run_again_may_be_run_again(gate: Gate) -> None:
     assert contract(third) == contract(await gate.task(first))
 
 
-async def test_a_deadline_and_a_delay_were_meant_for_the_first_run(gate: Gate) -> None:
+async def test_a_deadline_and_a_delay_were_meant_for_the_first_run(gate: harness.Gate) -> None:
     deadline = datetime.fromtimestamp(gate.now(), UTC) + timedelta(minutes=5)
     task_id = await gate.create(delay_seconds=60, timeouts={"lease_ttl_seconds": 77, "deadline": deadline})
     await gate.as_agent().cancel_task(task_id=task_id)
@@ -137,31 +137,31 @@ async def test_a_deadline_and_a_delay_were_meant_for_the_first_run(gate: Gate) -
 
 
 @pytest.mark.parametrize("status", ["queued", "leased", "running"])
-async def test_a_task_that_has_not_ended_is_refused_with_the_next_call(gate: Gate, status: str) -> None:
+async def test_a_task_that_has_not_ended_is_refused_with_the_next_call(gate: harness.Gate, status: str) -> None:
     task_id = await gate.create()
     if status != "queued":
         offer = await gate.claim()
         assert offer is not None
         if status == "running":
-            await gate.as_worker().start_task(**under(offer))
+            await gate.as_worker().start_task(**harness.under(offer))
 
     async with gate.unchanged():
-        with refused("invalid_state_transition", status=status) as no:
+        with harness.refused("invalid_state_transition", status=status) as no:
             await gate.as_agent().rerun_task(task_id=task_id)
 
     assert "get_task" in str(no.value)
     assert "cancel_task" in str(no.value)
 
 
-async def test_only_the_owner_and_admins_run_a_task_again(gate: Gate) -> None:
+async def test_only_the_owner_and_admins_run_a_task_again(gate: harness.Gate) -> None:
     task_id = await ended(gate, "failed")
 
     async with gate.unchanged():
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             await gate.as_agent("bob").rerun_task(task_id=task_id)
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             await gate.as_worker().rerun_task(task_id=task_id)
-        with refused("task_not_found"):
+        with harness.refused("task_not_found"):
             await gate.stranger().as_admin().rerun_task(task_id=task_id)
 
     made = await gate.as_admin().rerun_task(task_id=task_id)
@@ -170,13 +170,13 @@ async def test_only_the_owner_and_admins_run_a_task_again(gate: Gate) -> None:
     assert task_id not in {receipt.task_id for receipt in await gate.owed("root", "human")}
 
 
-async def test_an_unknown_task_is_not_run_again(gate: Gate) -> None:
+async def test_an_unknown_task_is_not_run_again(gate: harness.Gate) -> None:
     async with gate.unchanged():
-        with refused("task_not_found"):
+        with harness.refused("task_not_found"):
             await gate.as_agent().rerun_task(task_id="none")
 
 
-async def test_the_same_key_again_returns_the_first_task_and_writes_nothing(gate: Gate) -> None:
+async def test_the_same_key_again_returns_the_first_task_and_writes_nothing(gate: harness.Gate) -> None:
     task_id = await ended(gate, "failed")
     made = await gate.as_agent().rerun_task(task_id=task_id, idempotency_key="again")
 
@@ -189,7 +189,7 @@ async def test_the_same_key_again_returns_the_first_task_and_writes_nothing(gate
     assert (await gate.events(task_id)).count("task.rerun") == 1
 
 
-async def test_without_a_key_each_call_makes_a_task(gate: Gate) -> None:
+async def test_without_a_key_each_call_makes_a_task(gate: harness.Gate) -> None:
     task_id = await ended(gate, "failed")
 
     made = [(await gate.as_agent().rerun_task(task_id=task_id)).task_id for _ in range(2)]
@@ -198,38 +198,38 @@ async def test_without_a_key_each_call_makes_a_task(gate: Gate) -> None:
     assert (await gate.events(task_id)).count("task.rerun") == 2
 
 
-async def test_a_key_that_made_another_task_says_so(make_gate: Callable[..., Gate]) -> None:
+async def test_a_key_that_made_another_task_says_so(make_gate: Callable[..., harness.Gate]) -> None:
     gate = make_gate(idempotency_mismatch="refuse")
     first = await ended(gate, "failed", idempotency_key="k")
     second = await ended(gate, "canceled")
     await gate.as_agent().rerun_task(task_id=first, idempotency_key="again")
 
     async with gate.unchanged():
-        with refused("idempotency_conflict", task_id=first):        # the key of the task itself
+        with harness.refused("idempotency_conflict", task_id=first):        # the key of the task itself
             await gate.as_agent().rerun_task(task_id=first, idempotency_key="k")
-        with refused("idempotency_conflict"):                       # the key of another rerun
+        with harness.refused("idempotency_conflict"):                       # the key of another rerun
             await gate.as_agent().rerun_task(task_id=second, idempotency_key="again")
 
 
-async def test_a_payload_is_not_changed_by_the_way(gate: Gate) -> None:
+async def test_a_payload_is_not_changed_by_the_way(gate: harness.Gate) -> None:
     task_id = await ended(gate, "failed", payload=1)
 
     async with gate.unchanged():
-        with refused("invalid_request"):
+        with harness.refused("invalid_request"):
             await gate.as_agent().rerun_task(task_id=task_id, payload=2)
 
 
-async def test_a_key_limited_to_types_runs_no_other_type_again(gate: Gate) -> None:
+async def test_a_key_limited_to_types_runs_no_other_type_again(gate: harness.Gate) -> None:
     task_id = await ended(gate, "failed", type="secret")
     ada = gate.as_agent()
     ada.caller = msgspec.structs.replace(ada.caller, task_types=frozenset({"demo"}))
 
     async with gate.unchanged():
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             await ada.rerun_task(task_id=task_id)
 
 
-async def test_with_the_shared_token_the_request_names_who_asks(gate: Gate) -> None:
+async def test_with_the_shared_token_the_request_names_who_asks(gate: harness.Gate) -> None:
     task_id = await ended(gate, "failed")
 
     made = await gate.rerun_task(task_id=task_id, principal_kind="agent", principal_id="ada",

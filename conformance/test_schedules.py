@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.harness import Gate, refused, under
-from asyncgate.parts.model.wire import Offer
+from asyncgate.parts.model import wire
 
 pytestmark = pytest.mark.anyio
 
 
-async def scheduled(gate: Gate, schedule_id: str = "s1", **more: Any) -> tuple[Offer, str]:
+async def scheduled(gate: Gate, schedule_id: str = "s1", **more: Any) -> tuple[wire.Offer, str]:
     """Let a scheduler lease a schedule.create task and report that it created the schedule."""
     offer = await gate.leased("cron", type="schedule.create")
     ask = under(offer, receipt_type="schedule.created", schedule_id=schedule_id, **more)

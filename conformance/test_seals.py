@@ -10,9 +10,7 @@ from msgspec.structs import replace
 
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.verify_ledger import Sealed, verify_ledger
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Receipt, SealHead
+from asyncgate.parts.model import errors, queries, stored
 from asyncgate.parts.model.walking import walk
 from asyncgate.parts.receipts.sealing import seal
 
@@ -47,7 +45,7 @@ async def test_a_receipt_whose_body_was_taken_away_is_named_because_sealing_stop
 
         async def read(self, tenant_id: str, query: Any) -> list[Any]:
             rows = await gate.backend.page(tenant_id, query)
-            return [replace(row, body="") if isinstance(row, Receipt) and row.receipt_id == bare else row
+            return [replace(row, body="") if isinstance(row, stored.Receipt) and row.receipt_id == bare else row
                     for row in rows]
 
     assert (await verify_ledger(Robbed())).stopped == {gate.tenant_id: bare}
@@ -113,7 +111,7 @@ async def test_seals_are_listed_oldest_first_and_page_by_page(gate: Gate) -> Non
 
     assert [one.number for one in (*first.seals, *second.seals)] == [1, 2, 3]
     assert second.next_cursor is None
-    head = await gate.backend.record(gate.tenant_id, SealHead)
+    head = await gate.backend.record(gate.tenant_id, stored.SealHead)
     assert head is not None
     assert second.seals[-1].hash == head.hash
 
@@ -140,8 +138,8 @@ async def test_the_seals_of_a_tenant_are_its_own(gate: Gate) -> None:
 async def test_a_write_that_is_refused_leaves_the_chain_as_it_is(gate: Gate) -> None:
     await gate.create()
     await gate.as_admin().seal_receipts()
-    with pytest.raises(GateError):
+    with pytest.raises(errors.GateError):
         await gate.as_agent().cancel_task(task_id="none")
 
-    assert [len(page) async for page in walk(gate.backend, gate.tenant_id, Rows(Receipt))] == [1]
+    assert [len(page) async for page in walk(gate.backend, gate.tenant_id, queries.Rows(stored.Receipt))] == [1]
     assert (await checked(gate)).problems == []

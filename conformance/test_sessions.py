@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from asyncgate.conformance.harness import Gate
-from asyncgate.parts.model.wire import Relationship
+from asyncgate.parts.model import wire
 from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 
 
-async def meet(gate: Gate, instance: str | None = None, who: str = "ada") -> Relationship:
+async def meet(gate: Gate, instance: str | None = None, who: str = "ada") -> wire.Relationship:
     """Let a principal call and upkeep store its presence; return the gate's answer about it."""
     view = gate.as_agent(who, instance)
     await view.list_open_obligations()
     await Upkeep(gate.engine).once("presence")
-    relationship: Relationship = (await view.list_open_obligations()).relationship
+    relationship: wire.Relationship = (await view.list_open_obligations()).relationship
     await Upkeep(gate.engine).once("presence")      # as it would within a minute: the question was a call, too
     return relationship
 

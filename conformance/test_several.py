@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from asyncgate.backends import is_shared, open_backend
-from asyncgate.conformance.history import Call, stored, violations
+from asyncgate.conformance.history import Call, read_stored, violations
 from asyncgate.conformance.ledgers import PROCESS_SECONDS
 from asyncgate.conformance.load import Client, GateServer, Load, OneTenant, own_tenant, serving
 from asyncgate.conformance.plugin import choose_databases, database_of
@@ -187,7 +187,7 @@ async def wrong_with(database: str, load: Load) -> list[str]:
     backend = await open_backend(database)
     try:
         own = OneTenant(backend, load.server.tenant)
-        return violations(load.calls, await stored(own)) + (await verify(own)).problems
+        return violations(load.calls, await read_stored(own)) + (await verify(own)).problems
     finally:
         await backend.close()
 

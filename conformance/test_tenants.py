@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncgate.conformance.harness import Gate, Numbered, refused, under
-from asyncgate.parts.model.errors import GateError
+from asyncgate.conformance import harness
+from asyncgate.parts.model import errors
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ async def answer(view: Any, operation: str, names: dict[str, str]) -> Any:
             value, str) else value
     try:
         said = repr(await getattr(view, operation)(**{name: put(value) for name, value in NAMING[operation].items()}))
-    except GateError as no:
+    except errors.GateError as no:
         said = f"{no.code} {no} {no.more}"
     for name in names.values():
         said = said.replace(name, "…")
@@ -43,7 +43,7 @@ async def answer(view: Any, operation: str, names: dict[str, str]) -> Any:
 
 
 @pytest.mark.parametrize("operation", NAMING)
-async def test_a_foreign_id_is_answered_like_an_unknown_one(gate: Gate, operation: str) -> None:
+async def test_a_foreign_id_is_answered_like_an_unknown_one(gate: harness.Gate, operation: str) -> None:
     offer, there = await gate.leased(), gate.stranger()
     foreign = {"task": offer.task_id, "lease": offer.lease_id, "receipt": offer.obligation_receipt_id}
     unknown = dict.fromkeys(foreign, "unknown")
@@ -53,15 +53,15 @@ async def test_a_foreign_id_is_answered_like_an_unknown_one(gate: Gate, operatio
             assert await answer(view, operation, foreign) == await answer(view, operation, unknown)
 
 
-async def test_a_foreign_lease_is_not_renewed_by_its_id_alone(gate: Gate) -> None:
+async def test_a_foreign_lease_is_not_renewed_by_its_id_alone(gate: harness.Gate) -> None:
     offer = await gate.leased()
 
     async with gate.unchanged():
-        with refused("lease_invalid_or_expired", reason="unknown"):
+        with harness.refused("lease_invalid_or_expired", reason="unknown"):
             await gate.stranger().as_worker("w1").renew_lease(lease_id=offer.lease_id)
 
 
-async def test_no_list_shows_anything_of_another_tenant(gate: Gate) -> None:
+async def test_no_list_shows_anything_of_another_tenant(gate: harness.Gate) -> None:
     await gate.finished()
     await gate.leased("w1")
     there = gate.stranger()
@@ -75,7 +75,7 @@ async def test_no_list_shows_anything_of_another_tenant(gate: Gate) -> None:
     assert (await there.everything()) == {name: [] for name in await there.everything()}
 
 
-async def test_work_of_another_tenant_is_never_offered(gate: Gate) -> None:
+async def test_work_of_another_tenant_is_never_offered(gate: harness.Gate) -> None:
     await gate.create()
     there = gate.stranger()
 
@@ -87,11 +87,11 @@ async def test_work_of_another_tenant_is_never_offered(gate: Gate) -> None:
     assert (offer.task_id, offer.tenant_id) == (mine, there.tenant_id)
 
 
-async def test_equal_keys_in_two_tenants_are_two_tasks(gate: Gate) -> None:
+async def test_equal_keys_in_two_tenants_are_two_tasks(gate: harness.Gate) -> None:
     assert await gate.create(idempotency_key="k") != await gate.stranger().create(idempotency_key="k")
 
 
-async def test_equal_claim_ids_in_two_tenants_are_two_claims(gate: Gate) -> None:
+async def test_equal_claim_ids_in_two_tenants_are_two_claims(gate: harness.Gate) -> None:
     there = gate.stranger()
     mine, theirs = await gate.create(), await there.create()
 
@@ -100,10 +100,10 @@ async def test_equal_claim_ids_in_two_tenants_are_two_claims(gate: Gate) -> None
     assert [offer and offer.task_id for offer in offers] == [mine, theirs]
 
 
-async def test_equal_ids_in_two_tenants_are_two_of_everything(gate: Gate) -> None:
+async def test_equal_ids_in_two_tenants_are_two_of_everything(gate: harness.Gate) -> None:
     there, lives = gate.stranger(), []
     for where in (gate, there):
-        where.backend.backend.ids = Numbered()      # type: ignore[attr-defined]
+        where.backend.backend.ids = harness.Numbered()      # type: ignore[attr-defined]
         offer = await where.finished(payload=where.tenant_id)
         await where.create()
         lives.append(offer)
@@ -117,17 +117,17 @@ async def test_equal_ids_in_two_tenants_are_two_of_everything(gate: Gate) -> Non
     assert (len(await gate.owed()), len(await there.owed())) == (0, 1)
 
 
-async def test_a_schedule_id_belongs_to_one_tenant(gate: Gate) -> None:
+async def test_a_schedule_id_belongs_to_one_tenant(gate: harness.Gate) -> None:
     there = gate.stranger()
     for where in (gate, there):
         offer = await where.leased("cron", type="schedule.create")
-        ask = under(offer, receipt_type="schedule.created", schedule_id="s1")
+        ask = harness.under(offer, receipt_type="schedule.created", schedule_id="s1")
         assert (await where.as_worker("cron").emit_receipt(**ask)).ok
 
     assert len(await gate.owed()) == len(await there.owed()) == 2
 
 
-async def test_the_sweep_writes_each_tenants_receipts_to_that_tenant(gate: Gate) -> None:
+async def test_the_sweep_writes_each_tenants_receipts_to_that_tenant(gate: harness.Gate) -> None:
     there = gate.stranger()
     mine, theirs = await gate.leased(), await there.leased()
 
@@ -137,18 +137,18 @@ async def test_the_sweep_writes_each_tenants_receipts_to_that_tenant(gate: Gate)
     assert (await there.receipt(None, "lease.expired")).task_id == theirs.task_id
 
 
-async def test_a_tenant_id_that_is_not_the_credentials_own_is_refused(gate: Gate) -> None:
+async def test_a_tenant_id_that_is_not_the_credentials_own_is_refused(gate: harness.Gate) -> None:
     async with gate.unchanged():
-        with refused("tenant_mismatch"):
+        with harness.refused("tenant_mismatch"):
             await gate.as_agent().create_task(type="demo", payload=None, tenant_id=gate.stranger().tenant_id)
-        with refused("tenant_mismatch"):
+        with harness.refused("tenant_mismatch"):
             await gate.as_agent().create_task(type="demo", payload=None, tenant_id="default")
 
     assert (await gate.as_agent().create_task(type="demo", payload=None, tenant_id=gate.tenant_id)).status == "queued"
 
 
-async def test_the_default_tenant_answers_to_the_name_default(make_gate: Callable[..., Gate]) -> None:
+async def test_the_default_tenant_answers_to_the_name_default(make_gate: Callable[..., harness.Gate]) -> None:
     tenant_id = make_gate().tenant_id
-    gate = Gate(make_gate(default_tenant_id=tenant_id).engine, tenant_id)
+    gate = harness.Gate(make_gate(default_tenant_id=tenant_id).engine, tenant_id)
 
     assert (await gate.as_agent().create_task(type="demo", payload=None, tenant_id="default")).status == "queued"

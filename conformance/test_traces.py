@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.conformance.harness import Gate, View
+from asyncgate.parts.model import wire
 from asyncgate.parts.model.trace import Trace
-from asyncgate.parts.model.wire import Created
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,7 @@ def traced(gate: Gate, trace: Trace | None) -> View:
 
 async def create(gate: Gate, trace: Trace | None, **fields: Any) -> str:
     """Create a task within a trace."""
-    made: Created = await traced(gate, trace).create_task(type="demo", payload=None, **fields)
+    made: wire.Created = await traced(gate, trace).create_task(type="demo", payload=None, **fields)
     return made.task_id
 
 

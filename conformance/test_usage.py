@@ -14,9 +14,8 @@ from asyncgate.conformance.recount import wrong_usage
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.identity.metering import CallMeter, Closer, floor_to
 from asyncgate.parts.identity.notices import read_rows
+from asyncgate.parts.model import errors, stored
 from asyncgate.parts.model.database import Around
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.stored import Meter, UsageEvent, UsageHead, key_of
 
 pytestmark = pytest.mark.anyio
 STEPS = 60
@@ -43,9 +42,9 @@ class Mortal(Around):
             raise Killed
 
 
-async def events_of(gate: Gate) -> list[UsageEvent]:
+async def events_of(gate: Gate) -> list[stored.UsageEvent]:
     """Return the stored events."""
-    return [one async for one in read_rows(gate.engine, gate.tenant_id, UsageEvent)]
+    return [one async for one in read_rows(gate.engine, gate.tenant_id, stored.UsageEvent)]
 
 
 async def close(gate: Gate, now: float | None = None) -> int:
@@ -78,7 +77,7 @@ class Program:
             deaths = self.backend.deaths
             try:
                 await self.draw.choice(steps)()
-            except GateError as no:
+            except errors.GateError as no:
                 if no.status >= 500 and self.backend.deaths == deaths:
                     raise
             if self.backend.deaths > deaths:
@@ -99,7 +98,8 @@ class Program:
             return
         offer, worker = self.draw.choice(self.offers), self.mortal.as_worker()
         ways: list[Callable[[], Any]] = [
-            lambda: worker.complete(**under(offer), result={"n": "x" * self.draw.randrange(99)}, artifacts=["file:///o"]),
+            lambda: worker.complete(**under(offer), result={"n": "x" * self.draw.randrange(99)},
+                                    artifacts=["file:///o"]),
             lambda: worker.complete(**under(offer), result=None),
             lambda: worker.fail(**under(offer), error={"why": "no"}, retryable=self.draw.random() < 0.6),
             lambda: worker.release_lease(**under(offer))]
@@ -171,7 +171,7 @@ async def test_what_is_closed_twice_is_told_once(gate: Gate) -> None:
     await to_mark(gate)
     await gate.create()
     await to_mark(gate)
-    meters = [key_of(meter) async for meter in read_rows(gate.engine, gate.tenant_id, Meter)]
+    meters = [stored.key_of(meter) async for meter in read_rows(gate.engine, gate.tenant_id, stored.Meter)]
 
     closer, until = Closer(gate.engine), floor_to(gate.now(), 300)
     first, again = [await closer.close_meters(gate.tenant_id, meters, until) for _ in range(2)]
@@ -199,7 +199,7 @@ async def test_a_clock_that_stands_closes_nothing_and_loses_nothing(gate: Gate) 
     await gate.create()
 
     assert [await close(gate) for _ in range(3)] == [0, 0, 0]
-    assert await gate.backend.record(gate.tenant_id, UsageHead) is None
+    assert await gate.backend.record(gate.tenant_id, stored.UsageHead) is None
     assert await wrong_usage(gate.engine, gate.tenant_id) == []
 
 

@@ -8,31 +8,30 @@ from typing import Any
 
 import pytest
 
-from asyncgate.conformance.harness import PATIENCE, Gate, refused, under
-from asyncgate.parts.model.stored import Presence
-from asyncgate.parts.model.wire_workers import WorkerRecord
+from asyncgate.conformance import harness
+from asyncgate.parts.model import stored, wire_workers
 from asyncgate.parts.process.presence import MOST_PROFILES, PROFILE_LETTERS
 from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 
 
-async def store(gate: Gate) -> None:
+async def store(gate: harness.Gate) -> None:
     """Let upkeep store what was seen."""
     await Upkeep(gate.engine).store_presences()
 
 
-async def workers(gate: Gate, **fields: Any) -> list[WorkerRecord]:
+async def workers(gate: harness.Gate, **fields: Any) -> list[wire_workers.WorkerRecord]:
     """Return the workers that an admin sees."""
     return list((await gate.as_admin().list_workers(**fields)).workers)
 
 
 @pytest.mark.parametrize("stored", [False, True])
-async def test_a_worker_is_listed_with_what_it_offered_holds_and_did(gate: Gate, stored: bool) -> None:
+async def test_a_worker_is_listed_with_what_it_offered_holds_and_did(gate: harness.Gate, stored: bool) -> None:
     await gate.finished(capabilities=["web"])
     failed, released, held = [await gate.leased() for _ in range(3)]
-    await gate.as_worker().fail(**under(failed), error="no", retryable=False)
-    await gate.as_worker().release_lease(**under(released))
+    await gate.as_worker().fail(**harness.under(failed), error="no", retryable=False)
+    await gate.as_worker().release_lease(**harness.under(released))
     await gate.as_worker().lease_next(capabilities=["web", "pdf"], accept_types=["other"])
     if stored:
         await store(gate)
@@ -47,7 +46,7 @@ async def test_a_worker_is_listed_with_what_it_offered_holds_and_did(gate: Gate,
     assert held.lease_id
 
 
-async def test_looking_at_somebody_is_no_sign_of_their_life(gate: Gate) -> None:
+async def test_looking_at_somebody_is_no_sign_of_their_life(gate: harness.Gate) -> None:
     await gate.leased("w1")
     await store(gate)
     before = await workers(gate)
@@ -64,7 +63,7 @@ async def test_looking_at_somebody_is_no_sign_of_their_life(gate: Gate) -> None:
     assert (await workers(gate))[0].last_seen_at != before[0].last_seen_at
 
 
-async def test_another_process_knows_what_was_stored(gate: Gate) -> None:
+async def test_another_process_knows_what_was_stored(gate: harness.Gate) -> None:
     await gate.finished()
     other = gate.beside()
     assert await workers(other) == []
@@ -78,7 +77,7 @@ async def test_another_process_knows_what_was_stored(gate: Gate) -> None:
     assert before == await workers(other)
 
 
-async def test_what_is_stored_and_what_was_seen_since_are_added_up(gate: Gate) -> None:
+async def test_what_is_stored_and_what_was_seen_since_are_added_up(gate: harness.Gate) -> None:
     for _ in range(3):
         await gate.finished()
         [one] = await workers(gate)
@@ -88,7 +87,7 @@ async def test_what_is_stored_and_what_was_seen_since_are_added_up(gate: Gate) -
     assert (one.leased, one.completed) == (3, 3)
 
 
-async def test_a_lost_lease_is_counted_for_the_worker_that_lost_it(gate: Gate) -> None:
+async def test_a_lost_lease_is_counted_for_the_worker_that_lost_it(gate: harness.Gate) -> None:
     await gate.lose(await gate.leased())
 
     [one] = await workers(gate)
@@ -96,7 +95,7 @@ async def test_a_lost_lease_is_counted_for_the_worker_that_lost_it(gate: Gate) -
     assert (one.leased, one.expired, one.holding) == (1, 1, 0)
 
 
-async def test_a_claim_that_is_told_why_it_gets_nothing_is_kept_with_the_reason(gate: Gate) -> None:
+async def test_a_claim_that_is_told_why_it_gets_nothing_is_kept_with_the_reason(gate: harness.Gate) -> None:
     def refuse(work: Any, worker: Any) -> str:
         return "no more leases today"
     vars(gate.engine.on)["why_no_lease"] = (refuse,)
@@ -108,7 +107,7 @@ async def test_a_claim_that_is_told_why_it_gets_nothing_is_kept_with_the_reason(
     assert [(claim.tasks, claim.why_none) for claim in one.claims] == [(0, "no more leases today")]
 
 
-async def test_a_worker_has_a_few_profiles_and_the_latest_stay(gate: Gate) -> None:
+async def test_a_worker_has_a_few_profiles_and_the_latest_stay(gate: harness.Gate) -> None:
     for number in range(MOST_PROFILES + 2):
         await gate.claim(capabilities=[f"c{number}"])
         gate.skip(1)
@@ -121,22 +120,22 @@ async def test_a_worker_has_a_few_profiles_and_the_latest_stay(gate: Gate) -> No
     assert [claim.capabilities for claim in one.claims] == [["c3"], ["c5"], ["c4"], ["c2"]]
 
 
-async def test_long_profiles_take_no_more_room_than_the_latest_one_needs(gate: Gate) -> None:
+async def test_long_profiles_take_no_more_room_than_the_latest_one_needs(gate: harness.Gate) -> None:
     for number in range(4):
         await gate.claim(capabilities=[f"{number}{at:099}" for at in range(64)])
         gate.skip(1)
     await store(gate)
 
-    row = await gate.backend.record(gate.tenant_id, Presence, "worker", "w1")
+    row = await gate.backend.record(gate.tenant_id, stored.Presence, "worker", "w1")
 
     assert row is not None
     assert [claim["capabilities"][0][0] for claim in json.loads(row.claims)] == ["3"]
     assert len(row.claims) < PROFILE_LETTERS
 
 
-async def test_a_claim_that_waits_is_seen_before_it_is_answered(gate: Gate) -> None:
+async def test_a_claim_that_waits_is_seen_before_it_is_answered(gate: harness.Gate) -> None:
     waiting = asyncio.create_task(gate.as_worker().lease_next(capabilities=["web"], wait_seconds=20))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(harness.PATIENCE):
         while not await workers(gate):      # noqa: ASYNC110  # a claim under way has no event
             await asyncio.sleep(0)
 
@@ -147,17 +146,18 @@ async def test_a_claim_that_waits_is_seen_before_it_is_answered(gate: Gate) -> N
     assert one.claims[0].tasks == 1
 
 
-async def wait_for_work(gate: Gate, process: str) -> asyncio.Task[Any]:
+async def wait_for_work(gate: harness.Gate, process: str) -> asyncio.Task[Any]:
     """Let a process claim, and return when its claim waits."""
     waiting = asyncio.create_task(gate.as_worker().lease_next(
         wait_seconds=20, process=process, capabilities=[process[:3]]))
-    async with asyncio.timeout(PATIENCE):
-        while not any(one.process == process for one in await workers(gate)):      # noqa: ASYNC110  # a claim under way has no event
+    async with asyncio.timeout(harness.PATIENCE):
+        # A claim under way has no event.
+        while not any(worker.process == process for worker in await workers(gate)):     # noqa: ASYNC110
             await asyncio.sleep(0)
     return waiting
 
 
-async def hang_up(gate: Gate) -> None:
+async def hang_up(gate: harness.Gate) -> None:
     """Break off a claim that waits, as a killed process does."""
     waiting = await wait_for_work(gate, "web-3:4711")
     waiting.cancel()
@@ -166,7 +166,7 @@ async def hang_up(gate: Gate) -> None:
 
 @pytest.mark.parametrize("stored", [False, True])
 async def test_a_worker_that_hangs_up_while_its_claim_waits_is_silent_until_it_asks_again(
-        gate: Gate, stored: bool) -> None:
+        gate: harness.Gate, stored: bool) -> None:
     await gate.claim()
     assert [one.state for one in await workers(gate)] == ["idle"]
 
@@ -184,7 +184,7 @@ async def test_a_worker_that_hangs_up_while_its_claim_waits_is_silent_until_it_a
     assert (back.state, back.claims[0].gone_at) == ("idle", None)
 
 
-async def test_it_is_idle_while_another_claim_of_the_same_worker_waits(gate: Gate) -> None:
+async def test_it_is_idle_while_another_claim_of_the_same_worker_waits(gate: harness.Gate) -> None:
     others = await wait_for_work(gate, "one:1")
 
     await hang_up(gate)
@@ -196,7 +196,7 @@ async def test_it_is_idle_while_another_claim_of_the_same_worker_waits(gate: Gat
     assert [row.state for row in await workers(gate)] == ["silent"]
 
 
-async def test_a_worker_that_loses_a_lease_is_silent_until_it_asks_again(gate: Gate) -> None:
+async def test_a_worker_that_loses_a_lease_is_silent_until_it_asks_again(gate: harness.Gate) -> None:
     offer = await gate.leased()
     assert [one.state for one in await workers(gate)] == ["working"]
 
@@ -208,7 +208,7 @@ async def test_a_worker_that_loses_a_lease_is_silent_until_it_asks_again(gate: G
     assert [one.state for one in await workers(gate)] == ["idle"]
 
 
-async def test_who_hung_up_counts_for_no_queue_and_explains_why_a_task_waits(gate: Gate) -> None:
+async def test_who_hung_up_counts_for_no_queue_and_explains_why_a_task_waits(gate: harness.Gate) -> None:
     await hang_up(gate)
 
     task_id = await gate.create()
@@ -219,7 +219,7 @@ async def test_who_hung_up_counts_for_no_queue_and_explains_why_a_task_waits(gat
     assert why.cause == "no_worker"
 
 
-async def test_workers_are_paged_in_the_order_of_their_ids_stored_or_not(gate: Gate) -> None:
+async def test_workers_are_paged_in_the_order_of_their_ids_stored_or_not(gate: harness.Gate) -> None:
     for at, name in enumerate(("w3", "w1", "w5", "w2", "w4")):
         await gate.claim(name)
         if at < 3:
@@ -236,7 +236,7 @@ async def test_workers_are_paged_in_the_order_of_their_ids_stored_or_not(gate: G
     assert await workers(gate, worker_id="w9") == []
 
 
-async def test_who_never_claimed_is_no_worker(gate: Gate) -> None:
+async def test_who_never_claimed_is_no_worker(gate: harness.Gate) -> None:
     await gate.create()
     await gate.as_worker("w1").list_leases()
     await store(gate)
@@ -247,10 +247,10 @@ async def test_who_never_claimed_is_no_worker(gate: Gate) -> None:
     assert one.last_seen_at >= one.first_seen_at
 
 
-async def test_only_an_admin_of_the_tenant_lists_its_workers(gate: Gate) -> None:
+async def test_only_an_admin_of_the_tenant_lists_its_workers(gate: harness.Gate) -> None:
     await gate.claim()
 
     assert await workers(gate.stranger()) == []
     for view in (gate.as_agent(), gate.as_worker()):
-        with refused("forbidden"):
+        with harness.refused("forbidden"):
             await view.list_workers()

@@ -19,26 +19,11 @@ from asyncgate import DISCHARGING, TERMINATES, fences_skipped, receipt_hash
 from asyncgate.conformance.history import ENDING_RECEIPTS
 from asyncgate.conformance.verify_erasures import find_false_erasure, read_erased
 from asyncgate.parts.identity.audit import find_break, last_pruned
+from asyncgate.parts.model import queries, stored, wire
 from asyncgate.parts.model.counted import place_of
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.erased import is_erased_line, place_of_row, read_note
-from asyncgate.parts.model.queries import QueueFilter, Rows
-from asyncgate.parts.model.stored import (
-    ACTIVE,
-    TERMINAL,
-    Archived,
-    Audit,
-    AuditHead,
-    Erased,
-    Event,
-    Lease,
-    Obligation,
-    Queue,
-    Receipt,
-    Task,
-)
 from asyncgate.parts.model.walking import walk
-from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operating.queues import write_queue_id
 from asyncgate.parts.receipts.marks import list_adopted
 from asyncgate.parts.receipts.may import discharges
@@ -87,7 +72,8 @@ class Facts(Struct, gc=False):
         return {self.fence - skipped for skipped in accumulate(reversed(self.skipped), initial=0)}
 
 
-READ = (Task, Event, Lease, Receipt, Archived, Obligation, Audit)      # the tables that are read
+# the tables that are read
+READ = (stored.Task, stored.Event, stored.Lease, stored.Receipt, stored.Archived, stored.Obligation, stored.Audit)
 
 
 async def verify(backend: Any, *, progress: Told | None = None) -> Verdict:
@@ -125,36 +111,37 @@ class Tenant:
         self.backend, self.tenant_id, self.verdict = backend, tenant_id, verdict
         self.tasks: dict[str, Facts] = {}
         self.receipts: set[str] = set()
-        self.open: dict[str, Receipt] = {}                  # undischarged obligations, without their bodies
+        self.open: dict[str, stored.Receipt] = {}                  # undischarged obligations, without their bodies
         self.done: dict[str, str] = {}                      # types of the discharged ones
-        self.early: dict[str, list[Receipt]] = {}           # parents not read yet, and their children
+        self.early: dict[str, list[stored.Receipt]] = {}           # parents not read yet, and their children
         self.created = 0
         self.away: set[str] = set()                         # archived receipts
         self.settled: set[str] = set()                      # their tasks
-        self.erased: dict[tuple[str, str], Erased] = {}     # rows without their content
+        self.erased: dict[tuple[str, str], stored.Erased] = {}     # rows without their content
         self.queues: dict[int, list[int]] = {}              # by lane, its tasks: queued, on hold, leased
 
     async def checked(self) -> AsyncIterator[int]:
         """Check all data of the tenant; yield the number of rows of each page."""
-        index: dict[str, Principal] = {}
+        index: dict[str, wire.Principal] = {}
         counted = await self._read_queues()
         self.erased, problems = await read_erased(self.backend, self.tenant_id)
         for problem in problems:
             self._wrong(f"tenant {self.tenant_id}: {problem}")
         looks: tuple[tuple[type[Struct], Callable[[Any], None]], ...] = (
-            (Task, self._task), (Event, self._event), (Lease, self._lease), (Receipt, self._receipt))
+            (stored.Task, self._task), (stored.Event, self._event), (stored.Lease, self._lease),
+            (stored.Receipt, self._receipt))
         for table, look in looks:
             async for page in self._pages(table):
                 for row in page:
                     look(row)
                 yield len(page)
-            if table is Task:
+            if table is stored.Task:
                 self._check_queues(counted, await self._read_queues())
-        async for pointers in self._pages(Archived):
+        async for pointers in self._pages(stored.Archived):
             self._archived(pointers)
             yield len(pointers)
-        async for obligations in self._pages(Obligation):
-            index.update({row.receipt_id: Principal(row.to_kind, row.to_id) for row in obligations})
+        async for obligations in self._pages(stored.Obligation):
+            index.update({row.receipt_id: wire.Principal(row.to_kind, row.to_id) for row in obligations})
             yield len(obligations)
         async for count in self._audit():
             yield count
@@ -164,14 +151,14 @@ class Tenant:
             self._ended(task_id, facts)
         self._count(len(index))
 
-    async def _read_queues(self) -> dict[int, Queue]:
-        found, after = dict[int, Queue](), None
-        while page := await self.backend.page(self.tenant_id, QueueFilter(None, None, after, 1000)):
+    async def _read_queues(self) -> dict[int, stored.Queue]:
+        found, after = dict[int, stored.Queue](), None
+        while page := await self.backend.page(self.tenant_id, queries.QueueFilter(None, None, after, 1000)):
             found.update((row.lane, row) for row in page)
             after = page[-1].type, page[-1].lane
         return found
 
-    def _check_queues(self, before: dict[int, Queue], after: dict[int, Queue]) -> None:
+    def _check_queues(self, before: dict[int, stored.Queue], after: dict[int, stored.Queue]) -> None:
         """Check what is counted of each lane, unless it moved while the tasks were read."""
         for lane in before.keys() | after.keys() | self.queues.keys():
             counted, again = (numbers_of(rows.get(lane)) for rows in (before, after))
@@ -179,7 +166,7 @@ class Tenant:
                 self._wrong(f"tenant {self.tenant_id}: the queue {write_queue_id(lane)} counts {describe(counted)}, "
                             f"but its tasks are {describe(there)}")
 
-    def _archived(self, pointers: list[Archived]) -> None:
+    def _archived(self, pointers: list[stored.Archived]) -> None:
         """Check that an archived receipt is not also in its table; its obligations were settled before it moved."""
         self.verdict.archived += len(pointers)
         for pointer in pointers:
@@ -190,8 +177,8 @@ class Tenant:
 
     async def _audit(self) -> AsyncIterator[int]:
         """Check the chain; continue after an invalid line, so that every one is reported."""
-        end, first, begin = AuditHead(0, ""), None, None
-        async for lines in self._pages(Audit):
+        end, first, begin = stored.AuditHead(0, ""), None, None
+        async for lines in self._pages(stored.Audit):
             for line in lines:
                 first, begin = first or line, last_pruned(line) or begin
                 if line is first and line.number > 1:
@@ -200,50 +187,50 @@ class Tenant:
                     self._wrong(f"tenant {self.tenant_id}: {problem}")
                 if is_erased_line(line):
                     self._note(line)
-                end = AuditHead(line.number, line.hash)
+                end = stored.AuditHead(line.number, line.hash)
             self.verdict.audited += len(lines)
             yield len(lines)
         if first and first.number > 1 and (begin is None or find_break([first], begin)):
             self._wrong(f"tenant {self.tenant_id}: line 1 of the audit log is missing: {first.audit_id} is number "
                         f"{first.number}, and no line records that the earlier ones were pruned")
-        head = await self.backend.record(self.tenant_id, AuditHead) or AuditHead(0, "")
+        head = await self.backend.record(self.tenant_id, stored.AuditHead) or stored.AuditHead(0, "")
         if head != end:
             self._wrong(f"tenant {self.tenant_id}: the audit log ends with line {end.number}, {end.hash[:16]}, "
                         f"but line {head.number}, {head.hash[:16]}, was the last one written")
 
     def _pages(self, table: type[Row]) -> AsyncIterator[list[Row]]:
-        return walk(self.backend, self.tenant_id, Rows(table))
+        return walk(self.backend, self.tenant_id, queries.Rows(table))
 
     def _wrong(self, problem: str) -> None:
         self.verdict.problems.append(problem)
 
     # Row by row.
 
-    def _task(self, task: Task) -> None:
+    def _task(self, task: stored.Task) -> None:
         if (place := place_of(task)) is not None:
             self.queues.setdefault(task.lane, [0, 0, 0])[place] += 1
         self.tasks[task.task_id] = Facts(task.status, task.duty, task.fence, bool(task.owed))
 
-    def _event(self, event: Event) -> None:
+    def _event(self, event: stored.Event) -> None:
         if (facts := self.tasks.get(event.task_id)) is None:
             return self._wrong(f"event {event.event_id} ({event.event_type}) belongs to task {event.task_id}, which "
                                "does not exist")
         if skipped := fences_skipped(event):
             facts.skipped += (skipped,)
 
-    def _lease(self, lease: Lease) -> None:
+    def _lease(self, lease: stored.Lease) -> None:
         if (facts := self.tasks.get(lease.task_id)) is None:
             return self._wrong(f"lease {lease.lease_id} belongs to task {lease.task_id}, which does not exist")
         facts.leased = True
         live = lease.ending == "live"
-        if live != (facts.status in ACTIVE):
+        if live != (facts.status in stored.ACTIVE):
             self._wrong(f"task {lease.task_id} is {facts.status}, but its lease {lease.lease_id} is "
                         f"{'live' if live else lease.ending}")
         if lease.fence not in facts.fences():
             self._wrong(f"task {lease.task_id} has fence {facts.fence}, "
                         f"but its lease {lease.lease_id} has {lease.fence}")
 
-    def _receipt(self, receipt: Receipt) -> None:
+    def _receipt(self, receipt: stored.Receipt) -> None:
         self.receipts.add(receipt.receipt_id)
         if read_note(receipt.body) is not None:
             self._note(receipt)
@@ -261,18 +248,18 @@ class Tenant:
         if facts := self.tasks.get(receipt.task_id):
             self._of_task(facts, receipt)
 
-    def _note(self, row: Receipt | Audit) -> None:
+    def _note(self, row: stored.Receipt | stored.Audit) -> None:
         """Check that a row that says that it was erased is on the list of its erasure, and otherwise as it was."""
         if (problem := find_false_erasure(self.erased, row)) is not None:
             self._wrong(f"tenant {self.tenant_id}: {problem}")
 
-    def _opens(self, receipt: Receipt) -> None:
+    def _opens(self, receipt: stored.Receipt) -> None:
         self.created += 1
         self.open[receipt.receipt_id] = receipt
         for child in self.early.get(receipt.receipt_id, ()):
             self._discharges(receipt.receipt_id, child)
 
-    def _discharges(self, parent: str, child: Receipt) -> None:
+    def _discharges(self, parent: str, child: stored.Receipt) -> None:
         """Note that a receipt discharges an obligation: its own, and only once (PH.1.3)."""
         opened = self.open.get(parent)
         if opened and discharges(child, opened):
@@ -285,7 +272,7 @@ class Tenant:
             self._wrong(f"obligation {parent} is discharged already, and receipt {child.receipt_id} "
                         f"({child.receipt_type}) of {name_subject(child)} discharges it again")
 
-    def _of_task(self, facts: Facts, receipt: Receipt) -> None:
+    def _of_task(self, facts: Facts, receipt: stored.Receipt) -> None:
         type = receipt.receipt_type
         facts.assigned += type == "task.assigned"
         facts.accepted += type == "task.accepted"
@@ -306,7 +293,7 @@ class Tenant:
         for parent in sorted(missing):
             self._wrong(f"receipt {parent} does not exist, but another names it as its parent")
 
-    def _obligations(self, index: dict[str, Principal]) -> None:
+    def _obligations(self, index: dict[str, wire.Principal]) -> None:
         for receipt_id, opened in self.open.items():
             type, to = opened.receipt_type, opened.to
             if receipt_id not in index:
@@ -320,7 +307,7 @@ class Tenant:
 
     def _ended(self, task_id: str, facts: Facts) -> None:
         if task_id in self.settled and not facts.assigned:
-            if facts.status not in TERMINAL or facts.owed:
+            if facts.status not in stored.TERMINAL or facts.owed:
                 self._wrong(f"task {task_id} is {facts.status}{' and owed' * facts.owed}, but its receipts are in the "
                             "archive")
             return
@@ -329,12 +316,12 @@ class Tenant:
         if facts.accepted != (leased := facts.fence - sum(facts.skipped)):
             self._wrong(f"task {task_id} was leased {leased} times, "
                         f"but has {facts.accepted} receipts task.accepted")
-        if facts.status in ACTIVE and not facts.leased:
+        if facts.status in stored.ACTIVE and not facts.leased:
             self._wrong(f"task {task_id} is {facts.status}, but has no lease")
         if facts.owed != (facts.duty in self.open):
             says = "still owed" if facts.owed else "discharged"
             self._wrong(f"task {task_id} says that its duty is {says}, but the evidence differs")
-        if facts.status in TERMINAL:
+        if facts.status in stored.TERMINAL:
             self._terminal(task_id, facts)
         elif facts.ended_by:
             self._wrong(f"task {task_id} is {facts.status}, but has a receipt{facts.ended_by}")
@@ -360,7 +347,7 @@ class Tenant:
                         f"{discharged} discharged ones are {indexed + discharged}")
 
 
-def numbers_of(row: Queue | None) -> list[int]:
+def numbers_of(row: stored.Queue | None) -> list[int]:
     """Return what is counted of a lane; one without a row has nothing."""
     return [row.queued, row.held, row.leased] if row else [0, 0, 0]
 
@@ -370,17 +357,17 @@ def describe(numbers: list[int]) -> str:
     return "{} queued, {} on hold and {} leased".format(*numbers)
 
 
-def strip_body(receipt: Receipt) -> Receipt:
+def strip_body(receipt: stored.Receipt) -> stored.Receipt:
     """Return a receipt without its body, which may be large, unless it is only the note that it was erased."""
     return receipt if read_note(receipt.body) is not None else replace(receipt, body="")
 
 
-def name_subject(receipt: Receipt) -> str:
+def name_subject(receipt: stored.Receipt) -> str:
     """Say what a receipt is about."""
     return f"schedule {receipt.schedule_id}" if receipt.schedule_id else f"task {receipt.task_id}"
 
 
-def hash_of(receipt: Receipt) -> str:
+def hash_of(receipt: stored.Receipt) -> str:
     """Return the hash of a receipt's contents."""
     return receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
                         receipt.schedule_id, receipt.parents, receipt.body.encode())

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncgate.parts.model.erased import digest_of_kept, digest_of_list, place_of_row, read_note
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Audit, Entry, Erased, Erasure, Receipt, export_key
+from asyncgate.parts.model import erased, queries, stored
 
-Listed = dict[tuple[str, str], Erased]
+Listed = dict[tuple[str, str], stored.Erased]
 
 
 async def read_erased(backend: Any, tenant_id: str) -> tuple[Listed, list[str]]:
     """Return the list of erased rows of a tenant, and what is wrong with it."""
-    rows: list[Erased] = await read_all(backend, tenant_id, Erased)
-    erasures: list[Erasure] = await read_all(backend, tenant_id, Erasure)
+    rows: list[stored.Erased] = await read_all(backend, tenant_id, stored.Erased)
+    erasures: list[stored.Erasure] = await read_all(backend, tenant_id, stored.Erasure)
     problems = [f"erasure {one.erasure_id} does not fit its list of rows: its digest is {one.digest[:16]}…"
                 for one in erasures if one.ended_at is not None
-                and digest_of_list([row for row in rows if row.erasure_id == one.erasure_id]) != one.digest]
+                and erased.digest_of_list([row for row in rows if row.erasure_id == one.erasure_id]) != one.digest]
     known = {one.erasure_id for one in erasures}
     problems += [f"row {row.row_id} of {row.source} is listed under the erasure {row.erasure_id}, which does not exist"
                  for row in rows if row.erasure_id not in known]
@@ -31,20 +29,20 @@ async def read_erased(backend: Any, tenant_id: str) -> tuple[Listed, list[str]]:
 async def read_all(backend: Any, tenant_id: str, kind: type[Any]) -> list[Any]:
     """Return all rows of a kind."""
     found, after = list[Any](), ""
-    while page := await backend.page(tenant_id, Rows(kind, after)):
+    while page := await backend.page(tenant_id, queries.Rows(kind, after)):
         found += page
-        after = export_key(page[-1])
+        after = stored.export_key(page[-1])
     return found
 
 
-def find_false_erasure(listed: Listed, row: Receipt | Audit | Entry) -> str | None:
+def find_false_erasure(listed: Listed, row: stored.Receipt | stored.Audit | stored.Entry) -> str | None:
     """Return what is wrong with a row that says that it was erased; None if nothing is."""
-    source, row_id = place_of_row(row)
+    source, row_id = erased.place_of_row(row)
     if (entry := listed.get((source, row_id))) is None:
         return f"row {row_id} of {source} says that it was erased, but no erasure lists it"
-    content = row.body if isinstance(row, Receipt) else row.content if isinstance(row, Entry) else ""
-    note = read_note(content)
-    if digest_of_kept(row) != entry.kept or (note is not None and (note.erasure_id, note.sealed) != (
+    content = row.body if isinstance(row, stored.Receipt) else row.content if isinstance(row, stored.Entry) else ""
+    note = erased.read_note(content)
+    if erased.digest_of_kept(row) != entry.kept or (note is not None and (note.erasure_id, note.sealed) != (
             entry.erasure_id, entry.before)):
         return f"row {row_id} of {source} was changed after it was erased"
     return None

@@ -14,9 +14,8 @@ from msgspec import Struct
 
 from asyncgate.conformance.verify import Told
 from asyncgate.conformance.verify_erasures import Listed, find_false_erasure, read_erased
+from asyncgate.parts.model import queries, stored
 from asyncgate.parts.model.erased import read_note
-from asyncgate.parts.model.queries import EntryFilter, ReceiptFilter, Rows
-from asyncgate.parts.model.stored import Archived, Entry, Receipt, Seal, SealHead
 from asyncgate.parts.model.walking import merge, walk, walk_rows
 from asyncgate.parts.receipts.files import Reading
 from asyncgate.parts.receipts.seals import SealChain, entry_digest, receipt_digest
@@ -32,7 +31,7 @@ class Sealed(Struct):
     unsealed: int = 0           # receipts since the last seal
     segments: int = 0           # checked segments of the archive
     archived: int = 0           # receipts in these segments
-    heads: dict[str, SealHead] = {}
+    heads: dict[str, stored.SealHead] = {}
     stopped: dict[str, str] = {}    # by tenant, the receipt from which on nothing can be sealed: its body is not here
     problems: list[str] = []
 
@@ -76,14 +75,14 @@ async def _once(backend: Any, anchors: tuple[str, ...], directory: str, progress
 
 async def find_bare(backend: Any, tenant_id: str, sealed: str) -> str | None:
     """Return the receipt behind the last seal if its body is not here, so that sealing stopped there."""
-    following = await backend.page(tenant_id, ReceiptFilter(None, None, None, sealed, 1))
+    following = await backend.page(tenant_id, queries.ReceiptFilter(None, None, None, sealed, 1))
     return next((row.receipt_id for row in following if not row.body), None)
 
 
 async def _held(backend: Any, tenant_id: str, chain: SealChain, noted: dict[str, bool]) -> AsyncIterator[int]:
     """Check one tenant's receipts against its seals; yield the number of receipts of each page."""
-    head = await backend.record(tenant_id, SealHead)
-    async for seal in walk_rows(backend, tenant_id, Rows(Seal)):
+    head = await backend.record(tenant_id, stored.SealHead)
+    async for seal in walk_rows(backend, tenant_id, queries.Rows(stored.Seal)):
         if head is None or seal.number <= head.number:      # otherwise it was made since
             chain.add(seal)
         noted |= {name: True for name in noted if name == f"{seal.number}:{seal.hash}"}
@@ -108,29 +107,29 @@ async def all_digests(backend: Any, tenant_id: str, erased: Listed) -> AsyncIter
 
 async def here(backend: Any, tenant_id: str, erased: Listed) -> AsyncIterator[dict[str, bytes]]:
     """Yield the digests of the receipts in the database; one that only says that it was erased has none."""
-    async for page in walk(backend, tenant_id, Rows(Receipt)):
+    async for page in walk(backend, tenant_id, queries.Rows(stored.Receipt)):
         yield {row.receipt_id: b"" if is_falsely_erased(erased, row) else receipt_digest(row) for row in page}
 
 
-def is_falsely_erased(erased: Listed, row: Receipt | Entry) -> bool:
+def is_falsely_erased(erased: Listed, row: stored.Receipt | stored.Entry) -> bool:
     """Whether a row says that it was erased, and no erasure lists it so."""
-    content = row.body if isinstance(row, Receipt) else row.content
+    content = row.body if isinstance(row, stored.Receipt) else row.content
     return read_note(content) is not None and find_false_erasure(erased, row) is not None
 
 
 async def away(backend: Any, tenant_id: str) -> AsyncIterator[dict[str, bytes]]:
     """Yield the digests of archived receipts."""
-    async for pointers in walk(backend, tenant_id, Rows(Archived)):
+    async for pointers in walk(backend, tenant_id, queries.Rows(stored.Archived)):
         yield {pointer.receipt_id: as_bytes(pointer) for pointer in pointers}
 
 
 async def filed(backend: Any, tenant_id: str, erased: Listed) -> AsyncIterator[dict[str, bytes]]:
     """Yield the digests of a ledger's entries, which other gates stored."""
-    async for entries in walk(backend, tenant_id, EntryFilter(None, None, None, None, None, ENTRIES_PER_READ)):
+    async for entries in walk(backend, tenant_id, queries.EntryFilter(None, None, None, None, None, ENTRIES_PER_READ)):
         yield {entry.arrival: b"" if is_falsely_erased(erased, entry) else entry_digest(entry) for entry in entries}
 
 
-def as_bytes(pointer: Archived) -> bytes:
+def as_bytes(pointer: stored.Archived) -> bytes:
     """Return the digest of an archived receipt; an invalid one matches no seal."""
     try:
         return bytes.fromhex(pointer.digest)
@@ -141,8 +140,8 @@ def as_bytes(pointer: Archived) -> bytes:
 async def check_segments(backend: Any, directory: str, found: Sealed, progress: Told | None = None) -> None:
     """Read every segment that has pointers, and check its lines against them."""
     for tenant_id in await backend.tenants():
-        named: defaultdict[str, list[Archived]] = defaultdict(list)
-        async for pointer in walk_rows(backend, tenant_id, Rows(Archived)):
+        named: defaultdict[str, list[stored.Archived]] = defaultdict(list)
+        async for pointer in walk_rows(backend, tenant_id, queries.Rows(stored.Archived)):
             named[pointer.segment].append(pointer)
         if (head := found.heads.get(tenant_id)) is not None:    # else the tenant is younger than this check
             found.problems += find_unsealed(tenant_id, named, head.last_id)
@@ -161,19 +160,19 @@ async def check_segments(backend: Any, directory: str, found: Sealed, progress: 
                 progress(found.receipts + found.archived)
 
 
-def find_unsealed(tenant_id: str, named: dict[str, list[Archived]], sealed: str) -> list[str]:
+def find_unsealed(tenant_id: str, named: dict[str, list[stored.Archived]], sealed: str) -> list[str]:
     """Return whether receipts moved to the archive that no seal covers: only sealed ones do, so seals were removed."""
     unsealed = [one.receipt_id for pointers in named.values() for one in pointers if one.receipt_id > sealed]
     return [f"tenant {tenant_id}: {len(unsealed)} receipts up to {max(unsealed)} are in the archive, but no seal "
             "covers them: seals were removed"] if unsealed else []
 
 
-def segment_problems(directory: str, segment: str, wanted: list[Archived], erased: Listed) -> list[str]:
+def segment_problems(directory: str, segment: str, wanted: list[stored.Archived], erased: Listed) -> list[str]:
     """Yield the problems of one segment; of several pointers to one line at most one is valid."""
     folder, path = os.path.realpath(directory), os.path.realpath(os.path.join(directory, segment))
     if os.path.commonpath([folder, path]) != folder:
         return ["it is outside the archive's folder"]
-    reading, left, problems = Reading(path), defaultdict[int, list[Archived]](list), list[str]()
+    reading, left, problems = Reading(path), defaultdict[int, list[stored.Archived]](list), list[str]()
     for pointer in wanted:
         left[pointer.line].append(pointer)
     try:

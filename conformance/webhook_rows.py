@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from asyncgate import Work
-from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
+from asyncgate.parts.model import stored_webhooks
 
 WEBHOOK_ID = "webhook"
 
 
 def keep_webhooks(work: Work, mark: str, webhook_id: str = WEBHOOK_ID) -> None:
     """Store a row of each kind: an endpoint that is disabled, and two deliveries."""
-    work.keep_record(Webhook(
+    work.keep_record(stored_webhooks.Webhook(
         webhook_id, "https://hooks.invalid/", mark, '["task.failed"]', "[]", "secret", None, None, "", "disabled",
         mark, work.now, mark, work.now))
-    work.keep_record(WebhookHead(1))
+    work.keep_record(stored_webhooks.WebhookHead(1))
     for id in ("delivery", "delivery-2"):
-        work.keep_record(WebhookDelivery(webhook_id, id, "task.failed", "", "parked", 1, work.now, work.now, None, 500,
-                                         mark, 1.5))
+        work.keep_record(stored_webhooks.WebhookDelivery(webhook_id, id, "task.failed", "", "parked", 1, work.now,
+                                                         work.now, None, 500,
+                                                         mark, 1.5))

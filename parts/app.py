@@ -25,10 +25,10 @@ from asyncgate.parts.identity.ways import Identity, Keys
 from asyncgate.parts.metrics.counting import Metrics
 from asyncgate.parts.metrics.page import METRICS_PATH, MetricsPage
 from asyncgate.parts.metrics.shown import Sources
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.challenges import Challenges
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.database import FileBackend
-from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operating.types import TypeWarnings
 from asyncgate.parts.operations import OPERATIONS
@@ -116,8 +116,9 @@ class Gate(Front):
         if not (metrics.enabled and metrics.port):
             return contextlib.nullcontext()
         if self.settings.allow_insecure_dev:
-            raise StartupError("metrics.port is for gates with credentials; with allow_insecure_dev set it to 0, and "
-                               f"{METRICS_PATH} is where everything else is")
+            raise errors.StartupError(
+                "metrics.port is for gates with credentials; with allow_insecure_dev set it to 0, and "
+                                      f"{METRICS_PATH} is where everything else is")
         there = replace(self.settings, host=metrics.host, port=metrics.port)
         page = MetricsPage(self, self._find_sources)
         return server.listen_beside(page, there, None if is_loopback(metrics.host) else self.settings.security.tls)

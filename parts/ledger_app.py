@@ -16,41 +16,40 @@ from asyncgate.parts.app import Gate, serve_forever
 from asyncgate.parts.faces.http import read_body, read_claimed_tenants
 from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.identity import admin, incidents
+from asyncgate.parts.model import errors, wire, wire_ledger
 from asyncgate.parts.model.connection import Receive, Scope
-from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.screening import mark_body
 from asyncgate.parts.model.settings import ConsoleSettings, Settings
-from asyncgate.parts.model.wire import Ask
-from asyncgate.parts.model.wire_ledger import StoreReceipts
 from asyncgate.parts.operations import table_of
+from asyncgate.parts.receipts import ledger
 from asyncgate.parts.receipts.admin import SEALING
-from asyncgate.parts.receipts.ledger import STORE, STORED_DEPTH, SURFACE, TOOLS, list_of
 
 if TYPE_CHECKING:
     from asyncgate.parts.faces.mcp.facade import Facade
 
-LEDGER_OPERATIONS = table_of(*SURFACE, CORE_OPERATIONS["health"], *admin.OPERATIONS, *incidents.OPERATIONS, *SEALING,
+LEDGER_OPERATIONS = table_of(*ledger.SURFACE, CORE_OPERATIONS["health"], *admin.OPERATIONS, *incidents.OPERATIONS,
+                             *SEALING,
                               *service.OPERATIONS)
 
 
 class ReceiptEndpoint(Endpoint):
     """`/v1/receipts` of a ledger; it stores receipts byte for byte as they arrive."""
 
-    async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
-        if op is not STORE:
+    async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> wire.Ask:
+        if op is not ledger.STORE:
             return await super()._ask(op, caller, scope, receive)
         body = (await read_body(scope, receive, self.gate.settings)).strip()
         try:
-            body, _ = await mark_body(body, self.gate.settings.max_request_values, most_depth=STORED_DEPTH)
+            body, _ = await mark_body(body, self.gate.settings.max_request_values, most_depth=ledger.STORED_DEPTH)
             if body[:1] == b"[":
-                return StoreReceipts(receipts=list_of(body))
+                return wire_ledger.StoreReceipts(receipts=ledger.list_of(body))
             if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:
-                return StoreReceipts(receipts=list_of(many["receipts"]))
+                return wire_ledger.StoreReceipts(receipts=ledger.list_of(many["receipts"]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
-            raise InvalidRequest(f"store_receipt: {wrong}") from None
+            raise errors.InvalidRequest(f"store_receipt: {wrong}") from None
         for named in read_claimed_tenants({}, scope["headers"]):
             self.gate.engine.check_tenant(caller, named)
-        return StoreReceipts(receipts=[Raw(body)], alone=True)
+        return wire_ledger.StoreReceipts(receipts=[Raw(body)], alone=True)
 
 
 def ledger_facade() -> type[Facade]:
@@ -77,7 +76,7 @@ class LedgerGate(Gate):
         return endpoints
 
     def _routes(self) -> list[Any]:
-        self.mcp = Door(self, TOOLS, __version__, ledger_facade)
+        self.mcp = Door(self, ledger.TOOLS, __version__, ledger_facade)
         return [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
 
 

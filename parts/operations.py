@@ -9,7 +9,7 @@ from asyncgate.parts import service
 from asyncgate.parts.examination import running
 from asyncgate.parts.identity import admin, budgets, incidents, usage
 from asyncgate.parts.identity.oauth import client_admin, links, revoking, sessions, users
-from asyncgate.parts.model.wire import WhoAmI, You
+from asyncgate.parts.model import wire
 from asyncgate.parts.operating import bulk, explain, lists, pausing, queues, rerun, searching, short_ids, types, workers
 from asyncgate.parts.privacy import erasure, export
 from asyncgate.parts.receipts import admin as receipts_admin
@@ -20,13 +20,13 @@ from asyncgate.parts.webhooks import admin as webhooks_admin
 
 def table_of(*operations: Operation) -> dict[str, Operation]:
     """Join operations into a table, and add `whoami`, which lists the operations that a caller may use."""
-    async def whoami(engine: Engine, caller: Caller, ask: WhoAmI) -> You:
+    async def whoami(engine: Engine, caller: Caller, ask: wire.WhoAmI) -> wire.You:
         """Tell who the credential belongs to, and what it may do.
 
         With bound: false it belongs to nobody in particular: each request names its caller (principal_id, worker_id).
         """
         kind, id, instance_id = astuple(caller.principal) if caller.bound else (None, None, None)
-        return You(
+        return wire.You(
             caller.tenant_id, caller.bound, caller.role, sorted(caller.scopes),
             sorted(op.name for op in table.values() if op.fits(caller)), kind, id, instance_id, caller.key_id,
             sort_names(caller.capabilities), sort_names(caller.task_types))

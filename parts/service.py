@@ -21,10 +21,9 @@ from asyncgate.parts.identity.admin import require_operator
 from asyncgate.parts.identity.audit import describe_caller
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.oversight import mark_as_audited
+from asyncgate.parts.model import errors, wire_admin
 from asyncgate.parts.model.database import MemberBackend, VersionedBackend
-from asyncgate.parts.model.errors import Misdirected, NotReady
 from asyncgate.parts.model.views import to_utc_or_none
-from asyncgate.parts.model.wire_admin import Drained, DrainGate, Readiness, Ready, ResumeGate
 from asyncgate.parts.process.outages import OFTEN
 
 log = logging.getLogger("asyncgate")
@@ -57,14 +56,14 @@ class Service(Extension):
         for task_id in news.ended:
             self.engine.granted.ends.pop(task_id, None)
 
-    async def readiness(self) -> Readiness:
+    async def readiness(self) -> wire_admin.Readiness:
         """Tell whether new callers are welcome, as of a moment ago."""
         if asyncio.get_running_loop().time() - self.found_at > self.FRESH_SECONDS:
             self.looking = self.looking or asyncio.create_task(self._look())
             await asyncio.shield(self.looking)      # whoever asked first may hang up, the others still wait
         found, draining = self.found, self.since is not None
         well = found.migrated and found.database and found.joined
-        return Readiness(well and not draining, found.migrated, found.database, found.joined, draining)
+        return wire_admin.Readiness(well and not draining, found.migrated, found.database, found.joined, draining)
 
     async def _look(self) -> None:
         try:
@@ -104,12 +103,12 @@ class Service(Extension):
         passed = self.engine.backend.now() - (self.since or 0.0)
         return max(seconds - max(passed, 0.0), 0.0)
 
-    def report(self) -> Drained:
+    def report(self) -> wire_admin.Drained:
         """Tell what is left, without the request that asks."""
         now = self.engine.backend.now()
-        return Drained(self.engine.instance, self.since is not None, to_utc_or_none(self.since),
-                       max(self.traffic.count() - 1, 0), sum(self.engine.polls.tenants.values()),
-                       self.engine.granted.count(now))
+        return wire_admin.Drained(self.engine.instance, self.since is not None, to_utc_or_none(self.since),
+                                  max(self.traffic.count() - 1, 0), sum(self.engine.polls.tenants.values()),
+                                  self.engine.granted.count(now))
 
 
 async def look_at(engine: Engine) -> Findings:
@@ -130,15 +129,15 @@ def service_of(engine: Engine) -> Service:
     return service
 
 
-async def ready(engine: Engine, caller: Caller, ask: Ready) -> Readiness:
+async def ready(engine: Engine, caller: Caller, ask: wire_admin.Ready) -> wire_admin.Readiness:
     """Tell a load balancer whether the gate takes new callers."""
     told = await service_of(engine).readiness()
     if not told.ready:
-        raise NotReady(f"not ready: {describe_failure(told)}", **msgspec.to_builtins(told))
+        raise errors.NotReady(f"not ready: {describe_failure(told)}", **msgspec.to_builtins(told))
     return told
 
 
-def describe_failure(told: Readiness) -> str:
+def describe_failure(told: wire_admin.Readiness) -> str:
     """Say what keeps a gate from being ready, without a word about its insides."""
     if not told.database:
         return "the database does not answer"
@@ -147,7 +146,7 @@ def describe_failure(told: Readiness) -> str:
     return "the gate drains" if told.draining else "the gate has lost its place among those that share the database"
 
 
-async def drain_gate(engine: Engine, caller: Caller, ask: DrainGate) -> Drained:
+async def drain_gate(engine: Engine, caller: Caller, ask: wire_admin.DrainGate) -> wire_admin.Drained:
     """Empty this process before it is stopped: /ready answers 503, waiting calls are answered, all others go on.
 
     It concerns the one process that answers, until it stops or resume_gate is called.  Call it again to see what is
@@ -159,7 +158,7 @@ async def drain_gate(engine: Engine, caller: Caller, ask: DrainGate) -> Drained:
     return service.report()
 
 
-async def resume_gate(engine: Engine, caller: Caller, ask: ResumeGate) -> Drained:
+async def resume_gate(engine: Engine, caller: Caller, ask: wire_admin.ResumeGate) -> wire_admin.Drained:
     """Take new callers again after drain_gate.  For the operator."""
     service = require_this_gate(engine, caller, ask)
     service.resume()
@@ -167,15 +166,16 @@ async def resume_gate(engine: Engine, caller: Caller, ask: ResumeGate) -> Draine
     return service.report()
 
 
-def require_this_gate(engine: Engine, caller: Caller, ask: DrainGate) -> Service:
+def require_this_gate(engine: Engine, caller: Caller, ask: wire_admin.DrainGate) -> Service:
     """Return the service of the process that is meant; refuse everybody but the operator, and other processes."""
     require_operator(engine, caller)
     if ask.instance_id not in (None, engine.instance):
-        raise Misdirected(f"this is {engine.instance}, not {ask.instance_id}: call that process at its own address")
+        raise errors.Misdirected(
+            f"this is {engine.instance}, not {ask.instance_id}: call that process at its own address")
     return service_of(engine)
 
 
-def note_change(engine: Engine, caller: Caller, event: str, ask: DrainGate) -> None:
+def note_change(engine: Engine, caller: Caller, event: str, ask: wire_admin.DrainGate) -> None:
     """Write into the audit log who drains a process, or ends that."""
     if (guard := engine.find_extension(Guard)) is not None:
         mark_as_audited()

@@ -20,17 +20,15 @@ from math import inf
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Transact, Work, prolong_lease
+from asyncgate.parts.identity import metering
 from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.identity.budgets import BUDGET_SECONDS, Budgets
-from asyncgate.parts.identity.metering import CALLS_SECONDS, SETTLE_SECONDS, CallMeter, Closer, floor_to
+from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.counted import PERIOD_SECONDS
 from asyncgate.parts.model.database import MemberBackend
-from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.heartbeat import BEAT_SECONDS, Heartbeat
 from asyncgate.parts.model.overdue import alive
-from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire import Ask, Healthy, Principal
 from asyncgate.parts.operating.retention import RETENTION_SECONDS, RowPruner
 from asyncgate.parts.operating.traffic import TrafficCounter
 from asyncgate.parts.process.duties import Duties, Duty
@@ -43,10 +41,10 @@ log = logging.getLogger("asyncgate")
 ERASURES_SECONDS = 600.0        # between looks for erasures that were interrupted
 
 
-class Sighted(Ask, kw_only=True):
+class Sighted(wire.Ask, kw_only=True):
     """Upkeep's own request: store these presences."""
 
-    sightings: list[tuple[Principal, Sighting]] = []
+    sightings: list[tuple[wire.Principal, Sighting]] = []
 
 
 class Upkeep(Duties, Extension):
@@ -59,14 +57,14 @@ class Upkeep(Duties, Extension):
     NEAR_SECONDS = 60.0     # a lease that lives as long after a short silence is renewed in time
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.closer = engine, Closer(engine)
+        self.engine, self.closer = engine, metering.Closer(engine)
         self.heart, self.recovering = Heartbeat(), asyncio.Lock()
         interval = engine.settings.lease_sweep_interval_seconds
         super().__init__({"heartbeat": Duty(BEAT_SECONDS, self.pulse),
                           "sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
                           "presence": Duty(STORED_EVERY_SECONDS, self.store_presences),
                           "traffic": Duty(STORED_EVERY_SECONDS, self.store_traffic),
-                          "calls": Duty(CALLS_SECONDS, self.store_calls),
+                          "calls": Duty(metering.CALLS_SECONDS, self.store_calls),
                           "usage": Duty(PERIOD_SECONDS, self.close_usage),
                           "budgets": Duty(BUDGET_SECONDS, self.check_budgets),
                           "audit": Duty(3600.0, Pruner(engine).run),
@@ -173,7 +171,7 @@ class Upkeep(Duties, Extension):
         if news.lapse is not None:
             self._plan_sweep(news.lapse)
 
-    async def describe_health(self, health: Healthy) -> None:
+    async def describe_health(self, health: wire.Healthy) -> None:
         """Describe the state of every job."""
         health.upkeep = self.report()
 
@@ -217,7 +215,7 @@ class Upkeep(Duties, Extension):
             if size:
                 await self._write(tenant_id, Sweep(tasks=tasks, schedules=schedules))
             return size
-        except GateError:
+        except errors.GateError:
             if size == 1:
                 log.exception("upkeep: cannot sweep %s", (tasks or schedules)[0])
                 return 0
@@ -247,7 +245,7 @@ class Upkeep(Duties, Extension):
 
     async def store_calls(self) -> int:
         """Store the calls of tenants since the last run."""
-        meter = self.engine.find_extension(CallMeter)
+        meter = self.engine.find_extension(metering.CallMeter)
         return await meter.store() if meter else 0
 
     async def check_budgets(self) -> int:
@@ -258,7 +256,8 @@ class Upkeep(Duties, Extension):
     async def close_usage(self) -> int:
         """Write usage events, soon after each mark of five minutes."""
         now = self.engine.backend.now()
-        mark = floor_to(now - SETTLE_SECONDS, PERIOD_SECONDS) + PERIOD_SECONDS + SETTLE_SECONDS
+        mark = metering.floor_to(now - metering.SETTLE_SECONDS,
+                                 PERIOD_SECONDS) + PERIOD_SECONDS + metering.SETTLE_SECONDS
         self.duties["usage"].alarm.set(asyncio.get_running_loop().time() + mark - now)
         return await self.closer.run()
 
@@ -283,13 +282,13 @@ def oauth_duties(engine: Engine) -> dict[str, Duty]:
 
 def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:
     """Load the presences of the callers seen."""
-    needs.records.update((Presence, (who.kind, who.id)) for who, _ in ask.sightings)
+    needs.records.update((stored.Presence, (who.kind, who.id)) for who, _ in ask.sightings)
 
 
 def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> None:
     """Store the presences of the callers seen."""
     for who, sighting in ask.sightings:
-        work.keep_record(add_sighting(work.find_record(Presence, who.kind, who.id), who, sighting))
+        work.keep_record(add_sighting(work.find_record(stored.Presence, who.kind, who.id), who, sighting))
 
 
 def prolong(engine: Engine, work: Work, tasks: list[str], since: float, grace: float) -> None:
@@ -304,5 +303,5 @@ def prolong(engine: Engine, work: Work, tasks: list[str], since: float, grace: f
                        expires_at=to_utc(until).isoformat(), silent_since=to_utc(since).isoformat())
 
 
-WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {
+WRITES: dict[type[wire.Ask], tuple[Callable[..., None], Callable[..., None]]] = {
     Sweep: (sweep, load_overdue), Sighted: (note_presences, its_presences)}

@@ -37,76 +37,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import asyncpg
 from msgspec import Struct
 
-from asyncgate import Needs, News, Work, place
-from asyncgate.backends import ArchivingBackend, Backend, SharedBackend, TransactingBackend
+from asyncgate import Needs, News, Work, backends, place
+from asyncgate.backends import pages
 from asyncgate.backends.lanes import Lanes
-from asyncgate.backends.pages import Pages, TaskRange, join_queues, read_leases
+from asyncgate.backends.postgres import instances, migrations
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.examination import examine_database as examine_database
 from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, PINNED, Hosts, as_user, pin, startup_error
-from asyncgate.backends.postgres.instances import Membership, name_of_this_process, session, turn_key
-from asyncgate.backends.postgres.migrations import SCHEMA_VERSION, require_schema
 from asyncgate.backends.postgres.migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres.migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres.privileges import find_strengths
+from asyncgate.parts.model import errors, queries, stored, stored_webhooks, wire
 from asyncgate.parts.model.clock import elapsed
-from asyncgate.parts.model.errors import (
-    ArchiveUnavailable,
-    DatabaseUnavailable,
-    GateError,
-    Refused,
-    StartupError,
-    outcome_unknown,
-)
 from asyncgate.parts.model.ids import Ids, first_id
-from asyncgate.parts.model.queries import (
-    QUEUE_KEPT_SECONDS,
-    AheadOf,
-    ArchivedFilter,
-    DeliveryFilter,
-    EntryFilter,
-    EventFilter,
-    HoldingsOf,
-    IdFilter,
-    LeaseCount,
-    LeaseFilter,
-    ObligationFilter,
-    OutboxFilter,
-    OutboxOf,
-    QueueFilter,
-    ReceiptFilter,
-    Row,
-    ScheduleFilter,
-    TaskFilter,
-    UnsentOf,
-    WorkerFilter,
-    end_of,
-    page_of,
-)
 from asyncgate.parts.model.settings import DatabaseSettings
-from asyncgate.parts.model.stored import (
-    Archived,
-    Depth,
-    Entry,
-    Event,
-    Holding,
-    Instance,
-    Key,
-    Lag,
-    Lease,
-    Outgoing,
-    Pauses,
-    Presence,
-    Progress,
-    Queue,
-    Receipt,
-    Schedule,
-    Task,
-    Usage,
-    export_order,
-)
-from asyncgate.parts.model.stored_webhooks import WebhookDelivery
-from asyncgate.parts.model.wire import LeaseNext
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.turns import counting
 
@@ -166,10 +110,10 @@ class Queues:
         return -first, task_id
 
     @contextlib.contextmanager
-    def watch(self) -> Iterator[list[Task]]:
+    def watch(self) -> Iterator[list[stored.Task]]:
         """Cache the positions of the first tasks that a block finds, if finding them took long."""
         look, put = object(), dict[int, tuple[int, str]]()
-        found: list[Task] = []
+        found: list[stored.Task] = []
         begun, forgotten = time.monotonic(), self.forgotten
         self.watching[look] = put
         try:
@@ -182,7 +126,7 @@ class Queues:
             for task in sorted(found, key=place, reverse=True):
                 self.begins[task.lane] = min(place(task), put.get(task.lane, place(task)))
 
-    def note_queued(self, task: Task) -> None:
+    def note_queued(self, task: stored.Task) -> None:
         """Note that this process has put a task into its queue."""
         for places in (*self.watching.values(), *([self.begins] if task.lane in self.begins else ())):
             places[task.lane] = min(place(task), places.get(task.lane, place(task)))
@@ -208,7 +152,7 @@ class Saved(NamedTuple):
     proof: sql.Proof | None
 
 
-class Postgres(Pages):
+class Postgres(pages.Pages):
     """A pool of connections; each batch uses one."""
 
     parallel_per_tenant = SLOTS
@@ -219,12 +163,12 @@ class Postgres(Pages):
         self.parallel = max(settings.pool_size - 2, 1)      # two connections stay free for readers
         self.skew, self.ids, self.secret = 0.0, Ids(), b""
         self.ahead = time.time() - elapsed()        # how far the database's clock is ahead of `elapsed`
-        self.instance = name_of_this_process()
+        self.instance = instances.name_of_this_process()
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
         self.queues: defaultdict[str, Queues] = defaultdict(Queues)
         self.known: set[str] = set()
         self.counting: defaultdict[str, set[int]] = defaultdict(set)    # in which slots batches count now, by tenant
-        self.member: Membership | None = None
+        self.member: instances.Membership | None = None
 
     def now(self) -> float:
         """Return the database's time of its last answer, advanced by a clock that nobody can set."""
@@ -237,7 +181,7 @@ class Postgres(Pages):
     async def is_current(self) -> bool:
         """Whether the schema is as new as this process needs, and has not left it behind."""
         number, code = (await self._ask("SELECT max(number), max(code) FROM asyncgate.migrations"))[0]
-        return number is not None and number >= SCHEMA_VERSION >= code
+        return number is not None and number >= migrations.SCHEMA_VERSION >= code
 
     def is_joined(self) -> bool:
         """Whether this process holds its lock and hears the others."""
@@ -267,8 +211,8 @@ class Postgres(Pages):
             finally:
                 await db.close()
         except (*AWAY, ValueError) as error:
-            raise ArchiveUnavailable(f"{ARCHIVIST} cannot register a segment of the archive: {error}; set "
-                                     "database.archive_url to the address with that role") from error
+            raise errors.ArchiveUnavailable(f"{ARCHIVIST} cannot register a segment of the archive: {error}; set "
+                                            "database.archive_url to the address with that role") from error
 
     # Several processes.
 
@@ -278,8 +222,9 @@ class Postgres(Pages):
 
     async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Join the processes that share the database, under a name that no other living process has."""
-        self.member = Membership(self.settings.direct_url or self.url, self.settings, instance_id, beat_seconds, hear,
-                                 self.now)
+        self.member = instances.Membership(self.settings.direct_url or self.url, self.settings, instance_id,
+                                           beat_seconds, hear,
+                                           self.now)
         return await self.member.join()
 
     async def beat(self) -> None:
@@ -307,7 +252,7 @@ class Postgres(Pages):
                 await self._retry(tenant_id, needs, decide)
             except Uncertain as unknown:
                 log.error("it is unknown whether a batch was committed: %s", unknown, extra=OFTEN)
-                raise outcome_unknown() from unknown
+                raise errors.outcome_unknown() from unknown
 
     async def _retry(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         problem: Exception | None = None
@@ -318,16 +263,17 @@ class Postgres(Pages):
                 problem = lost
                 await asyncio.sleep(random.uniform(0, RACE_SECONDS * 2 ** attempt))    # else the same ones meet again
             except REFUSED as refused:
-                raise Refused(type(refused).__name__) from refused
+                raise errors.Refused(type(refused).__name__) from refused
             except BROKEN as broken:
                 if attempt:
                     raise
                 problem = broken
                 await self.pool.expire_connections()
         if isinstance(problem, asyncpg.UniqueViolationError):
-            raise Refused(f"{type(problem).__name__}, {ATTEMPTS} times") from problem
-        raise DatabaseUnavailable("other transactions keep changing the same rows; nothing was stored, so try again",
-                                  retry_after=1) from problem
+            raise errors.Refused(f"{type(problem).__name__}, {ATTEMPTS} times") from problem
+        raise errors.DatabaseUnavailable(
+            "other transactions keep changing the same rows; nothing was stored, so try again",
+                                         retry_after=1) from problem
 
     async def _attempt(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         saved = None
@@ -458,7 +404,7 @@ class Postgres(Pages):
         for row in await self._with_progress(db, tenant_id, asked_for):
             work.load_task(*row)
         if needs.claims:
-            if pauses := None if head.pauses is None else Pauses(head.pauses):
+            if pauses := None if head.pauses is None else stored.Pauses(head.pauses):
                 work.load_record(pauses)
             lanes.pauses = pauses
             if changed or lanes.find_stopped(head.clock) != stopped:
@@ -478,11 +424,12 @@ class Postgres(Pages):
                 found[group == sql.ASKED_FOR].append(row[sql.HEAD:])
         return sql.Head(*rows[-1][:sql.HEAD]), found[True], found[False]
 
-    async def _with_progress(self, db: asyncpg.Connection, tenant_id: str, rows: list[tuple[Any, ...]]) -> list[Row]:
+    async def _with_progress(self, db: asyncpg.Connection, tenant_id: str,
+                             rows: list[tuple[Any, ...]]) -> list[queries.Row]:
         """Return tasks with leases and progress; read progress again if a wait for a row lock made it stale."""
         found = [sql.named_row(row) for row in rows]
         if stale := [row[0] for row in rows if sql.is_stale(row)]:
-            latest = {row[0]: Progress(*row) for row in await db.fetch(sql.PROGRESS_OF, tenant_id, stale)}
+            latest = {row[0]: stored.Progress(*row) for row in await db.fetch(sql.PROGRESS_OF, tenant_id, stale)}
             found = [(task, lease, latest.get(task.task_id, progress)) for task, lease, progress in found]
         return found
 
@@ -528,7 +475,7 @@ class Postgres(Pages):
             for row in await db.fetch(sql.RECORD[kind], tenant_id, *sql.columns(keys, len(keys[0]))):
                 work.load_record(kind(*row))
         if needs.recount:
-            work.keep_record(Usage(*await db.fetchrow(sql.COUNT, tenant_id)))
+            work.keep_record(stored.Usage(*await db.fetchrow(sql.COUNT, tenant_id)))
         if needs.tally:
             work.tallies.update(map(tuple, await db.fetch(sql.TALLY, tenant_id, work.list_named_tasks(needs))))
 
@@ -592,14 +539,14 @@ class Postgres(Pages):
     @contextlib.asynccontextmanager
     async def reading(self, tenant_id: str) -> AsyncIterator[None]:
         """Make the reads of a tenant in this block one transaction: two round trips fewer for each."""
-        refused: GateError | None = None
+        refused: errors.GateError | None = None
         with translate_outages():
             async with contextlib.AsyncExitStack() as stack:
                 db = await self._reconnecting(lambda: stack.enter_async_context(self._transaction(tenant_id)))
                 token = OPENED.set((self, tenant_id, db))
                 try:
                     yield
-                except GateError as no:     # a refusal is no reason to give the connection up
+                except errors.GateError as no:     # a refusal is no reason to give the connection up
                     refused = no
                 finally:
                     OPENED.reset(token)
@@ -613,49 +560,50 @@ class Postgres(Pages):
             await db.execute("COMMIT")
         return rows
 
-    async def task(self, tenant_id: str, task_id: str) -> Row | None:
+    async def task(self, tenant_id: str, task_id: str) -> queries.Row | None:
         """Return a task with its latest lease and progress."""
         rows = await self._ask(sql.ONE_TASK, tenant_id, task_id)
         return sql.named_row(rows[0]) if rows else None
 
-    async def read_tasks(self, tenant_id: str, of: TaskFilter, ranges: list[TaskRange], ids: list[str]) -> list[Row]:
+    async def read_tasks(self, tenant_id: str, of: queries.TaskFilter, ranges: list[pages.TaskRange],
+                         ids: list[str]) -> list[queries.Row]:
         """Return a page of tasks from some ranges of one index."""
         statement, given = sql.select_tasks(of, ranges, ids)
         return [sql.named_row(row) for row in await self._read(tenant_id, statement, *given)]
 
     async def find_types(self, tenant_id: str, prefix: str, most: int) -> list[str]:
         """Return the types of tasks that begin so."""
-        return [row[0] for row in await self._read(tenant_id, sql.TYPES_OF, prefix, end_of(prefix), most)]
+        return [row[0] for row in await self._read(tenant_id, sql.TYPES_OF, prefix, queries.end_of(prefix), most)]
 
-    async def find_ids(self, tenant_id: str, of: TaskFilter, one: TaskRange, most: int) -> list[str]:
+    async def find_ids(self, tenant_id: str, of: queries.TaskFilter, one: pages.TaskRange, most: int) -> list[str]:
         """Return tasks of a range."""
         statement, given = sql.select_ids(of, one, most)
         return [row[0] for row in await self._read(tenant_id, statement, *given)]
 
-    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Lease, str]]:
+    async def find_leases(self, tenant_id: str, of: queries.LeaseFilter) -> list[tuple[stored.Lease, str]]:
         """Return the live leases of a worker, and of their tasks only the types."""
         rows = await self._read(tenant_id, sql.LEASES, of.worker.kind, of.worker.id)
-        return read_leases(rows, of)
+        return pages.read_leases(rows, of)
 
-    async def count_leases(self, tenant_id: str, of: LeaseCount) -> int:
+    async def count_leases(self, tenant_id: str, of: queries.LeaseCount) -> int:
         """Return how many leases are live."""
         find: tuple[Any, ...] = (sql.LEASED,)
         match of:
-            case LeaseCount(worker_id=str(worker_id)):
+            case queries.LeaseCount(worker_id=str(worker_id)):
                 find = (sql.LEASED_TO, worker_id)
-            case LeaseCount(lane=int(lane)):
+            case queries.LeaseCount(lane=int(lane)):
                 find = (sql.LEASED_IN, lane)
-            case LeaseCount(type=str(type)):
+            case queries.LeaseCount(type=str(type)):
                 find = (sql.LEASED_OF_TYPE, type)
         number: int = (await self._read(tenant_id, *find))[0][0]
         return number
 
-    async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
+    async def receipt(self, tenant_id: str, receipt_id: str) -> stored.Receipt | None:
         """Return one receipt."""
         rows = await self._read(tenant_id, f"{sql.RECEIPTS} AND r.receipt_id = $2", receipt_id)
         return sql.receipt_row(rows[0]) if rows else None
 
-    async def find_receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+    async def find_receipts(self, tenant_id: str, of: queries.ReceiptFilter) -> list[stored.Receipt]:
         """Return a page of receipts, oldest first, only up to the horizon."""
         newest = await self._horizon(tenant_id, "receipts")
         statement = f"{sql.RECEIPTS} AND r.receipt_id > $2 AND r.receipt_id <= $3"
@@ -666,7 +614,7 @@ class Postgres(Pages):
                 given.append(value)
                 statement += f" AND r.{column} = ${len(given) + 1}"
         order = "r.receipt_id DESC" if of.newest else "r.receipt_id"
-        statement = page_of(statement, of.to, "r.to_kind", order, 1, of.limit, sql.make_binder(given))
+        statement = queries.page_of(statement, of.to, "r.to_kind", order, 1, of.limit, sql.make_binder(given))
         rows = await self._read(tenant_id, statement, *given)
         return [sql.receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
@@ -686,23 +634,25 @@ class Postgres(Pages):
                 return sure
             await asyncio.sleep(0.003)
 
-    async def find_events(self, tenant_id: str, of: EventFilter) -> list[Event]:
+    async def find_events(self, tenant_id: str, of: queries.EventFilter) -> list[stored.Event]:
         """Return a page of a task's events."""
-        return [Event(*row) for row in await self._read(tenant_id, sql.EVENTS, of.task_id, of.after or "", of.limit)]
+        return [stored.Event(*row)
+                for row in await self._read(tenant_id, sql.EVENTS, of.task_id, of.after or "", of.limit)]
 
-    async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
+    async def find_obligations(self, tenant_id: str, of: queries.ObligationFilter) -> list[stored.Receipt]:
         """Return a page of open obligations from their index."""
         after = of.after or ""
         rows = await (self._ask(sql.OPEN, tenant_id, of.to.kind, of.to.id, after, of.limit) if of.to
                       else self._read(tenant_id, sql.OPEN_FOR_ALL, after, of.limit))
         return [sql.receipt_row(row) for row in rows]
 
-    async def find_like(self, tenant_id: str, of: IdFilter) -> list[str]:
+    async def find_like(self, tenant_id: str, of: queries.IdFilter) -> list[str]:
         """Return ids of tasks or receipts that begin or end with a text."""
-        rows = await self._read(tenant_id, sql.IDS_LIKE[of.table], of.part, end_of(of.part), of.searched, of.limit)
+        rows = await self._read(tenant_id, sql.IDS_LIKE[of.table], of.part, queries.end_of(of.part), of.searched,
+                                of.limit)
         return [row[0] for row in rows]
 
-    async def find_queues(self, tenant_id: str, of: QueueFilter) -> list[Queue]:
+    async def find_queues(self, tenant_id: str, of: queries.QueueFilter) -> list[stored.Queue]:
         """Return a page of what lanes have now, by type."""
         statement, given = sql.QUEUES, list[Any]()
         for column, value in (("type", of.type), ("lane", of.lane)):
@@ -716,38 +666,38 @@ class Postgres(Pages):
         now = self.now()
         oldest = dict(await self._read(tenant_id, sql.OLDEST, [row[0] for row in counted]))
         later = {lane: rest for lane, *rest in await self._read(tenant_id, sql.DELAYED, now)}
-        return list(join_queues(counted, oldest, later, now))
+        return list(pages.join_queues(counted, oldest, later, now))
 
-    async def find_schedules(self, tenant_id: str, of: ScheduleFilter) -> list[Schedule]:
+    async def find_schedules(self, tenant_id: str, of: queries.ScheduleFilter) -> list[stored.Schedule]:
         """Return a page of schedules, in the order of their ids."""
         after = of.after or ""
         rows = await (self._read(tenant_id, sql.SCHEDULES_OF, of.owner.kind, of.owner.id, after, of.limit) if of.owner
                       else self._read(tenant_id, sql.SCHEDULES, after, of.limit))
-        return [Schedule(*row) for row in rows]
+        return [stored.Schedule(*row) for row in rows]
 
-    async def find_workers(self, tenant_id: str, of: WorkerFilter) -> list[Presence]:
+    async def find_workers(self, tenant_id: str, of: queries.WorkerFilter) -> list[stored.Presence]:
         """Return a page of those who have claimed tasks."""
         rows = await (self._read(tenant_id, sql.LATEST_WORKERS, of.limit) if of.latest
                       else self._read(tenant_id, sql.WORKERS, *of.after, of.limit))
-        return [Presence(*row) for row in rows]
+        return [stored.Presence(*row) for row in rows]
 
-    async def find_holdings(self, tenant_id: str, of: HoldingsOf) -> list[Holding]:
+    async def find_holdings(self, tenant_id: str, of: queries.HoldingsOf) -> list[stored.Holding]:
         """Return how many leases some workers have."""
         kinds, ids = [who.kind for who in of.workers], [who.id for who in of.workers]
-        return [Holding(*row) for row in await self._read(tenant_id, sql.HOLDINGS, kinds, ids, of.most)]
+        return [stored.Holding(*row) for row in await self._read(tenant_id, sql.HOLDINGS, kinds, ids, of.most)]
 
-    async def count_ahead(self, tenant_id: str, of: AheadOf) -> list[int]:
+    async def count_ahead(self, tenant_id: str, of: queries.AheadOf) -> list[int]:
         """Return how many tasks come before one."""
         rows = await self._read(tenant_id, sql.COUNT_AHEAD, of.lane, of.priority, of.task_id, of.most)
         return [row[0] for row in rows]
 
-    async def find_instances(self, instance_id: str) -> list[Instance]:
+    async def find_instances(self, instance_id: str) -> list[stored.Instance]:
         """Return what is known of a gate process; it lives while its name lock is held."""
-        return [Instance(*row) for row in await self._ask(sql.INSTANCE, instance_id)]
+        return [stored.Instance(*row) for row in await self._ask(sql.INSTANCE, instance_id)]
 
-    async def find_unsent(self, tenant_id: str, of: UnsentOf) -> list[Outgoing]:
+    async def find_unsent(self, tenant_id: str, of: queries.UnsentOf) -> list[stored.Outgoing]:
         """Return the outbox rows of a task."""
-        return [Outgoing(*row) for row in await self._read(tenant_id, sql.UNSENT_OF, of.task_id, of.limit)]
+        return [stored.Outgoing(*row) for row in await self._read(tenant_id, sql.UNSENT_OF, of.task_id, of.limit)]
 
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
         """Whether a child of the receipt has one of the types."""
@@ -762,29 +712,30 @@ class Postgres(Pages):
         """Return the tenants whose outbox has receipts."""
         return [row[0] for row in await self._ask(sql.UNSENT)]
 
-    async def find_waiting(self, tenant_id: str, of: OutboxFilter) -> list[Outgoing]:
+    async def find_waiting(self, tenant_id: str, of: queries.OutboxFilter) -> list[stored.Outgoing]:
         """Return a page of the receipts that wait for the ledger."""
-        return [Outgoing(*row) for row in await self._read(
+        return [stored.Outgoing(*row) for row in await self._read(
             tenant_id, sql.WAITING if of.state == "waiting" else sql.STRICTLY_OFFERED, of.after, of.limit)]
 
-    async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
+    async def find_outgoing(self, tenant_id: str, of: queries.OutboxOf) -> list[stored.Outgoing]:
         """Return the outbox rows of some receipts."""
-        return [Outgoing(*row) for row in await self._read(tenant_id, sql.ON_THE_WAY, list(of.receipt_ids))]
+        return [stored.Outgoing(*row) for row in await self._read(tenant_id, sql.ON_THE_WAY, list(of.receipt_ids))]
 
-    async def find_deliveries(self, tenant_id: str, of: DeliveryFilter) -> list[WebhookDelivery]:
+    async def find_deliveries(self, tenant_id: str,
+                              of: queries.DeliveryFilter) -> list[stored_webhooks.WebhookDelivery]:
         """Return a page of what became of the events of an endpoint."""
         statement, given = sql.select_deliveries(of)
-        return [WebhookDelivery(*row) for row in await self._read(tenant_id, statement, *given)]
+        return [stored_webhooks.WebhookDelivery(*row) for row in await self._read(tenant_id, statement, *given)]
 
     async def webhook_tenants(self) -> list[str]:
         """Return the tenants that have endpoints for webhooks."""
         return [row[0] for row in await self._ask(sql.WEBHOOK_TENANTS)]
 
-    async def lag(self, tenant_id: str) -> Lag:
+    async def lag(self, tenant_id: str) -> stored.Lag:
         """Return how many receipts wait, how many are parked, and when the oldest waiting one came."""
-        return Lag(*(await self._read(tenant_id, sql.LAG))[0])
+        return stored.Lag(*(await self._read(tenant_id, sql.LAG))[0])
 
-    async def find_entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
+    async def find_entries(self, tenant_id: str, of: queries.EntryFilter) -> list[stored.Entry]:
         """Return a page of the receipts that others stored in this ledger, only up to the horizon."""
         statement, given = sql.ENTRIES, list[Any]([of.after or "", await self._horizon(tenant_id, "ledger")])
         for column, value in (("to_id", of.to and of.to.id), ("task_id", of.task_id),
@@ -792,22 +743,22 @@ class Postgres(Pages):
             if value is not None:
                 given.append(value)
                 statement += f" AND {column} = ${len(given) + 1}"
-        statement = page_of(statement, of.to, "to_kind", "arrival", 2, of.limit, sql.make_binder(given))
+        statement = queries.page_of(statement, of.to, "to_kind", "arrival", 2, of.limit, sql.make_binder(given))
         rows = await self._read(tenant_id, statement, *given)
-        return [Entry(*row) for row in rows]
+        return [stored.Entry(*row) for row in rows]
 
     async def lead(self, job: str) -> bool:
         """Whether this process leads a job that only one may do."""
         return self.member is None or await self.member.lead(job)
 
-    async def find_archived(self, tenant_id: str, of: ArchivedFilter) -> list[Archived]:
+    async def find_archived(self, tenant_id: str, of: queries.ArchivedFilter) -> list[stored.Archived]:
         """Return the pointers to a task's archived receipts."""
-        return [Archived(*row) for row in await self._read(tenant_id, sql.ARCHIVED, of.task_id)]
+        return [stored.Archived(*row) for row in await self._read(tenant_id, sql.ARCHIVED, of.task_id)]
 
-    async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
+    async def find_key(self, key_id: str) -> tuple[str, bool, stored.Key] | None:
         """Return a key before its tenant is known."""
         rows = await self._ask(sql.FIND_KEY, key_id)
-        return (rows[0][0], rows[0][1], Key(*rows[0][2:])) if rows else None
+        return (rows[0][0], rows[0][1], stored.Key(*rows[0][2:])) if rows else None
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return the tasks and schedules that upkeep must check, by tenant, without those of other living processes."""
@@ -823,9 +774,9 @@ class Postgres(Pages):
                 ids.append(id)
         return [(tenant_id, *both) for tenant_id, both in found.items()]
 
-    async def depths(self, now: float) -> list[Depth]:
+    async def depths(self, now: float) -> list[stored.Depth]:
         """Return what the queues of all tenants have by type."""
-        return [Depth(*row) for row in await self._ask(sql.DEPTHS, now)]
+        return [stored.Depth(*row) for row in await self._ask(sql.DEPTHS, now)]
 
     async def count_overdue(self, before: float) -> int:
         """Return how many live leases have expired before a time."""
@@ -840,7 +791,7 @@ class Postgres(Pages):
         """Delete the lanes in which no task waits, of the tenants that this process knows."""
         if tenant_id is not None:
             return await self._drop_lanes(tenant_id, inf)       # a clock may have been set back
-        kept_since = self.now() - QUEUE_KEPT_SECONDS
+        kept_since = self.now() - queries.QUEUE_KEPT_SECONDS
         return sum([await self._drop_lanes(one, kept_since) for one in self.lanes.keys() | self.counting.keys()])
 
     async def _drop_lanes(self, tenant_id: str, kept_since: float) -> int:
@@ -865,15 +816,16 @@ class Postgres(Pages):
 
     async def find_rows(self, tenant_id: str, table: type[Struct], after: str, limit: int) -> list[Any]:
         """Return the next rows of a table, in the order of their export keys."""
-        keys = export_order(table)
-        if table is Receipt:
-            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, limit))
+        keys = stored.export_order(table)
+        if table is stored.Receipt:
+            return await self.find_receipts(tenant_id, queries.ReceiptFilter(None, None, None, after, limit))
         if not keys:
             return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
-        if table in (Task, Lease):
-            leased = " AND s.lease_id IS NOT NULL" * (table is Lease)
+        if table in (stored.Task, stored.Lease):
+            leased = " AND s.lease_id IS NOT NULL" * (table is stored.Lease)
             statement = f"{sql.ROWS} AND t.task_id > $2{leased} ORDER BY t.task_id LIMIT {limit:d}"
-            return [row[table is Lease] for row in map(sql.named_row, await self._read(tenant_id, statement, after))]
+            return [row[table is stored.Lease]
+                    for row in map(sql.named_row, await self._read(tenant_id, statement, after))]
         position = (*after.split("\0"), *[""] * len(keys))[:len(keys)]
         return [table(*row) for row in await self._read(tenant_id, sql.export(table, keys, limit), *position)]
 
@@ -890,10 +842,10 @@ class Postgres(Pages):
 def turn_keys(tenant_id: str, needs: Needs) -> Iterable[int]:
     """Return the turn keys of a batch: of the claims it repeats, the receipts it answers, the records it changes."""
     names = [*needs.repeats, *((id,) for id in needs.receipts), *(key for _, key in needs.records)]
-    return (turn_key(tenant_id, *name) for name in names)
+    return (instances.turn_key(tenant_id, *name) for name in names)
 
 
-def count_wanted(lanes: Lanes, claims: list[LeaseNext], now: float) -> dict[frozenset[int], int]:
+def count_wanted(lanes: Lanes, claims: list[wire.LeaseNext], now: float) -> dict[frozenset[int], int]:
     """Return for each group of lanes how many tasks are enough for all claims."""
     wanted: defaultdict[frozenset[int], int] = defaultdict(int)
     for ask in claims:
@@ -915,7 +867,7 @@ def translate_outages(answer: str = "the database does not answer; try again") -
     except AWAY as error:
         why = None if isinstance(error, OUTAGE) else error      # a traceback for errors in statements
         log.error("the database does not answer: %s", error or type(error).__name__, exc_info=why, extra=OFTEN)
-        raise DatabaseUnavailable(answer, retry_after=1) from error
+        raise errors.DatabaseUnavailable(answer, retry_after=1) from error
 
 
 async def commit(db: asyncpg.Connection) -> None:
@@ -941,18 +893,20 @@ async def require_weak_role(db: asyncpg.Connection) -> None:
     """Refuse a role that is not restricted by the wall between tenants; raises StartupError."""
     role, strong = await find_strengths(db)
     for why in strong:
-        raise StartupError(f"the role {role} {why}, so the wall between tenants would not restrict it: connect as "
-                           "asyncgate_app, or set database.trusted_role=true for trials on your own machine")
+        raise errors.StartupError(
+            f"the role {role} {why}, so the wall between tenants would not restrict it: connect as "
+                                  "asyncgate_app, or set database.trusted_role=true for trials on your own machine")
 
 
 async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Postgres:
     """Open the database of a URL, as a role that is restricted by the wall between tenants."""
     settings = settings or DatabaseSettings()
     if serving and settings.pgbouncer and not settings.direct_url:
-        raise StartupError("PgBouncer keeps no session, but locks and notifications need one: set database.direct_url "
-                           "to the address of Postgres itself")
+        raise errors.StartupError(
+            "PgBouncer keeps no session, but locks and notifications need one: set database.direct_url "
+                                  "to the address of Postgres itself")
     if settings.pgbouncer and settings.trusted_role:
-        raise StartupError("database.trusted_role does not work through PgBouncer: connect as asyncgate_app")
+        raise errors.StartupError("database.trusted_role does not work through PgBouncer: connect as asyncgate_app")
     hosts = Hosts(url, settings.timeout_seconds)
     try:
         pool = await connect(hosts, url, settings)
@@ -961,7 +915,7 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     backend = Postgres(pool, hosts, url, settings)
     try:
         async with pool.acquire() as db:
-            await require_schema(db)
+            await migrations.require_schema(db)
             await require_weak_role(db)
             key, now = await db.fetchrow(sql.BEGIN_WITH)
             backend.secret, backend.ahead = bytes.fromhex(key), now - elapsed()
@@ -976,17 +930,17 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
 async def connect(hosts: Hosts, url: str, settings: DatabaseSettings) -> asyncpg.Pool:
     """Make the pool; connections are opened when they are needed."""
     # PgBouncer uses another session for each transaction, so prepared statements and session settings do not work.
-    ours = session(settings) if settings.pgbouncer else {
-        **session(settings), **pin(settings.timeout_seconds), **PROBES_ONLY}
+    ours = instances.session(settings) if settings.pgbouncer else {
+        **instances.session(settings), **pin(settings.timeout_seconds), **PROBES_ONLY}
     return await asyncpg.create_pool(
         url, connect=hosts.connect, min_size=1, max_size=settings.pool_size, reset=keep_session, server_settings=ours,
         statement_cache_size=0 if settings.pgbouncer else 1000, max_cached_statement_lifetime=0,
         max_cacheable_statement_size=0, command_timeout=settings.timeout_seconds)
 
 
-BACKEND: type[Backend] = Postgres
+BACKEND: type[backends.Backend] = Postgres
 
 if TYPE_CHECKING:
-    _shared: type[SharedBackend] = Postgres
-    _archiving: type[ArchivingBackend] = Postgres
-    _transacting: type[TransactingBackend] = Postgres
+    _shared: type[backends.SharedBackend] = Postgres
+    _archiving: type[backends.ArchivingBackend] = Postgres
+    _transacting: type[backends.TransactingBackend] = Postgres

@@ -8,21 +8,13 @@ from typing import Any
 
 import asyncpg
 
-from asyncgate.backends.judged import (
-    NO_WAY_IN,
-    judge_outbox,
-    judge_overdue,
-    judge_sharing,
-    judge_skew,
-    needs_issued_key,
-)
+from asyncgate.backends import judged
 from asyncgate.backends.lineage import ANOTHER, HOW_TO_MOVE
-from asyncgate.backends.postgres.hosts import AWAY, Hosts, as_user, startup_error
+from asyncgate.backends.postgres import hosts
 from asyncgate.backends.postgres.instances import LIVING
 from asyncgate.backends.postgres.migrations import SCHEMA_VERSION, is_migrated, require_beginning
 from asyncgate.backends.postgres.privileges import find_missing, find_strengths
-from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
+from asyncgate.parts.model import errors, findings
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.model.words import say_length
 
@@ -57,9 +49,9 @@ async def only_reading(url: str, settings: DatabaseSettings) -> AsyncIterator[An
     """Connect for a block, in one transaction that can change nothing; raises StartupError."""
     seconds = settings.timeout_seconds
     try:
-        db = await Hosts(url, seconds).connect(statement_cache_size=0, command_timeout=seconds)
-    except (*AWAY, ValueError) as error:
-        raise startup_error(error, url) from None
+        db = await hosts.Hosts(url, seconds).connect(statement_cache_size=0, command_timeout=seconds)
+    except (*hosts.AWAY, ValueError) as error:
+        raise hosts.startup_error(error, url) from None
     try:
         async with db.transaction(readonly=True):
             yield db
@@ -67,7 +59,7 @@ async def only_reading(url: str, settings: DatabaseSettings) -> AsyncIterator[An
         await db.close()
 
 
-async def examine_database(settings: Settings, clock: Callable[[], float]) -> AsyncIterator[Finding]:
+async def examine_database(settings: Settings, clock: Callable[[], float]) -> AsyncIterator[findings.Finding]:
     """Yield what is wrong with the database of the settings."""
     database = settings.database
     for url in dict.fromkeys([database.url, database.direct_url or database.url]):
@@ -77,17 +69,17 @@ async def examine_database(settings: Settings, clock: Callable[[], float]) -> As
                     async for finding in look_around(db, settings, clock):
                         yield finding
                 else:
-                    yield all_well("PgBouncer lets the gate in")
-        except StartupError as away:
-            yield alarm(str(away), "start Postgres, or correct database.url and database.direct_url")
+                    yield findings.all_well("PgBouncer lets the gate in")
+        except errors.StartupError as away:
+            yield findings.alarm(str(away), "start Postgres, or correct database.url and database.direct_url")
         except asyncpg.PostgresError as error:
-            yield alarm(f"Postgres refuses what the gate must read: {error}", MIGRATE)
+            yield findings.alarm(f"Postgres refuses what the gate must read: {error}", MIGRATE)
     if settings.archive.enabled:
         async for finding in look_at_archivist(database):
             yield finding
 
 
-async def look_around(db: Any, settings: Settings, clock: Callable[[], float]) -> AsyncIterator[Finding]:
+async def look_around(db: Any, settings: Settings, clock: Callable[[], float]) -> AsyncIterator[findings.Finding]:
     """Yield what one connection can see."""
     for found in (*judge_server(db), *await judge_role(db, settings.database), *await judge_durability(db),
                   *await judge_connections(db, settings.database), *await measure_skew(db, clock)):
@@ -101,98 +93,105 @@ async def look_around(db: Any, settings: Settings, clock: Callable[[], float]) -
             yield found
 
 
-def judge_server(db: Any) -> Iterator[Finding]:
+def judge_server(db: Any) -> Iterator[findings.Finding]:
     """Yield what the version of the server means."""
     version = db.get_server_version()
     if version.major < LEAST_POSTGRES:
-        yield alarm(f"Postgres is {version.major}, and the gate needs {LEAST_POSTGRES}", "upgrade Postgres")
+        yield findings.alarm(f"Postgres is {version.major}, and the gate needs {LEAST_POSTGRES}", "upgrade Postgres")
     else:
-        yield all_well(f"Postgres {version.major}.{version.minor}")
+        yield findings.all_well(f"Postgres {version.major}.{version.minor}")
 
 
-async def judge_role(db: Any, database: DatabaseSettings) -> list[Finding]:
+async def judge_role(db: Any, database: DatabaseSettings) -> list[findings.Finding]:
     """Return what the gate's role may do beyond what it should."""
     if not await db.fetchval("SELECT count(*) = 3 FROM pg_roles WHERE rolname IN ('asyncgate_owner', "
                              "'asyncgate_sweeper', 'asyncgate_auth')"):
-        return [alarm("the roles of the gate are not on this server", MIGRATE)]
+        return [findings.alarm("the roles of the gate are not on this server", MIGRATE)]
     role, strong = await find_strengths(db)
     if not strong:
-        return [all_well(f"the role {role} stays behind the wall between tenants")]
+        return [findings.all_well(f"the role {role} stays behind the wall between tenants")]
     cure = "connect as asyncgate_app, or as a role that is a member of asyncgate_app alone"
     if database.trusted_role:
-        return [warn(f"the role {role} {strong[0]}: {FOR_TRIALS}", cure)]
-    return [alarm(f"the role {role} {strong[0]}, so the wall between tenants does not hold: `serve` refuses "
-                  "to start", cure)]
+        return [findings.warn(f"the role {role} {strong[0]}: {FOR_TRIALS}", cure)]
+    return [findings.alarm(f"the role {role} {strong[0]}, so the wall between tenants does not hold: `serve` refuses "
+                           "to start", cure)]
 
 
-async def judge_durability(db: Any) -> list[Finding]:
+async def judge_durability(db: Any) -> list[findings.Finding]:
     """Return the settings of the server under which what was acknowledged can be lost."""
     off = [name for name in DURABLE if await db.fetchval(f"SHOW {name}") == "off"]
-    found = [alarm(f"{name} is off in Postgres: {DURABLE[name]}",
-                   f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf(); and see that no role or database sets it")
+    found = [findings.alarm(f"{name} is off in Postgres: {DURABLE[name]}",
+                            f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf(); and see that no role or database "
+                            "sets it")
              for name in off]
     if await db.fetchval("SELECT pg_is_in_recovery()"):
-        found.append(alarm("this Postgres is a standby, which takes no writes",
-                           "name the primary in database.url, or all hosts with target_session_attrs=read-write"))
-    return found or [all_well("Postgres keeps what was acknowledged (fsync, synchronous_commit)")]
+        found.append(findings.alarm("this Postgres is a standby, which takes no writes",
+                                    "name the primary in database.url, or all hosts with "
+                                    "target_session_attrs=read-write"))
+    return found or [findings.all_well("Postgres keeps what was acknowledged (fsync, synchronous_commit)")]
 
 
-async def judge_connections(db: Any, database: DatabaseSettings) -> list[Finding]:
+async def judge_connections(db: Any, database: DatabaseSettings) -> list[findings.Finding]:
     """Return whether a gate gets the connections that it may ask for: its pool, and one for locks and news."""
     most, limit = await db.fetchrow(MOST_CONNECTIONS)
     room = min(most, limit) if limit >= 0 else most
     if not database.pgbouncer and database.pool_size + 1 > room:
-        return [warn(f"database.pool_size is {database.pool_size}, and Postgres gives this role {room} connections",
-                     "lower database.pool_size, or raise max_connections in Postgres")]
+        return [findings.warn(
+            f"database.pool_size is {database.pool_size}, and Postgres gives this role {room} connections",
+                              "lower database.pool_size, or raise max_connections in Postgres")]
     return []
 
 
-async def measure_skew(db: Any, clock: Callable[[], float]) -> list[Finding]:
+async def measure_skew(db: Any, clock: Callable[[], float]) -> list[findings.Finding]:
     """Return how far the two clocks are apart; the answer was made between two looks at ours."""
     before = clock()
     theirs = await db.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
     after = clock()
-    return [*judge_skew(theirs - (before + after) / 2, (after - before) / 2)]
+    return [*judged.judge_skew(theirs - (before + after) / 2, (after - before) / 2)]
 
 
-async def judge_schema(db: Any) -> list[Finding]:
+async def judge_schema(db: Any) -> list[findings.Finding]:
     """Return what the schema means for this release."""
     if not await is_migrated(db):
-        return [alarm("this database has no schema of the gate yet", MIGRATE)]
+        return [findings.alarm("this database has no schema of the gate yet", MIGRATE)]
     if not await db.fetchval("SELECT has_schema_privilege('asyncgate', 'USAGE') "
                              "AND has_table_privilege('asyncgate.migrations', 'SELECT')"):
-        return [alarm("this role may not read the schema of the gate", f"connect as asyncgate_app, or {MIGRATE}")]
+        return [findings.alarm("this role may not read the schema of the gate",
+                               f"connect as asyncgate_app, or {MIGRATE}")]
     try:
         await require_beginning(db)
-    except StartupError:
-        return [alarm(ANOTHER, HOW_TO_MOVE)]
+    except errors.StartupError:
+        return [findings.alarm(ANOTHER, HOW_TO_MOVE)]
     number, code = await db.fetchrow("SELECT max(number), max(code) FROM asyncgate.migrations")
     if number < SCHEMA_VERSION:
-        return [alarm(f"the database has schema {number}, and this release needs {SCHEMA_VERSION}", MIGRATE)]
+        return [findings.alarm(f"the database has schema {number}, and this release needs {SCHEMA_VERSION}", MIGRATE)]
     if code > SCHEMA_VERSION:
-        return [alarm(f"the database has schema {number}, which has left this release behind ({SCHEMA_VERSION})",
-                      "run the newer release")]
+        return [findings.alarm(
+            f"the database has schema {number}, which has left this release behind ({SCHEMA_VERSION})",
+                               "run the newer release")]
     if number > SCHEMA_VERSION:
-        return [note(f"the database has schema {number} of a newer release; this one ({SCHEMA_VERSION}) works on it",
-                     "upgrade this gate, too")]
-    return [all_well(f"the database has schema {number}, as this release")]
+        return [findings.note(
+            f"the database has schema {number} of a newer release; this one ({SCHEMA_VERSION}) works on it",
+                              "upgrade this gate, too")]
+    return [findings.all_well(f"the database has schema {number}, as this release")]
 
 
-async def judge_grants(db: Any) -> list[Finding]:
+async def judge_grants(db: Any) -> list[findings.Finding]:
     """Return what is missing of the owners, grants and policies that the last migration left."""
     async with db.transaction():        # with a search path of its own
         missing = await find_missing(db)
     if not missing:
-        return [all_well("owners, grants and policies are as the last migration left them")]
+        return [findings.all_well("owners, grants and policies are as the last migration left them")]
     shown = "; ".join(missing[:3]) + f"; and {len(missing) - 3} more" * (len(missing) > 3)
-    return [alarm(f"privileges are missing in Postgres: {shown}", f"{MIGRATE}: it makes them again")]
+    return [findings.alarm(f"privileges are missing in Postgres: {shown}", f"{MIGRATE}: it makes them again")]
 
 
-async def judge_instances(db: Any, settings: Settings) -> list[Finding]:
+async def judge_instances(db: Any, settings: Settings) -> list[findings.Finding]:
     """Return which gates died, and which tasks nobody looks after."""
     living = [row[0] for row in await db.fetch(LIVING)]
-    found = [note(f"the gate {name} gave its last sign {say_length(seconds)} ago and did not stop in order; others "
-                  "adopt its tasks", "start it again, or leave it: its row is forgotten after a day")
+    found = [findings.note(
+        f"the gate {name} gave its last sign {say_length(seconds)} ago and did not stop in order; others "
+                           "adopt its tasks", "start it again, or leave it: its row is forgotten after a day")
              for name, seconds in await db.fetch(GONE)]
     now = await db.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
     late, what = None, "a lease"
@@ -201,11 +200,11 @@ async def judge_instances(db: Any, settings: Settings) -> list[Finding]:
         if (held := await db.fetchrow(OWNING_GATE, row[1], row[2])) is not None and held[1] is not None:
             gone = "" if held[0] in living else ", which is gone and whose tasks nobody adopts"
             late, what = now - held[1], f"the lease of task {row[2]} of the gate {held[0]}{gone}"
-    return [*found, *judge_overdue(late, what, ", ".join(living), settings),
-            all_well(f"gates that serve this database: {len(living)}")]
+    return [*found, *judged.judge_overdue(late, what, ", ".join(living), settings),
+            findings.all_well(f"gates that serve this database: {len(living)}")]
 
 
-async def judge_tenants(db: Any, settings: Settings) -> list[Finding]:
+async def judge_tenants(db: Any, settings: Settings) -> list[findings.Finding]:
     """Return what is in the outboxes, and whether anybody can enter."""
     waiting, parked, since = 0, 0, None
     for (tenant_id,) in await db.fetch("SELECT * FROM asyncgate.unsent()"):
@@ -213,11 +212,11 @@ async def judge_tenants(db: Any, settings: Settings) -> list[Finding]:
         more, refused, oldest = await db.fetchrow(OUTBOX_OF, tenant_id)
         waiting, parked, since = waiting + more, parked + refused, min(filter(None, (since, oldest)), default=None)
     now = await db.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
-    found = [*judge_outbox(waiting, parked, 0.0 if since is None else now - since, settings)]
-    found += judge_sharing(await db.fetchval("SELECT count(*) FROM asyncgate.all_tenants()"), settings)
+    found = [*judged.judge_outbox(waiting, parked, 0.0 if since is None else now - since, settings)]
+    found += judged.judge_sharing(await db.fetchval("SELECT count(*) FROM asyncgate.all_tenants()"), settings)
     served = bool(await db.fetch(LIVING))       # with settings that may not be ours
-    if not served and needs_issued_key(settings) and not await has_issued_key(db):
-        found.append(NO_WAY_IN)
+    if not served and judged.needs_issued_key(settings) and not await has_issued_key(db):
+        found.append(judged.NO_WAY_IN)
     return found
 
 
@@ -230,13 +229,13 @@ async def has_issued_key(db: Any) -> bool:
     return False
 
 
-async def look_at_archivist(database: DatabaseSettings) -> AsyncIterator[Finding]:
+async def look_at_archivist(database: DatabaseSettings) -> AsyncIterator[findings.Finding]:
     """Yield whether the role that registers segments of the archive can log in."""
-    url = database.archive_url or as_user(database.direct_url or database.url, "asyncgate_archivist")
+    url = database.archive_url or hosts.as_user(database.direct_url or database.url, "asyncgate_archivist")
     try:
         if not database.trusted_role:
             async with only_reading(url, database):
-                yield all_well("the role asyncgate_archivist can log in")
-    except StartupError as away:
-        yield alarm(f"the role asyncgate_archivist cannot log in, so no receipt is archived: {away}",
-                    "set database.archive_url to the address of asyncgate_archivist, with its password")
+                yield findings.all_well("the role asyncgate_archivist can log in")
+    except errors.StartupError as away:
+        yield findings.alarm(f"the role asyncgate_archivist cannot log in, so no receipt is archived: {away}",
+                             "set database.archive_url to the address of asyncgate_archivist, with its password")

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import asyncpg
 
-from asyncgate.parts.model.errors import NotNow, StartupError
+from asyncgate.parts.model import errors
 
 CONNECT_SECONDS = 5.0
 PORT = 5432
@@ -173,25 +173,29 @@ def describe_problem(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def startup_error(error: Exception, url: str, what: str = "the database") -> StartupError:
+def startup_error(error: Exception, url: str, what: str = "the database") -> errors.StartupError:
     """Return an error that says in one line why a database cannot be used, and what to do."""
     where, user = ", ".join(map(address, one_by_one(url))), urlsplit(url).username or "the user of this process"
     name = unquote(urlsplit(url).path.lstrip("/")) or user
     if isinstance(error, asyncpg.InvalidCatalogNameError):
-        return StartupError(f"there is no database {name!r} at {where}: create it with `createdb {flags(url)}{name}`, "
-                            "then run `asyncgate migrate --database URL`")
+        return errors.StartupError(
+            f"there is no database {name!r} at {where}: create it with `createdb {flags(url)}{name}`, "
+                                   "then run `asyncgate migrate --database URL`")
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
-        return StartupError(f"Postgres at {where} refuses the user {unquote(user)}: {error}; put the password into "
-                            "database.url; `asyncgate migrate` creates the role asyncgate_app")
+        return errors.StartupError(
+            f"Postgres at {where} refuses the user {unquote(user)}: {error}; put the password into "
+                                   "database.url; `asyncgate migrate` creates the role asyncgate_app")
     if isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in str(error):
-        return StartupError(f"PgBouncer answers at {where}: set database.pgbouncer=true, and set database.direct_url "
-                            "to the address of Postgres itself")
+        return errors.StartupError(
+            f"PgBouncer answers at {where}: set database.pgbouncer=true, and set database.direct_url "
+                                   "to the address of Postgres itself")
     if isinstance(error, ValueError):
-        return StartupError(f"database.url is not a valid Postgres URL: {error}")
+        return errors.StartupError(f"database.url is not a valid Postgres URL: {error}")
     if isinstance(error, OSError | TimeoutError):
-        return NotNow(f"cannot reach {what}: {str(error) or where}; is Postgres running there, and is database.url "
-                      "right?")
-    return NotNow(f"cannot use {what} at {where}: {str(error) or type(error).__name__}")
+        return errors.NotNow(
+            f"cannot reach {what}: {str(error) or where}; is Postgres running there, and is database.url "
+                             "right?")
+    return errors.NotNow(f"cannot use {what} at {where}: {str(error) or type(error).__name__}")
 
 
 def flags(url: str) -> str:

@@ -23,9 +23,9 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import News
-from asyncgate.backends.postgres.hosts import AWAY, Hosts, pin, startup_error
+from asyncgate.backends.postgres import hosts
 from asyncgate.backends.postgres.statements import NAME_KEY, SERVES
-from asyncgate.parts.model.errors import NotNow, StartupError
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.process.outages import OFTEN
 
@@ -102,7 +102,7 @@ class Membership:
     def __init__(self, url: str, settings: DatabaseSettings, instance_id: str, beat_seconds: float,
                  hear: Callable[[News], None], now: Callable[[], float] = time.time) -> None:
         self.url, self.settings, self.instance_id = url, settings, instance_id
-        self.hosts = Hosts(url, settings.timeout_seconds)
+        self.hosts = hosts.Hosts(url, settings.timeout_seconds)
         self.hosts.now = now
         self.beat_seconds, self.hear = beat_seconds, hear
         self.others: set[str] = set()       # other living instances
@@ -128,8 +128,8 @@ class Membership:
         """Take the name lock and listen for news; return the last sign of life if no other process is alive."""
         try:
             await self._connect(PATIENCE_SECONDS)
-        except AWAY as error:
-            raise startup_error(error, self.url, "the database for name locks") from None
+        except hosts.AWAY as error:
+            raise hosts.startup_error(error, self.url, "the database for name locks") from None
         self.keeping = asyncio.create_task(self._keep())
         self.tell()
         return self.last_sign
@@ -139,7 +139,7 @@ class Membership:
         if self.keeping:
             self.keeping.cancel()
             await asyncio.gather(self.keeping, return_exceptions=True)
-        with contextlib.suppress(*AWAY):
+        with contextlib.suppress(*hosts.AWAY):
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._run("execute", LEAVE, self.instance_id)
         if self.db is not None:
@@ -178,7 +178,7 @@ class Membership:
         if self.db is not None and not self.db.is_closed() and self.leads.get(job) is self.db:
             return True
         db = self.db
-        with contextlib.suppress(*AWAY):
+        with contextlib.suppress(*hosts.AWAY):
             if await self._run("fetchval", TAKE_NAME, f"job\n{job}") and db is self.db and db is not None:
                 self.leads[job] = db
                 return True
@@ -196,12 +196,13 @@ class Membership:
 
     async def _connect(self, patience: float) -> None:
         db = await self.hosts.connect(statement_cache_size=0, command_timeout=self.settings.timeout_seconds,
-                                      server_settings=session(self.settings) | pin(self.settings.timeout_seconds))
+                                      server_settings=session(self.settings) | hosts.pin(self.settings.timeout_seconds))
         try:
             deadline = time.monotonic() + patience
             while not await db.fetchval(TAKE_NAME, self.instance_id):
                 if time.monotonic() > deadline:
-                    raise NotNow(f"another process runs as {self.instance_id} on this database; give this one another "
+                    raise errors.NotNow(
+                        f"another process runs as {self.instance_id} on this database; give this one another "
                              "instance_id")
                 await asyncio.sleep(0.1)
             if self.db is None:
@@ -221,7 +222,7 @@ class Membership:
         deadline = time.monotonic() + PATIENCE_BESIDE_SECONDS
         while not await db.fetchval(TAKE_NAME, BEGINNING):
             if time.monotonic() > deadline:
-                raise NotNow("another process is starting and still extends leases; start this one again later")
+                raise errors.NotNow("another process is starting and still extends leases; start this one again later")
             await asyncio.sleep(0.1)
         self.beginning, self.last_sign = True, await db.fetchval(LAST_SIGN, self.instance_id)
 
@@ -254,7 +255,7 @@ class Membership:
                     await self._connect(0.0)
                     log.info("%s has its name lock again", self.instance_id)
                 await self._send()
-            except (*AWAY, StartupError) as error:
+            except (*hosts.AWAY, errors.StartupError) as error:
                 log.warning("name locks and news are unavailable now: %s", error or type(error).__name__, extra=OFTEN)
                 await asyncio.sleep(AGAIN_SECONDS)
                 self.wanted.set()

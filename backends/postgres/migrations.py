@@ -17,9 +17,8 @@ import asyncpg
 from msgspec import Struct
 
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
-from asyncgate.backends.postgres.hosts import AWAY, PINNED, Hosts, startup_error
-from asyncgate.backends.postgres.privileges import make_roles, restore_privileges, store_privileges, stored_privileges
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.backends.postgres import hosts, privileges
+from asyncgate.parts.model import errors
 
 FOLDER = Path(__file__).parents[1] / "schema" / "postgres"
 MIGRATION_KEY = 0x6761_7465_6d69_6772       # of the advisory lock that only one migrating process holds
@@ -90,9 +89,9 @@ SCHEMA_VERSION = len(list(FOLDER.glob("[0-9]*.sql")))
 async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
     """Connect for the duration of a block; raises StartupError if that fails."""
     try:
-        db = await Hosts(url, 10).connect(server_settings=PINNED)
-    except (*AWAY, ValueError) as error:
-        raise startup_error(error, url) from None
+        db = await hosts.Hosts(url, 10).connect(server_settings=hosts.PINNED)
+    except (*hosts.AWAY, ValueError) as error:
+        raise hosts.startup_error(error, url) from None
     try:
         yield db
     finally:
@@ -122,8 +121,8 @@ async def migrate_database(url: str, folder: Path = FOLDER) -> list[str]:
         applied = []
         if await is_migrated(db):
             await require_beginning(db)
-            await make_roles(db, roles())
-            applied = await restore_privileges(db)
+            await privileges.make_roles(db, roles())
+            applied = await privileges.restore_privileges(db)
         while todo := await missing(db, folder):
             try:
                 await db.execute(todo[0].script)
@@ -131,10 +130,11 @@ async def migrate_database(url: str, folder: Path = FOLDER) -> list[str]:
                 await db.execute("ROLLBACK")
                 if todo[0] not in await missing(db, folder):    # another process applied it first
                     continue
-                raise StartupError(f"{todo[0].name} cannot be applied, nothing of it was kept: {error}") from None
+                raise errors.StartupError(
+                    f"{todo[0].name} cannot be applied, nothing of it was kept: {error}") from None
             applied.append(todo[0].name)
-        if applied or await stored_privileges(db) is None:
-            await store_privileges(db)
+        if applied or await privileges.stored_privileges(db) is None:
+            await privileges.store_privileges(db)
         await db.execute(NO_LARGE_OBJECTS)
     return applied
 
@@ -159,12 +159,12 @@ async def require_beginning(db: Any) -> None:
 async def require_schema(db: Any) -> None:
     """Refuse a schema that this release cannot use; raises StartupError."""
     if not await is_migrated(db):
-        raise StartupError(f"this database has no AsyncGate schema yet: {HOW_TO_MIGRATE}")
+        raise errors.StartupError(f"this database has no AsyncGate schema yet: {HOW_TO_MIGRATE}")
     await require_beginning(db)
     number, code = await db.fetchrow("SELECT max(number), max(code) FROM asyncgate.migrations")
     if number < SCHEMA_VERSION:
-        raise StartupError(f"this database has schema {number}, but this release needs {SCHEMA_VERSION}: "
-                           f"{HOW_TO_MIGRATE}")
+        raise errors.StartupError(f"this database has schema {number}, but this release needs {SCHEMA_VERSION}: "
+                                  f"{HOW_TO_MIGRATE}")
     if code > SCHEMA_VERSION:
-        raise StartupError(f"this database has schema {number}, which no longer supports this release (schema "
-                           f"{SCHEMA_VERSION}); run a newer release")
+        raise errors.StartupError(f"this database has schema {number}, which no longer supports this release (schema "
+                                  f"{SCHEMA_VERSION}); run a newer release")

@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncpg
 
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model import errors
 
 ROLES = ("asyncgate_owner", "asyncgate_app", "asyncgate_sweeper", "asyncgate_auth", "asyncgate_archivist")
 OUR_SCHEMA = "(SELECT oid FROM pg_namespace WHERE nspname = 'asyncgate')"
@@ -107,7 +107,7 @@ async def restore_privileges(db: Any) -> list[str]:
     if await stored_privileges(db) is None:
         owner = await db.fetchval(f"SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE oid = {OUR_SCHEMA}")
         if owner != ROLES[0]:
-            raise StartupError(RESTORE_AGAIN)
+            raise errors.StartupError(RESTORE_AGAIN)
         return []
     missing = await find_missing(db)
     try:
@@ -116,8 +116,8 @@ async def restore_privileges(db: Any) -> list[str]:
             for statement in missing:
                 await db.execute(statement)
     except asyncpg.PostgresError as error:
-        raise StartupError(f"{len(missing)} privileges are missing, as after a restore on another server, and "
-                           f"cannot be restored: {error}; run this command as a superuser") from None
+        raise errors.StartupError(f"{len(missing)} privileges are missing, as after a restore on another server, and "
+                                  f"cannot be restored: {error}; run this command as a superuser") from None
     return missing
 
 

@@ -22,41 +22,12 @@ from msgspec.structs import astuple, replace
 
 from asyncgate import MOST_PAGE_BYTES, Needs, Work
 from asyncgate.backends.pages import TaskRange, limit_range, narrow_tasks
+from asyncgate.parts.model import queries, stored, stored_webhooks, wire
 from asyncgate.parts.model.cards import CARDS, list_columns
 from asyncgate.parts.model.counted import count_moves, measure_use, passed_ms
 from asyncgate.parts.model.ids import HIGHEST
 from asyncgate.parts.model.overdue import is_stuck
-from asyncgate.parts.model.queries import (
-    DELAYED_COUNTED,
-    DUE_LOOKED_AT,
-    MOST_PRIORITIES,
-    OVERDUE_COUNTED,
-    DeliveryFilter,
-    TaskFilter,
-    merge_parts,
-)
-from asyncgate.parts.model.stored import (
-    ACTIVE,
-    RECORDS,
-    TERMINAL,
-    Archived,
-    Audit,
-    Entry,
-    Event,
-    Key,
-    Lease,
-    Meter,
-    Outgoing,
-    Presence,
-    Progress,
-    Receipt,
-    Schedule,
-    Task,
-    export_order,
-)
-from asyncgate.parts.model.stored_webhooks import WebhookDelivery
 from asyncgate.parts.model.views import summarize
-from asyncgate.parts.model.wire import Kind
 
 TYPES = {bool: "boolean", int: "bigint", float: "float8", str: "text"}
 
@@ -73,16 +44,16 @@ def listed(columns: Iterable[str], prefix: str = "") -> str:
 
 
 # A task is two rows: the fields that never change, and those that do, with its latest lease.
-FIELDS = list(Task.__struct_fields__)
+FIELDS = list(stored.Task.__struct_fields__)
 QUEUED = ("lane", "priority", "max_attempts")   # of these only the priority changes; the queue's index needs them
-MUTABLE = typed(Task, FIELDS[:FIELDS.index("asyncgate_instance")])
-HELD = {"lease_fence" if name == "fence" else name: kind for name, kind in typed(Lease, ["task_id"]).items()}
+MUTABLE = typed(stored.Task, FIELDS[:FIELDS.index("asyncgate_instance")])
+HELD = {"lease_fence" if name == "fence" else name: kind for name, kind in typed(stored.Lease, ["task_id"]).items()}
 OWN = {"ready": "boolean", "check_at": "float8", "told": "bigint"}
-CONTRACT = typed(Task, [*QUEUED, *MUTABLE])
+CONTRACT = typed(stored.Task, [*QUEUED, *MUTABLE])
 contract_of = attrgetter(*CONTRACT)
 CHANGING = {**MUTABLE, **OWN, **HELD}
 STATE = {"task_id": "text", **dict.fromkeys(QUEUED, "bigint"), **CHANGING}
-RECEIPT, PROGRESS = typed(Receipt), typed(Progress)
+RECEIPT, PROGRESS = typed(stored.Receipt), typed(stored.Progress)
 
 
 def task_columns(task: str = "t.", state: str = "s.") -> str:
@@ -101,11 +72,11 @@ LEASE_AT, TOLD_AT = len(FIELDS), len(FIELDS) + 1 + len(HELD)
 PAYLOAD_AT = FIELDS.index("payload")
 
 
-def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None]:
+def named_row(row: tuple[Any, ...]) -> tuple[stored.Task, stored.Lease | None, stored.Progress | None]:
     """Make a task, its lease and its progress from a row of `row_columns`."""
     lease, progress = row[LEASE_AT:TOLD_AT], row[TOLD_AT + 1:]
-    return (Task(*row[:LEASE_AT]), Lease(*lease) if lease[1] is not None else None,
-            Progress(*progress) if progress[0] is not None else None)
+    return (stored.Task(*row[:LEASE_AT]), stored.Lease(*lease) if lease[1] is not None else None,
+            stored.Progress(*progress) if progress[0] is not None else None)
 
 
 def is_read(row: tuple[Any, ...]) -> bool:
@@ -336,7 +307,7 @@ def insert(table: str, names: Iterable[str], key: str | None = None, changed: It
 
 def delete_by_key(kind: type[Struct]) -> str:
     """Return a DELETE of rows that are found by their keys."""
-    table, (first, *others) = RECORDS[kind], export_order(kind)
+    table, (first, *others) = stored.RECORDS[kind], stored.export_order(kind)
     both = f" AND ({first}, {', '.join(others)}) IN (SELECT r.* FROM {{rows}})" if others else ""
     return f"DELETE FROM asyncgate.{table} WHERE tenant_id = :tenant AND {among(first)}{both}"
 
@@ -350,7 +321,7 @@ NOTHING = " ON CONFLICT DO NOTHING"
 COUNTED = ("queued", "held", "leased")
 QUEUE = {"lane": "bigint", "type": "text", "capabilities": "text", **dict.fromkeys(COUNTED, "bigint"),
          "counted_at": "float8", "slot": "bigint"}
-METERED = typed(Meter)
+METERED = typed(stored.Meter)
 METER = {**METERED, "passed": "bigint"}       # and how many seconds of its period have passed
 NEW_BODIES = "(SELECT coalesce(sum(bytes), 0)::bigint FROM receipts)"
 METERED_NOW = ", ".join({"receipt_bytes": "r.receipt_bytes + {stored}", "receipt_moments": (
@@ -360,7 +331,7 @@ TO = {"to_kind": "text", "to_id": "text", "receipt_id": "text"}
 EDGE = {"child_id": "text", "parent_id": "text"}
 DELIVERY = {"receipt_id": "text", "delivered_at": "float8"}
 STATED = {**RECEIPT, "parent_id": "text"}
-EVENT, AUDIT, OUTGOING, ENTRY = typed(Event), typed(Audit), typed(Outgoing), typed(Entry)
+EVENT, AUDIT, OUTGOING, ENTRY = typed(stored.Event), typed(stored.Audit), typed(stored.Outgoing), typed(stored.Entry)
 SAVES: dict[str, tuple[dict[str, str], str]] = {
     "tenants": ({"since": "float8"}, insert("tenants", ["since"]) + NOTHING),
     "lanes": (LANE, insert("lanes", LANE) + NOTHING),
@@ -394,9 +365,10 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "audit": (AUDIT, insert("audit", AUDIT)),
     "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id", DELIVERY)),
     **{f"kept_{table}": (typed(kind), insert(table, typed(kind)) if CARDS[kind].append_only else insert(
-           table, typed(kind), ", ".join(export_order(kind)), typed(kind))) for kind, table in RECORDS.items()},
-    **{f"dropped_{table}": (dict.fromkeys(export_order(kind), "text"), delete_by_key(kind))
-       for kind, table in RECORDS.items() if CARDS[kind].droppable},
+           table, typed(kind), ", ".join(stored.export_order(kind)), typed(kind))) for kind,
+       table in stored.RECORDS.items()},
+    **{f"dropped_{table}": (dict.fromkeys(stored.export_order(kind), "text"), delete_by_key(kind))
+       for kind, table in stored.RECORDS.items() if CARDS[kind].droppable},
     "dropped_outbox": ({"receipt_id": "text"}, "DELETE FROM asyncgate.outbox WHERE tenant_id = :tenant "
                        "AND ctid = ANY (ARRAY(SELECT o.ctid FROM {rows}, LATERAL ("
                        "SELECT ctid FROM asyncgate.outbox WHERE tenant_id = :tenant "
@@ -473,7 +445,8 @@ def records(work: Work) -> dict[str, list[tuple[Any, ...]]]:
     rows: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for kind, key in sorted((one for one in work.kept if not is_dropped(work, one)), key=lambda one: one[1]):
         row = work.kept[kind, key]
-        rows[f"{'dropped' if row is None else 'kept'}_{RECORDS[kind]}"].append(key if row is None else astuple(row))
+        rows[f"{'dropped' if row is None else 'kept'}_{stored.RECORDS[kind]}"].append(key if row is None
+                                                                                      else astuple(row))
     return rows
 
 
@@ -481,14 +454,14 @@ def records(work: Work) -> dict[str, list[tuple[Any, ...]]]:
 # changed a moment later, so a missing row also proves that the batch was not committed.  Lanes, edges and obligations
 # are no proof, because another batch may save the same row; but none of them is saved without another row.
 SURE = ("contracts", "events", "audit",
-        *(f"kept_{table}" for kind, table in RECORDS.items() if CARDS[kind].append_only))
+        *(f"kept_{table}" for kind, table in stored.RECORDS.items() if CARDS[kind].append_only))
 PROOFS = (*SURE, "receipts", "moved", "kept", "progress", "deliveries",
-          *(f"kept_{table}" for kind, table in RECORDS.items() if not CARDS[kind].append_only))
+          *(f"kept_{table}" for kind, table in stored.RECORDS.items() if not CARDS[kind].append_only))
 TABLES = {"contracts": "tasks", "moved": "states", "kept": "states"}
 COMPARED = {"moved": ["task_id", "priority", *(name for name in CHANGING if name != "check_at")],
             "kept": ["task_id", *HELD]}
 KEYS = {"events": ("task_id", "event_id"),
-        **{f"kept_{table}": export_order(kind) for kind, table in RECORDS.items()}}
+        **{f"kept_{table}": stored.export_order(kind) for kind, table in stored.RECORDS.items()}}
 
 
 class Proof(NamedTuple):
@@ -521,9 +494,10 @@ def proof_statement(table: str) -> str:
 
 
 # Rows that only these functions may delete; each function checks that the row may be deleted.
-DROPS = {Receipt: "asyncgate.archive_receipts($1::text[])", Archived: "asyncgate.forget_pointers($1::text[])",
-         Task: "asyncgate.prune_tasks($1::text[])", Audit: "asyncgate.prune_audit($1::text[])",
-         Key: "asyncgate.erase_keys($1::text[])"}
+DROPS = {stored.Receipt: "asyncgate.archive_receipts($1::text[])",
+         stored.Archived: "asyncgate.forget_pointers($1::text[])",
+         stored.Task: "asyncgate.prune_tasks($1::text[])", stored.Audit: "asyncgate.prune_audit($1::text[])",
+         stored.Key: "asyncgate.erase_keys($1::text[])"}
 
 
 def is_dropped(work: Work, one: tuple[type[Struct], tuple[str, ...]]) -> bool:
@@ -533,11 +507,11 @@ def is_dropped(work: Work, one: tuple[type[Struct], tuple[str, ...]]) -> bool:
 
 # Rows that only these functions may change, and of mutable ones the statements that change nothing else.
 ERASES: dict[type[Struct], str] = {
-    Receipt: "SELECT asyncgate.erase_receipts({given})", Event: "SELECT asyncgate.erase_events({given})",
-    Audit: "SELECT asyncgate.erase_audit({given})", Entry: "SELECT asyncgate.erase_entries({given})",
-    Task: "UPDATE asyncgate.states AS s SET lost_to = n.lost_to FROM unnest({given}) AS n (task_id, lost_to) "
+    stored.Receipt: "SELECT asyncgate.erase_receipts({given})", stored.Event: "SELECT asyncgate.erase_events({given})",
+    stored.Audit: "SELECT asyncgate.erase_audit({given})", stored.Entry: "SELECT asyncgate.erase_entries({given})",
+    stored.Task: "UPDATE asyncgate.states AS s SET lost_to = n.lost_to FROM unnest({given}) AS n (task_id, lost_to) "
           "WHERE s.tenant_id = asyncgate.tenant() AND s.task_id = n.task_id",
-    Lease: "UPDATE asyncgate.states AS s SET worker_id = n.worker_id, worker_instance = n.worker_instance, "
+    stored.Lease: "UPDATE asyncgate.states AS s SET worker_id = n.worker_id, worker_instance = n.worker_instance, "
            "claim_id = n.claim_id, resumed_by = n.resumed_by "
            "FROM unnest({given}) AS n (task_id, worker_id, worker_instance, claim_id, resumed_by) "
            "WHERE s.tenant_id = asyncgate.tenant() AND s.task_id = n.task_id"}
@@ -571,12 +545,12 @@ def state_row(work: Work, task_id: str) -> tuple[Any, ...]:
             task.offerable(work.now), check_at(task, lease), progress.sequence if progress else 0, *held)
 
 
-def check_at(task: Task, lease: Lease | None) -> float | None:
+def check_at(task: stored.Task, lease: stored.Lease | None) -> float | None:
     """Return when upkeep must check a task: at the end of its lease, at its deadline, or at once if it is stuck."""
     if is_stuck(task):
         return 0.0
-    moments = [lease.expires_at] if lease and task.status in ACTIVE else []
-    if task.deadline_at is not None and task.status not in TERMINAL:
+    moments = [lease.expires_at] if lease and task.status in stored.ACTIVE else []
+    if task.deadline_at is not None and task.status not in stored.TERMINAL:
         moments.append(task.deadline_at)
     return min(moments, default=None)
 
@@ -586,13 +560,13 @@ def check_at(task: Task, lease: Lease | None) -> float | None:
 
 def record(kind: type[Struct], table: str) -> str:
     """Return the statement that reads records by their keys, given as one array for each column of the key."""
-    key, names = export_order(kind), listed(typed(kind))
+    key, names = stored.export_order(kind), listed(typed(kind))
     if not key:
         return f"SELECT {names} FROM asyncgate.{table} WHERE tenant_id = $1"
     given = ", ".join(f"${at}::text[]" for at, _ in enumerate(key, 2))
     same = " AND ".join(f"{name} = k.{name}" for name in key)
     # Batches add to meters without a turn key: whoever takes one away waits until they have, or lets them begin anew.
-    lock = " FOR UPDATE" * (kind is Meter)
+    lock = " FOR UPDATE" * (kind is stored.Meter)
     return (f"SELECT {listed(typed(kind), 'r.')} FROM unnest({given}) AS k ({listed(key)}), LATERAL ("
             f"SELECT {names} FROM asyncgate.{table} WHERE tenant_id = $1 AND {same} LIMIT 1{lock}) AS r")
 
@@ -674,23 +648,23 @@ JOIN LATERAL (SELECT {listed(STATED)} FROM asyncgate.receipts
 LEFT JOIN LATERAL (SELECT delivered_at FROM asyncgate.deliveries
                    WHERE tenant_id = $1 AND receipt_id = o.receipt_id LIMIT 1) AS d ON true"""
 SCHEDULES = f"""
-SELECT {listed(typed(Schedule))} FROM asyncgate.schedules
+SELECT {listed(typed(stored.Schedule))} FROM asyncgate.schedules
 WHERE tenant_id = $1 AND schedule_id > $2 ORDER BY schedule_id LIMIT $3"""
 SCHEDULES_OF = f"""
-SELECT {listed(typed(Schedule))} FROM asyncgate.schedules
+SELECT {listed(typed(stored.Schedule))} FROM asyncgate.schedules
 WHERE tenant_id = $1 AND owner_kind = $2 AND owner_id = $3 AND schedule_id > $4 ORDER BY schedule_id LIMIT $5"""
 WORKERS = f"""
-SELECT {listed(typed(Presence))} FROM asyncgate.presences
+SELECT {listed(typed(stored.Presence))} FROM asyncgate.presences
 WHERE tenant_id = $1 AND claimed_at IS NOT NULL AND (kind, id) > ($2, $3) ORDER BY kind, id LIMIT $4"""
 LATEST_WORKERS = f"""
-SELECT {listed(typed(Presence))} FROM asyncgate.presences
+SELECT {listed(typed(stored.Presence))} FROM asyncgate.presences
 WHERE tenant_id = $1 AND claimed_at IS NOT NULL ORDER BY claimed_at DESC LIMIT $2"""
 IDS_LIKE = {table: f"""
 SELECT {id} FROM asyncgate.{name} WHERE tenant_id = $1 AND {id} >= $2 AND {id} < $3
 UNION
 SELECT {id} FROM (SELECT {id} FROM asyncgate.{name} WHERE tenant_id = $1 ORDER BY {id} DESC LIMIT $4) AS newest
 WHERE right({id}, length($2)) = $2
-LIMIT $5""" for table, name, id in ((Task, "states", "task_id"), (Receipt, "receipts", "receipt_id"))}
+LIMIT $5""" for table, name, id in ((stored.Task, "states", "task_id"), (stored.Receipt, "receipts", "receipt_id"))}
 HOLDINGS = """
 SELECT w.kind, w.id, (
     SELECT count(*) FROM (
@@ -712,7 +686,7 @@ SELECT {listed(OUTGOING, 'o.')} FROM (
 INSTANCE = f"""
 SELECT instance_id::text, extract(epoch FROM beat_at)::float8, {SERVES}
 FROM asyncgate.instances AS i WHERE instance_id = $1"""
-RECORD = {kind: record(kind, table) for kind, table in RECORDS.items()}
+RECORD = {kind: record(kind, table) for kind, table in stored.RECORDS.items()}
 EVENTS = f"""
 SELECT {listed(EVENT)} FROM asyncgate.events
 WHERE tenant_id = $1 AND task_id = $2 AND event_id > $3 ORDER BY event_id LIMIT $4"""
@@ -726,7 +700,7 @@ DELAYED = f"""
 SELECT lane, count(*) FILTER (WHERE next_eligible_at > $2), min(next_eligible_at), count(*) FROM (
     SELECT lane, next_eligible_at FROM asyncgate.states
     WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL
-    ORDER BY next_eligible_at LIMIT {DELAYED_COUNTED + 1}) AS s
+    ORDER BY next_eligible_at LIMIT {queries.DELAYED_COUNTED + 1}) AS s
 GROUP BY lane"""
 # From one priority of a lane to the next one: the oldest task of each priority is found by the index of the queue.
 HEAD_OF = "priority, greatest(updated_at, coalesce(next_eligible_at, 0)) AS since"
@@ -740,7 +714,7 @@ SELECT l.lane, (
             SELECT {HEAD_OF} FROM asyncgate.states
             WHERE tenant_id = $1 AND lane = l.lane AND status = 'queued' AND ready AND priority < h.priority
             ORDER BY priority DESC, task_id LIMIT 1) AS s
-        WHERE h.number < {MOST_PRIORITIES})
+        WHERE h.number < {queries.MOST_PRIORITIES})
     SELECT min(since) FROM heads)
 FROM unnest($2::bigint[]) AS l (lane)"""
 OVERDUE = f"""
@@ -750,8 +724,8 @@ LAST_SERVED = """
 SELECT coalesce(extract(epoch FROM max(beat_at)), 0)::float8 FROM asyncgate.instances WHERE instance_id <> $1"""
 BEGIN_WITH = """
 SELECT value, extract(epoch FROM clock_timestamp())::float8 FROM asyncgate.meta WHERE name = 'cursor_key'"""
-DEPTHS = f"SELECT * FROM asyncgate.depths($1, {MOST_PRIORITIES}, {DUE_LOOKED_AT})"
-COUNT_OVERDUE = f"SELECT asyncgate.count_overdue($1, {OVERDUE_COUNTED})"
+DEPTHS = f"SELECT * FROM asyncgate.depths($1, {queries.MOST_PRIORITIES}, {queries.DUE_LOOKED_AT})"
+COUNT_OVERDUE = f"SELECT asyncgate.count_overdue($1, {queries.OVERDUE_COUNTED})"
 LAPSES = "SELECT look_at, tenant_id::text, task_id FROM asyncgate.lapses($1, $2)"
 COUNT = """
 SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('queued', 'leased', 'running')),
@@ -762,13 +736,14 @@ LEASED = "SELECT coalesce(sum(leased), 0)::bigint FROM asyncgate.queues WHERE te
 LEASED_OF_TYPE, LEASED_IN = f"{LEASED} AND type = $2", f"{LEASED} AND lane = $2"
 LEASED_TO = f"""
 SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running') AND worker_id = $2
-AND worker_kind IN ({', '.join([f"'{kind}'" for kind in get_args(Kind)])})"""
+AND worker_kind IN ({', '.join([f"'{kind}'" for kind in get_args(wire.Kind)])})"""
 TALLY = """
 SELECT k.id, (SELECT count(*) FROM asyncgate.receipts WHERE tenant_id = $1 AND task_id = k.id)
 FROM unnest($2::text[]) AS k (id)"""
-ARCHIVED = (f"SELECT {listed(typed(Archived))} FROM asyncgate.archived "
+ARCHIVED = (f"SELECT {listed(typed(stored.Archived))} FROM asyncgate.archived "
             "WHERE tenant_id = $1 AND task_id = $2 ORDER BY receipt_id")
-FIND_KEY = f"SELECT f.tenant::text, f.suspended, {listed(typed(Key), '(f.key).')} FROM asyncgate.find_key($1) AS f"
+FIND_KEY = (f"SELECT f.tenant::text, f.suspended, {listed(typed(stored.Key), '(f.key).')} "
+            "FROM asyncgate.find_key($1) AS f")
 UNSENT = "SELECT asyncgate.unsent()::text"
 WEBHOOK_TENANTS = "SELECT asyncgate.webhook_tenants()::text"
 WAITING = f"""
@@ -810,17 +785,17 @@ def export(table: type[Struct], keys: tuple[str, ...], limit: int) -> str:
 LEADING = {"status": ("s.status",), "type": ("t.type",), "owner": ("t.owner_kind", "t.owner_id")}
 
 
-def select_tasks(of: TaskFilter, ranges: list[TaskRange], ids: list[str]) -> tuple[str, list[Any]]:
+def select_tasks(of: queries.TaskFilter, ranges: list[TaskRange], ids: list[str]) -> tuple[str, list[Any]]:
     """Return the statement that reads a page of tasks from some ranges, or of some ids, and its parameters."""
     given: list[Any] = [ids] if ids else []
     bind = make_binder(given)
     if ids:
         found = " AND ".join([BY_IDS, *narrow_tasks(of, bind, "s", "t.task_id")])
         return f"{found} ORDER BY t.task_id DESC LIMIT {of.limit:d}", given
-    return merge_parts([select_range(of, one, bind) for one in ranges], of.limit), given
+    return queries.merge_parts([select_range(of, one, bind) for one in ranges], of.limit), given
 
 
-def select_range(of: TaskFilter, one: TaskRange, bind: Callable[[Any], str]) -> str:
+def select_range(of: queries.TaskFilter, one: TaskRange, bind: Callable[[Any], str]) -> str:
     """Return the statement that reads a page of tasks from one range."""
     led, at = (BY_STATE, "s.task_id") if one.by in ("held", "status") else (ROWS, "t.task_id")
     columns, within, rest = LEADING.get(one.by, ()), list[str](), of
@@ -830,7 +805,7 @@ def select_range(of: TaskFilter, one: TaskRange, bind: Callable[[Any], str]) -> 
     return f"{conditions} ORDER BY {listed_down([*columns, at])} LIMIT {of.limit:d}"
 
 
-def bound_range(of: TaskFilter, one: TaskRange, columns: list[str], bind: Callable[[Any], str]) -> list[str]:
+def bound_range(of: queries.TaskFilter, one: TaskRange, columns: list[str], bind: Callable[[Any], str]) -> list[str]:
     """Return the conditions for a range of an index and for the age.
 
     They are bounds, and the order names all columns: with `status = $2` the order could be that of the primary key, and
@@ -843,7 +818,7 @@ def bound_range(of: TaskFilter, one: TaskRange, columns: list[str], bind: Callab
             for sign, id in (("<", of.before or HIGHEST), (">=", of.since or ""))]
 
 
-def select_deliveries(of: DeliveryFilter) -> tuple[str, list[str]]:
+def select_deliveries(of: queries.DeliveryFilter) -> tuple[str, list[str]]:
     """Return the statement that reads a page of what became of the events of an endpoint, and its parameters.
 
     Its place is a bound of a row, and the order names all its columns, so that it is read by the index of these.
@@ -855,11 +830,11 @@ def select_deliveries(of: DeliveryFilter) -> tuple[str, list[str]]:
     signs, order = ("<", ">=") if of.newest else (">", "<="), " DESC" * of.newest
     bounds = [f"({columns}) {sign} ({names}, ${len(given) + at}::text)" for at, sign in enumerate(signs, 2)]
     by = ", ".join(f"{name}{order}" for name in [*led, "delivery_id"])
-    return (f"SELECT {listed(typed(WebhookDelivery))} FROM asyncgate.webhook_deliveries "
+    return (f"SELECT {listed(typed(stored_webhooks.WebhookDelivery))} FROM asyncgate.webhook_deliveries "
             f"WHERE tenant_id = $1 AND {' AND '.join(bounds)} ORDER BY {by} LIMIT {of.limit:d}"), [*given, first, last]
 
 
-def leave_out(of: TaskFilter, one: TaskRange) -> TaskFilter:
+def leave_out(of: queries.TaskFilter, one: TaskRange) -> queries.TaskFilter:
     """Return what a range leaves to be checked of a filter."""
     own: dict[str, Any] = {one.by: None}
     return replace(of, before=None, since=None, **own)
@@ -870,7 +845,7 @@ def listed_down(columns: Iterable[str]) -> str:
     return ", ".join(f"{column} DESC" for column in columns)
 
 
-def select_ids(of: TaskFilter, one: TaskRange, most: int) -> tuple[str, list[Any]]:
+def select_ids(of: queries.TaskFilter, one: TaskRange, most: int) -> tuple[str, list[Any]]:
     """Return the statement that reads the ids of the tasks of a range, and its parameters."""
     given: list[Any] = []
     bind = make_binder(given)
@@ -892,8 +867,8 @@ def make_binder(given: list[Any]) -> Callable[[Any], str]:
     return name
 
 
-def receipt_row(row: tuple[Any, ...]) -> Receipt:
+def receipt_row(row: tuple[Any, ...]) -> stored.Receipt:
     """Make a receipt from a row of RECEIPTS or a similar statement."""
     *facts, first, delivered_at, further = row
     parents = tuple(sorted([*([first] if first else ()), *further]))
-    return Receipt(*facts, parents, delivered_at)  # type: ignore[call-arg]  # mypy cannot count a slice
+    return stored.Receipt(*facts, parents, delivered_at)  # type: ignore[call-arg]  # mypy cannot count a slice

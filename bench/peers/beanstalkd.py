@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
-from asyncgate.bench.peers.child import CLAIM, COMPLETE, CREATE, PAYLOAD, Modes
+from asyncgate.bench.peers import child
 from asyncgate.commands.bench.wire import Failed
 
-PUT = b"put 0 0 300 %d\r\n%b\r\n" % (len(PAYLOAD), PAYLOAD)
+PUT = b"put 0 0 300 %d\r\n%b\r\n" % (len(child.PAYLOAD), child.PAYLOAD)
 
 
 class Pipe:
@@ -35,18 +35,18 @@ class Pipe:
 
 
 @contextlib.asynccontextmanager
-async def open_peer(url: str, clients: int) -> AsyncIterator[Modes]:
+async def open_peer(url: str, clients: int) -> AsyncIterator[child.Modes]:
     """Connect every client."""
     where = urlsplit(url)
     pipes = [Pipe(*await asyncio.open_connection(where.hostname, where.port)) for _ in range(clients)]
 
     async def cycle(client: int) -> AsyncIterator[str]:
         await pipes[client].ask(PUT, b"INSERTED")
-        yield CREATE
+        yield child.CREATE
         job = await pipes[client].reserve()
-        yield CLAIM
+        yield child.CLAIM
         await pipes[client].ask(b"delete %b\r\n" % job, b"DELETED")
-        yield COMPLETE
+        yield child.COMPLETE
 
     try:
         yield {"cycle": cycle}

@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Callable
 import click
 import msgspec
 
-from asyncgate.commands.bench.load import TASK_BODY, TASKS_PER_BATCH, Turn, run_together
+from asyncgate.commands.bench import load
 from asyncgate.commands.bench.wire import run_on_fastest_loop
 
-PAYLOAD = msgspec.json.encode(TASK_BODY["payload"])
+PAYLOAD = msgspec.json.encode(load.TASK_BODY["payload"])
 CREATE, CLAIM, COMPLETE = "create", "claim", "complete"
-CREATE_MANY, CLAIM_MANY, COMPLETE_MANY = (f"{step} {TASKS_PER_BATCH}" for step in (CREATE, CLAIM, COMPLETE))
+CREATE_MANY, CLAIM_MANY, COMPLETE_MANY = (f"{step} {load.TASKS_PER_BATCH}" for step in (CREATE, CLAIM, COMPLETE))
 
 Steps = Callable[[int], AsyncIterator[str]]     # of a client, by its number; yields the name of each step that is done
 Modes = dict[str, Steps]
@@ -45,7 +45,7 @@ class Answer(msgspec.Struct):
 
 async def run_order(modes: Modes, order: Order) -> Answer:
     """Run one turn."""
-    turn, steps = Turn(order.mode, order.clients, order.seconds, order.count), modes[order.mode]
+    turn, steps = load.Turn(order.mode, order.clients, order.seconds, order.count), modes[order.mode]
 
     async def run_client(number: int) -> None:
         while turn.may_continue():
@@ -56,7 +56,7 @@ async def run_order(modes: Modes, order: Order) -> Answer:
                 sent = now
 
     turn.start()
-    await run_together(*map(run_client, range(order.clients)))
+    await load.run_together(*map(run_client, range(order.clients)))
     return Answer(time.perf_counter() - turn.begun, turn.took)
 
 

@@ -10,16 +10,7 @@ from typing import Any
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType
 
-from asyncgate.bench.peers.child import (
-    CLAIM,
-    CLAIM_MANY,
-    COMPLETE,
-    COMPLETE_MANY,
-    CREATE,
-    CREATE_MANY,
-    PAYLOAD,
-    Modes,
-)
+from asyncgate.bench.peers import child
 from asyncgate.commands.bench.load import TASKS_PER_BATCH
 
 NAME = "bench"
@@ -28,7 +19,7 @@ PATIENCE = 60.0     # seconds for an answer: a slow disk is measured, too
 
 
 @contextlib.asynccontextmanager
-async def open_peer(url: str, clients: int) -> AsyncIterator[Modes]:
+async def open_peer(url: str, clients: int) -> AsyncIterator[child.Modes]:
     """Create the stream and its consumer, and connect every client."""
     async with contextlib.AsyncExitStack() as stack:
         streams, pulls = list[Any](), list[Any]()
@@ -44,20 +35,20 @@ async def open_peer(url: str, clients: int) -> AsyncIterator[Modes]:
             pulls.append(await streams[-1].pull_subscribe_bind(NAME, NAME))
 
         async def cycle(client: int) -> AsyncIterator[str]:
-            await streams[client].publish(NAME, PAYLOAD, timeout=PATIENCE)
-            yield CREATE
+            await streams[client].publish(NAME, child.PAYLOAD, timeout=PATIENCE)
+            yield child.CREATE
             [message] = await pulls[client].fetch(1, timeout=PATIENCE)
-            yield CLAIM
+            yield child.CLAIM
             await message.ack_sync(timeout=PATIENCE)
-            yield COMPLETE
+            yield child.COMPLETE
 
         async def batch(client: int) -> AsyncIterator[str]:
             publish = streams[client].publish
-            await asyncio.gather(*(publish(NAME, PAYLOAD, timeout=PATIENCE) for _ in range(TASKS_PER_BATCH)))
-            yield CREATE_MANY
+            await asyncio.gather(*(publish(NAME, child.PAYLOAD, timeout=PATIENCE) for _ in range(TASKS_PER_BATCH)))
+            yield child.CREATE_MANY
             messages = await pulls[client].fetch(TASKS_PER_BATCH, timeout=PATIENCE)
-            yield CLAIM_MANY
+            yield child.CLAIM_MANY
             await asyncio.gather(*(message.ack_sync(timeout=PATIENCE) for message in messages))
-            yield COMPLETE_MANY
+            yield child.COMPLETE_MANY
 
         yield {"cycle": cycle, "batch": batch}

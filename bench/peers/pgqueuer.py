@@ -12,16 +12,7 @@ import asyncpg
 from pgqueuer.db import AsyncpgPoolDriver
 from pgqueuer.queries import EntrypointExecutionParameter, Queries
 
-from asyncgate.bench.peers.child import (
-    CLAIM,
-    CLAIM_MANY,
-    COMPLETE,
-    COMPLETE_MANY,
-    CREATE,
-    CREATE_MANY,
-    PAYLOAD,
-    Modes,
-)
+from asyncgate.bench.peers import child
 from asyncgate.commands.bench.load import TASKS_PER_BATCH
 
 ENTRYPOINT = "bench"
@@ -29,7 +20,7 @@ HEARTBEAT_TIMEOUT = timedelta(minutes=5)
 
 
 @contextlib.asynccontextmanager
-async def open_peer(url: str, clients: int) -> AsyncIterator[Modes]:
+async def open_peer(url: str, clients: int) -> AsyncIterator[child.Modes]:
     """Install its tables in an empty database."""
     async with asyncpg.create_pool(url, min_size=clients, max_size=clients) as pool:
         queries: Any = Queries(AsyncpgPoolDriver(pool))      # its types name each kind of id
@@ -42,19 +33,20 @@ async def open_peer(url: str, clients: int) -> AsyncIterator[Modes]:
             return [(job, "successful", None) for job in jobs]
 
         async def cycle(client: int) -> AsyncIterator[str]:
-            await queries.enqueue(ENTRYPOINT, PAYLOAD)
-            yield CREATE
+            await queries.enqueue(ENTRYPOINT, child.PAYLOAD)
+            yield child.CREATE
             jobs = await take(1)
-            yield CLAIM
+            yield child.CLAIM
             await queries.log_jobs(jobs)
-            yield COMPLETE
+            yield child.COMPLETE
 
         async def batch(client: int) -> AsyncIterator[str]:
-            await queries.enqueue([ENTRYPOINT] * TASKS_PER_BATCH, [PAYLOAD] * TASKS_PER_BATCH, [0] * TASKS_PER_BATCH)
-            yield CREATE_MANY
+            await queries.enqueue([ENTRYPOINT] * TASKS_PER_BATCH, [child.PAYLOAD] * TASKS_PER_BATCH,
+                                  [0] * TASKS_PER_BATCH)
+            yield child.CREATE_MANY
             jobs = await take(TASKS_PER_BATCH)
-            yield CLAIM_MANY
+            yield child.CLAIM_MANY
             await queries.log_jobs(jobs)
-            yield COMPLETE_MANY
+            yield child.COMPLETE_MANY
 
         yield {"cycle": cycle, "batch": batch}

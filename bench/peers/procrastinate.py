@@ -9,25 +9,25 @@ import msgspec
 from procrastinate import App, PsycopgConnector
 from procrastinate.jobs import Status
 
-from asyncgate.bench.peers.child import CLAIM, COMPLETE, CREATE, PAYLOAD, Modes
+from asyncgate.bench.peers import child
 
 
 @contextlib.asynccontextmanager
-async def open_peer(url: str, clients: int) -> AsyncIterator[Modes]:
+async def open_peer(url: str, clients: int) -> AsyncIterator[child.Modes]:
     """Install its tables in an empty database."""
     app = App(connector=PsycopgConnector(conninfo=url, min_size=clients, max_size=clients))
     async with app.open_async():
         await app.schema_manager.apply_schema_async()
-        manager, payload = app.job_manager, msgspec.json.decode(PAYLOAD)
+        manager, payload = app.job_manager, msgspec.json.decode(child.PAYLOAD)
         task, worker = app.configure_task("bench", queue="bench"), await app.job_manager.register_worker()
 
         async def cycle(client: int) -> AsyncIterator[str]:
             await task.defer_async(**payload)
-            yield CREATE
+            yield child.CREATE
             while not (job := await manager.fetch_job(["bench"], worker)):
                 pass
-            yield CLAIM
+            yield child.CLAIM
             await manager.finish_job(job, Status.SUCCEEDED, False)
-            yield COMPLETE
+            yield child.COMPLETE
 
         yield {"cycle": cycle}

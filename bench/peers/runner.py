@@ -19,19 +19,10 @@ from typing import IO, Any, Protocol, cast
 import msgspec
 
 from asyncgate import __version__
+from asyncgate.bench.peers import known
 from asyncgate.bench.peers.child import PAYLOAD, Answer, Order
-from asyncgate.bench.peers.known import NODE_SIDE, POSTGRES, Found, Missing, find_peers
 from asyncgate.bench.peers.servers import last_line, open_databases, serve_peer
-from asyncgate.commands.bench.load import (
-    BESIDE_MODES,
-    COMPLETIONS,
-    LAST_ANSWER_SECONDS,
-    TASKS_PER_BATCH,
-    Turn,
-    run_turn,
-)
-from asyncgate.commands.bench.rounds import Figures, Plan, ProgressLine, count_clients, median, sum_turn
-from asyncgate.commands.bench.servers import BenchServer, clean_up_on_signals, describe_method, start_servers
+from asyncgate.commands.bench import load, rounds, servers
 from asyncgate.commands.bench.wire import Failed, run_on_fastest_loop
 from asyncgate.commands.dev import start_program, stop_children
 
@@ -45,19 +36,19 @@ class Measured(Protocol):
     name: str
     modes: tuple[str, ...]
 
-    def run(self, turn: Turn) -> None:
+    def run(self, turn: load.Turn) -> None:
         """Run a turn, which then holds its times."""
 
 
 class GateTarget:
     """A gate on one database."""
 
-    def __init__(self, server: BenchServer) -> None:
+    def __init__(self, server: servers.BenchServer) -> None:
         self.gate, self.name = server.gate, f"AsyncGate on {server.gate.name}"
-        self.modes: tuple[str, ...] = BESIDE_MODES
+        self.modes: tuple[str, ...] = load.BESIDE_MODES
 
-    def run(self, turn: Turn) -> None:
-        run_on_fastest_loop(run_turn(self.gate, turn))
+    def run(self, turn: load.Turn) -> None:
+        run_on_fastest_loop(load.run_turn(self.gate, turn))
 
 
 class PeerTarget:
@@ -65,14 +56,14 @@ class PeerTarget:
 
     def __init__(self, name: str, child: subprocess.Popen[str], log: Path) -> None:
         self.name, self.child, self.log = name, child, log
-        self.modes = tuple(msgspec.json.decode(self.read(LAST_ANSWER_SECONDS))["modes"])
+        self.modes = tuple(msgspec.json.decode(self.read(load.LAST_ANSWER_SECONDS))["modes"])
 
-    def run(self, turn: Turn) -> None:
+    def run(self, turn: load.Turn) -> None:
         order = Order(turn.mode, turn.clients, turn.seconds, turn.count)
         with contextlib.suppress(BrokenPipeError):      # read() tells why
             cast(IO[str], self.child.stdin).write(msgspec.json.encode(order).decode() + "\n")
             cast(IO[str], self.child.stdin).flush()
-        patience = None if turn.count is not None else turn.seconds + LAST_ANSWER_SECONDS
+        patience = None if turn.count is not None else turn.seconds + load.LAST_ANSWER_SECONDS
         answer = msgspec.json.decode(self.read(patience), type=Answer)
         turn.took.update(answer.took)
         turn.lasted = answer.lasted
@@ -102,38 +93,38 @@ class Comparison(msgspec.Struct):
 
     method: dict[str, Any]
     queues: list[About]
-    missing: list[Missing]
-    rows: list[Figures]
+    missing: list[known.Missing]
+    rows: list[rounds.Figures]
 
 
-def measure_peers(names: list[str], database: str, plan: Plan) -> Comparison:
+def measure_peers(names: list[str], database: str, plan: rounds.Plan) -> Comparison:
     """Start a gate and the queues that are installed, measure them in turns, and stop them."""
-    found, missing = find_peers(names, database)
+    found, missing = known.find_peers(names, database)
     if not found:
         raise Failed("nothing to measure beside: " + "; ".join(format_missing(one) for one in missing))
-    clean_up_on_signals()
+    servers.clean_up_on_signals()
     with contextlib.ExitStack() as stack:
         targets, queues = start_targets(stack, found, database, max(plan.clients))
         rows = measure_in_turns(targets, plan)
-    method = describe_method(plan, rows)
+    method = servers.describe_method(plan, rows)
     del method["echo_requests_per_second"]      # no echo is served here
     return Comparison(method, queues, missing, rows)
 
 
-def start_targets(stack: contextlib.ExitStack, found: list[Found], database: str,
+def start_targets(stack: contextlib.ExitStack, found: list[known.Found], database: str,
                   clients: int) -> tuple[list[Measured], list[About]]:
     """Start gates, servers and queues; the stack stops them."""
     folder = Path(tempfile.mkdtemp(prefix="asyncgate-bench-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    on_postgres = bool(database) or any(one.peer.server == POSTGRES for one in found)
+    on_postgres = bool(database) or any(one.peer.server == known.POSTGRES for one in found)
     databases = stack.enter_context(open_databases(database)) if on_postgres else None
     urls = (databases.make_for_gate(),) if databases else ()
-    targets: list[Measured] = [GateTarget(server) for server in stack.enter_context(start_servers(urls, 0))]
+    targets: list[Measured] = [GateTarget(server) for server in stack.enter_context(servers.start_servers(urls, 0))]
     queues = [About(gate.name, __version__, server, GATE_STEPS, GATE_REMARK)
               for gate, server in zip(targets, [f"SQLite {sqlite3.sqlite_version}",
                                                 *([databases.version] if databases else [])], strict=True)]
     for one in found:
-        if one.peer.server == POSTGRES and databases:
+        if one.peer.server == known.POSTGRES and databases:
             url, server = databases.make_empty(), databases.version
         else:
             address = stack.enter_context(serve_peer(one.peer.server, folder / f"{one.peer.name}-server"))
@@ -143,13 +134,13 @@ def start_targets(stack: contextlib.ExitStack, found: list[Found], database: str
     return targets, queues
 
 
-def start_peer(stack: contextlib.ExitStack, one: Found, url: str, clients: int, log: Path) -> PeerTarget:
+def start_peer(stack: contextlib.ExitStack, one: known.Found, url: str, clients: int, log: Path) -> PeerTarget:
     """Start the process of a queue, and wait until it is ready."""
     file = stack.enter_context(log.open("wb"))
     arguments = [one.peer.name.replace("-", "_") if one.peer.of == "pip" else one.peer.name, url, str(clients)]
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": file, "text": True}
     if one.peer.of == "npm":
-        command = [str(shutil.which("node")), str(NODE_SIDE), *arguments, PAYLOAD.decode()]
+        command = [str(shutil.which("node")), str(known.NODE_SIDE), *arguments, PAYLOAD.decode()]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
     else:
         child = start_program("asyncgate.bench.peers.child", *arguments, **options)
@@ -158,26 +149,27 @@ def start_peer(stack: contextlib.ExitStack, one: Found, url: str, clients: int, 
     return PeerTarget(one.peer.name, child, log)
 
 
-def measure_in_turns(targets: list[Measured], plan: Plan) -> list[Figures]:
+def measure_in_turns(targets: list[Measured], plan: rounds.Plan) -> list[rounds.Figures]:
     """Run every mode with every number of clients on every target, in turns; return the medians of the rounds."""
-    found: defaultdict[tuple[str, str, int, str], list[Figures]] = defaultdict(list)
+    found: defaultdict[tuple[str, str, int, str], list[rounds.Figures]] = defaultdict(list)
     most = {"cycle": max(plan.clients), "batch": min(plan.clients)}
     turns = [(number, clients, mode) for number, clients, mode in plan.turns()
              if mode == "cycle" or clients == most[mode]]
-    screen = ProgressLine(len(turns) * len(targets))
+    screen = rounds.ProgressLine(len(turns) * len(targets))
     for target in targets if plan.warm_up > 0 else ():
         for mode in [mode for mode in plan.modes if mode in target.modes]:
             screen.told(f"warming up: {mode} on {target.name}")
-            target.run(Turn(mode, most[mode], plan.warm_up, None))
+            target.run(load.Turn(mode, most[mode], plan.warm_up, None))
     for number, clients, mode in turns:
         for target in [target for target in targets if mode in target.modes]:
-            screen.told(f"round {number + 1} of {plan.rounds}: {mode}, {count_clients(clients)} on {target.name}")
-            turn = Turn(mode, clients, plan.seconds, plan.count)
+            screen.told(
+                f"round {number + 1} of {plan.rounds}: {mode}, {rounds.count_clients(clients)} on {target.name}")
+            turn = load.Turn(mode, clients, plan.seconds, plan.count)
             target.run(turn)
-            for one in sum_turn(turn, database=target.name):
+            for one in rounds.sum_turn(turn, database=target.name):
                 found[target.name, mode, clients, one.operation].append(one)
     screen.clear()
-    return [median(alike) for alike in found.values()]
+    return [rounds.median(alike) for alike in found.values()]
 
 
 # The table of docs/numbers.md.
@@ -186,10 +178,11 @@ def measure_in_turns(targets: list[Measured], plan: Plan) -> list[Figures]:
 def format_comparison(comparison: Comparison) -> str:
     """Format the table: a line per queue, cycles a second by clients; then the method, and what each queue does."""
     rates = {(one.database, one.mode, one.clients): one.tasks_per_second for one in comparison.rows
-             if one.operation in COMPLETIONS}
+             if one.operation in load.COMPLETIONS}
     columns = sorted({(mode, clients) for _, mode, clients in rates},
-                     key=lambda column: (BESIDE_MODES.index(column[0]), column[1]))
-    heads = [count_clients(clients) if mode == "cycle" else f"{TASKS_PER_BATCH} a call, {count_clients(clients)}"
+                     key=lambda column: (load.BESIDE_MODES.index(column[0]), column[1]))
+    heads = [rounds.count_clients(clients) if mode == "cycle"
+             else f"{load.TASKS_PER_BATCH} a call, {rounds.count_clients(clients)}"
              for mode, clients in columns]
     lines = ["| cycles/s | " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(columns)]
     for queue in comparison.queues:
@@ -215,6 +208,6 @@ def format_about(one: About) -> str:
     return f"- **{one.name}**{package} ({one.server}): {one.steps} {one.remark}"
 
 
-def format_missing(one: Missing) -> str:
+def format_missing(one: known.Missing) -> str:
     """Format what a queue needs that is not here."""
     return f"{one.name} is not installed: {one.install}"

@@ -21,7 +21,7 @@ from asyncgate.backends.postgres.migrations import migrate_database
 from asyncgate.bench.peers.known import BEANSTALKD, VALKEY, find_server
 from asyncgate.commands.bench.servers import START_SECONDS
 from asyncgate.commands.bench.wire import Failed, T
-from asyncgate.conformance.postgres_server import APP, Cluster, PostgresServer, connected, free_port
+from asyncgate.conformance import postgres_server
 from asyncgate.parts.model.settings import mask_credentials
 
 SERVER_STOP_SECONDS = 10.0
@@ -39,7 +39,7 @@ class Address(msgspec.Struct, frozen=True):
 @contextlib.contextmanager
 def serve_peer(kind: str, folder: Path) -> Iterator[Address]:
     """Run a server in a folder of its own; it ends with this process."""
-    program, port = find_server(kind, ""), free_port()
+    program, port = find_server(kind, ""), postgres_server.free_port()
     if program is None:
         raise Failed(f"the program of {kind} is gone")
     folder.mkdir()
@@ -94,7 +94,7 @@ def ask_version(program: str, kind: str) -> str:
 class Databases:
     """New databases on one Postgres server, for gate and queues alike; they are dropped at the end."""
 
-    def __init__(self, server: PostgresServer) -> None:
+    def __init__(self, server: postgres_server.PostgresServer) -> None:
         self.server, self.prefix, self.made = server, f"asyncgate_bench_{secrets.token_hex(4)}", 0
         self.version = f"Postgres {self.wait(server.version())}"
 
@@ -108,7 +108,7 @@ class Databases:
         """Create a migrated database; return its URL for a role that the gate accepts."""
         owner, secret = self.make_empty(), secrets.token_hex(16)
         self.wait(migrate_database(owner))
-        self.wait(self.run(f"CREATE ROLE {self.prefix} LOGIN PASSWORD '{secret}' IN ROLE {APP}"))
+        self.wait(self.run(f"CREATE ROLE {self.prefix} LOGIN PASSWORD '{secret}' IN ROLE {postgres_server.APP}"))
         parts = urlsplit(owner)
         return parts._replace(netloc=f"{self.prefix}:{secret}@{parts.netloc.rpartition('@')[2]}").geturl()
 
@@ -119,7 +119,7 @@ class Databases:
 
     async def run(self, statement: str) -> None:
         """Run a statement as the server's superuser."""
-        async with connected(self.server.admin_url()) as db:
+        async with postgres_server.connected(self.server.admin_url()) as db:
             await db.execute(statement)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -135,6 +135,7 @@ class Databases:
 def open_databases(url: str) -> Iterator[Databases]:
     """Start a Postgres that syncs its commits, or use the one of a superuser's URL."""
     with contextlib.ExitStack() as stack:
-        databases = Databases(PostgresServer(url) if url else stack.enter_context(Cluster(durable=True)))
+        databases = Databases(postgres_server.PostgresServer(url) if url
+                              else stack.enter_context(postgres_server.Cluster(durable=True)))
         stack.callback(databases.drop)
         yield databases

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from asyncgate.clients.ai_worker import profile
 from asyncgate.clients.ai_worker.model import JobFailed
-from asyncgate.clients.ai_worker.profile import JobLimits, Profile, Secrets, ServerProfile
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.process.spans import find_tracing
 
@@ -52,7 +52,8 @@ class ToolResult(Struct, frozen=True):
 class McpServer:
     """One MCP server.  Its own asyncio task opens and closes it, because the SDK requires the same task for both."""
 
-    def __init__(self, name: str, settings: ServerProfile, secrets: Secrets, limits: JobLimits) -> None:
+    def __init__(self, name: str, settings: profile.ServerProfile, secrets: profile.Secrets,
+                 limits: profile.JobLimits) -> None:
         self.name, self.settings, self.secrets, self.limits = name, settings, secrets, limits
         self.tools: list[Tool] = []
         self._opening = asyncio.Lock()      # one caller starts it, the others wait
@@ -157,7 +158,7 @@ class McpServer:
 class Toolbox:
     """All tools of a profile, under unique names that endpoints accept."""
 
-    def __init__(self, profile: Profile, secrets: Secrets, taken: Iterable[str] = ()) -> None:
+    def __init__(self, profile: profile.Profile, secrets: profile.Secrets, taken: Iterable[str] = ()) -> None:
         self.limits, self.taken, self.tracing = profile.limits, frozenset(taken), find_tracing()
         self.servers = {name: McpServer(name, one, secrets, profile.limits)
                         for name, one in profile.servers.items()}

@@ -28,12 +28,12 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
-from asyncgate.clients.http import FIRST_PAUSE, Refusal, Unreachable, name_process, pause_after
+from asyncgate.clients import http
+from asyncgate.clients.scheduler import store
 from asyncgate.clients.scheduler.calendar import find_due_runs, format_time
 from asyncgate.clients.scheduler.plan import InvalidOrder, ScheduleRef, read_payload, read_plan
-from asyncgate.clients.scheduler.store import Control, Fired, Firing, Schedule, Store
+from asyncgate.parts.model import wire
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.wire import LONGEST_PAUSE_SECONDS, MOST_RUNS
 
 CONTROL_TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.run",
                  "schedule.status")
@@ -73,7 +73,7 @@ class Patience:
     def failed(self, what: str, at_least: float | None = None) -> float:
         """Pause something after a failure; return the seconds."""
         self.failures[what] += 1
-        pause = max(pause_after(self.failures[what], 0.5), at_least or 0.0)
+        pause = max(http.pause_after(self.failures[what], 0.5), at_least or 0.0)
         self.until[what] = time.monotonic() + pause
         return pause
 
@@ -86,7 +86,7 @@ class Patience:
 class Scheduler:
     """Carries out control tasks, and creates the tasks of due runs."""
 
-    def __init__(self, store: Store, worker: OperationCaller, agent: OperationCaller, *,
+    def __init__(self, store: store.Store, worker: OperationCaller, agent: OperationCaller, *,
                  clock: Callable[[], float] = time.time,
                  as_worker: Mapping[str, str] = {}, as_agent: Mapping[str, str] = {},
                  say: Callable[[str], None] = lambda text: None) -> None:
@@ -144,13 +144,13 @@ class Scheduler:
             self.complaints.pop(what, None)
             if not self.patience.wants(what):
                 self.patience.worked(what)
-        except (Refusal, Unreachable) as error:
+        except (http.Refusal, http.Unreachable) as error:
             self.patience.failed(what, getattr(error, "retry_after", None))
             self._complain(what, error)
 
     def _complain(self, what: str, error: Exception, key: str = "worker") -> None:
         """Print an error once until it changes; an unreachable gate is one error for all calls."""
-        what = "gate" if isinstance(error, Unreachable) else what
+        what = "gate" if isinstance(error, http.Unreachable) else what
         if self.complaints.get(what) != str(error):
             self.complaints[what] = str(error)
             asked = f" (asked with the {key}'s key)" if getattr(error, "status", None) in (401, 403) else ""
@@ -181,23 +181,24 @@ class Scheduler:
                 with contextlib.suppress(ValueError):       # its time zone is gone
                     self.store.keep(schedule.settled(now))
 
-    def _decision(self, schedule: Schedule, now: float) -> tuple[Schedule, list[Firing]]:
+    def _decision(self, schedule: store.Schedule, now: float) -> tuple[store.Schedule, list[store.Firing]]:
         try:
             return self._runs(schedule, now)
         except ValueError as wrong:     # its time zone is gone: retry later, and let the others run
             self._complain(f"schedule {schedule.schedule_id}", wrong)
             return structs.replace(schedule, due_at=now + LATER_SECONDS, last_status=f"waiting: {wrong}"), []
 
-    def _runs(self, schedule: Schedule, now: float) -> tuple[Schedule, list[Firing]]:
+    def _runs(self, schedule: store.Schedule, now: float) -> tuple[store.Schedule, list[store.Firing]]:
         runs = find_due_runs(schedule.timing(), schedule.plan.misfire_policy, schedule.since, now)
-        firings = [Firing(schedule.schedule_id, run, schedule.plan.task(schedule.schedule_id, schedule.owner_id, run,
+        firings = [store.Firing(schedule.schedule_id, run,
+                                schedule.plan.task(schedule.schedule_id, schedule.owner_id, run,
                                                                        now)) for run in runs]
         return schedule.settled(runs[-1] if runs else schedule.since), firings
 
     async def _fire(self) -> None:
         lanes = asyncio.Semaphore(CONCURRENT_SCHEDULES)
 
-        async def one(schedule_id: str, firings: list[Firing]) -> list[Fired]:
+        async def one(schedule_id: str, firings: list[store.Firing]) -> list[store.Fired]:
             async with lanes:
                 waits = self.patience.wants("gate") or self.patience.wants(schedule_id)
                 return [] if waits else await self._fire_in_order(schedule_id, firings)
@@ -207,27 +208,27 @@ class Scheduler:
         if fired := [one for some in outcomes for one in some]:
             self.store.fired(fired)
 
-    async def _fire_in_order(self, schedule_id: str, firings: list[Firing]) -> list[Fired]:
+    async def _fire_in_order(self, schedule_id: str, firings: list[store.Firing]) -> list[store.Fired]:
         """Create runs until one fails for now; a run that the gate refuses for good counts as done."""
         done = []
         for firing in firings:
             try:
                 reply = await self.agent.call("create_task", **self.as_agent, **firing.ask)
-            except (Refusal, Unreachable) as error:
+            except (http.Refusal, http.Unreachable) as error:
                 if not is_final(error):
                     self._put_off(schedule_id, error)
                     break
-                done.append(Fired(firing, f"refused: {getattr(error, 'code', '')}: {error}"))
+                done.append(store.Fired(firing, f"refused: {getattr(error, 'code', '')}: {error}"))
             else:
-                done.append(Fired(firing, "created", reply["task_id"]))
+                done.append(store.Fired(firing, "created", reply["task_id"]))
                 for what in ("gate", schedule_id):
                     self.patience.worked(what)
                     self.complaints.pop(what, None)
         return done
 
-    def _put_off(self, schedule_id: str, error: Refusal | Unreachable) -> None:
+    def _put_off(self, schedule_id: str, error: http.Refusal | http.Unreachable) -> None:
         """Pause one schedule, or all of them if no gate answers."""
-        if isinstance(error, Unreachable):
+        if isinstance(error, http.Unreachable):
             self.patience.failed("gate")
             return self._complain("gate", error)
         self.patience.failed(schedule_id, error.retry_after)
@@ -261,9 +262,9 @@ class Scheduler:
                 for what in ("gate", "control tasks"):
                     self.patience.worked(what)
                     self.complaints.pop(what, None)
-                if not found and time.monotonic() - asked < FIRST_PAUSE:
-                    await asyncio.sleep(FIRST_PAUSE)      # a gate that is stopping answers waiting claims at once
-            except (Refusal, Unreachable) as error:
+                if not found and time.monotonic() - asked < http.FIRST_PAUSE:
+                    await asyncio.sleep(http.FIRST_PAUSE)      # a gate that is stopping answers waiting claims at once
+            except (http.Refusal, http.Unreachable) as error:
                 self._complain("control tasks", error)
                 await asyncio.sleep(self.patience.failed("control tasks", getattr(error, "retry_after", None)))
 
@@ -271,7 +272,7 @@ class Scheduler:
         """Wait for a control task and carry it out; return whether one came."""
         reply = await self.worker.call(
             "lease_next", **self.as_worker, accept_types=list(CONTROL_TYPES), capabilities=["scheduler"],
-            lease_ttl_seconds=TTL_SECONDS, wait_seconds=wait_seconds, process=name_process())
+            lease_ttl_seconds=TTL_SECONDS, wait_seconds=wait_seconds, process=http.name_process())
         for offer in reply["tasks"]:
             await self.carry_out(offer)
         return bool(reply["tasks"])
@@ -293,8 +294,8 @@ class Scheduler:
             self.in_hand.discard(control.task_id)
             self.woken.set()
 
-    def _carried_out(self, offer: Mapping[str, Any], lease: dict[str, Any]) -> Control:
-        control = Control(task_id=offer["task_id"], type=offer["type"], lease=lease)
+    def _carried_out(self, offer: Mapping[str, Any], lease: dict[str, Any]) -> store.Control:
+        control = store.Control(task_id=offer["task_id"], type=offer["type"], lease=lease)
         schedule, run = None, None
         try:
             schedule, control.result = self._ordered(offer)
@@ -306,13 +307,13 @@ class Scheduler:
         self.store.carry_out(control, None if control.type in UNCHANGING else schedule, run)
         return control
 
-    def _extra_run(self, schedule: Schedule) -> Firing:
+    def _extra_run(self, schedule: store.Schedule) -> store.Firing:
         """Return a run for now, beside those of the plan, which go on unchanged."""
         now = self.clock()
-        return Firing(schedule.schedule_id, int(now), schedule.plan.task(
+        return store.Firing(schedule.schedule_id, int(now), schedule.plan.task(
             schedule.schedule_id, schedule.owner_id, int(now), now))
 
-    def _ordered(self, offer: Mapping[str, Any]) -> tuple[Schedule, dict[str, Any]]:
+    def _ordered(self, offer: Mapping[str, Any]) -> tuple[store.Schedule, dict[str, Any]]:
         """Return the changed schedule of a control task, and the answer."""
         if offer["type"] == "schedule.create":
             schedule = self._drawn_up(offer)
@@ -331,22 +332,22 @@ class Scheduler:
             schedule = self._resumed(schedule)
         return schedule, {"ok": True, "next_run_at": format_time_or_none(schedule.next_run_at)}
 
-    def _resumed(self, schedule: Schedule) -> Schedule:
+    def _resumed(self, schedule: store.Schedule) -> store.Schedule:
         """Return a paused schedule as it goes on from now: runs during the pause do not count as missed."""
         try:
             return structs.replace(schedule, enabled=True).settled(self.clock())
         except ValueError as wrong:     # its time zone is gone
             raise InvalidOrder("timezone", str(wrong)) from None
 
-    def _drawn_up(self, offer: Mapping[str, Any]) -> Schedule:
+    def _drawn_up(self, offer: Mapping[str, Any]) -> store.Schedule:
         """Make a new schedule; its id is derived from its task, so that a repeated order makes no second one."""
         now = self.clock()
         plan, owner = read_plan(offer["payload"], now), offer["created_by"]
-        schedule = Schedule(schedule_id=f"sched-{offer['task_id']}", plan=plan, owner_kind=owner["kind"],
-                            owner_id=owner["id"], task_id=offer["task_id"], created_at=int(now), since=int(now))
+        schedule = store.Schedule(schedule_id=f"sched-{offer['task_id']}", plan=plan, owner_kind=owner["kind"],
+                                  owner_id=owner["id"], task_id=offer["task_id"], created_at=int(now), since=int(now))
         return schedule.settled(schedule.since)
 
-    def _meant(self, offer: Mapping[str, Any]) -> Schedule:
+    def _meant(self, offer: Mapping[str, Any]) -> store.Schedule:
         """Return the schedule that a control task names; raise InvalidOrder unless its owner created the task."""
         schedule_id, owner = read_payload(offer["payload"], ScheduleRef).schedule_id, offer["created_by"]
         schedule = self.store.schedule(schedule_id)
@@ -357,13 +358,13 @@ class Scheduler:
 
     # Answers, and the receipts of schedules.
 
-    async def _answer(self, control: Control) -> None:
+    async def _answer(self, control: store.Control) -> None:
         """Send the answer to a control task; if its lease is lost, wait until the task comes again or has ended."""
         try:
             if control.type == "schedule.create" and control.error is None:
                 await self._announce(control)
             await self._end(control)
-        except Refusal as no:
+        except http.Refusal as no:
             if no.code != "task_not_found" and no.code != LEASE_LOST:
                 raise
             if no.code == "task_not_found" or await self._over(control, no):
@@ -373,23 +374,23 @@ class Scheduler:
         schedule = self.store.schedule(control.schedule_id or "") if control.type == "schedule.create" else None
         self.store.answered(control, self.clock(), schedule and structs.replace(schedule, state="live"))
 
-    async def _over(self, control: Control, lost: Refusal) -> bool:
+    async def _over(self, control: store.Control, lost: http.Refusal) -> bool:
         """Whether the task of a lost lease has ended; release_lease tells that to any earlier holder."""
         if "status" not in lost.more:
             try:
                 await self.worker.call("release_lease", **self.as_worker, **control.lease, task_id=control.task_id)
-            except Refusal as no:
+            except http.Refusal as no:
                 lost = no
         return lost.more.get("status") in TERMINAL_STATUSES
 
-    async def _announce(self, control: Control) -> None:
+    async def _announce(self, control: store.Control) -> None:
         """Emit schedule.created once; if the gate refuses the receipt, delete the schedule."""
         schedule = self.store.schedule(control.schedule_id or "")
         if schedule is None or schedule.receipt_id:
             return
         try:
             receipt_id = await self._created(schedule, control.lease)
-        except Refusal as no:
+        except http.Refusal as no:
             if no.code == LEASE_LOST or not is_final(no):
                 raise
             control.error, control.result = {"code": no.code, "field": "payload", "message": str(no)}, None
@@ -398,7 +399,7 @@ class Scheduler:
             if schedule := self.store.schedule(schedule.schedule_id):
                 self.store.keep(structs.replace(schedule, receipt_id=receipt_id))
 
-    async def _created(self, schedule: Schedule, lease: Mapping[str, Any]) -> str:
+    async def _created(self, schedule: store.Schedule, lease: Mapping[str, Any]) -> str:
         body = {"name": schedule.plan.name, "mode": schedule.plan.mode, "timezone": schedule.plan.timezone,
                 "interval_seconds": schedule.plan.interval_seconds, "cron_expr": schedule.plan.cron_expr,
                 "misfire_policy": schedule.plan.misfire_policy, "task_type": schedule.plan.task_template.type}
@@ -407,7 +408,7 @@ class Scheduler:
             schedule_id=schedule.schedule_id, body={name: said for name, said in body.items() if said is not None})
         return str(reply["receipt_id"])
 
-    async def _end(self, control: Control) -> None:
+    async def _end(self, control: store.Control) -> None:
         mine = {**self.as_worker, **control.lease, "task_id": control.task_id}
         if control.error is not None:
             await self.worker.call("fail", **mine, error=control.error, retryable=False)
@@ -417,50 +418,50 @@ class Scheduler:
         record = {"type": "asyncgate", "uri": f"asyncgate://{self.instance}/tasks/{control.task_id}/result"}
         await self.worker.call("complete", **mine, result=control.result, artifacts=[record])
 
-    def _unwanted(self, control: Control) -> None:
+    def _unwanted(self, control: store.Control) -> None:
         """Drop an answer that nobody waits for; the schedule of a canceled schedule.create must not run."""
         schedule = self.store.schedule(control.schedule_id or "") if control.type == "schedule.create" else None
         if schedule is not None and schedule.state == "new":
             schedule = mark_deleted(schedule)
         self.store.answered(control, self.clock(), schedule)
 
-    async def _take_leave(self, schedule: Schedule) -> None:
+    async def _take_leave(self, schedule: store.Schedule) -> None:
         """Emit schedule.deleted for a schedule that has its schedule.created, then remove it."""
         try:
             created = schedule.receipt_id or await self._announced(schedule)
             if created is not None:
                 await self.worker.call("emit_receipt", **self.as_worker, receipt_type="schedule.deleted",
                                        schedule_id=schedule.schedule_id, parents=[created])
-        except Refusal as no:
+        except http.Refusal as no:
             if not is_final(no):
                 raise
             self.say(f"schedule {schedule.schedule_id} is deleted, but the gate refused the receipt: {no}")
         self.store.remove(schedule.schedule_id)
 
-    async def _announced(self, schedule: Schedule) -> str | None:
+    async def _announced(self, schedule: store.Schedule) -> str | None:
         """Emit the schedule.created of a schedule again, in case the first reply was lost."""
         if (control := self.store.control(schedule.task_id)) is None:
             return None
         try:
             return await self._created(schedule, control.lease)
-        except Refusal as no:
+        except http.Refusal as no:
             if not is_final(no):
                 raise
             return None         # the receipt was never emitted, or another scheduler holds the task
 
     async def _give_back(self) -> None:
         """Release all control tasks, including those of a claim whose answer was lost."""
-        with contextlib.suppress(Unreachable, Refusal):
+        with contextlib.suppress(http.Unreachable, http.Refusal):
             for lease in (await self.worker.call("list_leases", **self.as_worker, resume=False))["leases"]:
                 if lease["type"] in CONTROL_TYPES:
                     held = {name: lease[name] for name in ("task_id", "lease_id")}
-                    with contextlib.suppress(Refusal):      # the others are released all the same
+                    with contextlib.suppress(http.Refusal):      # the others are released all the same
                         await self.worker.call("release_lease", **self.as_worker, **held)
 
 
-def is_final(error: Refusal | Unreachable) -> bool:
+def is_final(error: http.Refusal | http.Unreachable) -> bool:
     """Whether a gate (not a proxy) has refused for good."""
-    return isinstance(error, Refusal) and error.status in FINAL_STATUSES and error.code != "unexpected_answer"
+    return isinstance(error, http.Refusal) and error.status in FINAL_STATUSES and error.code != "unexpected_answer"
 
 
 def format_time_or_none(moment: int | None) -> str | None:
@@ -468,12 +469,12 @@ def format_time_or_none(moment: int | None) -> str | None:
     return None if moment is None else format_time(moment)
 
 
-def mark_deleted(schedule: Schedule) -> Schedule:
+def mark_deleted(schedule: store.Schedule) -> store.Schedule:
     """Return a schedule as deleted, without further runs."""
     return structs.replace(schedule, state="deleted", enabled=False, next_run_at=None, due_at=None)
 
 
-def describe_status(schedule: Schedule) -> dict[str, Any]:
+def describe_status(schedule: store.Schedule) -> dict[str, Any]:
     """Return the answer to schedule.status."""
     return {"schedule_id": schedule.schedule_id, "name": schedule.plan.name, "enabled": schedule.enabled,
             "next_run_at": format_time_or_none(schedule.next_run_at),
@@ -481,31 +482,31 @@ def describe_status(schedule: Schedule) -> dict[str, Any]:
             "last_status": schedule.last_status, "last_task_id": schedule.last_task_id}
 
 
-def report_key(schedule: Schedule) -> tuple[Any, ...]:
+def report_key(schedule: store.Schedule) -> tuple[Any, ...]:
     """Return the values whose change needs a new report."""
     return schedule.enabled, schedule.next_run_at, schedule.last_run_at, schedule.last_status, schedule.last_task_id
 
 
-def make_report(schedule: Schedule) -> dict[str, Any]:
+def make_report(schedule: store.Schedule) -> dict[str, Any]:
     """Return an item of report_schedule; a cron schedule's interval is the time between its next two runs."""
     plan, runs = schedule.plan, list_next_runs(schedule)
-    gap = min(runs[1] - runs[0], LONGEST_PAUSE_SECONDS) if len(runs) > 1 else None
+    gap = min(runs[1] - runs[0], wire.LONGEST_PAUSE_SECONDS) if len(runs) > 1 else None
     patience = min(2 * (gap or inf), LATE_SECONDS) + plan.jitter_seconds
     return {"schedule_id": schedule.schedule_id, "enabled": schedule.enabled, "interval_seconds": gap,
             "next_run_at": format_time_or_none(schedule.next_run_at), "next_runs": list(map(format_time, runs)),
-            "late_after_seconds": min(patience, LONGEST_PAUSE_SECONDS), "name": plan.name,
+            "late_after_seconds": min(patience, wire.LONGEST_PAUSE_SECONDS), "name": plan.name,
             "task_type": plan.task_template.type, "cron_expr": plan.cron_expr, "timezone": plan.timezone,
             "last_run_at": format_time_or_none(schedule.last_run_at), "last_status": schedule.last_status,
             "last_task_id": schedule.last_task_id}
 
 
-def list_next_runs(schedule: Schedule) -> list[int]:
+def list_next_runs(schedule: store.Schedule) -> list[int]:
     """Return the next runs: of a cron expression those of a week, because nobody else can work them out."""
     if schedule.next_run_at is None:
         return []
     runs, end = [schedule.next_run_at], schedule.next_run_at + WEEK_SECONDS
     with contextlib.suppress(ValueError):       # its time zone is gone
-        for run, _ in islice(schedule.timing().after(schedule.next_run_at), MOST_RUNS - 1):
+        for run, _ in islice(schedule.timing().after(schedule.next_run_at), wire.MOST_RUNS - 1):
             if len(runs) >= NEXT_RUNS and (run > end or schedule.plan.mode == "interval"):
                 break
             runs.append(run)

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from asyncgate.clients.scheduler.calendar import Calendar, Cron, Every, MisfirePolicy, Timing, format_time, load_zone
-from asyncgate.parts.model.wire import LONGEST_PAUSE_SECONDS, CreateTask, Name, Requirements
+from asyncgate.clients.scheduler import calendar
+from asyncgate.parts.model import wire
 
 PLACEHOLDERS = ("schedule_id", "name", "run_at", "run_at_local", "now")
 PLACEHOLDER = re.compile(r"(\\?)\{\{([^{}]*)\}\}")
@@ -50,44 +50,45 @@ class TaskTemplate(Struct, forbid_unknown_fields=True, omit_defaults=True):
 class Plan(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The payload of schedule.create."""
 
-    name: Name
+    name: wire.Name
     mode: Literal["interval", "cron"]
     task_template: TaskTemplate
-    interval_seconds: Annotated[int, Meta(ge=1, le=LONGEST_PAUSE_SECONDS)] | None = None
-    cron_expr: Name | None = None
-    timezone: Name = "UTC"
-    misfire_policy: MisfirePolicy = "catch_up_one"
-    jitter_seconds: Annotated[int, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)] = 0
+    interval_seconds: Annotated[int, Meta(ge=1, le=wire.LONGEST_PAUSE_SECONDS)] | None = None
+    cron_expr: wire.Name | None = None
+    timezone: wire.Name = "UTC"
+    misfire_policy: calendar.MisfirePolicy = "catch_up_one"
+    jitter_seconds: Annotated[int, Meta(ge=0, le=wire.LONGEST_PAUSE_SECONDS)] = 0
 
-    def timing(self, schedule_id: str, anchor: int) -> Timing:
+    def timing(self, schedule_id: str, anchor: int) -> calendar.Timing:
         """Return the run times of a schedule of this plan that was created at `anchor`."""
-        return Timing(schedule_id, self._calendar(anchor), self.jitter_seconds)
+        return calendar.Timing(schedule_id, self._calendar(anchor), self.jitter_seconds)
 
-    def _calendar(self, anchor: int) -> Calendar:
+    def _calendar(self, anchor: int) -> calendar.Calendar:
         if self.mode == "cron":
-            return Cron(self.cron_expr or "", self.timezone)
-        return Every(anchor, self.interval_seconds or 0)
+            return calendar.Cron(self.cron_expr or "", self.timezone)
+        return calendar.Every(anchor, self.interval_seconds or 0)
 
     def task(self, schedule_id: str, owner_id: str, run_at: int, now: float) -> dict[str, Any]:
         """Return the create_task request of one run, with the key by which the gate deduplicates it (8.3)."""
         local = msgspec.to_builtins(self.task_template)
         payload = render(local.pop("payload_template", None), {
-            "schedule_id": schedule_id, "name": self.name, "run_at": format_time(run_at), "now": format_time(now),
-            "run_at_local": format_time(run_at, load_zone(self.timezone))})
+            "schedule_id": schedule_id, "name": self.name, "run_at": calendar.format_time(run_at),
+            "now": calendar.format_time(now),
+            "run_at_local": calendar.format_time(run_at, calendar.load_zone(self.timezone))})
         return {**local, "payload": payload, "principal_ai": owner_id,
-                "idempotency_key": f"schedule:{schedule_id}:{format_time(run_at)}"}
+                "idempotency_key": f"schedule:{schedule_id}:{calendar.format_time(run_at)}"}
 
 
 class ScheduleRef(Struct, forbid_unknown_fields=True):
     """The payload of the other control tasks."""
 
-    schedule_id: Name
+    schedule_id: wire.Name
 
 
 class TemplateRequirements(Struct):
     """The field of a template that create_task decodes separately."""
 
-    requirements: Requirements | None
+    requirements: wire.Requirements | None
 
 
 T = TypeVar("T", Plan, ScheduleRef)
@@ -133,7 +134,7 @@ def read_plan(payload: Any, now: float) -> Plan:
 def check_times(plan: Plan) -> None:
     """Refuse an unknown time zone, and a cron expression that is invalid or never runs."""
     try:
-        load_zone(plan.timezone)
+        calendar.load_zone(plan.timezone)
     except ValueError as wrong:
         raise InvalidOrder("timezone", str(wrong)) from None
     try:
@@ -151,7 +152,7 @@ def check_task(plan: Plan, now: float) -> None:
                                          f"{', '.join(PLACEHOLDERS)}, or write \\{{{{...}}}} for literal braces")
     task = plan.task("0" * 36, "x", 0, now)
     try:
-        msgspec.json.decode(msgspec.json.encode(task), type=CreateTask)
+        msgspec.json.decode(msgspec.json.encode(task), type=wire.CreateTask)
         msgspec.convert({"requirements": task.get("requirements")}, TemplateRequirements)
     except msgspec.ValidationError as wrong:
         raise InvalidOrder(find_field(str(wrong), "task_template"), str(wrong)) from None

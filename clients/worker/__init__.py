@@ -32,17 +32,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate.clients.http import (
-    FIRST_PAUSE,
-    QUIET_SECONDS,
-    AsyncHttp,
-    NotAGate,
-    Refusal,
-    Unreachable,
-    WrongAddress,
-    name_process,
-    pause_after,
-)
+from asyncgate.clients import http
 from asyncgate.clients.worker.heart import Heart, is_temporary
 from asyncgate.clients.worker.job import Done, Fail, Job, Lost, Retry, TaskFunction, describe_error, to_json_value
 from asyncgate.clients.worker.state import Letter, Place, default_folder, take_place
@@ -95,7 +85,7 @@ class Worker:
         way = getattr(gate, "way", gate)        # an AsyncGate's transport
         if getattr(way, "settings", {}).get("transport") is not None:
             raise ValueError("a worker needs a gate on a port, because it calls from two threads: use Gate(port=0)")
-        self.gate = AsyncHttp(getattr(way, "url", way), getattr(way, "token", None) if token is None else token)
+        self.gate = http.AsyncHttp(getattr(way, "url", way), getattr(way, "token", None) if token is None else token)
         self.worker_id = worker_id or ""        # empty until the gate names the credential's principal
         self.worker_kind, self.capabilities = worker_kind, split_capabilities(capabilities)
         self.concurrency = concurrency
@@ -169,7 +159,7 @@ class Worker:
             return
         try:
             you = await self.gate.call("whoami")
-        except Refusal as no:
+        except http.Refusal as no:
             if no.status != 404:        # an older gate without this operation
                 raise
             you = {}
@@ -228,7 +218,7 @@ class Worker:
             return await self._release(lease)
         try:
             task = await self.gate.call("get_task", **self.me, task_id=lease["task_id"])
-        except Refusal as no:
+        except http.Refusal as no:
             if not is_hopeless(no):
                 raise       # for example at a rate limit: the lease would run out unused
             return log.warning("task %s: cannot resume its lease: %s", lease["task_id"], no)
@@ -250,7 +240,7 @@ class Worker:
             "lease_next", **self.me, accept_types=None if None in self.tasks else list(self.tasks),
             capabilities=self.capabilities, max_tasks=self.concurrency - len(self.jobs),
             lease_ttl_seconds=self.ttl_seconds, wait_seconds=SHORT_WAIT_SECONDS if left else CLAIM_WAIT_SECONDS,
-            claim_id=self.claim_id, process=name_process()))
+            claim_id=self.claim_id, process=http.name_process()))
         if reply is None:
             return      # the next claim repeats this one, with the same id
         self.claimed = True
@@ -258,8 +248,8 @@ class Worker:
         self._warn(reply.get("warnings") or [])
         for offer in reply["tasks"]:
             self._begin(offer)
-        if not reply["tasks"] and time.monotonic() - asked < FIRST_PAUSE:
-            await asyncio.sleep(FIRST_PAUSE)    # a gate that is stopping answers waiting claims at once
+        if not reply["tasks"] and time.monotonic() - asked < http.FIRST_PAUSE:
+            await asyncio.sleep(http.FIRST_PAUSE)    # a gate that is stopping answers waiting claims at once
 
     def _warn(self, texts: list[str]) -> None:
         """Log each warning of the gate once, until it goes away."""
@@ -276,21 +266,22 @@ class Worker:
                 await call()
                 self.tell_at = 0.0
                 return
-            except (Unreachable, Refusal) as error:
+            except (http.Unreachable, http.Refusal) as error:
                 if is_hopeless(error) and not self.claimed:
                     raise
                 self._tell(error)
-                if failures == 1 and isinstance(error, Unreachable) and time.monotonic() - asked > FIRST_PAUSE:
+                if failures == 1 and isinstance(error,
+                                                http.Unreachable) and time.monotonic() - asked > http.FIRST_PAUSE:
                     continue        # a waiting call was cut off: the gate may be back already
-                await asyncio.sleep(max(pause_after(failures, 0.5), getattr(error, "retry_after", None) or 0.0))
+                await asyncio.sleep(max(http.pause_after(failures, 0.5), getattr(error, "retry_after", None) or 0.0))
 
     def _tell(self, error: Exception) -> None:
         """Log an error; for an unreachable gate only if it stays away longer than a restart, and then seldom."""
         now = time.monotonic()
-        if not isinstance(error, Unreachable):
+        if not isinstance(error, http.Unreachable):
             log.warning("%s: %s", self.worker_id or "worker", error)
         elif not self.tell_at:
-            self.tell_at = now + QUIET_SECONDS
+            self.tell_at = now + http.QUIET_SECONDS
         elif now > self.tell_at:
             log.warning("%s: %s; retrying", self.worker_id or "worker", error)
             self.tell_at = now + AWAY_LOG_SECONDS
@@ -386,7 +377,7 @@ class Worker:
                 letter, wait = await self._send(letter)
                 tried += 1
                 if letter and tried < self.delivery_tries:
-                    await asyncio.sleep(max(wait, pause_after(tried, 0.75)))
+                    await asyncio.sleep(max(wait, http.pause_after(tried, 0.75)))
         finally:    # also if this worker is stopped meanwhile
             if letter and not self._superseded(job):
                 self.place.keep(letter)
@@ -406,9 +397,9 @@ class Worker:
             reply = await self.gate.call(letter.operation, **letter.fields)
             if letter.fields.get("retryable") and reply["status"] == "failed":
                 log.warning("task %s: that was its last attempt; it failed for good", letter.fields["task_id"])
-        except Unreachable as none:
+        except http.Unreachable as none:
             return replace(letter, why=str(none)), 0.0
-        except Refusal as no:
+        except http.Refusal as no:
             if is_temporary(no):
                 return replace(letter, why=str(no)), no.retry_after or 0.0
             if no.status in (400, 413) and (changed := make_failure(letter, no)) != letter:
@@ -447,11 +438,11 @@ class Worker:
             one.cancel()
         await asyncio.gather(*doing, return_exceptions=True)
         await asyncio.to_thread(self.heart.stop)
-        with contextlib.suppress(Unreachable, Refusal):
+        with contextlib.suppress(http.Unreachable, http.Refusal):
             await self._replay(self.place)
             for lease in await self._held(resume=False):
                 if lease["lease_id"] not in self.unfinished:
-                    with contextlib.suppress(Refusal):      # the others are released all the same
+                    with contextlib.suppress(http.Refusal):      # the others are released all the same
                         await self._release(lease)
         self.place.close()
 
@@ -459,7 +450,7 @@ class Worker:
         """Give a lease back; one that has ended since it was listed keeps the others from nothing."""
         try:
             await self.gate.call("release_lease", **self.me, task_id=lease["task_id"], lease_id=lease["lease_id"])
-        except Refusal as no:
+        except http.Refusal as no:
             if not is_hopeless(no):
                 raise
             log.info("task %s: its lease is not released: %s", lease["task_id"], no)
@@ -473,12 +464,12 @@ def take_error(work: asyncio.Future[Any]) -> None:
 
 def is_hopeless(error: Exception) -> bool:
     """Whether an error shows that no further call can succeed."""
-    if isinstance(error, Refusal):
+    if isinstance(error, http.Refusal):
         return error.status < 500 and error.status != 429
-    return isinstance(error, WrongAddress | NotAGate)
+    return isinstance(error, http.WrongAddress | http.NotAGate)
 
 
-def make_failure(letter: Letter, no: Refusal) -> Letter:
+def make_failure(letter: Letter, no: http.Refusal) -> Letter:
     """Turn a result that the gate refuses for good into a failure that says so."""
     kept = {name: letter.fields[name] for name in (*ME, "task_id", "lease_id", "fence", "retryable")
             if name in letter.fields}

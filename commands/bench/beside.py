@@ -17,17 +17,7 @@ from typing import IO, cast
 
 import click
 
-from asyncgate.commands.bench.load import (
-    CLAIM_WAIT_SECONDS,
-    TASK_BODY,
-    TASKS_PER_FILL,
-    Client,
-    encoded,
-    make_claim,
-    make_create,
-    require_sound,
-)
-from asyncgate.commands.bench.wire import Failed, LoadGate, Wire, run_on_fastest_loop
+from asyncgate.commands.bench import load, wire
 from asyncgate.commands.dev import start_program, stop_children, watch_lifeline
 
 NEVER = "bench.never"           # the task type of waiting claims
@@ -54,22 +44,23 @@ class Waiters:
     """Claims that wait for tasks that never come; each is sent again when it ends."""
 
     def __init__(self) -> None:
-        self.wires: list[Wire] = []
+        self.wires: list[wire.Wire] = []
         self.wrong: Exception | None = None
 
-    async def open(self, gate: LoadGate, number: int) -> None:
+    async def open(self, gate: wire.LoadGate, number: int) -> None:
         """Open waiting claims; spread their ends over time, as if they had started one by one."""
         for at in range(0, number, CONNECTS_AT_ONCE):
             fresh = await asyncio.gather(*(gate.connect() for _ in range(min(CONNECTS_AT_ONCE, number - at))))
             self.wires += fresh
-            for place, wire in enumerate(fresh, at):
-                again = make_claim(gate, place, NEVER, 1, CLAIM_WAIT_SECONDS)
-                wire.taken, wire.failed = partial(self.renew, wire, again), self.fail
-                wire.send(make_claim(gate, place, NEVER, 1, 1 + (CLAIM_WAIT_SECONDS - 1) * (place + 1) / number))
+            for place, connection in enumerate(fresh, at):
+                again = load.make_claim(gate, place, NEVER, 1, load.CLAIM_WAIT_SECONDS)
+                connection.taken, connection.failed = partial(self.renew, connection, again), self.fail
+                connection.send(load.make_claim(gate, place, NEVER, 1,
+                                          1 + (load.CLAIM_WAIT_SECONDS - 1) * (place + 1) / number))
 
-    def renew(self, wire: Wire, request: bytes, answer: bytes) -> None:
+    def renew(self, connection: wire.Wire, request: bytes, answer: bytes) -> None:
         """Send the claim again."""
-        wire.send(request)
+        connection.send(request)
 
     def fail(self, wrong: Exception) -> None:
         """Keep the first failure."""
@@ -78,16 +69,16 @@ class Waiters:
     def check(self) -> None:
         """Check that all claims are still waiting."""
         if self.wrong is not None:
-            raise Failed(f"a waiting claim ended: {self.wrong}", getattr(self.wrong, "status", 0))
+            raise wire.Failed(f"a waiting claim ended: {self.wrong}", getattr(self.wrong, "status", 0))
 
     def close(self) -> None:
         """Close all connections."""
-        for wire in self.wires:
-            wire.close()
+        for connection in self.wires:
+            connection.close()
 
 
 @contextlib.asynccontextmanager
-async def keep_waiting(gates: Iterable[LoadGate], number: int) -> AsyncIterator[None]:
+async def keep_waiting(gates: Iterable[wire.LoadGate], number: int) -> AsyncIterator[None]:
     """Keep a number of claims waiting at each gate during a block."""
     waiters = Waiters()
     try:
@@ -103,7 +94,7 @@ async def keep_waiting(gates: Iterable[LoadGate], number: int) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def run_rival(gate: LoadGate, *, token: str, kind: str, number: int) -> AsyncIterator[None]:
+async def run_rival(gate: wire.LoadGate, *, token: str, kind: str, number: int) -> AsyncIterator[None]:
     """Let another principal keep a number of creations or claims in flight during a block."""
     child = start_program("asyncgate.commands.bench.beside", kind, str(number), url=gate.url, token=token or gate.token,
                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -116,17 +107,17 @@ async def run_rival(gate: LoadGate, *, token: str, kind: str, number: int) -> As
         stop_children(child)
         cast(IO[str], child.stdout).close()
     async with gate.connected(1) as [wire]:     # this is answered after the rival's remaining requests
-        await wire.ask(Client(gate, 0).nothing)
+        await wire.ask(load.Client(gate, 0).nothing)
 
 
 async def require_line(child: subprocess.Popen[str], wanted: str) -> None:
     """Read a line from the rival; raise an error if it is not the expected one."""
     line = await asyncio.to_thread(cast(IO[str], child.stdout).readline)
     if line.strip() != wanted or not wanted:
-        raise Failed(f"the rival ended: {line.strip() or 'it was stopped'}")
+        raise wire.Failed(f"the rival ended: {line.strip() or 'it was stopped'}")
 
 
-async def keep_busy(gate: LoadGate, kind: str, number: int) -> None:
+async def keep_busy(gate: wire.LoadGate, kind: str, number: int) -> None:
     """Keep a number of creations or claims in flight until this process is stopped."""
     if kind.startswith(HOSTILE):
         from asyncgate.bench.hostile import keep_hostile  # imports this module
@@ -135,10 +126,10 @@ async def keep_busy(gate: LoadGate, kind: str, number: int) -> None:
         from asyncgate.bench.bad import keep_trying  # imports this module
         return await keep_trying(gate, kind, number)
     each = math.ceil(number / CONNECTIONS) if kind == "create" else 1
-    task = {**TASK_BODY, "type": RIVAL, "principal_id": RIVAL}
-    one = make_create(gate, task) if kind == "create" else make_claim(gate, 0, RIVAL + ".nothing", 1)
+    task = {**load.TASK_BODY, "type": RIVAL, "principal_id": RIVAL}
+    one = load.make_create(gate, task) if kind == "create" else load.make_claim(gate, 0, RIVAL + ".nothing", 1)
     request = one if each == 1 else gate.post(b"/v1/tasks/batch",
-                                              encoded({"tasks": [task] * min(each, TASKS_PER_FILL)}))
+                                              load.encoded({"tasks": [task] * min(each, load.TASKS_PER_FILL)}))
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def fail(wrong: Exception) -> None:
@@ -147,7 +138,7 @@ async def keep_busy(gate: LoadGate, kind: str, number: int) -> None:
 
     async with gate.connected(math.ceil(number / each)) as wires:
         # Report a refused credential before measuring; a batch reports it in its items.
-        require_sound(await wires[0].ask(request if kind == "create" else gate.get(b"/v1/config")))
+        load.require_sound(await wires[0].ask(request if kind == "create" else gate.get(b"/v1/config")))
         for wire in wires:
             wire.taken, wire.failed = partial(send_again, wire, request), fail
             wire.send(request)
@@ -155,7 +146,7 @@ async def keep_busy(gate: LoadGate, kind: str, number: int) -> None:
         await ended
 
 
-def send_again(wire: Wire, request: bytes, answer: bytes) -> None:
+def send_again(wire: wire.Wire, request: bytes, answer: bytes) -> None:
     """Send the same request again."""
     wire.send(request)
 
@@ -167,10 +158,10 @@ def main(kind: str, number: int) -> None:
     """Keep a gate busy until standard input closes."""
     watch_lifeline()
     allow_files(number)
-    gate = LoadGate(os.environ["ASYNCGATE_URL"], os.environ.get("ASYNCGATE_API_KEY", ""))
+    gate = wire.LoadGate(os.environ["ASYNCGATE_URL"], os.environ.get("ASYNCGATE_API_KEY", ""))
     try:
-        run_on_fastest_loop(keep_busy(gate, kind, number))
-    except Failed as wrong:
+        wire.run_on_fastest_loop(keep_busy(gate, kind, number))
+    except wire.Failed as wrong:
         sys.exit(str(wrong))
 
 

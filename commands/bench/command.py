@@ -25,7 +25,8 @@ from click.core import ParameterSource
 from starlette.routing import Route
 
 from asyncgate.clients.http import root_of
-from asyncgate.commands.bench.beside import BAD_BODY, BAD_KEY, RIVALRIES, allow_files, keep_waiting, run_rival
+from asyncgate.commands import calling
+from asyncgate.commands.bench import beside, wire
 from asyncgate.commands.bench.fill import FILL_MEANING, FILL_STATES, fill
 from asyncgate.commands.bench.load import BESIDE_MODES, COMPLETIONS, EVERY_MODE
 from asyncgate.commands.bench.rounds import Figures, Plan, count_clients, measure_rounds
@@ -36,16 +37,6 @@ from asyncgate.commands.bench.servers import (
     format_markdown,
     measure_at_rest,
     start_servers,
-)
-from asyncgate.commands.bench.wire import Failed, LoadGate, NoGate, run_on_fastest_loop
-from asyncgate.commands.calling import (
-    CREDENTIAL,
-    EXIT_BROKEN,
-    EXIT_NO_GATE,
-    EXIT_OF_STATUS,
-    EXIT_WRONG,
-    Duration,
-    exit_with,
 )
 from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.app import serve_forever
@@ -133,15 +124,16 @@ FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.it
 @click.option("--mcp", "with_mcp", is_flag=True, help="Compare MCP with REST: the same as --mode create --mode mcp.")
 @click.option("--clients", default="1,8,32", show_default=True, callback=read_numbers,
               help="Numbers of concurrent clients.")
-@click.option("--seconds", default=3.0, show_default=True, type=Duration(0.1), help="Duration of each measurement.")
+@click.option("--seconds", default=3.0, show_default=True, type=calling.Duration(0.1),
+              help="Duration of each measurement.")
 @click.option("--count", type=click.IntRange(min=1), help="Steps of each measurement, instead of --seconds.")
-@click.option("--warm-up", default=0.5, show_default=True, type=Duration(),
+@click.option("--warm-up", default=0.5, show_default=True, type=calling.Duration(),
               help="Duration of the warm-up of each mode.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1),
               help="Rounds; the medians are printed.")
 @click.option("--url", envvar="ASYNCGATE_URL", multiple=True, default=("http://127.0.0.1:8080",), show_default=True,
               metavar="URL", help="URL of the gate. Repeat it to measure several in turns, and to compare them.")
-@click.option("--token", envvar="ASYNCGATE_API_KEY", multiple=True, type=CREDENTIAL, metavar="TOKEN | @FILE",
+@click.option("--token", envvar="ASYNCGATE_API_KEY", multiple=True, type=calling.CREDENTIAL, metavar="TOKEN | @FILE",
               help="Credential; default ASYNCGATE_API_KEY. Repeat it to compare several.")
 @click.option("--self", "of_itself", is_flag=True,
               help="Start servers on a new SQLite file and on each --database; print the table as Markdown.")
@@ -156,9 +148,9 @@ FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.it
               help="Keep N claims waiting meanwhile; with --self also measure their cost.")
 @click.option("--rival", default=0, type=click.IntRange(0, 100_000), metavar="N",
               help="Measure each mode twice: alone, and beside a rival with N requests in flight.")
-@click.option("--rival-kind", default="create", show_default=True, type=click.Choice(RIVALRIES),
+@click.option("--rival-kind", default="create", show_default=True, type=click.Choice(beside.RIVALRIES),
               help="Requests of the rival.")
-@click.option("--rival-token", default="", type=CREDENTIAL, metavar="TOKEN | @FILE",
+@click.option("--rival-token", default="", type=calling.CREDENTIAL, metavar="TOKEN | @FILE",
               help="Credential of the rival, such as a key of agent bench.rival in another tenant. Default --token.")
 @click.option("--bad-keys", default=0, type=click.IntRange(0, 2000), metavar="N",
               help="Start a server; measure its health check alone and beside N clients with bad keys, and its memory.")
@@ -196,10 +188,10 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asked = Asked(**{param.name: options[param.name] for param in ctx.command.params if param.name in options})
     if said := "; ".join(find_contradictions(ctx, asked)):
         raise click.UsageError(said)
-    allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
+    beside.allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
     try:
         find_measurement(asked)(asked)
-    except (Failed, ValueError) as wrong:
+    except (wire.Failed, ValueError) as wrong:
         exit_with_error(wrong)
 
 
@@ -253,20 +245,21 @@ def find_contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
 def exit_with_error(wrong: Exception) -> NoReturn:
     """Exit with one line, and the exit status of the error."""
     sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
-    if isinstance(wrong, NoGate):
-        raise exit_with(escape_text(str(wrong)), EXIT_NO_GATE)
-    status = EXIT_OF_STATUS.get(wrong.status, EXIT_BROKEN) if isinstance(wrong, Failed) else EXIT_WRONG
-    raise exit_with(escape_text(str(wrong)), status)
+    if isinstance(wrong, wire.NoGate):
+        raise calling.exit_with(escape_text(str(wrong)), calling.EXIT_NO_GATE)
+    status = calling.EXIT_OF_STATUS.get(wrong.status,
+                                        calling.EXIT_BROKEN) if isinstance(wrong, wire.Failed) else calling.EXIT_WRONG
+    raise calling.exit_with(escape_text(str(wrong)), status)
 
 
 def measure_url(asked: Asked) -> None:
     """Fill and measure running gates."""
     plan, tokens = asked.plan(), list(enumerate(asked.token or ("",), 1))
-    gates = [LoadGate(root_of(url), token, name_gate(asked, url, number))
+    gates = [wire.LoadGate(root_of(url), token, name_gate(asked, url, number))
              for url in asked.url for number, token in tokens]
     fill_gates(asked, gates[::len(tokens)])
     if plan.modes:
-        rows = run_on_fastest_loop(measure_beside(asked, gates, plan))
+        rows = wire.run_on_fastest_loop(measure_beside(asked, gates, plan))
         click.echo(msgspec.json.encode({"urls": asked.url, "idle": asked.idle, "rows": rows}) if asked.as_json
                    else format_rows(rows))
 
@@ -281,8 +274,8 @@ def measure_flood(asked: Asked) -> None:
     """Start a server and send it bad requests."""
     from asyncgate.bench import bad as part
     with start_servers((), 0) as [server]:
-        kind, number = (BAD_KEY, asked.bad_keys) if asked.bad_keys else (BAD_BODY, asked.bad_bodies)
-        flood = run_on_fastest_loop(part.measure_flood(server, asked.plan(), kind, number))
+        kind, number = (beside.BAD_KEY, asked.bad_keys) if asked.bad_keys else (beside.BAD_BODY, asked.bad_bodies)
+        flood = wire.run_on_fastest_loop(part.measure_flood(server, asked.plan(), kind, number))
     click.echo(msgspec.json.encode(flood)
                if asked.as_json else f"{format_rows(flood.rows)}\n{part.format_memory(flood)}")
 
@@ -293,7 +286,7 @@ def measure_hostile(asked: Asked) -> None:
     sets, (mine, control) = part.UNLIMITED if asked.no_limits else part.LIMITED, asked.databases or ("", "")
     with (start_servers((mine,) if mine else (), 0, sets) as [*_, server],
           start_servers((control,) if control else (), 0, sets) as [*_, other]):
-        rows = run_on_fastest_loop(part.measure_victim(server, other, asked.plan(), not asked.no_limits))
+        rows = wire.run_on_fastest_loop(part.measure_victim(server, other, asked.plan(), not asked.no_limits))
     click.echo(msgspec.json.encode(rows) if asked.as_json else part.format_verdict(rows))
 
 
@@ -301,7 +294,7 @@ def measure_slow_disk(asked: Asked) -> None:
     """Start a server that is slow to commit, and compare many clients with few."""
     from asyncgate.bench import slow_disk as part
     with start_servers((), 0, program=part.name_program(asked.slow_disk)) as [server]:
-        rows = run_on_fastest_loop(measure_rounds([server.gate], asked.plan()))
+        rows = wire.run_on_fastest_loop(measure_rounds([server.gate], asked.plan()))
     click.echo(msgspec.json.encode(rows) if asked.as_json else "\n".join([format_rows(rows),
                                                                            *part.compare_clients(rows)]))
 
@@ -313,21 +306,21 @@ def measure_others(asked: Asked) -> None:
     click.echo(msgspec.json.encode(found) if asked.as_json else part.format_comparison(found))
 
 
-async def measure_beside(asked: Asked, gates: list[LoadGate], plan: Plan) -> list[Figures]:
+async def measure_beside(asked: Asked, gates: list[wire.LoadGate], plan: Plan) -> list[Figures]:
     """Measure, with the background load that the options name."""
-    other = partial(run_rival, token=asked.rival_token, kind=asked.rival_kind, number=asked.rival)
-    async with keep_waiting(gates if asked.of_itself else gates[:1], asked.idle):
+    other = partial(beside.run_rival, token=asked.rival_token, kind=asked.rival_kind, number=asked.rival)
+    async with beside.keep_waiting(gates if asked.of_itself else gates[:1], asked.idle):
         return await measure_rounds(gates, plan, asked.rival, other if asked.rival else None)
 
 
-def fill_gates(asked: Asked, gates: list[LoadGate]) -> None:
+def fill_gates(asked: Asked, gates: list[wire.LoadGate]) -> None:
     """Fill gates, with a progress bar."""
     states = asked.states or ("terminal",)
     for gate in gates if asked.to_fill else ():
         label = f"filling {gate.name or gate.url}"
         with click.progressbar(length=asked.to_fill * len(states), label=label, file=sys.stderr) as bar:
             for state in states:
-                run_on_fastest_loop(fill(gate, state, asked.to_fill, bar.update))
+                wire.run_on_fastest_loop(fill(gate, state, asked.to_fill, bar.update))
 
 
 def measure_itself(asked: Asked) -> None:
@@ -335,7 +328,7 @@ def measure_itself(asked: Asked) -> None:
     plan = asked.plan()
     with start_servers(asked.databases, asked.idle) as servers:
         fill_gates(asked, [server.gate for server in servers])
-        rests, rows = run_on_fastest_loop(measure_all(asked, servers, plan))
+        rests, rows = wire.run_on_fastest_loop(measure_all(asked, servers, plan))
     said = describe_method(plan, rows)
     whole = {"method": said, "idle": rests, "rows": rows}
     click.echo(msgspec.json.encode(whole) if asked.as_json else format_markdown(rows, rests, said))

@@ -9,18 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from asyncgate.commands.bench.load import (
-    LEASES,
-    TASK_BODY,
-    TASKS_PER_BATCH,
-    TASKS_PER_FILL,
-    TYPE,
-    Client,
-    encoded,
-    make_claim,
-    require_sound,
-    run_together,
-)
+from asyncgate.commands.bench import load
 from asyncgate.commands.bench.wire import Failed, LoadGate, Wire
 from asyncgate.parts.model.durations import DAY_SECONDS
 
@@ -29,11 +18,11 @@ FILL_LANES, FILL_TENANTS = 1000, 100
 FILLED = "bench.filled"
 FILL_STATES: dict[str, Callable[[int], dict[str, Any]]] = {
     "terminal": lambda number: {"type": FILLED, "payload": None},
-    "queued": lambda number: {"type": TYPE, "payload": None},
-    "foreign": lambda number: {"type": TYPE, "payload": None, "requirements": {"capabilities": ["bench.foreign"]}},
+    "queued": lambda number: {"type": load.TYPE, "payload": None},
+    "foreign": lambda number: {"type": load.TYPE, "payload": None, "requirements": {"capabilities": ["bench.foreign"]}},
     "lanes": lambda number: {"type": f"bench.lane.{number % FILL_LANES}", "payload": None},
-    "delayed": lambda number: {"type": TYPE, "payload": None, "delay_seconds": DAY_SECONDS},
-    "tenants": lambda number: {"type": TYPE, "payload": None},
+    "delayed": lambda number: {"type": load.TYPE, "payload": None, "delay_seconds": DAY_SECONDS},
+    "tenants": lambda number: {"type": load.TYPE, "payload": None},
 }
 FILL_MEANING = {
     "terminal": "created, leased and completed",
@@ -49,12 +38,12 @@ async def fill(gate: LoadGate, state: str, number: int, grown: Callable[[int], o
     """Create tasks in a state; report the number created after each call."""
     pieces = split_calls(state, number)
     async with gate.connected(CONNECTIONS) as wires:
-        await run_together(*(fill_pieces(gate, wire, state, pieces, grown) for wire in wires))
+        await load.run_together(*(fill_pieces(gate, wire, state, pieces, grown) for wire in wires))
 
 
 def split_calls(state: str, number: int) -> Iterator[tuple[int, int]]:
     """Return the first number and the size of each call; every tenant gets some tasks."""
-    most = max(min(TASKS_PER_FILL, number // FILL_TENANTS), 1) if state == "tenants" else TASKS_PER_FILL
+    most = max(min(load.TASKS_PER_FILL, number // FILL_TENANTS), 1) if state == "tenants" else load.TASKS_PER_FILL
     return ((start, min(most, number - start)) for start in range(0, number, most))
 
 
@@ -62,11 +51,11 @@ async def fill_pieces(gate: LoadGate, wire: Wire, state: str, pieces: Iterator[t
                grown: Callable[[int], object]) -> None:
     """Create one piece after another over a connection until none is left."""
     for start, size in pieces:
-        body: dict[str, Any] = {"tasks": [{**TASK_BODY, **FILL_STATES[state](start + at)} for at in range(size)]}
+        body: dict[str, Any] = {"tasks": [{**load.TASK_BODY, **FILL_STATES[state](start + at)} for at in range(size)]}
         if state == "tenants":
             body["tenant_id"] = str(uuid.uuid5(uuid.NAMESPACE_OID, f"bench.{start // size % FILL_TENANTS}"))
         try:
-            require_sound(await wire.ask(gate.post(b"/v1/tasks/batch", encoded(body))))
+            load.require_sound(await wire.ask(gate.post(b"/v1/tasks/batch", load.encoded(body))))
         except Failed as no:
             raise (no if state != "tenants" or no.status != 403 else Failed(ONE_TENANT, 403)) from None
         if state == "terminal":
@@ -82,8 +71,9 @@ async def finish(gate: LoadGate, wire: Wire, size: int) -> None:
     """Lease and complete tasks that were created to be finished."""
     found: list[tuple[bytes, bytes]] = []
     while len(found) < size:
-        leased = LEASES.findall(await wire.ask(make_claim(gate, 0, FILLED, min(TASKS_PER_BATCH, size - len(found)))))
+        leased = load.LEASES.findall(await wire.ask(load.make_claim(gate, 0, FILLED,
+                                                                    min(load.TASKS_PER_BATCH, size - len(found)))))
         if not leased:
             raise Failed(f"another worker leases tasks of the type {FILLED}")
         found += leased
-    require_sound(await wire.ask(Client(gate, 0).completions(found)))
+    load.require_sound(await wire.ask(load.Client(gate, 0).completions(found)))

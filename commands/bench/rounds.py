@@ -12,7 +12,7 @@ from collections.abc import Callable
 import click
 import msgspec
 
-from asyncgate.commands.bench.load import COMPLETIONS, TASKS_PER_OPERATION, Turn, run_turn
+from asyncgate.commands.bench import load
 from asyncgate.commands.bench.wire import LoadGate
 
 
@@ -67,11 +67,11 @@ async def measure_rounds(gates: list[LoadGate], plan: Plan, rival: int = 0,
     for number, clients, mode in plan.turns():
         for gate in gates:
             for rivals in (0, rival) if beside else (0,):
-                turn = Turn(mode, clients, plan.seconds, plan.count)
+                turn = load.Turn(mode, clients, plan.seconds, plan.count)
                 screen.next(f"round {number + 1} of {plan.rounds}: {mode}, {count_clients(clients)}", gate, rivals)
                 async with beside(gate) if beside and rivals else contextlib.nullcontext():
                     before = await count_written(gate)
-                    await run_turn(gate, turn, screen.watch)
+                    await load.run_turn(gate, turn, screen.watch)
                     written = await count_written(gate) - before
                 for one in sum_turn(turn, rivals, gate.name, written):
                     found[one.mode, one.clients, one.operation, one.rival, one.database].append(one)
@@ -88,7 +88,7 @@ async def warm_up(gate: LoadGate, plan: Plan, screen: ProgressLine) -> None:
     """Run every mode briefly with the largest number of clients, and discard the results."""
     for mode in plan.modes if plan.warm_up > 0 else ():
         screen.told(f"warming up: {mode}{f' on {gate.name}' if gate.name else ''}")
-        await run_turn(gate, Turn(mode, max(plan.clients), plan.warm_up, None))
+        await load.run_turn(gate, load.Turn(mode, max(plan.clients), plan.warm_up, None))
 
 
 class ProgressLine:
@@ -103,7 +103,7 @@ class ProgressLine:
         self.what = what + (f" on {gate.name}" if gate.name else "") + (f" beside {rivals} others" if rivals else "")
         self.told(self.what)
 
-    async def watch(self, turn: Turn) -> None:
+    async def watch(self, turn: load.Turn) -> None:
         """Redraw the line until the turn is over."""
         while sys.stderr.isatty():
             await asyncio.sleep(0.25)
@@ -129,7 +129,7 @@ def count_clients(clients: int) -> str:
     return "1 client" if clients == 1 else f"{clients} clients"
 
 
-def sum_turn(turn: Turn, rival: int = 0, database: str = "", written: float = 0.0) -> list[Figures]:
+def sum_turn(turn: load.Turn, rival: int = 0, database: str = "", written: float = 0.0) -> list[Figures]:
     """Return the figures of each operation of a turn, and of all its requests together, which wrote so many bytes."""
     named = {**turn.took, "all": [one for times in turn.took.values() for one in times]}
     if len(turn.took) == 1:
@@ -141,13 +141,13 @@ def sum_turn(turn: Turn, rival: int = 0, database: str = "", written: float = 0.
     return figures
 
 
-def sum_operation(turn: Turn, operation: str, times: list[float], rival: int, database: str) -> Figures:
+def sum_operation(turn: load.Turn, operation: str, times: list[float], rival: int, database: str) -> Figures:
     """Return the figures of one operation from its sorted times."""
     p50, p99, p999 = (round(times[int(len(times) * part)] * 1000, 3) for part in (0.5, 0.99, 0.999))
     rate = len(times) / turn.lasted
-    tasks: float = TASKS_PER_OPERATION.get(operation, 0) if turn.mode not in ("claim-empty", "echo") else 0
+    tasks: float = load.TASKS_PER_OPERATION.get(operation, 0) if turn.mode not in ("claim-empty", "echo") else 0
     if operation == "all":      # completed tasks
-        tasks = sum(len(took) * COMPLETIONS.get(name, 0) for name, took in turn.took.items()) / len(times)
+        tasks = sum(len(took) * load.COMPLETIONS.get(name, 0) for name, took in turn.took.items()) / len(times)
     return Figures(turn.mode, turn.clients, operation, len(times), round(rate, 1), round(rate * tasks, 1), p50, p99,
                    p999, rival, database)
 

@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 from asyncgate import __version__
+from asyncgate.commands.bench import load
 from asyncgate.commands.bench.beside import keep_waiting
-from asyncgate.commands.bench.load import COMPLETIONS, EVERY_MODE, LONG_POLL, Turn, run_turn
 from asyncgate.commands.bench.rounds import Figures, Plan, count_clients
 from asyncgate.commands.bench.wire import Failed, LoadGate
 from asyncgate.commands.dev import start_program, stop_children, watch_lifeline
@@ -114,7 +114,7 @@ def name_databases(urls: list[str]) -> list[str]:
 
 async def measure_at_rest(server: BenchServer, number: int, seconds: float) -> Rest:
     """Measure the cost of waiting claims on an idle server."""
-    await run_turn(server.gate, Turn("cycle", 1, REST_SETTLE_SECONDS / 2, None))
+    await load.run_turn(server.gate, load.Turn("cycle", 1, REST_SETTLE_SECONDS / 2, None))
     memory, pid = resident_kib(server.child.pid), server.child.pid
     async with keep_waiting([server.gate], number):
         await asyncio.sleep(REST_SETTLE_SECONDS)
@@ -212,7 +212,7 @@ def format_markdown(rows: list[Figures], rests: list[Rest], said: dict[str, Any]
     groups = [part for name in databases for part in (f"{name}: of the echo's rate", "p50 ms", "p99 ms", "KiB a cycle")]
     lines = ["| " + " | ".join(["mode", "clients", *groups]) + " |", "| --- | ---: |" + " ---: |" * len(groups)]
     kinds = {(one.mode, one.clients) for one in rows if one.mode != "echo"}
-    for mode, clients in sorted(kinds, key=lambda kind: (EVERY_MODE.index(kind[0]), kind[1])):
+    for mode, clients in sorted(kinds, key=lambda kind: (load.EVERY_MODE.index(kind[0]), kind[1])):
         cells = [cell for name in databases for cell in format_figures(rows, name, mode, clients)]
         lines.append("| " + " | ".join([mode, str(clients), *cells]) + " |")
     return "\n".join([*lines, "", format_method(said), *map(format_rest, rests)])
@@ -226,8 +226,8 @@ def format_figures(rows: list[Figures], database: str, mode: str, clients: int) 
                 if (one.database, one.mode, one.clients) == (database, "echo", clients))
     part = f"{whole.requests_per_second / echo:.2f}"
     if mode == "batch":
-        part = f"{sum(one.tasks_per_second for one in mine if one.operation in COMPLETIONS):,.0f} cycles/s"
-    return ["–" if mode == LONG_POLL else part, f"{whole.p50_ms:.2f}", f"{whole.p99_ms:.2f}",
+        part = f"{sum(one.tasks_per_second for one in mine if one.operation in load.COMPLETIONS):,.0f} cycles/s"
+    return ["–" if mode == load.LONG_POLL else part, f"{whole.p50_ms:.2f}", f"{whole.p99_ms:.2f}",
             f"{whole.kib_written:.1f}" if whole.kib_written else "–"]
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from asyncgate.backends import look_into
 from asyncgate.parts.examination.installation import Installation
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.findings import Finding, alarm
 
 
@@ -15,5 +15,5 @@ async def check_database(at: Installation) -> AsyncIterator[Finding]:
     try:
         async for finding in look_into(at.settings, at.clock):
             yield finding
-    except StartupError as wrong:
+    except errors.StartupError as wrong:
         yield alarm(str(wrong), "correct database.url, or do what the message says")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from asyncgate import __version__
 from asyncgate.parts.examination.installation import Installation
-from asyncgate.parts.model.findings import Finding, alarm, all_well, note, warn
+from asyncgate.parts.model import findings
 
 MIB = 2**20
 LITTLE_BYTES, LEAST_BYTES = 1024 * MIB, 128 * MIB       # of free space: soon there is none, there is none
@@ -26,7 +26,7 @@ SLOW_FLUSH_MS, BAD_FLUSH_MS = 25.0, 250.0
 TESTED_SQLITE = (3, 40)         # the oldest one that the tests run on
 
 
-def check_disk(at: Installation) -> Iterator[Finding]:
+def check_disk(at: Installation) -> Iterator[findings.Finding]:
     """Look at the space of the folders that the gate writes to, and at the time that a commit waits for the disk."""
     file = at.database_file
     if file and file.parent.is_dir():
@@ -37,34 +37,34 @@ def check_disk(at: Installation) -> Iterator[Finding]:
         yield from judge_space("the archive", Path(archive), 0)
 
 
-def judge_space(whose: str, folder: Path, size: int) -> Iterator[Finding]:
+def judge_space(whose: str, folder: Path, size: int) -> Iterator[findings.Finding]:
     """Yield how much space a folder has left; `size` is what a copy of the database takes."""
     left, cure = shutil.disk_usage(folder).free, f"free space in the file system of {folder.resolve()}"
     seen = f"the disk of {whose} has {left // MIB:,} MiB left"
     if left < LEAST_BYTES:
-        yield alarm(f"{seen}: the gate will soon refuse every write", cure)
+        yield findings.alarm(f"{seen}: the gate will soon refuse every write", cure)
     elif left < LITTLE_BYTES:
-        yield warn(seen, cure)
+        yield findings.warn(seen, cure)
     elif left < size:
-        yield note(f"{seen}, and the database has {size // MIB:,}: a backup beside it does not fit",
-                   "make backups on another disk")
+        yield findings.note(f"{seen}, and the database has {size // MIB:,}: a backup beside it does not fit",
+                            "make backups on another disk")
     else:
-        yield all_well(seen)
+        yield findings.all_well(seen)
     files = os.statvfs(folder) if hasattr(os, "statvfs") else None
     if files and files.f_files and files.f_favail < LEAST_FILES:
-        yield alarm(f"the file system of {whose} takes {files.f_favail} more files", cure)
+        yield findings.alarm(f"the file system of {whose} takes {files.f_favail} more files", cure)
 
 
-def examine_flush(folder: Path) -> Iterator[Finding]:
+def examine_flush(folder: Path) -> Iterator[findings.Finding]:
     """Yield how long a commit waits for the disk, or why none can be written, such as on a full disk."""
     try:
         yield from judge_flush(measure_flush_ms(folder))
     except PermissionError:
-        yield note("how long a commit waits for the disk is not measured: this user may not write there",
-                   "run this as the gate's user")
+        yield findings.note("how long a commit waits for the disk is not measured: this user may not write there",
+                            "run this as the gate's user")
     except OSError as error:
-        yield alarm(f"the disk of the database takes no write: {error.strerror}",
-                    f"make the file system of {folder.resolve()} writable, and free space in it")
+        yield findings.alarm(f"the disk of the database takes no write: {error.strerror}",
+                             f"make the file system of {folder.resolve()} writable, and free space in it")
 
 
 def measure_flush_ms(folder: Path) -> float:
@@ -80,39 +80,40 @@ def measure_flush_ms(folder: Path) -> float:
     return min(waits) * 1000
 
 
-def judge_flush(shortest_ms: float) -> Iterator[Finding]:
+def judge_flush(shortest_ms: float) -> Iterator[findings.Finding]:
     """Yield what the wait for the disk means."""
     seen = f"a commit waits {shortest_ms:.1f} ms for the disk of the database"
     if shortest_ms >= BAD_FLUSH_MS:
-        yield warn(f"{seen}: so every call that writes waits", "move the database to a local SSD")
+        yield findings.warn(f"{seen}: so every call that writes waits", "move the database to a local SSD")
     elif shortest_ms >= SLOW_FLUSH_MS:
-        yield note(f"{seen}: at most {1000 / shortest_ms:.0f} commits a second, each for many calls",
-                   "move the database to a local SSD, if calls are too slow")
+        yield findings.note(f"{seen}: at most {1000 / shortest_ms:.0f} commits a second, each for many calls",
+                            "move the database to a local SSD, if calls are too slow")
     else:
-        yield all_well(seen)
+        yield findings.all_well(seen)
 
 
-def check_clock(at: Installation) -> Iterator[Finding]:
+def check_clock(at: Installation) -> Iterator[findings.Finding]:
     """Look whether the clock of this machine can be right: it is not before this program was installed."""
     now, installed = at.clock(), Path(__file__).stat().st_mtime
     if now < installed - 86_400:
-        yield alarm(f"the clock says {datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC, which is before this "
-                    "program was installed", "set the clock, and keep it right: `timedatectl set-ntp true`")
+        yield findings.alarm(
+            f"the clock says {datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC, which is before this "
+                             "program was installed", "set the clock, and keep it right: `timedatectl set-ntp true`")
     else:
-        yield all_well(f"the clock says {datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC")
+        yield findings.all_well(f"the clock says {datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC")
 
 
-def check_packages(at: Installation) -> Iterator[Finding]:
+def check_packages(at: Installation) -> Iterator[findings.Finding]:
     """Look for packages below the versions that the tests ran on."""
     old = list(find_old_packages(requires_of_gate()))
-    yield from (warn(f"{name} is {has}, and the gate was tested with {least} or newer",
-                     f"pip install --upgrade '{name}>={least}'") for name, has, least in old)
+    yield from (findings.warn(f"{name} is {has}, and the gate was tested with {least} or newer",
+                              f"pip install --upgrade '{name}>={least}'") for name, has, least in old)
     if at.database_file and sqlite3.sqlite_version_info < TESTED_SQLITE:
-        yield warn(f"SQLite is {sqlite3.sqlite_version}, and the gate was tested with 3.40 or newer",
-                   "run the gate with a Python whose SQLite is newer")
+        yield findings.warn(f"SQLite is {sqlite3.sqlite_version}, and the gate was tested with 3.40 or newer",
+                            "run the gate with a Python whose SQLite is newer")
     elif not old:
-        yield all_well(f"asyncgate {__version__}, Python {platform.python_version()}, "
-                       f"SQLite {sqlite3.sqlite_version}, packages as tested")
+        yield findings.all_well(f"asyncgate {__version__}, Python {platform.python_version()}, "
+                                f"SQLite {sqlite3.sqlite_version}, packages as tested")
 
 
 def requires_of_gate() -> list[str]:

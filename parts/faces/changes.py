@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from asyncgate import Engine, Extension, Operation, Work, speaker
+from asyncgate.parts.model import stored, wire
 from asyncgate.parts.model.news import Change, News
-from asyncgate.parts.model.stored import Pauses
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire import Ask, Principal
 from asyncgate.parts.process.changes import Follower, Followers
 
 if TYPE_CHECKING:
     from asyncgate import Caller
-    from asyncgate.parts.model.stored import Task
+    from asyncgate.parts.model import stored
 
 CLAIMS = ("lease_next", "offer_task")
 
@@ -33,7 +32,7 @@ class ChangeRecord(Struct, omit_defaults=True):
     type: str | None = None
     status: str | None = None
     held: str | None = None
-    worker: Principal | None = None
+    worker: wire.Principal | None = None
     sequence: int | None = None         # of a progress
     number: int | None = None           # how many changes are left out
 
@@ -77,7 +76,7 @@ class Telling(Extension):
         if followers.is_followed(work.tenant_id) and (changes := list_changes(work)):
             followers.spread(work.tenant_id, changes)
 
-    async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+    async def after_call(self, op: Operation, caller: Caller, ask: wire.Ask, reply: Any) -> None:
         """Tell of a worker that has asked for tasks."""
         followers = self.changes.followers
         if not followers.is_anybody_there():
@@ -92,10 +91,10 @@ def list_changes(work: Work) -> list[Change]:
              if (task := work.tasks.get(event.task_id)) is not None]
     found += [describe_change(work, "progress", work.tasks[one.task_id], one.sequence)
               for one in work.progressed.values()]
-    return [*found, Change("work.pauses", work.now)] if (Pauses, ()) in work.kept else found
+    return [*found, Change("work.pauses", work.now)] if (stored.Pauses, ()) in work.kept else found
 
 
-def describe_change(work: Work, change: str, task: Task, number: int = 0) -> Change:
+def describe_change(work: Work, change: str, task: stored.Task, number: int = 0) -> Change:
     """Describe a change of one task."""
     lease = work.leases.get(task.task_id)
     worker = (lease.worker_kind, lease.worker_id, lease.worker_instance or "") if lease else ("", "", "")
@@ -109,5 +108,5 @@ def show_change(change: Change) -> ChangeRecord:
     progress = change.change == "progress"
     return ChangeRecord(
         change.change, to_utc(change.at) if change.at else None, change.task_id or None, change.type or None,
-        change.status or None, change.held or None, Principal(kind, id, instance or None) if kind else None,
+        change.status or None, change.held or None, wire.Principal(kind, id, instance or None) if kind else None,
         change.number if progress else None, None if progress else change.number or None)

@@ -13,28 +13,15 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from asyncgate import Engine, Operation, __version__
-from asyncgate.parts.faces import console, openapi
-from asyncgate.parts.faces.http import is_named, is_own_page, keep_slashes, make_refusal_headers
+from asyncgate.parts.faces import console, http, openapi
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.faces.serving import Doorkeeper, Meter
 from asyncgate.parts.faces.stream import STREAM, ReceiptStream
 from asyncgate.parts.faces.tickets import TICKET
+from asyncgate.parts.model import connection, errors
 from asyncgate.parts.model.challenges import Challenges
-from asyncgate.parts.model.connection import (
-    BROWSER_POLICY,
-    GATE_MARK,
-    STRICT_TRANSPORT,
-    Headers,
-    Receive,
-    Scope,
-    Send,
-    find_shortcut,
-    is_https_by_proxy,
-    is_loopback,
-)
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import Forbidden, GateError, Misdirected, NotFound, log_fault
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.process.spans import find_tracing
 
@@ -43,9 +30,10 @@ from asyncgate.parts.process.spans import find_tracing
 REFUSAL_PAUSE_SECONDS = 0.05
 JSON_TYPE = (b"content-type", b"application/json")
 EMPTY = (204, 304)      # answers without a body
-SAFETY = [GATE_MARK, (b"x-content-type-options", b"nosniff"), BROWSER_POLICY, (b"referrer-policy", b"no-referrer"),
+SAFETY = [connection.GATE_MARK, (b"x-content-type-options", b"nosniff"), connection.BROWSER_POLICY,
+          (b"referrer-policy", b"no-referrer"),
           (b"cache-control", b"no-store")]
-STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
+STRICT_LINE = b"%b: %b\r\n" % connection.STRICT_TRANSPORT
 
 
 # For pages of `allowed_origins` (CORS).  Never with cookies: a page shows a credential of its own.
@@ -65,13 +53,13 @@ OTHER_SITES = (b"cross-site", b"same-site")
 PAGES = frozenset({"", ".well-known", "console", "docs", "oauth", "openapi.json"})
 
 
-def find_path(scope: Scope) -> str:
+def find_path(scope: connection.Scope) -> str:
     """Return the path below the prefix that a proxy has added."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def drop_last_slash(scope: Scope) -> None:
+def drop_last_slash(scope: connection.Scope) -> None:
     """Drop one slash at the end of a path: it is the same endpoint.  A page's links need theirs."""
     path = find_path(scope)
     if len(path) > 1 and path.endswith("/") and path[-2] != "/" and not path.startswith(("/console", "/docs")):
@@ -83,7 +71,7 @@ def is_page(path: str) -> bool:
     return path.removeprefix("/").partition("/")[0] in PAGES
 
 
-def find_kind(scope: Scope) -> tuple[str, str] | None:
+def find_kind(scope: connection.Scope) -> tuple[str, str] | None:
     """Return the tenant and the operation of a call, if they are known."""
     caller = scope.get("asyncgate.caller")
     return (caller.tenant_id, scope.get("asyncgate.operation", "")) if caller is not None else None
@@ -113,13 +101,13 @@ class Front:
             HTTPException: self._answer_lost, Exception: self._answer_fault})  # type: ignore[dict-item]
         self.app.router.redirect_slashes = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Refuse requests from other sites' pages (DNS rebinding, CSRF), then let the application answer."""
         if scope["type"] == "http":
-            if self.settings.trusted_proxies and is_https_by_proxy(scope, self.settings.trusted_proxies):
+            if self.settings.trusted_proxies and connection.is_https_by_proxy(scope, self.settings.trusted_proxies):
                 scope["scheme"] = "https"
             if b"%" in (scope.get("raw_path") or b""):
-                keep_slashes(scope)
+                http.keep_slashes(scope)
             drop_last_slash(scope)
             if no := self._check_site(scope):
                 if self.opened:
@@ -136,7 +124,7 @@ class Front:
             return await work
         await self.app(scope, receive, send)
 
-    def _endpoint(self, scope: Scope) -> Endpoint | None:
+    def _endpoint(self, scope: connection.Scope) -> Endpoint | None:
         """Find an operation by its path; Starlette's router would cost as much as reading the request."""
         path = find_path(scope)
         scope["path_params"] = {}
@@ -172,12 +160,13 @@ class Front:
     @cached_property
     def _served_names(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
         """Return the Host names and Origins that are served, and the names of this machine (on loopback only)."""
-        own = {"localhost", "127.0.0.1", "::1", self.settings.host} if is_loopback(self.settings.host) else set()
+        own = {"localhost", "127.0.0.1", "::1",
+               self.settings.host} if connection.is_loopback(self.settings.host) else set()
         return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins), frozenset(own)
 
-    def _check_site(self, scope: Scope) -> GateError | None:
+    def _check_site(self, scope: connection.Scope) -> errors.GateError | None:
         hosts, origins, own = self._served_names
-        headers: Headers = scope["headers"]
+        headers: connection.Headers = scope["headers"]
         host, asked_by = None, b""
         pages: list[bytes] = []
         for name, value in headers:
@@ -189,24 +178,27 @@ class Front:
                 pages.append(value)
             else:
                 asked_by = value
-        if hosts and host is not None and not is_named(host, hosts):
-            return Misdirected("this gate does not serve that Host; to allow it, add it to the setting allowed_hosts")
+        if hosts and host is not None and not http.is_named(host, hosts):
+            return errors.Misdirected(
+                "this gate does not serve that Host; to allow it, add it to the setting allowed_hosts")
         if not pages and not asked_by:      # no browser
             return None
         if self.open_paths and find_path(scope) in self.open_paths:
             return None
-        allowed = all(is_named(page, origins) or is_own_page(page, host or b"", own) for page in pages)
+        allowed = all(http.is_named(page, origins) or http.is_own_page(page, host or b"", own) for page in pages)
         if (origins or own) and not allowed:
-            return Forbidden("pages of that Origin may not call this gate; to allow it, add it to the setting "
-                             "allowed_origins")
-        if len(pages) == 1 and origins and is_named(pages[0], origins):
+            return errors.Forbidden("pages of that Origin may not call this gate; to allow it, add it to the setting "
+                                    "allowed_origins")
+        if len(pages) == 1 and origins and http.is_named(pages[0], origins):
             scope["asyncgate.cors"] = [(b"access-control-allow-origin", pages[0]), (b"vary", b"origin"), READABLE]
         if asked_by in OTHER_SITES and not (pages and allowed) and not is_page(find_path(scope)):
-            return Forbidden("pages of other sites may not call this gate, nor lead a browser to its operations; to "
-                             "allow the calls of an Origin, add it to the setting allowed_origins")
+            return errors.Forbidden(
+                "pages of other sites may not call this gate, nor lead a browser to its operations; to "
+                                    "allow the calls of an Origin, add it to the setting allowed_origins")
         return None
 
-    async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
+    async def send(self, send: connection.Send, scope: connection.Scope, status: int, body: bytes,
+                   more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = JSON_TYPE) -> None:
         """Send one complete answer with the headers of every answer; headers in `more` override them."""
         counted = not self.opened or "asyncgate.limits" in scope or not self.guard.enforced
@@ -216,7 +208,7 @@ class Front:
             await asyncio.sleep(REFUSAL_PAUSE_SECONDS)
         limits = scope.get("asyncgate.limits", ())
         plain = not more and type is JSON_TYPE and status not in EMPTY and "asyncgate.cors" not in scope
-        if plain and (whole := find_shortcut(scope)) is not None:
+        if plain and (whole := connection.find_shortcut(scope)) is not None:
             lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
             lines += b"".join([b"%b: %b\r\n" % header for header in limits]) if limits else b""
             if whole.answer(status, lines, body):
@@ -227,30 +219,30 @@ class Front:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    def describe_refusal(self, scope: Scope, no: GateError) -> Headers:
+    def describe_refusal(self, scope: connection.Scope, no: errors.GateError) -> connection.Headers:
         """Return the additional HTTP headers of a refusal."""
-        return make_refusal_headers(no, self.challenges.make(scope, no) if self.challenges else None)
+        return http.make_refusal_headers(no, self.challenges.make(scope, no) if self.challenges else None)
 
-    def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
+    def safety(self, scope: connection.Scope, own: Set[bytes]) -> connection.Headers:
         """Return the headers of every answer, except those in `own`, which the answer sets itself."""
         headers = [header for header in self.headers if header[0] not in own] if own else self.headers
         headers = [*headers, *scope.get("asyncgate.limits", ()), *scope.get("asyncgate.cors", ())]
-        return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
+        return [*headers, connection.STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
 
     async def _answer_lost(self, request: Any, error: HTTPException) -> Any:
         if (request.method, request.scope["path"]) == ("GET", "/") and "text/html" in request.headers.get("accept", ""):
             return self._redirect_home
-        return self._make_answer(NotFound("nothing is at this path; /openapi.json lists all paths"))
+        return self._make_answer(errors.NotFound("nothing is at this path; /openapi.json lists all paths"))
 
-    async def _redirect_home(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _redirect_home(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Redirect a browser to the first page; the address is relative, because a proxy may add a path prefix."""
         home = b"console/" if self.settings.console.enabled else b"docs"
         await self.send(send, scope, 302, b"", [(b"location", home)])
 
     async def _answer_fault(self, request: Any, error: Exception) -> Any:
-        return self._make_answer(log_fault(request.url.path, error))
+        return self._make_answer(errors.log_fault(request.url.path, error))
 
-    def _make_answer(self, no: GateError) -> Any:
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    def _make_answer(self, no: errors.GateError) -> Any:
+        async def answer(scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
             await self.send(send, scope, no.status, encode_json(no.body()))
         return answer

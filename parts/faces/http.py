@@ -12,20 +12,11 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from asyncgate.parts.model.connection import Headers, Receive, Scope, find_shortcut
-from asyncgate.parts.model.errors import (
-    GateError,
-    InvalidRequest,
-    PayloadTooLarge,
-    RequestTimeout,
-    Unauthenticated,
-    UnsupportedMediaType,
-)
+from asyncgate.parts.model import connection, errors, wire
 from asyncgate.parts.model.identities import IDENTITY_MEMBERS, check_names, list_identities
 from asyncgate.parts.model.members import read_member
 from asyncgate.parts.model.screening import LARGE, check_members, let_others_run
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.wire import Ask, Kind, Name
 
 ITEMS = {"tasks", "schedules"}      # members of a batch that contain requests
 VALUES = {"payload"}                # members where null is a value
@@ -45,7 +36,7 @@ def drop_null_members(body: bytes | msgspec.Raw) -> bytes:
     for name in ITEMS & held.keys():
         with contextlib.suppress(msgspec.DecodeError):      # values of other types are refused when they are decoded
             if len(items := _items(held[name])) > MOST_ITEMS:
-                raise InvalidRequest(f"a batch may have at most {MOST_ITEMS} items")
+                raise errors.InvalidRequest(f"a batch may have at most {MOST_ITEMS} items")
             held[name] = msgspec.Raw(b"[" + b",".join([drop_null_members(item) for item in items]) + b"]")
     return msgspec.json.encode(held)
 
@@ -75,7 +66,7 @@ def is_own_page(origin: bytes, host: bytes, names: frozenset[str]) -> bool:
     return known and int(page["port"] or usual) == int(asked["port"] or usual)
 
 
-def keep_slashes(scope: Scope) -> None:
+def keep_slashes(scope: connection.Scope) -> None:
     """Keep an encoded slash encoded: it is part of a name and does not divide the path."""
     raw = scope.get("raw_path") or b""
     if b"%2f" in raw.lower():
@@ -89,52 +80,52 @@ def read_query(query: bytes) -> dict[str, str]:
         return {}
     pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
     if any("\0" in text for pair in pairs for text in pair):
-        raise InvalidRequest("the query may not contain the NUL character")
+        raise errors.InvalidRequest("the query may not contain the NUL character")
     said = dict(pairs)
     if twice := sorted({name for name, value in pairs if name in IDENTITY_MEMBERS and value != said[name]}):
-        raise InvalidRequest(f"the query says {twice[0]} twice: a request names one principal")
+        raise errors.InvalidRequest(f"the query says {twice[0]} twice: a request names one principal")
     return said
 
 
-def fill_principal(ask: Ask, query: dict[str, str]) -> None:
+def fill_principal(ask: wire.Ask, query: dict[str, str]) -> None:
     """Take the principal from the query if the body names none; some clients put it there."""
     if query.keys() & IDENTITY_MEMBERS:
         check_names([*list_identities(ask), ("query", query)])
     for name in ("principal_kind", "principal_id", "principal_instance_id"):
         if name in query and getattr(ask, name, "") is None:
-            setattr(ask, name, read_member(name, query[name], Kind if name == "principal_kind" else Name))
+            setattr(ask, name, read_member(name, query[name], wire.Kind if name == "principal_kind" else wire.Name))
 
 
-def read_claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
+def read_claimed_tenants(query: dict[str, str], headers: connection.Headers) -> list[str]:
     """Return all tenants that a request names in its headers and its query."""
     named = [value.decode("latin-1") for name, value in headers if name == b"x-tenant-id"]
     return [*named, query["tenant_id"]] if "tenant_id" in query else named
 
 
-async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:
+async def read_body(scope: connection.Scope, receive: connection.Receive, settings: Settings) -> bytes:
     """Read a JSON body within the limits of size and time."""
     most, typed = settings.max_request_bytes, False
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.lower() != b"identity":
-            raise UnsupportedMediaType("send the body without content-encoding")
+            raise errors.UnsupportedMediaType("send the body without content-encoding")
         if name == b"content-type":
             typed = True
             if value != b"application/json" and not (JSON_LIKE.match(value) and in_utf8(value)):
-                raise UnsupportedMediaType(AS_JSON)
+                raise errors.UnsupportedMediaType(AS_JSON)
         elif name == b"content-length" and int(value) > most:
-            raise PayloadTooLarge(f"the request has {int(value)} bytes; the limit is {most}")
-    if (whole := find_shortcut(scope)) is not None and (body := whole.body()) is not None:
+            raise errors.PayloadTooLarge(f"the request has {int(value)} bytes; the limit is {most}")
+    if (whole := connection.find_shortcut(scope)) is not None and (body := whole.body()) is not None:
         if len(body) > most:
-            raise PayloadTooLarge(f"the request is larger than {most} bytes")
+            raise errors.PayloadTooLarge(f"the request is larger than {most} bytes")
     else:
         try:
             async with asyncio.timeout(settings.body_timeout_seconds):
                 body = await _receive_body(receive, most)
         except TimeoutError:
-            raise RequestTimeout("the body did not arrive in time; send it again") from None
+            raise errors.RequestTimeout("the body did not arrive in time; send it again") from None
     body = body.removeprefix(BOM)
     if body and not typed:      # any page can make a browser send one, but JSON needs a preflight (CORS)
-        raise UnsupportedMediaType(AS_JSON)
+        raise errors.UnsupportedMediaType(AS_JSON)
     return body
 
 
@@ -150,7 +141,7 @@ def in_utf8(media: bytes) -> bool:
     return all(name.lower() in ENCODINGS for name in CHARSET.findall(media))
 
 
-async def _receive_body(receive: Receive, most: int) -> bytes:
+async def _receive_body(receive: connection.Receive, most: int) -> bytes:
     pieces, size, more, rest_at = list[bytes](), 0, True, LARGE
     while more:
         message = await receive()
@@ -159,14 +150,14 @@ async def _receive_body(receive: Receive, most: int) -> bytes:
         pieces.append(message.get("body", b""))
         size, more = size + len(pieces[-1]), message.get("more_body", False)
         if size > most:
-            raise PayloadTooLarge(f"the request is larger than {most} bytes")
+            raise errors.PayloadTooLarge(f"the request is larger than {most} bytes")
         if size > rest_at:
             rest_at = size + LARGE
             await let_others_run(size)
     return b"".join(pieces)
 
 
-async def run_while_connected(work: Awaitable[Any], receive: Receive) -> Any:
+async def run_while_connected(work: Awaitable[Any], receive: connection.Receive) -> Any:
     """Await a slow reply; cancel it when the client disconnects, which frees its place at once."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(receive))
     try:
@@ -179,16 +170,16 @@ async def run_while_connected(work: Awaitable[Any], receive: Receive) -> Any:
         task.cancel()
 
 
-async def wait_for_disconnect(receive: Receive) -> None:
+async def wait_for_disconnect(receive: connection.Receive) -> None:
     """Wait until the client disconnects; ignore other messages."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def make_refusal_headers(no: GateError, challenge: Headers | None = None) -> Headers:
+def make_refusal_headers(no: errors.GateError, challenge: connection.Headers | None = None) -> connection.Headers:
     """Return the additional HTTP headers of a refusal; a gate with an authorization server has its own `challenge`."""
     more = list(challenge or ())
-    if isinstance(no, Unauthenticated) and not challenge:
+    if isinstance(no, errors.Unauthenticated) and not challenge:
         more.append((b"www-authenticate", no.challenge.encode()))
     if "allow" in no.more:
         more.append((b"allow", ", ".join(no.more["allow"]).encode()))

@@ -14,24 +14,7 @@ from typing import Annotated, ClassVar
 from msgspec import Raw, Struct, field
 
 from asyncgate import Caller, Engine, Operation, its_lease
-from asyncgate.parts.model.errors import InvalidWorkerId
-from asyncgate.parts.model.examples import DUTY, LATER, LEASE, TASK_ID, WORK
-from asyncgate.parts.model.wire import (
-    JSON_NULL,
-    AnyJson,
-    AsWorker,
-    Capabilities,
-    LeaseNext,
-    Name,
-    Offer,
-    Offers,
-    Renewed,
-    RenewLease,
-    Types,
-    Whole,
-    nothing,
-    says,
-)
+from asyncgate.parts.model import errors, examples, wire
 
 LEASE_SECONDS = 900
 # {type}.{instance}: at least one dot, no dot at an end, only visible ASCII.
@@ -39,43 +22,47 @@ WORKER_ID = r"^[!-\-/-~]+(\.[!-\-/-~]+)+$(?!\n)"
 LONGEST_WORKER_ID = 200
 is_worker_id = re.compile(WORKER_ID).fullmatch
 
-WorkerId = Annotated[str, says("the worker, as {type}.{instance}; stable across its restarts", pattern=WORKER_ID,
-                               maxLength=LONGEST_WORKER_ID)]
+WorkerId = Annotated[str, wire.says("the worker, as {type}.{instance}; stable across its restarts", pattern=WORKER_ID,
+                                    maxLength=LONGEST_WORKER_ID)]
 
 
 def check_worker_id(worker_id: str | None) -> None:
     """Refuse a worker id that does not have the protocol's form."""
     if worker_id is not None and (len(worker_id) > LONGEST_WORKER_ID or not is_worker_id(worker_id)):
-        raise InvalidWorkerId("worker_id must match pattern {type}.{instance}, in "
-                              f"{LONGEST_WORKER_ID} characters at most")
+        raise errors.InvalidWorkerId("worker_id must match pattern {type}.{instance}, in "
+                                     f"{LONGEST_WORKER_ID} characters at most")
 
 
-class PollForTask(AsWorker, kw_only=True):
+class PollForTask(wire.AsWorker, kw_only=True):
     """Ask for the next task in the lease protocol."""
 
     needed: ClassVar[tuple[str, ...]] = ("worker_id",)
     example = ({"worker_id": "worker.reader-1", "capabilities": ["web.read"], "max_tasks": 1}, {
-        "lease_id": LEASE, "lease_expires_at": LATER, "task": {
-            "task_id": TASK_ID, "principal_ai": "ada", "task_type": "page.summarize", "task_summary": "page.summarize",
-            "task_body": None, "payload_pointer": None, "inputs": WORK["payload"], "expected_outcome_kind": None,
-            "expected_artifact_mime": None, "attempt": 0, "fence": 1, "caused_by_receipt_id": DUTY}})
-    refusals = (InvalidWorkerId,)
+        "lease_id": examples.LEASE, "lease_expires_at": examples.LATER, "task": {
+            "task_id": examples.TASK_ID, "principal_ai": "ada", "task_type": "page.summarize",
+            "task_summary": "page.summarize",
+            "task_body": None, "payload_pointer": None, "inputs": examples.WORK["payload"],
+            "expected_outcome_kind": None,
+            "expected_artifact_mime": None, "attempt": 0, "fence": 1, "caused_by_receipt_id": examples.DUTY}})
+    refusals = (errors.InvalidWorkerId,)
     worker_id: WorkerId = ""
-    capabilities: Capabilities | None = None
-    preferred_kinds: Annotated[Types | None, says("types that are offered first; other types still follow")] = None
-    max_tasks: Annotated[Whole | None, says("ignored: one task is offered")] = None
+    capabilities: wire.Capabilities | None = None
+    preferred_kinds: Annotated[wire.Types | None,
+                               wire.says("types that are offered first; other types still follow")] = None
+    max_tasks: Annotated[wire.Whole | None, wire.says("ignored: one task is offered")] = None
 
     def __post_init__(self) -> None:
         check_worker_id(self.worker_id)
 
 
-class Heartbeat(AsWorker, kw_only=True):
+class Heartbeat(wire.AsWorker, kw_only=True):
     """Report that work on a lease continues."""
 
     needed: ClassVar[tuple[str, ...]] = ("lease_id",)
-    example = ({"lease_id": LEASE, "worker_id": "worker.reader-1"}, {"lease_id": LEASE, "lease_expires_at": LATER})
-    refusals = (InvalidWorkerId, *RenewLease.refusals)
-    lease_id: Name = ""
+    example = ({"lease_id": examples.LEASE, "worker_id": "worker.reader-1"},
+               {"lease_id": examples.LEASE, "lease_expires_at": examples.LATER})
+    refusals = (errors.InvalidWorkerId, *wire.RenewLease.refusals)
+    lease_id: wire.Name = ""
     worker_id: WorkerId | None = None
 
     def __post_init__(self) -> None:
@@ -91,13 +78,14 @@ class OfferedTask(Struct):
     task_summary: str
     task_body: str | None
     payload_pointer: str | None
-    inputs: AnyJson
+    inputs: wire.AnyJson
     expected_outcome_kind: str | None
     expected_artifact_mime: str | None
     attempt: int
     fence: int
     caused_by_receipt_id: str
-    progress: Annotated[AnyJson, says("the last progress of an earlier lease")] = field(default_factory=nothing)
+    progress: Annotated[wire.AnyJson,
+                        wire.says("the last progress of an earlier lease")] = field(default_factory=wire.nothing)
 
 
 class TaskOffer(Struct):
@@ -115,7 +103,7 @@ class LeaseExtended(Struct):
     lease_expires_at: datetime
 
 
-class Polled(LeaseNext, kw_only=True):
+class Polled(wire.LeaseNext, kw_only=True):
     """A claim by the lease protocol; its worker stores the acceptance receipt in the ledger itself."""
 
     accepts_itself: ClassVar[bool] = True
@@ -130,13 +118,13 @@ async def offer_task(engine: Engine, caller: Caller, ask: PollForTask) -> TaskOf
     wanted = Polled(worker_id=ask.worker_id, worker_kind=ask.worker_kind, capabilities=ask.capabilities,
                     worker_instance_id=ask.worker_instance_id, preferred_kinds=ask.preferred_kinds, max_tasks=1,
                     lease_ttl_seconds=LEASE_SECONDS)
-    offers: Offers = await engine.lease_next(caller, wanted)
+    offers: wire.Offers = await engine.lease_next(caller, wanted)
     return show_task_offer(offers.tasks[0]) if offers.tasks else None
 
 
-def show_task_offer(offer: Offer) -> TaskOffer:
+def show_task_offer(offer: wire.Offer) -> TaskOffer:
     """Show an offer in the form of the protocol."""
-    inputs = offer.payload if bytes(offer.payload) != bytes(JSON_NULL) else Raw(b"{}")
+    inputs = offer.payload if bytes(offer.payload) != bytes(wire.JSON_NULL) else Raw(b"{}")
     return TaskOffer(offer.lease_id, offer.expires_at, OfferedTask(
         offer.task_id, offer.principal_ai, offer.type, offer.task_summary or offer.type, offer.instructions,
         offer.payload_pointer, inputs, offer.expected_outcome_kind, offer.expected_artifact_mime, offer.attempt,
@@ -148,9 +136,9 @@ async def extend_lease(engine: Engine, caller: Caller, ask: Heartbeat) -> LeaseE
 
     The lease protocol's form of renew_lease.
     """
-    renewal = RenewLease(lease_id=ask.lease_id, worker_id=ask.worker_id, worker_kind=ask.worker_kind,
-                         worker_instance_id=ask.worker_instance_id, extend_by_seconds=LEASE_SECONDS)
-    renewed: Renewed = await engine.write(Engine.renew_lease, its_lease, caller, renewal)
+    renewal = wire.RenewLease(lease_id=ask.lease_id, worker_id=ask.worker_id, worker_kind=ask.worker_kind,
+                              worker_instance_id=ask.worker_instance_id, extend_by_seconds=LEASE_SECONDS)
+    renewed: wire.Renewed = await engine.write(Engine.renew_lease, its_lease, caller, renewal)
     return LeaseExtended(ask.lease_id, renewed.expires_at)
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
+from asyncgate.parts.model import wire
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.connection import Headers
 from asyncgate.parts.model.content import JsonObject
-from asyncgate.parts.model.wire import PLAIN, UNTAGGED, Name, Problem, Requirements
 
 TAGS = {"Tasks": ("tasks", "Create tasks and get their results."),
         "Leases": ("leases lease", "Lease tasks, renew the leases, and end the tasks."),
@@ -60,7 +60,7 @@ when either side dies, and one call shows a principal what it is owed, with the 
 - Every refusal has a stable code in `error` and a sentence in `message`; `detail` repeats it."""
 
 SendAnswer = Callable[..., Awaitable[None]]
-NAME_SCHEMA, NULL_SCHEMA = msgspec.json.schema(Name), {"type": "null"}
+NAME_SCHEMA, NULL_SCHEMA = msgspec.json.schema(wire.Name), {"type": "null"}
 
 
 def build_document(operations: Collection[Any], version: str) -> bytes:
@@ -96,8 +96,8 @@ def build_schemas(ops: Collection[Any]) -> dict[str, JsonObject]:
     """Return the schemas of all requests and replies by name, with the required fields of requests."""
     takes, gives = ({name: clean_schema(schema) for name, schema in msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}")[1].items()} for kinds in (
-            [Requirements, *(op.takes for op in ops)], [Problem, *(op.gives for op in ops)]))
-    schemas = {"Name": NAME_SCHEMA | {"pattern": PLAIN}} | gives | takes
+            [wire.Requirements, *(op.takes for op in ops)], [wire.Problem, *(op.gives for op in ops)]))
+    schemas = {"Name": NAME_SCHEMA | {"pattern": wire.PLAIN}} | gives | takes
     for op in ops:
         schema = schemas[op.takes.__name__]
         if op.reader.refuses:       # also in its nested objects, which no other request has
@@ -142,8 +142,8 @@ def clean_schema(schema: Any) -> Any:
     kept = {name: clean_schema(part) for name, part in schema.items() if name not in out}
     if isinstance(text := kept.get("description"), str):
         kept["description"] = remove_clause_numbers(text)
-    if kept.get("pattern") == UNTAGGED:
-        kept["pattern"] = PLAIN         # JavaScript reads the other one with a flag only
+    if kept.get("pattern") == wire.UNTAGGED:
+        kept["pattern"] = wire.PLAIN         # JavaScript reads the other one with a flag only
     return kept | (refer_to("Name") if name else {"type": "string"} if "enum" in schema else {})
 
 

@@ -10,27 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate.parts.faces.http import (
-    drop_null_members,
-    fill_principal,
-    read_body,
-    read_claimed_tenants,
-    read_query,
-    run_while_connected,
-)
+from asyncgate.parts.faces import http
+from asyncgate.parts.model import errors, members, screening, wire
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import GateError, InvalidRequest, MethodNotAllowed, log_fault
-from asyncgate.parts.model.members import (
-    add_warnings,
-    describe_problem,
-    make_warning_header,
-    read_member,
-    read_warnings,
-)
-from asyncgate.parts.model.screening import is_light, let_others_run, mark_body, screen_body
 from asyncgate.parts.model.trace import Trace, find_trace
-from asyncgate.parts.model.wire import Ask
 
 if TYPE_CHECKING:
     from asyncgate import Caller, Operation
@@ -59,28 +43,28 @@ class Endpoint:
             tracing.note_served(span, self._name_called(scope), scope.get("asyncgate.ask"), reply)
             tracing.note_status(span, no, 204 if reply is None else 200)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[GateError | None, Any]:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[errors.GateError | None, Any]:
         """Answer one request; return its refusal, or its reply."""
         more: list[tuple[bytes, bytes]] = []
         begun, reply, refusal = perf_counter(), None, None
         try:
             reply = await self._perform(scope, receive, more)
-            more += [make_warning_header(told)] if (told := read_warnings(reply)) else []
+            more += [members.make_warning_header(told)] if (told := members.read_warnings(reply)) else []
             status, body = (204, b"") if reply is None else (200, encode_json(reply))
-        except GateError as no:     # without its frames, which would hold it until a garbage collection
+        except errors.GateError as no:     # without its frames, which would hold it until a garbage collection
             refusal, status, body = no.with_traceback(None), no.status, encode_json(no.body())
             more += self.gate.describe_refusal(scope, no)
             self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
             return None, None       # the client has disconnected
         except Exception as bug:
-            refusal = log_fault(scope["path"], bug)
+            refusal = errors.log_fault(scope["path"], bug)
             status, body = refusal.status, encode_json(refusal.body())
         if self.gate.meter is not None:
             self.gate.meter.note_call("rest", self._name_called(scope), begun, reply, refusal)
         if "asyncgate.unknown" in scope:
-            more.append(make_warning_header(scope["asyncgate.unknown"]))
-            body = add_warnings(body, scope["asyncgate.unknown"]) if body else body
+            more.append(members.make_warning_header(scope["asyncgate.unknown"]))
+            body = members.add_warnings(body, scope["asyncgate.unknown"]) if body else body
         await self.gate.send(send, scope, status, body, more)
         return refusal, reply
 
@@ -94,7 +78,7 @@ class Endpoint:
     async def _perform(self, scope: Scope, receive: Receive, more: list[tuple[bytes, bytes]]) -> Any:
         if (op := self._find_operation(scope["method"])) is None:
             allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations and self.heads else ())})
-            raise MethodNotAllowed(f"{scope['path']} does not support {scope['method']}", allow=allow)
+            raise errors.MethodNotAllowed(f"{scope['path']} does not support {scope['method']}", allow=allow)
         caller = await self.gate.guard.resolve(scope, op)
         self.gate.engine.permit(op, caller)
         if op.takes.creates and (trace := self._find_creator(scope)) is not None:
@@ -104,41 +88,41 @@ class Endpoint:
             _, path = self.gate.operations[op.successor].rest[0]
             more += [*DEPRECATED, (b"link", b"<%b>; rel=\"successor-version\"" % path.encode())]
         work = self.gate.engine.perform(op, caller, ask)
-        return await (run_while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
+        return await (http.run_while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
 
     def _find_creator(self, scope: Scope) -> Trace | None:
         """Return the trace of a task's creator: the one that the request names, else that of its own span."""
         trace = find_trace(scope["headers"])
         return self.gate.tracing.current() if trace is None and self.gate.tracing is not None else trace
 
-    async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
+    async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> wire.Ask:
         """Read a request: a GET from its query, others from the body; path parameters override both."""
         rule, body = self.gate.settings.unknown_members, b""
         try:
-            query = read_query(scope["query_string"])
+            query = http.read_query(scope["query_string"])
             reads = scope["method"] in ("GET", "HEAD")
             if not reads or op.kind == "W":
-                body = await read_body(scope, receive, self.gate.settings)
+                body = await http.read_body(scope, receive, self.gate.settings)
             if reads and not body:      # 18.5: a bootstrap is a GET that writes and may have a body
                 ask, unknown = op.reader.query(query, rule)
             else:
-                if heavy := not is_light(body, most := self.gate.settings.max_request_values):
+                if heavy := not screening.is_light(body, most := self.gate.settings.max_request_values):
                     if op.reader.is_batch:
-                        body, _ = await mark_body(body, most)
+                        body, _ = await screening.mark_body(body, most)
                     else:
-                        await screen_body(body, most)
-                body = drop_null_members(body) if body else b"{}"
+                        await screening.screen_body(body, most)
+                body = http.drop_null_members(body) if body else b"{}"
                 if heavy:
-                    await let_others_run(len(body))
+                    await screening.let_others_run(len(body))
                 ask, unknown = op.reader.body(body, rule)
                 if query:
-                    fill_principal(ask, query)
+                    http.fill_principal(ask, query)
                     unknown += op.reader.beside(query, rule)
             for name, value in scope["path_params"].items():
-                setattr(ask, name, read_member(name, value, op.reader.fields[name]))
+                setattr(ask, name, members.read_member(name, value, op.reader.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
-            raise InvalidRequest(f"{op.name}: {describe_problem(wrong, op.takes, body)}") from None
-        for named in read_claimed_tenants(query, scope["headers"]):
+            raise errors.InvalidRequest(f"{op.name}: {members.describe_problem(wrong, op.takes, body)}") from None
+        for named in http.read_claimed_tenants(query, scope["headers"]):
             self.gate.engine.check_tenant(caller, named)
         if unknown:
             scope["asyncgate.unknown"] = unknown

@@ -35,8 +35,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from asyncgate.parts.faces.traffic import Traffic
-from asyncgate.parts.model.connection import BROWSER_POLICY, GATE_MARK, STRICT_TRANSPORT, is_https_by_proxy
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model import connection, errors
 from asyncgate.parts.process.forks import release_children
 
 MAX_HEAD_BYTES = 32 * 1024
@@ -397,7 +396,7 @@ async def listen_beside(app: Any, settings: Transport, tls: Tls | None) -> Async
         config = make_config(app, settings, make_tls_context(tls) if tls else None)
         sockets = bind_sockets(settings.host, settings.port)
     except (OSError, ValueError) as error:
-        raise StartupError(f"cannot listen on {settings.host}:{settings.port} as well: {error}") from None
+        raise errors.StartupError(f"cannot listen on {settings.host}:{settings.port} as well: {error}") from None
     server = HttpServer(config, drain=_do_nothing)
     server.loop, server.lifespan = asyncio.get_running_loop(), Lifespan(config)
     listeners = [await server._listen(sock) for sock in sockets]
@@ -475,10 +474,10 @@ class Lifespan:
 
 
 SAFE_HEADERS = [
-    GATE_MARK,
+    connection.GATE_MARK,
     (b"content-type", b"application/json"),
     (b"cache-control", b"no-store"),
-    BROWSER_POLICY,
+    connection.BROWSER_POLICY,
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
     (b"connection", b"close"),
@@ -487,7 +486,7 @@ SAFE_HEADERS = [
 
 def make_safe_headers(scheme: str | None) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer that does not come from the app."""
-    return [*SAFE_HEADERS, STRICT_TRANSPORT] if scheme == "https" else SAFE_HEADERS
+    return [*SAFE_HEADERS, connection.STRICT_TRANSPORT] if scheme == "https" else SAFE_HEADERS
 
 
 def _encode_error(code: str, message: str, detail: str) -> bytes:
@@ -875,7 +874,8 @@ class Http(HttpToolsProtocol):
         before = self.cycle.scope["headers"] if self.cycle is not None else []
         headers = self.headers if self._is_in_head() else before
         scope = {"client": self.client, "headers": headers}
-        return "https" if self.trusted_proxies and is_https_by_proxy(scope, self.trusted_proxies) else self.scheme
+        return "https" if self.trusted_proxies and connection.is_https_by_proxy(scope,
+                                                                                self.trusted_proxies) else self.scheme
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.running = cycle

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Set
 from typing import Any, Protocol
 
 from asyncgate import Caller, Engine, Operation
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.challenges import Challenges
 from asyncgate.parts.model.connection import Headers, Scope, Send
 from asyncgate.parts.model.console import BegunSession
-from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.process.spans import Tracing
 from asyncgate.parts.process.turns import LoopTurns
 
@@ -34,7 +33,7 @@ class Doorkeeper(Protocol):
     async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
         """Count a call; `op` is None if it calls no operation; raises RateLimitExceeded."""
 
-    async def passing(self, scope: Scope) -> GateError | None:
+    async def passing(self, scope: Scope) -> errors.GateError | None:
         """Count a request that no operation has counted; return the refusal if it is one too many."""
 
     async def sign_in(self, scope: Scope, credential: str) -> BegunSession:
@@ -43,20 +42,20 @@ class Doorkeeper(Protocol):
     async def sign_out(self, scope: Scope, everywhere: bool) -> Headers:
         """End the session of a request, or all sessions of its credential; return what drops the cookie."""
 
-    def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
+    def refused(self, scope: Scope, no: errors.GateError, ask: wire.Ask | None = None) -> None:
         """Audit the refusal of a request if it concerns security."""
 
-    def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
+    def refused_call(self, caller: Caller, no: errors.GateError, operation: str, ask: wire.Ask | None = None) -> None:
         """Audit the refusal of one call in a request that may contain several."""
 
 
 class Meter(Protocol):
     """Counts what the faces answer."""
 
-    def note_call(self, face: str, operation: str, begun: float, reply: Any, no: GateError | None) -> None:
+    def note_call(self, face: str, operation: str, begun: float, reply: Any, no: errors.GateError | None) -> None:
         """Count a call that was answered with a reply or a refusal; `begun` is a time of `perf_counter`."""
 
-    def note_refusal(self, face: str, no: GateError) -> None:
+    def note_refusal(self, face: str, no: errors.GateError) -> None:
         """Count a request that was refused before its operation was known, unless that is counted already."""
 
 
@@ -78,7 +77,7 @@ class Serving(Protocol):
                    type: tuple[bytes, bytes] = ...) -> None:
         """Send a complete answer with the security headers."""
 
-    def describe_refusal(self, scope: Scope, no: GateError) -> Headers:
+    def describe_refusal(self, scope: Scope, no: errors.GateError) -> Headers:
         """Return the additional HTTP headers of a refusal."""
 
     def safety(self, scope: Scope, own: Set[bytes]) -> Headers:

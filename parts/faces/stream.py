@@ -21,13 +21,12 @@ from asyncgate.parts.faces.changes import ChangeRecord, Changes, show_change
 from asyncgate.parts.faces.http import read_query, run_while_connected
 from asyncgate.parts.faces.rest import Endpoint
 from asyncgate.parts.faces.tickets import open_ticket
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import GateError, InvalidRequest, TaskNotFound, log_fault
 from asyncgate.parts.model.examples import ASSIGNED
 from asyncgate.parts.model.ids import first_id
 from asyncgate.parts.model.news import Change
-from asyncgate.parts.model.wire import AsEither, Cursor, Kind, ListReceipts, Moment, Name, ReceiptRecord, says
 from asyncgate.parts.process.changes import Follower
 
 if TYPE_CHECKING:
@@ -40,27 +39,28 @@ STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
-class FollowReceipts(AsEither, kw_only=True):
+class FollowReceipts(wire.AsEither, kw_only=True):
     """Follow receipts as they come."""
 
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
-    refusals = (TaskNotFound,)
+    refusals = (errors.TaskNotFound,)
     example = ({"to_id": "ada"}, {"receipt": ASSIGNED})
-    to_kind: Annotated[Kind | None, says("kind of to_id; default: any")] = None
-    to_id: Annotated[Name | None, says("id of the recipient")] = None
-    task_id: Name | None = None
-    receipt_type: Name | None = None
-    since_receipt_id: Annotated[Cursor | None, says("where to begin; the header Last-Event-ID wins over it")] = None
+    to_kind: Annotated[wire.Kind | None, wire.says("kind of to_id; default: any")] = None
+    to_id: Annotated[wire.Name | None, wire.says("id of the recipient")] = None
+    task_id: wire.Name | None = None
+    receipt_type: wire.Name | None = None
+    since_receipt_id: Annotated[wire.Cursor | None,
+                                wire.says("where to begin; the header Last-Event-ID wins over it")] = None
     created_after: Annotated[
-        Moment | None, says("where to begin if nothing else says it: receipts created then or later")] = None
+        wire.Moment | None, wire.says("where to begin if nothing else says it: receipts created then or later")] = None
 
-    ticket: Annotated[str | None, says("instead of a credential, for the stream of one task in a browser")] = None
+    ticket: Annotated[str | None, wire.says("instead of a credential, for the stream of one task in a browser")] = None
 
-    def make_page_ask(self, after: str | None, limit: int) -> ListReceipts:
+    def make_page_ask(self, after: str | None, limit: int) -> wire.ListReceipts:
         """Return the request for the page behind a place."""
         same = {name: getattr(self, name) for name in self.__struct_fields__ if name not in NOT_OF_A_PAGE}
-        return ListReceipts(**same, since_receipt_id=after, limit=limit)
+        return wire.ListReceipts(**same, since_receipt_id=after, limit=limit)
 
 
 class ReceiptEvent(Struct, omit_defaults=True):
@@ -70,7 +70,7 @@ class ReceiptEvent(Struct, omit_defaults=True):
     """
 
     media: ClassVar[str] = "text/event-stream"
-    receipt: ReceiptRecord
+    receipt: wire.ReceiptRecord
     change: ChangeRecord | None = None
 
 
@@ -102,13 +102,13 @@ class ReceiptStream(Endpoint):
             await run_while_connected(self._open(scope, receive, send, begun), receive)
         except asyncio.CancelledError:
             return      # the client has disconnected
-        except GateError as no:
+        except errors.GateError as no:
             if not begun:
                 self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
                 more = self.gate.describe_refusal(scope, no)
                 return await self.gate.send(send, scope, no.status, encode_json(no.body()), more)
         except Exception as bug:
-            body = encode_json(log_fault(scope["path"], bug).body())
+            body = encode_json(errors.log_fault(scope["path"], bug).body())
             if not begun:
                 return await self.gate.send(send, scope, 500, body)
         await send({"type": "http.response.body", "body": b""})
@@ -144,8 +144,9 @@ class ReceiptStream(Endpoint):
         if (moment := instant(ask.created_after)) is None:
             return None
         if engine.settings.receipt_mode != "standalone":
-            raise InvalidRequest("created_after: the receipts of this gate are in a ledger, which orders them by "
-                                 "arrival; begin with since_receipt_id, or leave both out for the first receipt")
+            raise errors.InvalidRequest(
+                "created_after: the receipts of this gate are in a ledger, which orders them by "
+                                        "arrival; begin with since_receipt_id, or leave both out for the first receipt")
         to = await engine.choose_inbox(caller, page)
         return engine.seal_cursor(caller, first_id(moment), "receipts", to, page.task_id, page.receipt_type)
 
@@ -214,7 +215,7 @@ class Following:
         return b"".join(events), page.next_cursor is not None
 
 
-def write_event(place: str, receipt: ReceiptRecord) -> bytes:
+def write_event(place: str, receipt: wire.ReceiptRecord) -> bytes:
     """Write one receipt."""
     return b"id: %b\nevent: receipt\ndata: %b\n\n" % (place.encode(), write_line(receipt))
 

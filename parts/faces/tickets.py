@@ -16,24 +16,23 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import Caller, Engine, Operation, speaker
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.caller import ShownToken
-from asyncgate.parts.model.errors import GateError, InvalidToken, TaskNotFound
 from asyncgate.parts.model.examples import LATER, TASK_ID
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire import AsEither, GetTask, Name, Principal, Role, says
 
 TICKET_SECONDS = 300
 SEAL_BYTES, PURPOSE = 32, b"a ticket for the stream of a task\n"
 
 
-class TicketAsk(AsEither, kw_only=True):
+class TicketAsk(wire.AsEither, kw_only=True):
     """Ask for a ticket."""
 
     acts: ClassVar[bool] = False
     needed: ClassVar[tuple[str, ...]] = ("task_id",)
-    refusals: ClassVar[tuple[type[GateError], ...]] = (TaskNotFound,)
+    refusals: ClassVar[tuple[type[errors.GateError], ...]] = (errors.TaskNotFound,)
     example = ({"task_id": TASK_ID}, {"ticket": "mE0…", "path": "/v1/receipts/stream?ticket=mE0…", "expires_at": LATER})
-    task_id: Annotated[Name, says("the task whose receipts the page will follow")] = ""
+    task_id: Annotated[wire.Name, wire.says("the task whose receipts the page will follow")] = ""
 
 
 class Ticket(Struct):
@@ -48,8 +47,8 @@ class SealedCaller(Struct, omit_defaults=True):
     """Who asked for a ticket, for which task, and until when it is good."""
 
     tenant_id: str
-    principal: Principal
-    role: Role
+    principal: wire.Principal
+    role: wire.Role
     scopes: frozenset[str]
     task_id: str
     until: float
@@ -61,7 +60,7 @@ class SealedCaller(Struct, omit_defaults=True):
 
 async def make_ticket(engine: Engine, caller: Caller, ask: TicketAsk) -> Ticket:
     """Return a ticket with which a browser's EventSource may follow one task, within the next five minutes."""
-    await engine.get_task(caller, GetTask(task_id=ask.task_id))      # may it read the task?
+    await engine.get_task(caller, wire.GetTask(task_id=ask.task_id))      # may it read the task?
     until = engine.backend.now() + TICKET_SECONDS
     text = seal(engine, SealedCaller(caller.tenant_id, speaker(caller, ask), caller.role, caller.scopes, ask.task_id,
                                      until, caller.bound, caller.key_id, caller.issued_at, caller.token))
@@ -85,7 +84,7 @@ def open_ticket(engine: Engine, text: str) -> tuple[Caller, str]:
             if engine.backend.now() < held.until:
                 return Caller(held.tenant_id, held.principal, held.role, held.scopes, held.bound, held.key_id,
                               issued_at=held.issued_at, token=held.token), held.task_id
-    raise InvalidToken("this ticket is not one of this gate, or it has expired: ask for another one")
+    raise errors.InvalidToken("this ticket is not one of this gate, or it has expired: ask for another one")
 
 
 TICKET = Operation(make_ticket, "POST /v1/receipts/stream/ticket", "a w A", "receipts:read", "R")

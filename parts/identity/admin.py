@@ -23,86 +23,28 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller, Engine, Extension, Needs, Operation, Work, forbid, instant
-from asyncgate.parts.identity.audit import (
-    add_line,
-    body_of_line,
-    current_visitor,
-    describe_caller,
-    find_break,
-    load_head,
-    log_line,
-)
+from asyncgate.parts.identity import audit, keys_stored
 from asyncgate.parts.identity.keys import MOST_HASHING, Hasher, lower_priority
-from asyncgate.parts.identity.keys_stored import (
-    default_role,
-    default_scopes,
-    encode_names,
-    generate,
-    hash_secret,
-    is_good,
-    parse,
-    retire_key,
-)
 from asyncgate.parts.identity.notices import list_admins, read_rows, tell_admins
 from asyncgate.parts.identity.oversight import mark_as_audited
+from asyncgate.parts.model import errors, queries, quotas, stored, wire, wire_admin
 from asyncgate.parts.model.caller import forbid_beyond, forbid_giving
-from asyncgate.parts.model.errors import (
-    Forbidden,
-    InvalidRequest,
-    InvalidTransition,
-    KeyNotFound,
-    QuotaExceeded,
-    TenantNotFound,
-)
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.quotas import (
-    RETRY_LATER_SECONDS,
-    apply_stricter_limits,
-    find_allowance,
-    find_largest_payload,
-    find_longest_lease,
-    is_throttled,
-    tier_of,
-)
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Account, Audit, AuditHead, Key, Usage
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
-from asyncgate.parts.model.wire import Ask, Ok, Principal
-from asyncgate.parts.model.wire_admin import (
-    AuditLine,
-    AuditLines,
-    CreateTenant,
-    GetLimits,
-    IssuedKey,
-    IssueKey,
-    KeyRecord,
-    Keys,
-    Limits,
-    ListAudit,
-    ListKeys,
-    ListTenants,
-    RevokeKey,
-    RotateKey,
-    SetLimits,
-    Severity,
-    SuspendTenant,
-    TenantRecord,
-    Tenants,
-    Used,
-)
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Extension)
 Load = Callable[[Needs, Caller, Any], None]
 
 
-def audit_change(engine: Engine, work: Work, event: str, severity: Severity, caller: Caller, **said: Any) -> None:
+def audit_change(engine: Engine, work: Work, event: str, severity: wire_admin.Severity, caller: Caller,
+                 **said: Any) -> None:
     """Write an administrator's change into the audit log of the tenant that was changed."""
     mark_as_audited()
-    body = body_of_line(engine.settings, {**current_visitor(), **describe_caller(caller), **said})
-    log_line(severity, event, work.tenant_id, body)
+    body = audit.body_of_line(engine.settings, {**audit.current_visitor(), **audit.describe_caller(caller), **said})
+    audit.log_line(severity, event, work.tenant_id, body)
     if engine.settings.security.audit_logging.enabled:
-        add_line(work, event, severity, body)
+        audit.add_line(work, event, severity, body)
 
 
 async def change_record(engine: Engine, caller: Caller, tenant_id: str, kind: type[Struct], key: tuple[str, ...],
@@ -117,13 +59,13 @@ async def write_audited(engine: Engine, caller: Caller, tenant_id: str, load: Lo
     """Let `run` change what `load` names, and the end of the audit log, in the tenant's next batch."""
     context = copy_context()    # the batch is decided in another task, and the audit log needs the client's address
 
-    def load_all(needs: Needs, caller: Caller, ask: Ask) -> None:
+    def load_all(needs: Needs, caller: Caller, ask: wire.Ask) -> None:
         load(needs, caller, ask)
-        load_head(needs, caller, ask)
+        audit.load_head(needs, caller, ask)
 
-    def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> T:
+    def decide(engine: Engine, work: Work, caller: Caller, ask: wire.Ask) -> T:
         return context.run(run, work)
-    done: T = await engine.write(decide, load_all, replace(caller, tenant_id=tenant_id), Ask())
+    done: T = await engine.write(decide, load_all, replace(caller, tenant_id=tenant_id), wire.Ask())
     return done
 
 
@@ -146,15 +88,15 @@ class Turns(Extension):
 
 @asynccontextmanager
 async def take_room(engine: Engine, tenant: str, quota: str, most: int, count: Callable[[], Awaitable[int]],
-                    what: str, cure: str, retry_after: int = RETRY_LATER_SECONDS) -> AsyncIterator[None]:
+                    what: str, cure: str, retry_after: int = quotas.RETRY_LATER_SECONDS) -> AsyncIterator[None]:
     """Hold the tenant's turn from the count on until one more is kept; raises QuotaExceeded if there is no room."""
     if most < 0:
         yield
         return
     async with extend_once(engine, Turns).locks[quota, tenant]:
         if (number := await count()) >= most:
-            raise QuotaExceeded(f"this tenant has {number} {what}, and the limit is {most}: {cure}", quota=quota,
-                                limit=most, retry_after=retry_after)
+            raise errors.QuotaExceeded(f"this tenant has {number} {what}, and the limit is {most}: {cure}", quota=quota,
+                                       limit=most, retry_after=retry_after)
         yield
 
 
@@ -175,9 +117,9 @@ async def target_tenant(engine: Engine, caller: Caller, named: str | None) -> st
         return caller.tenant_id
     if operates(engine, caller):
         return await tenant_of(engine, named)
-    account = None if UUID_TEXT.match(named) else await engine.backend.record(caller.tenant_id, Account)
+    account = None if UUID_TEXT.match(named) else await engine.backend.record(caller.tenant_id, stored.Account)
     if account is None or account.name != named:
-        raise TenantNotFound(f"no tenant {named}")
+        raise errors.TenantNotFound(f"no tenant {named}")
     return caller.tenant_id
 
 
@@ -195,7 +137,7 @@ async def tenant_of(engine: Engine, named: str) -> str:
     if UUID_TEXT.match(named):
         return named.lower()
     if (found := await find_tenant_named(engine, named)) is None:
-        raise TenantNotFound(f"no tenant {named}; list_tenants shows all tenants, create_tenant makes one")
+        raise errors.TenantNotFound(f"no tenant {named}; list_tenants shows all tenants, create_tenant makes one")
     return found
 
 
@@ -205,7 +147,7 @@ async def find_tenants(engine: Engine, named: Iterable[str]) -> tuple[str, ...]:
     known = {engine.settings.default_tenant_id, *(await engine.backend.tenants() if found else ())}
     for name, tenant_id in zip(named, found, strict=True):
         if tenant_id not in known:
-            raise TenantNotFound(f"no tenant {name} in this database; list_tenants shows all tenants")
+            raise errors.TenantNotFound(f"no tenant {name} in this database; list_tenants shows all tenants")
     return tuple(found)
 
 
@@ -213,12 +155,12 @@ async def find_tenant_named(engine: Engine, name: str) -> str | None:
     """Return the id of the tenant that has a name."""
     if name == DEFAULT_TENANT:
         return engine.settings.default_tenant_id
-    if (account := await engine.backend.record(likely := id_of_name(name), Account)) and account.name == name:
+    if (account := await engine.backend.record(likely := id_of_name(name), stored.Account)) and account.name == name:
         return likely
     found = [id for id in await engine.backend.tenants()
-             if (account := await engine.backend.record(id, Account)) and account.name == name]
+             if (account := await engine.backend.record(id, stored.Account)) and account.name == name]
     if len(found) > 1:      # from before names were unique
-        raise InvalidRequest(f"{len(found)} tenants have the name {name}: use an id, {' or '.join(found)}")
+        raise errors.InvalidRequest(f"{len(found)} tenants have the name {name}: use an id, {' or '.join(found)}")
     return found[0] if found else None
 
 
@@ -234,39 +176,39 @@ def id_of_name(name: str) -> str:
     return str(uuid.uuid5(TENANT_NAMES, name))
 
 
-async def create_tenant(engine: Engine, caller: Caller, ask: CreateTenant) -> TenantRecord:
+async def create_tenant(engine: Engine, caller: Caller, ask: wire_admin.CreateTenant) -> wire_admin.TenantRecord:
     """Create a tenant with a unique name and a tier; a repeated call returns the tenant unchanged.
 
     For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
     """
     require_operator(engine, caller)
     if UUID_TEXT.match(ask.name):
-        raise InvalidRequest("a tenant's name cannot look like an id, because requests accept either one")
+        raise errors.InvalidRequest("a tenant's name cannot look like an id, because requests accept either one")
     named = await find_tenant_named(engine, ask.name)
     tenant_id = ask.tenant or named or id_of_name(ask.name)
-    if named not in (None, tenant_id) and await engine.backend.record(tenant_id, Account) is None:
-        raise InvalidRequest(f"tenant {named} already has the name {ask.name}; names are unique")
+    if named not in (None, tenant_id) and await engine.backend.record(tenant_id, stored.Account) is None:
+        raise errors.InvalidRequest(f"tenant {named} already has the name {ask.name}; names are unique")
 
-    def make(work: Work) -> TenantRecord:
-        account = work.find_record(Account)
+    def make(work: Work) -> wire_admin.TenantRecord:
+        account = work.find_record(stored.Account)
         if account is None:
-            work.keep_record(account := Account(ask.name, work.now, ask.tier or ""))
+            work.keep_record(account := stored.Account(ask.name, work.now, ask.tier or ""))
             audit_change(engine, work, "tenant_created", "info", caller, name=ask.name, tier=ask.tier)
         return as_tenant_record(engine.settings, tenant_id, account)
-    return await change_record(engine, caller, tenant_id, Account, (), make)
+    return await change_record(engine, caller, tenant_id, stored.Account, (), make)
 
 
-async def list_tenants(engine: Engine, caller: Caller, ask: ListTenants) -> Tenants:
+async def list_tenants(engine: Engine, caller: Caller, ask: wire_admin.ListTenants) -> wire_admin.Tenants:
     """List all tenants, with their names and tiers.
 
     For the operator.
     """
     require_operator(engine, caller)
-    found = [(id, await engine.backend.record(id, Account)) for id in await engine.backend.tenants()]
-    return Tenants([as_tenant_record(engine.settings, id, account) for id, account in found])
+    found = [(id, await engine.backend.record(id, stored.Account)) for id in await engine.backend.tenants()]
+    return wire_admin.Tenants([as_tenant_record(engine.settings, id, account) for id, account in found])
 
 
-async def suspend_tenant(engine: Engine, caller: Caller, ask: SuspendTenant) -> TenantRecord:
+async def suspend_tenant(engine: Engine, caller: Caller, ask: wire_admin.SuspendTenant) -> wire_admin.TenantRecord:
     """Suspend a tenant, or end its suspension; within five seconds its credentials are refused or accepted again.
 
     For the operator.  Its tasks stay as they are; its leases run out.  Spec 21.9.
@@ -274,26 +216,27 @@ async def suspend_tenant(engine: Engine, caller: Caller, ask: SuspendTenant) -> 
     require_operator(engine, caller)
     tenant_id = await tenant_of(engine, ask.tenant or "")
     if tenant_id == engine.settings.default_tenant_id:
-        raise Forbidden("the default tenant is the operator's own and cannot be suspended")
+        raise errors.Forbidden("the default tenant is the operator's own and cannot be suspended")
 
-    def suspend(work: Work) -> TenantRecord:
-        account = work.find_record(Account) or Account("", work.now)
+    def suspend(work: Work) -> wire_admin.TenantRecord:
+        account = work.find_record(stored.Account) or stored.Account("", work.now)
         if ask.suspended != (account.suspended_at is not None):
             work.keep_record(account := replace(account, suspended_at=work.now if ask.suspended else None))
             event = "tenant_suspended" if ask.suspended else "tenant_resumed"
             audit_change(engine, work, event, "critical", caller, reason=ask.reason)
         return as_tenant_record(engine.settings, tenant_id, account)
-    return await change_record(engine, caller, tenant_id, Account, (), suspend)
+    return await change_record(engine, caller, tenant_id, stored.Account, (), suspend)
 
 
-def as_tenant_record(settings: Settings, tenant_id: str, account: Account | None) -> TenantRecord:
+def as_tenant_record(settings: Settings, tenant_id: str, account: stored.Account | None) -> wire_admin.TenantRecord:
     """Show a tenant."""
     if account is None:
-        return TenantRecord(tenant_id, "", settings.security.rate_limiting.default_tier)
-    return TenantRecord(tenant_id, account.name, account.tier or settings.security.rate_limiting.default_tier,
-                        to_utc(account.created_at), to_utc_or_none(account.suspended_at),
-                        to_utc_or_none(account.exempt_until),
-                        account.exempt_why)
+        return wire_admin.TenantRecord(tenant_id, "", settings.security.rate_limiting.default_tier)
+    return wire_admin.TenantRecord(tenant_id, account.name,
+                                   account.tier or settings.security.rate_limiting.default_tier,
+                                   to_utc(account.created_at), to_utc_or_none(account.suspended_at),
+                                   to_utc_or_none(account.exempt_until),
+                                   account.exempt_why)
 
 
 # Limits.
@@ -302,30 +245,30 @@ def as_tenant_record(settings: Settings, tenant_id: str, account: Account | None
 OWN_LIMITS = ("max_payload_bytes", "max_lease_ttl_seconds")     # so called in the settings, in an account, in a request
 
 
-async def get_limits(engine: Engine, caller: Caller, ask: GetLimits) -> Limits:
+async def get_limits(engine: Engine, caller: Caller, ask: wire_admin.GetLimits) -> wire_admin.Limits:
     """Return a tenant's limits, its usage, and whether the limits are enforced; -1 is unlimited.
 
     Spec 21.4.2.
     """
     tenant_id = await target_tenant(engine, caller, ask.tenant)
 
-    def count(engine: Engine, work: Work, caller: Caller, ask: Ask) -> Limits:
-        limits = as_limits_record(engine.settings, tenant_id, work.find_record(Account), work.now)
-        usage = work.find_record(Usage)
+    def count(engine: Engine, work: Work, caller: Caller, ask: wire.Ask) -> wire_admin.Limits:
+        limits = as_limits_record(engine.settings, tenant_id, work.find_record(stored.Account), work.now)
+        usage = work.find_record(stored.Usage)
         assert usage is not None
-        limits.used = Used(usage.active, usage.leases, usage.receipt_bytes, usage.terminal)
+        limits.used = wire_admin.Used(usage.active, usage.leases, usage.receipt_bytes, usage.terminal)
         return limits
-    found: Limits = await engine.write(count, load_usage, replace(caller, tenant_id=tenant_id), Ask())
+    found: wire_admin.Limits = await engine.write(count, load_usage, replace(caller, tenant_id=tenant_id), wire.Ask())
     return found
 
 
 def load_usage(needs: Needs, caller: Caller, ask: Any) -> None:
     """Load a tenant's usage, counted again from its rows."""
-    needs.records |= {(Account, ()), (Usage, ())}
+    needs.records |= {(stored.Account, ()), (stored.Usage, ())}
     needs.recount = True
 
 
-async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
+async def set_limits(engine: Engine, caller: Caller, ask: wire_admin.SetLimits) -> wire_admin.Limits:
     """Set a tenant's tier or own limits, exempt it from all for a time (21.4.5), or set stricter ones (21.9.2).
 
     For the operator.  An exemption and stricter limits need a reason.  Stricter limits, and a tenant's own ones of
@@ -338,14 +281,15 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
     whom, own = await list_admins(engine, tenant_id), read_own_limits(engine.settings, ask)
     asked_calls, asked_tasks = ask.stricter_calls_per_hour, ask.stricter_tasks_per_hour
     if (until is not None or strict is not None) and not ask.reason:
-        raise InvalidRequest("exempt_until and stricter_until need a reason; the audit log keeps it (spec 21.4.5)")
+        raise errors.InvalidRequest(
+            "exempt_until and stricter_until need a reason; the audit log keeps it (spec 21.4.5)")
     if (strict is None) != (asked_calls is None and asked_tasks is None) and (
             strict is None or strict > engine.backend.now()):
-        raise InvalidRequest("stricter limits need stricter_until, and stricter_calls_per_hour or "
-                             "stricter_tasks_per_hour, or both")
+        raise errors.InvalidRequest("stricter limits need stricter_until, and stricter_calls_per_hour or "
+                                    "stricter_tasks_per_hour, or both")
 
-    def agree(work: Work) -> Limits:
-        account = work.find_record(Account) or Account("", work.now)
+    def agree(work: Work) -> wire_admin.Limits:
+        account = work.find_record(stored.Account) or stored.Account("", work.now)
         if ask.tier is not None:
             account = replace(account, tier=ask.tier)
             audit_change(engine, work, "tier_changed", "warning", caller, tier=ask.tier, reason=ask.reason)
@@ -368,31 +312,35 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
                             tasks_per_hour=asked_tasks, until=to_utc(strict).isoformat())
         work.keep_record(account)
         return as_limits_record(engine.settings, tenant_id, account, work.now)
-    return await change_record(engine, caller, tenant_id, Account, (), agree)
+    return await change_record(engine, caller, tenant_id, stored.Account, (), agree)
 
 
-def read_own_limits(settings: Settings, ask: SetLimits) -> dict[str, int | None]:
+def read_own_limits(settings: Settings, ask: wire_admin.SetLimits) -> dict[str, int | None]:
     """Return a tenant's own limits that a request changes; None: as the settings say."""
     asked = {name: wished for name in OWN_LIMITS if (wished := getattr(ask, name)) is not None}
     for name, wished in asked.items():
         if wished == 0 or wished > getattr(settings, name):
-            raise InvalidRequest(f"{name} is from 1 to {getattr(settings, name)}, which is this gate's limit for all "
-                                 "tenants; -1 brings that limit back")
+            raise errors.InvalidRequest(
+                f"{name} is from 1 to {getattr(settings, name)}, which is this gate's limit for all "
+                                        "tenants; -1 brings that limit back")
     return {name: None if wished == -1 else wished for name, wished in asked.items()}
 
 
-def as_limits_record(settings: Settings, tenant_id: str, account: Account | None, now: float) -> Limits:
+def as_limits_record(settings: Settings, tenant_id: str, account: stored.Account | None,
+                     now: float) -> wire_admin.Limits:
     """Show a tenant's limits, and until when it is exempt from them."""
     exempt = account.exempt_until if account else None
-    account = replace(account or Account("", 0.0), exempt_until=None)
-    may = apply_stricter_limits(find_allowance(settings, account, now), account, now)
-    strict = is_throttled(account, now)
+    account = replace(account or stored.Account("", 0.0), exempt_until=None)
+    may = quotas.apply_stricter_limits(quotas.find_allowance(settings, account, now), account, now)
+    strict = quotas.is_throttled(account, now)
     enforced = bool(settings.security.rate_limiting.enabled)
-    return Limits(tenant_id, tier_of(settings, account), enforced, may.tasks_per_hour, may.api_calls_per_hour,
-                  may.active_tasks, may.concurrent_leases, may.receipt_storage_gb, may.terminal_tasks,
-                  may.receipts_per_task, find_largest_payload(settings, account, now),
-                  find_longest_lease(settings, account, now), to_utc_or_none(exempt),
-                  to_utc_or_none(account.stricter_until) if strict else None, account.stricter_why if strict else None)
+    return wire_admin.Limits(tenant_id, quotas.tier_of(settings, account), enforced, may.tasks_per_hour,
+                             may.api_calls_per_hour,
+                             may.active_tasks, may.concurrent_leases, may.receipt_storage_gb, may.terminal_tasks,
+                             may.receipts_per_task, quotas.find_largest_payload(settings, account, now),
+                             quotas.find_longest_lease(settings, account, now), to_utc_or_none(exempt),
+                             to_utc_or_none(account.stricter_until) if strict else None,
+                             account.stricter_why if strict else None)
 
 
 # Issued keys.
@@ -405,7 +353,7 @@ async def tenant_to_issue_for(engine: Engine, caller: Caller, named: str | None)
     return await target_tenant(engine, caller, named)
 
 
-async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
+async def issue_key(engine: Engine, caller: Caller, ask: wire_admin.IssueKey) -> wire_admin.IssuedKey:
     """Issue a key for a worker, an agent or a service; only this answer shows its text.
 
     The key identifies one principal of one tenant, with a role and scopes.  It can be limited to some capabilities and
@@ -422,41 +370,42 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
     async with take_room(engine, tenant_id, "keys_per_tenant", engine.settings.security.api_keys.keys_per_tenant,
                          partial(count_good_keys, engine, tenant_id),
                          "valid keys", "revoke_key ends one that is not needed, list_keys shows all"):
-        await change_record(engine, caller, tenant_id, Key, (key.key_id,), issue)
-    return IssuedKey(text, as_key_record(tenant_id, key))
+        await change_record(engine, caller, tenant_id, stored.Key, (key.key_id,), issue)
+    return wire_admin.IssuedKey(text, as_key_record(tenant_id, key))
 
 
 async def count_good_keys(engine: Engine, tenant_id: str) -> int:
     """Return how many keys of a tenant are good, or will be."""
     now = engine.backend.now()
-    return len([1 async for key in read_rows(engine, tenant_id, Key) if is_good(key, now)])
+    return len([1 async for key in read_rows(engine, tenant_id, stored.Key) if keys_stored.is_good(key, now)])
 
 
-def require_own_rights(caller: Caller, key: Key) -> None:
+def require_own_rights(caller: Caller, key: stored.Key) -> None:
     """Refuse to issue a key with more rights than its issuer has."""
     if beyond := find_scopes_beyond(caller, key):
         raise forbid_giving(caller, beyond, "issue a key that has")
 
 
-def find_scopes_beyond(caller: Caller, key: Key) -> frozenset[str]:
+def find_scopes_beyond(caller: Caller, key: stored.Key) -> frozenset[str]:
     """Return the scopes that a key has and a caller lacks."""
     return msgspec.json.decode(key.scopes, type=frozenset[str]) - caller.scopes
 
 
-async def make_requested_key(engine: Engine, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:
+async def make_requested_key(engine: Engine, ask: wire_admin.IssueKey, caller: Caller, now: float) -> tuple[str,
+                                                                                                            stored.Key]:
     """Make a new key; return its text and its row."""
-    role = ask.role or default_role(ask.principal_kind)
+    role = ask.role or keys_stored.default_role(ask.principal_kind)
     if unknown := (ask.scopes or frozenset()) - SCOPES:
-        raise InvalidRequest(f"no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
+        raise errors.InvalidRequest(f"no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
     begins, ends = instant(ask.not_before), instant(ask.expires_at)
     if ends is not None and ends <= max(now, begins or 0.0):
-        raise InvalidRequest("expires_at is before not_before, so the key would never be valid")
+        raise errors.InvalidRequest("expires_at is before not_before, so the key would never be valid")
     text, hash, key_id = await make_key(engine)
-    key = Key(
+    key = stored.Key(
         key_id=key_id, hash=hash, name=ask.name, principal_kind=ask.principal_kind, principal_id=ask.principal_id,
         principal_instance_id=ask.principal_instance_id, role=role,
-        scopes=encode_names(default_scopes(role) if ask.scopes is None else ask.scopes) or "[]",
-        capabilities=encode_names(ask.capabilities), task_types=encode_names(ask.task_types),
+        scopes=keys_stored.encode_names(keys_stored.default_scopes(role) if ask.scopes is None else ask.scopes) or "[]",
+        capabilities=keys_stored.encode_names(ask.capabilities), task_types=keys_stored.encode_names(ask.task_types),
         not_before=now if begins is None else begins, expires_at=ends, revoked_at=None, rotated_to=None, version=1,
         created_at=now, created_by=str(caller.principal))
     return text, key
@@ -475,10 +424,10 @@ class NewKeys(Extension):
 
 async def make_key(engine: Engine) -> tuple[str, str, str]:
     """Return the text of a new key, the hash of its secret, and its id; raises Overloaded if too many wait."""
-    text = generate()
-    parts = parse(text)
+    text = keys_stored.generate()
+    parts = keys_stored.parse(text)
     assert parts is not None
-    work = partial(hash_secret, parts[1], engine.settings.security.api_keys)
+    work = partial(keys_stored.hash_secret, parts[1], engine.settings.security.api_keys)
     return text, await extend_once(engine, NewKeys).hasher.run(work), parts[0]
 
 
@@ -490,16 +439,16 @@ async def make_keys(engine: Engine, number: int) -> list[tuple[str, str, str]]:
     return made
 
 
-async def list_keys(engine: Engine, caller: Caller, ask: ListKeys) -> Keys:
+async def list_keys(engine: Engine, caller: Caller, ask: wire_admin.ListKeys) -> wire_admin.Keys:
     """List the tenant's keys, also revoked ones, without their secret texts."""
     tenant_id = await target_tenant(engine, caller, ask.tenant)
     rows, *ends = await read_page(engine, caller, ask, ("keys", tenant_id),
-                             lambda after: engine.backend.page(tenant_id, Rows(Key, after)),
+                             lambda after: engine.backend.page(tenant_id, queries.Rows(stored.Key, after)),
                                   lambda key: key.key_id, lambda key: True)
-    return Keys([as_key_record(tenant_id, key) for key in rows], *ends)
+    return wire_admin.Keys([as_key_record(tenant_id, key) for key in rows], *ends)
 
 
-async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKey:
+async def rotate_key(engine: Engine, caller: Caller, ask: wire_admin.RotateKey) -> wire_admin.IssuedKey:
     """Replace a key by a new one with the same rights; the old one stays valid for overlap_seconds.
 
     Only this answer shows the new text.
@@ -507,22 +456,22 @@ async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKe
     tenant_id = await tenant_to_issue_for(engine, caller, ask.tenant)
     text, hash, key_id = await make_key(engine)
 
-    def rotate(work: Work) -> Key:
-        old = require_key(work.find_record(Key, ask.key_id), ask.key_id)
+    def rotate(work: Work) -> stored.Key:
+        old = require_key(work.find_record(stored.Key, ask.key_id), ask.key_id)
         if old.revoked_at is not None or old.rotated_to is not None:
-            raise InvalidTransition(f"key {old.key_id} is already revoked or rotated; issue_key makes a new one")
+            raise errors.InvalidTransition(f"key {old.key_id} is already revoked or rotated; issue_key makes a new one")
         require_own_rights(caller, old)
         new = replace(old, key_id=key_id, hash=hash, not_before=work.now, created_at=work.now, last_used_at=None,
                       created_by=str(caller.principal))
-        work.keep_record(retire_key(old, key_id, work.now, ask.overlap_seconds))
+        work.keep_record(keys_stored.retire_key(old, key_id, work.now, ask.overlap_seconds))
         work.keep_record(new)
         audit_change(engine, work, "key_rotated", "info", caller, rotated=old.key_id, rotated_to=key_id)
         return new
-    new = await change_record(engine, caller, tenant_id, Key, (ask.key_id,), rotate)
-    return IssuedKey(text, as_key_record(tenant_id, new))
+    new = await change_record(engine, caller, tenant_id, stored.Key, (ask.key_id,), rotate)
+    return wire_admin.IssuedKey(text, as_key_record(tenant_id, new))
 
 
-async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
+async def revoke_key(engine: Engine, caller: Caller, ask: wire_admin.RevokeKey) -> wire.Ok:
     """Revoke a key: this process refuses it at once, others within five seconds; a repeated call is a no-op.
 
     A credential revokes only keys that it could issue: those without scopes that it lacks.  Spec 21.9.1.
@@ -530,38 +479,38 @@ async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
     tenant_id = await target_tenant(engine, caller, ask.tenant)
     whom = await list_admins(engine, tenant_id)
 
-    def revoke(work: Work) -> Ok:
-        key = require_key(work.find_record(Key, ask.key_id), ask.key_id)
+    def revoke(work: Work) -> wire.Ok:
+        key = require_key(work.find_record(stored.Key, ask.key_id), ask.key_id)
         if key.revoked_at is None:
             require_power_over(caller, key)
             work.keep_record(replace(key, revoked_at=work.now))
             audit_change(engine, work, "key_revoked", "warning", caller, revoked=key.key_id, reason=ask.reason)
             tell_admins(engine, work, whom, "key_revoked", key_id=key.key_id, name=key.name, reason=ask.reason,
                         by=str(caller.principal))
-        return Ok(True)
-    return await change_record(engine, caller, tenant_id, Key, (ask.key_id,), revoke)
+        return wire.Ok(True)
+    return await change_record(engine, caller, tenant_id, stored.Key, (ask.key_id,), revoke)
 
 
-def require_power_over(caller: Caller, key: Key) -> None:
+def require_power_over(caller: Caller, key: stored.Key) -> None:
     """Refuse to revoke a key with more rights than its revoker has, so that no limited key locks the others out."""
     if beyond := find_scopes_beyond(caller, key):
         raise forbid_beyond(caller, beyond, f"revoke key {key.key_id}, which has",
                             "an admin whose credential has all of them can")
 
 
-def require_key(key: Key | None, key_id: str) -> Key:
+def require_key(key: stored.Key | None, key_id: str) -> stored.Key:
     """Return a key; raises KeyNotFound for None."""
     if key is None:
-        raise KeyNotFound(f"no key {key_id}; list_keys shows all keys")
+        raise errors.KeyNotFound(f"no key {key_id}; list_keys shows all keys")
     return key
 
 
-def as_key_record(tenant_id: str, key: Key) -> KeyRecord:
+def as_key_record(tenant_id: str, key: stored.Key) -> wire_admin.KeyRecord:
     """Show a key without its secret and without the hash of the secret."""
     def names(text: str | None) -> list[str] | None:
         return None if text is None else msgspec.json.decode(text, type=list[str])
 
-    return KeyRecord(
+    return wire_admin.KeyRecord(
         key.key_id, tenant_id, key.name, key.principal_kind, key.principal_id, key.role, names(key.scopes) or [],
         to_utc(key.created_at), key.created_by, to_utc(key.not_before), key.principal_instance_id,
         names(key.capabilities), names(key.task_types), to_utc_or_none(key.expires_at),
@@ -572,14 +521,14 @@ def as_key_record(tenant_id: str, key: Key) -> KeyRecord:
 # The audit log.
 
 
-async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLines:
+async def list_audit(engine: Engine, caller: Caller, ask: wire_admin.ListAudit) -> wire_admin.AuditLines:
     """List the tenant's audit log, oldest first; its lines never change.
 
     Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
     """
     tenant_id = await target_tenant(engine, caller, ask.tenant)
 
-    def wanted(line: Audit) -> bool:
+    def wanted(line: stored.Audit) -> bool:
         return (ask.event in (None, line.event) and ask.severity in (None, line.severity)
                 and (ask.key_id is None or concerns(line, KEYS_OF_LINE, ask.key_id))
                 and (ask.session_id is None or concerns(line, SESSIONS_OF_LINE, ask.session_id))
@@ -589,7 +538,7 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
     log = ChainedPages(engine, tenant_id)
     rows, following, cursor = await read_page(engine, caller, ask, mark, lambda after: log.read(after or begin),
                                               lambda line: line.audit_id, wanted)
-    return AuditLines([as_audit_line(tenant_id, line) for line in rows], following, cursor, log.broken)
+    return wire_admin.AuditLines([as_audit_line(tenant_id, line) for line in rows], following, cursor, log.broken)
 
 
 class ChainedPages:
@@ -597,23 +546,24 @@ class ChainedPages:
 
     def __init__(self, engine: Engine, tenant_id: str) -> None:
         self.engine, self.tenant_id = engine, tenant_id
-        self.head: AuditHead | None = None      # the last line that was read; the first one has nothing to be held to
+        # the last line that was read; the first one has nothing to be held to
+        self.head: stored.AuditHead | None = None
         self.broken: str | None = None
 
-    async def read(self, after: str) -> list[Audit]:
+    async def read(self, after: str) -> list[stored.Audit]:
         """Return the lines behind a place."""
-        lines = await self.engine.backend.page(self.tenant_id, Rows(Audit, after))
+        lines = await self.engine.backend.page(self.tenant_id, queries.Rows(stored.Audit, after))
         if lines:
-            first, rest = (AuditHead(lines[0].number, lines[0].hash), lines[1:]) if self.head is None else (
+            first, rest = (stored.AuditHead(lines[0].number, lines[0].hash), lines[1:]) if self.head is None else (
                 self.head, lines)
-            self.broken = self.broken or find_break(rest, first)
-            self.head = AuditHead(lines[-1].number, lines[-1].hash)
+            self.broken = self.broken or audit.find_break(rest, first)
+            self.head = stored.AuditHead(lines[-1].number, lines[-1].hash)
         return lines
 
 
 async def find_last_lines(engine: Engine, tenant_id: str, last: int | None) -> str:
     """Return the place before the last so many lines of a log; empty: before all."""
-    head = None if last is None else await engine.backend.record(tenant_id, AuditHead)
+    head = None if last is None else await engine.backend.record(tenant_id, stored.AuditHead)
     return f"{max(0, head.number - last):012d}" if head and last is not None else ""
 
 
@@ -623,16 +573,16 @@ SESSIONS_OF_LINE = ("session_id", "about_session", "console_session", "console_b
 TOKENS_OF_LINE = ("token_id", "about_token")
 
 
-def concerns(line: Audit, names: tuple[str, ...], id: str) -> bool:
+def concerns(line: stored.Audit, names: tuple[str, ...], id: str) -> bool:
     """Whether one of these members of a line is an id."""
     said = msgspec.json.decode(line.body)
     return id in [said.get(name) for name in names]
 
 
-def as_audit_line(tenant_id: str, line: Audit) -> AuditLine:
+def as_audit_line(tenant_id: str, line: stored.Audit) -> wire_admin.AuditLine:
     """Show a line of the audit log, with the fields that spec 21.7.4 wants at the top level."""
     said = msgspec.json.decode(line.body)
-    return AuditLine(
+    return wire_admin.AuditLine(
         line.audit_id, line.number, tenant_id, to_utc(line.at), line.event, line.severity, said.get("principal_id"),
         said.get("ip"), said.get("user_agent"), said.get("reason"), Raw(line.body.encode()), line.hash)
 
@@ -663,7 +613,7 @@ OPERATIONS = [
 ]
 
 
-async def issue_first_key(engine: Engine, ask: IssueKey) -> IssuedKey:
+async def issue_first_key(engine: Engine, ask: wire_admin.IssueKey) -> wire_admin.IssuedKey:
     """Issue a key as the operator, without a running gate: nobody has a key yet who could issue the first one."""
     tenant_id = engine.settings.default_tenant_id
-    return await issue_key(engine, Caller(tenant_id, Principal("system", "cli"), "admin", SCOPES), ask)
+    return await issue_key(engine, Caller(tenant_id, wire.Principal("system", "cli"), "admin", SCOPES), ask)

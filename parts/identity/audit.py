@@ -25,32 +25,29 @@ from msgspec import Raw, Struct
 from asyncgate import Caller, Engine, Work, its_lease
 from asyncgate.parts.identity.keys_stored import ID_END, ID_START, KEY_PREFIX
 from asyncgate.parts.identity.notices import write_notice
+from asyncgate.parts.model import errors, queries, stored, wire, wire_admin
 from asyncgate.parts.model.caller import NOBODY
 from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.erased import SALT, is_erased_line
-from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.ids import make_salt, mark_in, mark_of
-from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Audit, AuditHead
-from asyncgate.parts.model.wire import Items, RenewLease
-from asyncgate.parts.model.wire_admin import Severity
 from asyncgate.parts.process.logs import Redaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from asyncgate import Needs, Operation
+    from asyncgate.parts.model import wire
     from asyncgate.parts.model.connection import Scope
-    from asyncgate.parts.model.wire import Ask
 
 log = logging.getLogger("asyncgate.audit")
 
-Line = tuple[str, Severity, bytes]      # event, severity, canonical JSON of the details
+Line = tuple[str, wire_admin.Severity, bytes]      # event, severity, canonical JSON of the details
 
-LEVELS: dict[Severity, int] = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
+LEVELS: dict[wire_admin.Severity, int] = {"info": logging.INFO, "warning": logging.WARNING,
+                                          "critical": logging.CRITICAL}
 FLUSH_SECONDS, MOST_NOTED = 1.0, 100            # different lines of one tenant; more are only counted
 COUNTED_SECONDS, MOST_COUNTED = 300.0, 10_000   # events other than refusals: the first is noted, the next are counted
 LINES_OF_PLACE, LINES_OF_STRANGERS = 20, 100    # lines in a minute that callers without a valid credential may cause
@@ -58,7 +55,7 @@ MOST_TASKS, USES_SECONDS, NOTICE_SECONDS = 200, 60.0, 3600.0
 PRUNED = "audit_pruned"
 SUSPECTS, TENANTS_SECONDS, LAST_FLUSH_SECONDS = 100, 60.0, 1.0
 # The event and severity of each refusal that is noted; other refusals are not noted.
-EVENTS: dict[str, tuple[str, Severity]] = {
+EVENTS: dict[str, tuple[str, wire_admin.Severity]] = {
     "tenant_mismatch": ("cross_tenant_attempt", "critical"),
     "tenant_not_found": ("cross_tenant_attempt", "critical"),       # the request named another tenant
     "forbidden": ("authorization_failure", "warning"),
@@ -93,7 +90,7 @@ def redactor_of(fields: tuple[str, ...]) -> Redaction:
     return Redaction(fields)
 
 
-def log_line(severity: Severity, event: str, tenant_id: str, body: bytes) -> None:
+def log_line(severity: wire_admin.Severity, event: str, tenant_id: str, body: bytes) -> None:
     """Write a line to the process's own log; in JSON logs the details are top-level members (21.7.4)."""
     fields = {"event": event, "severity": severity, "tenant_id": tenant_id, **msgspec.json.decode(body)}
     log.log(LEVELS[severity], "%s %s tenant=%s %s", severity, event, tenant_id, body.decode(),
@@ -110,17 +107,18 @@ def changed_tasks(ask: Any, reply: Any) -> list[str]:
 # The chain.
 
 
-def add_line(work: Work, event: str, severity: Severity, said: bytes, at: float | None = None) -> Audit:
+def add_line(work: Work, event: str, severity: wire_admin.Severity, said: bytes,
+             at: float | None = None) -> stored.Audit:
     """Add a line to the tenant's log; the batch must have loaded its `head`.
 
     Its id is its number: lines sort as they are chained whatever process wrote them, and no number is given twice.
     """
-    head = work.find_record(AuditHead) or AuditHead(0, "")
+    head = work.find_record(stored.AuditHead) or stored.AuditHead(0, "")
     number = head.number + 1
-    line = link_line(head, Audit(
+    line = link_line(head, stored.Audit(
         f"{number:012d}", number, work.now if at is None else at, event, severity, add_salt(said), ""))
     work.add_audit(line)
-    work.keep_record(AuditHead(line.number, line.hash))
+    work.keep_record(stored.AuditHead(line.number, line.hash))
     return line
 
 
@@ -129,27 +127,27 @@ def add_salt(said: bytes) -> str:
     return f'{said[:-1].decode()}{"," if said != b"{}" else ""}"{SALT}":"{make_salt()}"}}'
 
 
-def link_line(head: AuditHead, line: Audit) -> Audit:
+def link_line(head: stored.AuditHead, line: stored.Audit) -> stored.Audit:
     """Return a line with its hash, which covers the line before it."""
     content = to_canonical((head.hash, line.audit_id, line.number, line.at, line.event, line.severity,
                             Raw(line.body.encode())))
-    return Audit(line.audit_id, line.number, line.at, line.event, line.severity, line.body,
-                 hashlib.sha256(content).hexdigest())
+    return stored.Audit(line.audit_id, line.number, line.at, line.event, line.severity, line.body,
+                        hashlib.sha256(content).hexdigest())
 
 
 def load_head(needs: Needs, caller: Caller, ask: Any) -> None:
     """Load and lock the end of the log, so that nobody else adds a line meanwhile."""
-    needs.records.add((AuditHead, ()))
+    needs.records.add((stored.AuditHead, ()))
 
 
-def find_break(lines: Iterable[Audit], before: AuditHead) -> str | None:
+def find_break(lines: Iterable[stored.Audit], before: stored.AuditHead) -> str | None:
     """Describe the first break in the next lines of a log; None if there is none."""
     for line in lines:
         if line.number != before.number + 1:
             return f"line {before.number + 1} of the audit log is missing: {line.audit_id} is number {line.number}"
         if link_line(before, line).hash != line.hash and not is_erased_line(line):
             return f"line {line.number} of the audit log, {line.audit_id}, is not what was written"
-        before = AuditHead(line.number, line.hash)
+        before = stored.AuditHead(line.number, line.hash)
     return None
 
 
@@ -162,27 +160,27 @@ async def prune_lines(engine: Engine, tenant_id: str) -> int:
     So the rest of the chain can still be verified: its first line covers that hash.
     """
     now = engine.backend.now()
-    page = await engine.backend.page(tenant_id, Rows(Audit))
+    page = await engine.backend.page(tenant_id, queries.Rows(stored.Audit))
     oldest = now - DAY_SECONDS * engine.settings.security.audit_logging.retention_days
-    old: list[Audit] = list(takewhile(lambda line: line.at < oldest, page))
+    old: list[stored.Audit] = list(takewhile(lambda line: line.at < oldest, page))
     if not old or old[0].at > oldest - DAY_SECONDS:     # prune once a day at most
         return 0
 
     def drop(work: Work) -> None:
         for line in old:
-            work.drop_record(Audit, line.audit_id)
+            work.drop_record(stored.Audit, line.audit_id)
         details = {"up_to": old[-1].number, "hash": old[-1].hash, "lines": len(old)}
         add_line(work, PRUNED, "info", to_canonical(details))
-    await engine.change(tenant_id, drop, (AuditHead, ()))
+    await engine.change(tenant_id, drop, (stored.AuditHead, ()))
     return len(old)
 
 
-def last_pruned(line: Audit) -> AuditHead | None:
+def last_pruned(line: stored.Audit) -> stored.AuditHead | None:
     """Return the last deleted line that a pruning line records; None for other lines."""
     if line.event != PRUNED:
         return None
     details = msgspec.json.decode(line.body)
-    return AuditHead(details["up_to"], details["hash"])
+    return stored.AuditHead(details["up_to"], details["hash"])
 
 
 class Pruner:
@@ -240,7 +238,7 @@ class Counted(Struct):
 
     tenant_id: str
     event: str
-    severity: Severity
+    severity: wire_admin.Severity
     said: dict[str, Any]
     uses: int = 0
 
@@ -307,7 +305,8 @@ class Auditor:
         self.count()
         await self.flush()
 
-    def note(self, tenant_id: str, event: str, severity: Severity, *, place: str | None = None, **said: Any) -> None:
+    def note(self, tenant_id: str, event: str, severity: wire_admin.Severity, *, place: str | None = None,
+             **said: Any) -> None:
         """Note an event; events of strangers have a budget for each address."""
         line = (event, severity, self._encode_details({**current_visitor(), **said}))
         noted = self.noted[tenant_id]
@@ -330,13 +329,13 @@ class Auditor:
                 self.bodies[raw] = text
         return text
 
-    def note_refusal(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
+    def note_refusal(self, caller: Caller, no: errors.GateError, operation: str, ask: wire.Ask | None = None) -> None:
         """Note a refusal that concerns security."""
         if not no.noted:
             no.noted = True
             self._judge(caller, operation, no.code, str(no), no.more.get("reason"), ask)
 
-    def note_refused_items(self, caller: Caller, operation: str, reply: Items) -> None:
+    def note_refused_items(self, caller: Caller, operation: str, reply: wire.Items) -> None:
         """Note the refused items of a batch."""
         for item in reply.results:
             if item.error is not None:
@@ -362,7 +361,7 @@ class Auditor:
         """Check whether a receipt is another tenant's, after check_terminator found no answer to it."""
         self._suspect(caller, "receipt_id", receipt_id)
 
-    def note_stranger(self, no: GateError, shown: str | None = None) -> None:
+    def note_stranger(self, no: errors.GateError, shown: str | None = None) -> None:
         """Note a refused credential in the operator's audit log, and in that of its tenant if it is known."""
         if no.code in EVENTS and not no.noted:
             no.noted = True
@@ -379,7 +378,7 @@ class Auditor:
         """Note the first use of a credential in this process; count further uses."""
         self.tally(caller, "auth_success", "info")
 
-    def tally(self, caller: Caller, event: str, severity: Severity, **said: Any) -> None:
+    def tally(self, caller: Caller, event: str, severity: wire_admin.Severity, **said: Any) -> None:
         """Note the first of equal events; count further ones."""
         key = (caller.tenant_id, event, find_use_id(caller), caller.principal, *said.items())
         if (counted := self.counted.get(key)) is not None:
@@ -484,9 +483,9 @@ class Auditor:
 
         try:
             if self.enabled:
-                await self.engine.change(tenant_id, write, (AuditHead, ()))
+                await self.engine.change(tenant_id, write, (stored.AuditHead, ()))
             return True
-        except GateError:
+        except errors.GateError:
             log.exception("%d lines of the audit log of tenant %s could not be written; the gate tries again",
                           len(lines), tenant_id)
             return False
@@ -570,9 +569,9 @@ class Auditor:
 
     async def _has(self, tenant_id: str, name: str, id: str) -> bool:
         if name == "lease_id":
-            def is_live(engine: Engine, work: Work, caller: Caller, ask: RenewLease) -> bool:
+            def is_live(engine: Engine, work: Work, caller: Caller, ask: wire.RenewLease) -> bool:
                 return ask.lease_id in work.holders
-            ask = RenewLease(lease_id=id)
+            ask = wire.RenewLease(lease_id=id)
             return bool(await self.engine.write(is_live, its_lease, self.engine.make_own_caller(tenant_id), ask))
         read = self.engine.backend.task if name == "task_id" else self.engine.backend.receipt
         return await read(tenant_id, id) is not None

@@ -14,10 +14,9 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.connection import group_address
-from asyncgate.parts.model.errors import RateLimitExceeded
 from asyncgate.parts.model.settings import Settings, Tier
-from asyncgate.parts.model.wire import Principal
 
 HOUR, MINUTE = 3600, 60
 MOST_CALL_SECONDS = 2**51 // 1000        # limit times window: Lua counts in floats, which are exact up to 2**53
@@ -57,7 +56,7 @@ class LimitVerdict(Struct, frozen=True):
 UNLIMITED = LimitVerdict(True, "", "", -1, -1, 0, 0, 0, 0)
 
 
-def buckets_for(settings: Settings, may: Tier | None, tenant_id: str | None, principal: Principal | None,
+def buckets_for(settings: Settings, may: Tier | None, tenant_id: str | None, principal: wire.Principal | None,
                 address: str, *, heartbeat: bool = False) -> list[Bucket]:
     """Return the buckets that a call draws from; without a tenant (no valid credential) the server's and the address's.
 
@@ -109,7 +108,7 @@ def limit_headers(verdict: LimitVerdict) -> list[tuple[bytes, bytes]]:
             (b"x-ratelimit-reset", b"%d" % verdict.reset_at), (b"x-ratelimit-bucket", verdict.bucket.encode("ascii"))]
 
 
-def limit_error(verdict: LimitVerdict, cost: int = 1) -> RateLimitExceeded:
+def limit_error(verdict: LimitVerdict, cost: int = 1) -> errors.RateLimitExceeded:
     """Make the refusal of a call that found its bucket empty (21.4.4)."""
     who, what = TIER_NAMES[verdict.tier], CALL_NAMES[verdict.bucket.rpartition(":")[2]]
     short, long, seconds = next(unit for unit in WINDOW_UNITS if verdict.window_seconds % unit[2] == 0)
@@ -117,7 +116,7 @@ def limit_error(verdict: LimitVerdict, cost: int = 1) -> RateLimitExceeded:
     per = long if count == 1 else f"{count} {long}s"
     large = cost > 1 and cost >= verdict.limit
     advice = f"; each item counts as a call, so send at most {verdict.limit}" if large else ""
-    return RateLimitExceeded(f"{who} {what} limit exceeded ({verdict.limit}/{per}){advice}",
-                             retry_after=verdict.retry_after,
-                             limit=verdict.limit, window=f"{count}{short}")
+    return errors.RateLimitExceeded(f"{who} {what} limit exceeded ({verdict.limit}/{per}){advice}",
+                                    retry_after=verdict.retry_after,
+                                    limit=verdict.limit, window=f"{count}{short}")
 

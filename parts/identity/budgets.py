@@ -19,24 +19,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Extension, News, Operation, Work
+from asyncgate.parts.identity import usage
 from asyncgate.parts.identity.admin import audit_change, change_record, target_tenant
 from asyncgate.parts.identity.notices import write_notice
-from asyncgate.parts.identity.usage import (
-    Amounts,
-    amounts_of,
-    begin_of_period,
-    end_of_period,
-    read_use,
-    show_amounts,
-    sum_amounts,
-)
+from asyncgate.parts.model import errors, stored, wire, wire_usage
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.counted import PERIOD_SECONDS
-from asyncgate.parts.model.errors import QuotaExceeded
-from asyncgate.parts.model.stored import Account
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire import Ask, Principal
-from asyncgate.parts.model.wire_usage import BudgetLine, BudgetReport, GetBudgets, Quantity, SetBudget
 from asyncgate.parts.process.kit import Flights
 
 BUDGET_SECONDS = 15.0
@@ -50,14 +39,14 @@ class Spending(Struct):
     month: int                          # when it began, Unix time
     ends: int
     looked_at: float
-    limits: dict[Quantity, int]
+    limits: dict[wire_usage.Quantity, int]
     until: int                          # the events up to here are summed up in `closed`
-    closed: Amounts = ()
+    closed: usage.Amounts = ()
     used: dict[str, float] = {}
     told: set[tuple[str, str]] = set()  # notices about this month: kind and quantity
 
     @property
-    def reached(self) -> list[Quantity]:
+    def reached(self) -> list[wire_usage.Quantity]:
         """The quantities of which nothing is left."""
         return [name for name, limit in self.limits.items() if self.used[name] >= limit]
 
@@ -66,7 +55,7 @@ class Spending(Struct):
         """Whether claims get no lease."""
         return "lease_hours" in self.reached
 
-    def describe(self, name: Quantity) -> str:
+    def describe(self, name: wire_usage.Quantity) -> str:
         """Name a budget."""
         return f"budget of {self.limits[name]} {name} for {to_utc(self.month).strftime('%B %Y')}"
 
@@ -83,7 +72,7 @@ class Budgets(Extension):
 
     # Refusing.
 
-    async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
+    async def count_creation(self, caller: Caller, ask: wire.Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Look at what a tenant has used before it creates tasks; `check_new_task` refuses them one by one."""
         await self.look(caller.tenant_id)
         return await create(caller)
@@ -97,7 +86,7 @@ class Budgets(Extension):
             raise refuse_task(spending, reached[0], work.now)
         spending.used["tasks"] += 1
 
-    def why_no_lease(self, work: Work, worker: Principal) -> str | None:
+    def why_no_lease(self, work: Work, worker: wire.Principal) -> str | None:
         """Return why a claim gets no lease: the tenant has used its budget of lease-hours."""
         spending = self._find_spending(work)
         if spending is None or not spending.stops_leases:
@@ -114,7 +103,7 @@ class Budgets(Extension):
 
     def after_record_change(self, work: Work) -> None:
         """Forget the budgets of an account that this process has changed."""
-        if (Account, ()) in work.kept:
+        if (stored.Account, ()) in work.kept:
             self._forget(work.tenant_id)
 
     def hear_news(self, news: News) -> None:
@@ -146,18 +135,18 @@ class Budgets(Extension):
     async def _read(self, tenant_id: str, old: Spending | None) -> Spending:
         """Read the budgets, and if there are some, what was used since the last event that was looked at."""
         now = self.engine.backend.now()
-        month = begin_of_period("month", now)
-        account = await self.engine.backend.record(tenant_id, Account)
-        found = Spending(month, end_of_period("month", now), now, read_budgets(account), month)
+        month = usage.begin_of_period("month", now)
+        account = await self.engine.backend.record(tenant_id, stored.Account)
+        found = Spending(month, usage.end_of_period("month", now), now, read_budgets(account), month)
         if not found.limits:
             return found
         if old is not None and old.month == month and old.closed:
             found.until, found.closed, found.told = old.until, old.closed, old.told
-        closed, open_ones = await read_use(self.engine, tenant_id, found.until, longest=PERIOD_SECONDS)
-        found.closed = sum_amounts(found.closed, *map(amounts_of, closed))
+        closed, open_ones = await usage.read_use(self.engine, tenant_id, found.until, longest=PERIOD_SECONDS)
+        found.closed = usage.sum_amounts(found.closed, *map(usage.amounts_of, closed))
         found.until = max([found.until, *(one.ends for one in closed)])
-        found.used = show_amounts(sum_amounts(
-            found.closed, *(amounts_of(one) for one in open_ones if one.begins >= month)))
+        found.used = usage.show_amounts(usage.sum_amounts(
+            found.closed, *(usage.amounts_of(one) for one in open_ones if one.begins >= month)))
         return found
 
     async def _tell(self, tenant_id: str, spending: Spending) -> None:
@@ -190,19 +179,19 @@ class Budgets(Extension):
                 "create tasks" for name in used]
 
 
-def refuse_task(spending: Spending, name: Quantity, now: float) -> QuotaExceeded:
+def refuse_task(spending: Spending, name: wire_usage.Quantity, now: float) -> errors.QuotaExceeded:
     """Make the refusal of a task."""
     ends = to_utc(spending.ends).isoformat(timespec="minutes")
-    return QuotaExceeded(
+    return errors.QuotaExceeded(
         f"this tenant has used its {spending.describe(name)}, so it cannot create tasks before {ends}; an admin of the "
         "tenant raises the budget with set_budget, get_budgets shows all.  Tasks that exist go on",
         quota=f"budget.{name}", limit=spending.limits[name], month=write_month(spending.month),
         retry_after=max(int(spending.ends - now) + 1, 1))
 
 
-def read_budgets(account: Account | None) -> dict[Quantity, int]:
+def read_budgets(account: stored.Account | None) -> dict[wire_usage.Quantity, int]:
     """Return the budgets of an account, by quantity."""
-    return msgspec.json.decode(account.budgets, type=dict[Quantity, int]) if account is not None else {}
+    return msgspec.json.decode(account.budgets, type=dict[wire_usage.Quantity, int]) if account is not None else {}
 
 
 def write_month(begins: int) -> str:
@@ -210,7 +199,7 @@ def write_month(begins: int) -> str:
     return to_utc(begins).strftime("%Y-%m")
 
 
-async def set_budget(engine: Engine, caller: Caller, ask: SetBudget) -> BudgetReport:
+async def set_budget(engine: Engine, caller: Caller, ask: wire_usage.SetBudget) -> wire_usage.BudgetReport:
     """Set how much of one quantity a tenant may use in each month (UTC), or remove that budget.
 
     Admins are told at 80 %.  At 100 % no task can be created until the month ends, or the budget is raised; at 100 %
@@ -220,30 +209,30 @@ async def set_budget(engine: Engine, caller: Caller, ask: SetBudget) -> BudgetRe
     tenant_id = await target_tenant(engine, caller, ask.tenant)
 
     def change(work: Work) -> None:
-        account = work.find_record(Account) or Account("", work.now)
+        account = work.find_record(stored.Account) or stored.Account("", work.now)
         budgets = read_budgets(account)
         budgets.pop(ask.quantity, None)
         if ask.monthly is not None:
             budgets[ask.quantity] = ask.monthly
         work.keep_record(replace(account, budgets=to_canonical(budgets).decode()))
         audit_change(engine, work, "budget_changed", "warning", caller, quantity=ask.quantity, monthly=ask.monthly)
-    await change_record(engine, caller, tenant_id, Account, (), change)
+    await change_record(engine, caller, tenant_id, stored.Account, (), change)
     return await report_budgets(engine, tenant_id)
 
 
-async def get_budgets(engine: Engine, caller: Caller, ask: GetBudgets) -> BudgetReport:
+async def get_budgets(engine: Engine, caller: Caller, ask: wire_usage.GetBudgets) -> wire_usage.BudgetReport:
     """Return a tenant's monthly budgets, and how much of each it has used in this month (UTC)."""
     return await report_budgets(engine, await target_tenant(engine, caller, ask.tenant))
 
 
-async def report_budgets(engine: Engine, tenant_id: str) -> BudgetReport:
+async def report_budgets(engine: Engine, tenant_id: str) -> wire_usage.BudgetReport:
     """Show the budgets of a tenant."""
     budgets = engine.find_extension(Budgets)
     assert budgets is not None
     spending = await budgets.look(tenant_id)
-    lines = [BudgetLine(name, limit, used := spending.used[name], show_percent(used, limit),
-                        name in spending.reached) for name, limit in spending.limits.items()]
-    return BudgetReport(tenant_id, write_month(spending.month), lines)
+    lines = [wire_usage.BudgetLine(name, limit, used := spending.used[name], show_percent(used, limit),
+                                   name in spending.reached) for name, limit in spending.limits.items()]
+    return wire_usage.BudgetReport(tenant_id, write_month(spending.month), lines)
 
 
 def show_percent(used: float, limit: int) -> float:

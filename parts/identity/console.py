@@ -25,20 +25,12 @@ from msgspec import Struct
 
 from asyncgate import Caller, Engine, Work
 from asyncgate.parts.identity.admin import audit_change
+from asyncgate.parts.identity.oauth import revocations
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
-from asyncgate.parts.identity.oauth.revocations import (
-    REVOCATION_KEYS,
-    RevocationSet,
-    end_console_sessions,
-    name_console_session,
-    name_credential,
-)
 from asyncgate.parts.identity.oauth.sessions import end_grants, find_grants, is_about_self
+from asyncgate.parts.model import connection, errors, stored_oauth
 from asyncgate.parts.model.caller import ShownSession
-from asyncgate.parts.model.connection import Headers, Scope, list_cookies, read_token
 from asyncgate.parts.model.console import CONSOLE_CLIENT, SESSION_HEADER, BegunSession
-from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidToken, TwoCredentials
-from asyncgate.parts.model.stored_oauth import Grant
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -62,13 +54,13 @@ class Opened(Struct):
     """The session of a request, and its headers with the credential in the place of the session."""
 
     shown: ShownSession
-    headers: Headers
+    headers: connection.Headers
 
 
 class ConsoleSessions:
     """Begins, opens and ends the sessions of the console."""
 
-    def __init__(self, engine: Engine, revocations: RevocationSet) -> None:
+    def __init__(self, engine: Engine, revocations: revocations.RevocationSet) -> None:
         self.engine, self.revocations = engine, revocations
         self.seconds = engine.settings.console.session_seconds
         parts = urlsplit(engine.settings.public_url)
@@ -76,18 +68,19 @@ class ConsoleSessions:
 
     # Beginning.
 
-    def read_credential(self, scope: Scope, text: str) -> Headers:
+    def read_credential(self, scope: connection.Scope, text: str) -> connection.Headers:
         """Return the headers of a sign-in as if they had shown the credential; raises InvalidRequest or Forbidden."""
         require_own_page(scope, self.public_origin)
         text = text.strip()
         if not CREDENTIAL_TEXT.match(text):
-            raise InvalidRequest("credential: send the key or token itself, which has visible ASCII characters only")
+            raise errors.InvalidRequest(
+                "credential: send the key or token itself, which has visible ASCII characters only")
         if len(text) > MOST_CREDENTIAL_LENGTH:
-            raise InvalidRequest(f"credential: it has {len(text)} characters; a session holds at most "
-                                 f"{MOST_CREDENTIAL_LENGTH}, so sign in with an issued key")
+            raise errors.InvalidRequest(f"credential: it has {len(text)} characters; a session holds at most "
+                                        f"{MOST_CREDENTIAL_LENGTH}, so sign in with an issued key")
         return show_credential(scope["headers"], text)
 
-    async def begin(self, scope: Scope, caller: Caller, credential: str) -> BegunSession:
+    async def begin(self, scope: connection.Scope, caller: Caller, credential: str) -> BegunSession:
         """Seal the credential of a caller who has proven it; return both halves of the session."""
         now = self.engine.backend.now()
         id, half = f"{int(now):08x}{secrets.token_hex(12)}", secrets.token_bytes(KEY_BYTES)
@@ -116,7 +109,7 @@ class ConsoleSessions:
 
     # Every request.
 
-    def open(self, scope: Scope, headers: Headers, accepted: bool) -> Opened | None:
+    def open(self, scope: connection.Scope, headers: connection.Headers, accepted: bool) -> Opened | None:
         """Return the session that a request shows, None if it shows none; raises InvalidToken and its like.
 
         `accepted` says whether the path takes sessions.
@@ -124,18 +117,20 @@ class ConsoleSessions:
         texts = [value.decode("latin-1") for name, value in headers if name == SESSION_HEADER]
         if not texts:
             return None
-        if len(texts) > 1 or read_token(headers) is not None:
-            raise TwoCredentials("two credentials in one request; show the session of the console alone, or another "
-                                 "credential without it")
+        if len(texts) > 1 or connection.read_token(headers) is not None:
+            raise errors.TwoCredentials(
+                "two credentials in one request; show the session of the console alone, or another "
+                                        "credential without it")
         if not accepted:
-            raise InvalidToken("a session of the console is for the operations of REST alone; show another credential")
+            raise errors.InvalidToken(
+                "a session of the console is for the operations of REST alone; show another credential")
         require_own_page(scope, self.public_origin)
         if (shown := SESSION_TEXT.match(texts[0])) is None:
             raise refuse_session("session_malformed", "the header is not a session")
         sealed = self._unseal(scope, shown["id"], decode(shown["key"]))
         return Opened(ShownSession(shown["id"], sealed.begun_at), show_credential(headers, sealed.credential))
 
-    def _unseal(self, scope: Scope, id: str, half: bytes) -> Sealed:
+    def _unseal(self, scope: connection.Scope, id: str, half: bytes) -> Sealed:
         from cryptography.exceptions import InvalidTag
 
         name, values = name_cookie(scope, id), list(list_values(scope, name_cookie(scope, id)))
@@ -158,12 +153,12 @@ class ConsoleSessions:
         if not self.revocations.is_fresh():
             await self.revocations.freshen()
         if any(self.revocations.was_ended("console", name, shown.begun_at)
-               for name in (name_console_session(shown.id), name_credential(caller))):
+               for name in (revocations.name_console_session(shown.id), revocations.name_credential(caller))):
             raise refuse_session("session_signed_out", "somebody signed out")
 
     # Ending.
 
-    async def end(self, scope: Scope, caller: Caller, everywhere: bool) -> Headers:
+    async def end(self, scope: connection.Scope, caller: Caller, everywhere: bool) -> connection.Headers:
         """End the session of a request, or all sessions of its credential; return the header that drops the cookie."""
         assert caller.console is not None
         event = "console_signed_out_everywhere" if everywhere else "console_signed_out"
@@ -172,13 +167,13 @@ class ConsoleSessions:
             await end_grants(self.engine, caller, grants, event, None)
 
         def sign_out(work: Work) -> None:
-            end_console_sessions(work, caller, everywhere)
+            revocations.end_console_sessions(work, caller, everywhere)
             audit_change(self.engine, work, event, "info", caller, of_tenant=caller.tenant_id)
-        await Directory(self.engine).change(sign_out, *REVOCATION_KEYS)
+        await Directory(self.engine).change(sign_out, *revocations.REVOCATION_KEYS)
         await audit_in_tenant(self.engine, caller, caller.tenant_id, event, "info")
         return [set_cookie(scope, name_cookie(scope, caller.console.id), "", 0)]
 
-    async def _find_own_grants(self, caller: Caller, everywhere: bool) -> list[Grant]:
+    async def _find_own_grants(self, caller: Caller, everywhere: bool) -> list[stored_oauth.Grant]:
         """Return the sessions at the authorization server that the console itself has begun, for this person."""
         if caller.token is None or caller.token.client_id != CONSOLE_CLIENT:
             return []
@@ -194,30 +189,32 @@ class Expiring(Struct):
     exp: float
 
 
-def refuse_session(code: str, why: str) -> InvalidToken:
+def refuse_session(code: str, why: str) -> errors.InvalidToken:
     """Refuse a session; the reason is only for the audit log."""
-    no = InvalidToken("this session of the console has ended; sign in again")
+    no = errors.InvalidToken("this session of the console has ended; sign in again")
     no.because = code, why
     return no
 
 
-def require_own_page(scope: Scope, public_origin: str) -> None:
+def require_own_page(scope: connection.Scope, public_origin: str) -> None:
     """Refuse a request of another page than the gate's own, as far as the browser says; raises Forbidden.
 
     Pages of other ports of this host count as others, though browsers send them its cookies.
     """
-    headers: Headers = scope["headers"]
+    headers: connection.Headers = scope["headers"]
     host = next((value for name, value in headers if name == b"host"), b"").decode("latin-1").lower()
     for name, value in headers:
         said = value.decode("latin-1").lower()
         if name == b"sec-fetch-site" and said != "same-origin":
-            raise Forbidden("a session of the console works only in the console of this gate, not in other pages")
+            raise errors.Forbidden(
+                "a session of the console works only in the console of this gate, not in other pages")
         if name == b"origin" and said not in (f"http://{host}", f"https://{host}", public_origin):
-            raise Forbidden("a session of the console works only in the console of this gate, which is another Origin; "
-                            "behind a proxy that changes Host, set public_url")
+            raise errors.Forbidden(
+                "a session of the console works only in the console of this gate, which is another Origin; "
+                                   "behind a proxy that changes Host, set public_url")
 
 
-def show_credential(headers: Headers, credential: str) -> Headers:
+def show_credential(headers: connection.Headers, credential: str) -> connection.Headers:
     """Return headers that show this credential and no other one."""
     others = [(name, value) for name, value in headers if name not in (b"authorization", b"x-api-key", SESSION_HEADER)]
     return [*others, (b"authorization", b"Bearer " + credential.encode())]
@@ -226,26 +223,26 @@ def show_credential(headers: Headers, credential: str) -> Headers:
 # The cookies.
 
 
-def name_cookie(scope: Scope, id: str) -> str:
+def name_cookie(scope: connection.Scope, id: str) -> str:
     """Return the name of a session's cookie; browsers take __Host- from this host over TLS alone."""
     return f"{'__Host-' if scope['scheme'] == 'https' else ''}asyncgate-console-{id}"
 
 
-def set_cookie(scope: Scope, name: str, value: str, seconds: int) -> tuple[bytes, bytes]:
+def set_cookie(scope: connection.Scope, name: str, value: str, seconds: int) -> tuple[bytes, bytes]:
     """Return the header that sets a cookie, or drops it after 0 seconds."""
     secure = "; Secure" if scope["scheme"] == "https" else ""
     return b"set-cookie", f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}".encode()
 
 
-def list_values(scope: Scope, name: str) -> Iterator[str]:
+def list_values(scope: connection.Scope, name: str) -> Iterator[str]:
     """Yield the values of the cookies with a name."""
-    return (value for one, value in list_cookies(scope["headers"]) if one == name)
+    return (value for one, value in connection.list_cookies(scope["headers"]) if one == name)
 
 
-def drop_oldest(scope: Scope) -> Headers:
+def drop_oldest(scope: connection.Scope) -> connection.Headers:
     """Return the headers that drop the oldest sessions of a browser that has too many; ids begin with their time."""
     beginning = name_cookie(scope, "")
-    known = sorted({name for name, _ in list_cookies(scope["headers"])
+    known = sorted({name for name, _ in connection.list_cookies(scope["headers"])
                     if name.startswith(beginning) and re.fullmatch("[0-9a-f]{32}", name.removeprefix(beginning))})
     return [set_cookie(scope, name, "", 0) for name in known[:max(0, len(known) - MOST_SESSIONS + 1)]]
 

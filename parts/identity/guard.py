@@ -20,21 +20,9 @@ from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.oversight import oversee
 from asyncgate.parts.identity.quotas import OwnLimits
 from asyncgate.parts.identity.ways import Identity
+from asyncgate.parts.model import connection, errors, queries, stored, wire, wire_admin
 from asyncgate.parts.model.caller import NOBODY
-from asyncgate.parts.model.connection import Headers, Scope, find_client_address, group_address, read_token
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import (
-    GateError,
-    InvalidToken,
-    LimiterUnavailable,
-    RateLimitExceeded,
-    StartupError,
-    TwoCredentials,
-    Unauthenticated,
-    refuse_credential,
-    refuse_suspended,
-)
-from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import (
     FULL_OF_LEASES,
     STORAGE_QUOTA,
@@ -44,10 +32,6 @@ from asyncgate.parts.model.quotas import (
     is_throttled,
 )
 from asyncgate.parts.model.settings import Tier
-from asyncgate.parts.model.stored import Account, Key
-from asyncgate.parts.model.wire import Ask, Items, Offers, Problem, Terminator
-from asyncgate.parts.model.wire_admin import Limits as LimitsReply
-from asyncgate.parts.model.wire_admin import Used
 from asyncgate.parts.process.kit import Flights
 from asyncgate.parts.process.turns import LoopTurns
 
@@ -74,20 +58,20 @@ class Accounts:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.read: dict[str, tuple[float, Account | None]] = {}
-        self.flights: Flights[str, Account | None] = Flights()
+        self.read: dict[str, tuple[float, stored.Account | None]] = {}
+        self.flights: Flights[str, stored.Account | None] = Flights()
         self.tenants, self.tenants_at = frozenset[str](), float("-inf")     # that have stored anything
 
-    async def of(self, tenant_id: str) -> Account | None:
+    async def of(self, tenant_id: str) -> stored.Account | None:
         """Return a tenant's account; concurrent calls share one query."""
         at, account = self.read.get(tenant_id, (OUTDATED, None))
         if 0 <= asyncio.get_running_loop().time() - at < STATUS_SECONDS:
             return account
         return await self.flights.join(tenant_id, lambda: self._read(tenant_id))
 
-    async def _read(self, tenant_id: str) -> Account | None:
+    async def _read(self, tenant_id: str) -> stored.Account | None:
         begun = asyncio.get_running_loop().time()
-        account = await self.engine.backend.record(tenant_id, Account)
+        account = await self.engine.backend.record(tenant_id, stored.Account)
         if self.flights.is_current(tenant_id):      # nobody has changed the account since
             self.read[tenant_id] = begun, account
         return account
@@ -105,9 +89,9 @@ class Accounts:
             if now - self.tenants_at >= STATUS_SECONDS:
                 self.tenants, self.tenants_at = frozenset(await self.engine.backend.tenants()), now
             if caller.tenant_id not in self.tenants:
-                raise refuse_credential("token_tenant", "the tenant of the token does not exist")
+                raise errors.refuse_credential("token_tenant", "the tenant of the token does not exist")
 
-    def last_of(self, tenant_id: str) -> Account | None:
+    def last_of(self, tenant_id: str) -> stored.Account | None:
         """Return a tenant's account as it was last read or changed: for rules, which never wait."""
         return self.read.get(tenant_id, (OUTDATED, None))[1]
 
@@ -118,7 +102,7 @@ class Accounts:
         """
         self.note_change(tenant_id, self.last_of(tenant_id))
 
-    def note_change(self, tenant_id: str, account: Account | None) -> None:
+    def note_change(self, tenant_id: str, account: stored.Account | None) -> None:
         """Let rules go by another account until it is read again, at the next call.
 
         It is read because batches of a tenant may be noted in another order than they were committed in.
@@ -133,22 +117,23 @@ class Accounts:
             return await self._require_known(caller)
         since, issued = account.tokens_since, caller.issued_at
         if account.suspended_at is not None:
-            raise refuse_suspended()
+            raise errors.refuse_suspended()
         if since is not None and issued is not None and issued < since:
-            raise refuse_credential("token_revoked",
-                                    "all access tokens of the tenant issued before that time were revoked")
+            raise errors.refuse_credential("token_revoked",
+                                           "all access tokens of the tenant issued before that time were revoked")
 
 
-def refuse_token_in_query(scope: Scope) -> None:
+def refuse_token_in_query(scope: connection.Scope) -> None:
     """Refuse a token in the URL, which ends up in logs and histories; raises TwoCredentials (RFC 6750 2.3)."""
     if b"access_token=" in scope.get("query_string", b""):
-        raise TwoCredentials("a token does not belong into a URL; show it as Authorization: Bearer <token>, and get a "
-                             "new one, because logs may have this one now")
+        raise errors.TwoCredentials(
+            "a token does not belong into a URL; show it as Authorization: Bearer <token>, and get a "
+                                    "new one, because logs may have this one now")
 
 
-def list_refusals(reply: Any) -> list[Problem]:
+def list_refusals(reply: Any) -> list[wire.Problem]:
     """Return why items of a batch were refused."""
-    return [item.error for item in reply.results if item.error is not None] if isinstance(reply, Items) else []
+    return [item.error for item in reply.results if item.error is not None] if isinstance(reply, wire.Items) else []
 
 
 class KeyStore:
@@ -160,14 +145,14 @@ class KeyStore:
     async def touch_key(self, tenant_id: str, key_id: str, now: float, place: str | None = None) -> None:
         """Store that a key was used, and the network that it was used from if that is new."""
         def touch(work: Work) -> None:
-            key = work.find_record(Key, key_id)
+            key = work.find_record(stored.Key, key_id)
             if key is not None and (key.last_used_at or 0.0) < now:
                 key = replace(key, last_used_at=now)
                 work.keep_record(key)
             if key is not None and place is not None and place not in (known := places_of(key)):
                 work.keep_record(replace(key, places=encode_json([place, *known][:PLACES]).decode()))
 
-        await self.engine.change(tenant_id, touch, (Key, (key_id,)))
+        await self.engine.change(tenant_id, touch, (stored.Key, (key_id,)))
 
 
 class Guard(Extension):
@@ -229,17 +214,17 @@ class Guard(Extension):
         if settings.api_key or settings.allow_insecure_dev or settings.security.jwt.has_keys:
             return
         for tenant_id in await backend.tenants():
-            if await backend.page(tenant_id, Rows(Key)):
+            if await backend.page(tenant_id, queries.Rows(stored.Key)):
                 return
-        raise StartupError(NO_WAY_IN)
+        raise errors.StartupError(NO_WAY_IN)
 
     def after_record_change(self, work: Work) -> None:
         """Forget the keys and the account that a batch of this process has changed."""
         for kind, key in work.kept:
-            if kind is Key:
+            if kind is stored.Key:
                 self.keys.forget(*key)
-            elif kind is Account:
-                self.accounts.note_change(work.tenant_id, work.find_record(Account))
+            elif kind is stored.Account:
+                self.accounts.note_change(work.tenant_id, work.find_record(stored.Account))
                 self.keys.forget_tenant(work.tenant_id)
 
     def hear_news(self, news: News) -> None:
@@ -252,7 +237,8 @@ class Guard(Extension):
 
     # Every request.
 
-    async def resolve(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
+    async def resolve(self, scope: connection.Scope, op: Operation | None = None,
+                      headers: connection.Headers | None = None) -> Caller:
         """Return the caller of a request; every façade uses this method.
 
         Checks that the credential is valid, the tenant is not suspended, and the call is within its rate limits.
@@ -268,18 +254,19 @@ class Guard(Extension):
             await self.meter(scope, caller, op)
         return caller
 
-    async def admit(self, scope: Scope, caller: Caller, op: Operation) -> None:
+    async def admit(self, scope: connection.Scope, caller: Caller, op: Operation) -> None:
         """Let a caller in whose credential was checked before and is not sent again; it may have ended since."""
         self._note_visit(scope, scope["headers"])
         await self.check_caller(caller)
         scope["asyncgate.caller"] = caller
         await self.meter(scope, caller, op)
 
-    async def known(self, headers: Headers) -> Caller:
+    async def known(self, headers: connection.Headers) -> Caller:
         """Return the caller of a credential without counting the call."""
         return await self.identity.caller(headers)
 
-    async def _authenticate(self, scope: Scope, headers: Headers, by_session: bool = False) -> Caller:
+    async def _authenticate(self, scope: connection.Scope, headers: connection.Headers,
+                            by_session: bool = False) -> Caller:
         """Return the caller of a valid credential of an active tenant; count and slow down invalid ones.
 
         `by_session` says whether a session of the console may take the place of its credential.
@@ -294,11 +281,12 @@ class Guard(Extension):
             if opened is not None and self.sessions is not None:
                 caller = replace(caller, console=opened.shown)
                 await self.sessions.require_current(caller)
-        except Unauthenticated as no:
+        except errors.Unauthenticated as no:
             if caller is not None:      # a token that is good for itself, of a tenant that is suspended, for instance
                 no.whose = no.whose or (caller.tenant_id, describe_caller(caller))
-            self.auditor.note_stranger(no, read_token(headers))
-            if not (read_token(headers) or KEY_PREFIX).startswith(KEY_PREFIX):     # IssuedKeys counts wrong issued keys
+            self.auditor.note_stranger(no, connection.read_token(headers))
+            # IssuedKeys counts wrong issued keys
+            if not (connection.read_token(headers) or KEY_PREFIX).startswith(KEY_PREFIX):
                 await self.keys.note_guess(address)
             await self._draw(scope, self._strangers(address))
             raise
@@ -310,7 +298,7 @@ class Guard(Extension):
         """Refuse a waiting call whose key was revoked or whose tenant was suspended meanwhile; raises InvalidToken."""
         await self.accounts.require_active(caller)
         if caller.key_id is not None and not await self.keys.still_good(caller.key_id):
-            raise InvalidToken("this credential is no longer valid")
+            raise errors.InvalidToken("this credential is no longer valid")
         if caller.token is not None and self.identity.tokens is not None:
             await self.identity.tokens.recheck(caller)
         if caller.console is not None and self.sessions is not None:
@@ -318,7 +306,7 @@ class Guard(Extension):
 
     # The console.
 
-    async def sign_in(self, scope: Scope, credential: str) -> BegunSession:
+    async def sign_in(self, scope: connection.Scope, credential: str) -> BegunSession:
         """Begin a session of the console with a credential, which is checked and counted as in any call."""
         assert self.sessions is not None
         headers = self.sessions.read_credential(scope, credential)
@@ -329,20 +317,21 @@ class Guard(Extension):
                           console_began=begun.text.partition(".")[0])
         return begun
 
-    async def sign_out(self, scope: Scope, everywhere: bool) -> Headers:
+    async def sign_out(self, scope: connection.Scope, everywhere: bool) -> connection.Headers:
         """End the session of a request, or all sessions of its credential; return what drops the cookie."""
         assert self.sessions is not None
         caller = await self._authenticate(scope, scope["headers"], by_session=True)
         await self.meter(scope, caller, None)
         return await self.sessions.end(scope, caller, everywhere)
 
-    def _note_visit(self, scope: Scope, headers: Headers) -> str:
+    def _note_visit(self, scope: connection.Scope, headers: connection.Headers) -> str:
         """Note and return the address that a request comes from."""
-        scope["asyncgate.address"] = address = find_client_address(scope, headers, self.settings.trusted_proxies)
+        scope["asyncgate.address"] = address = connection.find_client_address(scope, headers,
+                                                                              self.settings.trusted_proxies)
         visit.set(scope)
         return address
 
-    async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
+    async def meter(self, scope: connection.Scope, caller: Caller, op: Operation | None) -> None:
         """Count a call against its rate limits, and wait for its turn if it is a large one.
 
         Raises RateLimitExceeded, but not for the end of a lease.
@@ -357,7 +346,7 @@ class Guard(Extension):
         if (scope := visit.get()) is not None:
             await self._meter(scope, caller, op, more)
 
-    async def _meter(self, scope: Scope, caller: Caller, op: Operation | None, cost: int = 1) -> None:
+    async def _meter(self, scope: connection.Scope, caller: Caller, op: Operation | None, cost: int = 1) -> None:
         may, passes = await self._find_limits(caller), op is not None and op.ends_leases
         if self.enforced:
             principal = caller.principal if caller.bound else None
@@ -366,7 +355,7 @@ class Guard(Extension):
         elif may is not None:
             await self._draw(scope, [call_bucket(may, caller.tenant_id)], cost, passes)
 
-    async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
+    async def count_creation(self, caller: Caller, ask: wire.Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Count new tasks before they are created (21.4.2); those refused then, or existing already, do not count.
 
         The rate-limit headers show this limit only if it refuses.
@@ -381,12 +370,12 @@ class Guard(Extension):
             if not any(getattr(order, "idempotency_key", None) for order in orders):
                 raise limit_error(verdict)
             return await self._create_beyond(caller, bucket, limit_error(verdict), number, create)
-        except RateLimitExceeded:
+        except errors.RateLimitExceeded:
             if (scope := visit.get()) is not None:
                 scope["asyncgate.limits"] = limit_headers(verdict)
             raise
 
-    async def _create_beyond(self, caller: Caller, bucket: Bucket, no: RateLimitExceeded, number: int,
+    async def _create_beyond(self, caller: Caller, bucket: Bucket, no: errors.RateLimitExceeded, number: int,
                              create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Answer creations that are more than the limit has left: the repeated ones, and if they fit, the new ones."""
         reply = await create(replace(caller, no_new_tasks=no))
@@ -402,7 +391,7 @@ class Guard(Extension):
         """Create tasks of which so many are counted, and give back what was counted too much."""
         try:
             reply = await create(caller)
-        except GateError as no:
+        except errors.GateError as no:
             if no.status in NOT_MADE:
                 await self.limits.give_back(bucket, counted)
                 self._make_room(caller.tenant_id, no.more.get("quota"))
@@ -426,20 +415,20 @@ class Guard(Extension):
         try:
             moved = await relief
             self.auditor.note(tenant_id, "storage_full", "warning", archived=moved)
-        except GateError:
+        except errors.GateError:
             log.exception("the receipts of tenant %s could not be archived, so its storage stays full", tenant_id)
         finally:
             del self.relieving[tenant_id]
 
-    async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+    async def after_call(self, op: Operation, caller: Caller, ask: wire.Ask, reply: Any) -> None:
         """Note for the audit log that an operation was carried out."""
-        if isinstance(reply, Items):
+        if isinstance(reply, wire.Items):
             self.auditor.note_refused_items(caller, op.name, reply)
-        if isinstance(reply, Offers) and reply.warnings and FULL_OF_LEASES in reply.warnings:
+        if isinstance(reply, wire.Offers) and reply.warnings and FULL_OF_LEASES in reply.warnings:
             self.auditor.tally(caller, "quota_exceeded", "warning", operation=op.name, quota="concurrent_leases")
-        elif isinstance(reply, Terminator) and not reply.has_terminator:
+        elif isinstance(reply, wire.Terminator) and not reply.has_terminator:
             self.auditor.check_receipt(caller, reply.parent_receipt_id)
-        elif isinstance(reply, LimitsReply) and reply.used is not None:
+        elif isinstance(reply, wire_admin.Limits) and reply.used is not None:
             await self._add_rates(reply, reply.used)
         if caller.key_id is not None or caller.token is not None:
             self.auditor.count_use(caller, op, ask, reply)
@@ -454,12 +443,12 @@ class Guard(Extension):
 
     def note_revoked_token(self, caller: Caller, kind: str) -> None:
         """Note that a token is used after its revocation, such as after a logout, and tell the tenant's admins."""
-        place = group_address((visit.get() or {}).get("asyncgate.address") or "")
+        place = connection.group_address((visit.get() or {}).get("asyncgate.address") or "")
         self.auditor.note(caller.tenant_id, "revoked_token_used", "warning", place=place, **describe_caller(caller),
                           revoked=kind)
         self.auditor.notice(caller.tenant_id, "revoked_token_used", revoked=kind, principal=str(caller.principal))
 
-    async def _add_rates(self, reply: LimitsReply, used: Used) -> None:
+    async def _add_rates(self, reply: wire_admin.Limits, used: wire_admin.Used) -> None:
         """Add to a reply how much of the rate limits is used, which no database counts."""
         account = await self.accounts.of(reply.tenant)
         may = find_allowance(self.settings, account, self.engine.backend.now())
@@ -468,13 +457,13 @@ class Guard(Extension):
                         for one in buckets]
         used.tasks_this_hour, used.api_calls_this_hour = tasks, calls
 
-    async def passing(self, scope: Scope) -> GateError | None:
+    async def passing(self, scope: connection.Scope) -> errors.GateError | None:
         """Count a request that no operation counted, such as one to an unknown path."""
         if not self.enforced or "asyncgate.limits" in scope:
             return None
         try:
             await self._draw(scope, self._strangers(self._note_visit(scope, scope["headers"])))
-        except GateError as no:
+        except errors.GateError as no:
             scope.setdefault("asyncgate.limits", [])
             self.refused(scope, no)
             return no
@@ -495,13 +484,13 @@ class Guard(Extension):
     def _strangers(self, address: str) -> list[Bucket]:
         return buckets_for(self.settings, None, None, None, address) if self.enforced else []
 
-    async def _draw(self, scope: Scope, buckets: list[Bucket], cost: int = 1, passes: bool = False) -> None:
+    async def _draw(self, scope: connection.Scope, buckets: list[Bucket], cost: int = 1, passes: bool = False) -> None:
         """Count a call; one that passes is counted where there is room, and never refused."""
         if not buckets:
             return
         if passes:
             scope["asyncgate.limits"] = ()      # known, also without the store: it is not drawn from any other bucket
-        with contextlib.suppress(*(LimiterUnavailable,) if passes else ()):
+        with contextlib.suppress(*(errors.LimiterUnavailable,) if passes else ()):
             verdict = await self.limits.take(buckets, cost)
             scope["asyncgate.limits"] = limit_headers(verdict)
             if verdict.admitted:
@@ -511,11 +500,11 @@ class Guard(Extension):
             for bucket in buckets:
                 await self.limits.take([bucket], cost)
 
-    def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
+    def refused_call(self, caller: Caller, no: errors.GateError, operation: str, ask: wire.Ask | None = None) -> None:
         """Note the refusal of one call of a request that has several."""
         self.auditor.note_refusal(caller, no, operation, ask)
 
-    def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
+    def refused(self, scope: connection.Scope, no: errors.GateError, ask: wire.Ask | None = None) -> None:
         """Note a refusal that concerns security; each is noted once."""
         if "asyncgate.address" not in scope:
             self._note_visit(scope, scope["headers"])

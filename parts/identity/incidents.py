@@ -8,63 +8,55 @@ from typing import Any
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Operation, Work, instant
-from asyncgate.parts.identity.admin import (
-    as_key_record,
-    audit_change,
-    make_keys,
-    require_own_rights,
-    tenant_to_issue_for,
-    write_audited,
-)
+from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.keys_stored import is_good, retire_key
 from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS
 from asyncgate.parts.identity.oauth.sessions import end_grant, find_grants
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Account, Key
-from asyncgate.parts.model.stored_oauth import Grant
+from asyncgate.parts.model import queries, stored, stored_oauth, wire_admin
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.walking import walk
-from asyncgate.parts.model.wire_admin import IssuedKey, RotateCredentials, RotatedCredentials
 
 SESSIONS_PER_TRANSACTION = 100
 KEYS_PER_CALL = 50        # keys that one call replaces: each needs an Argon2 hash
 
 
-async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredentials) -> RotatedCredentials:
+async def rotate_credentials(engine: Engine, caller: Caller,
+                             ask: wire_admin.RotateCredentials) -> wire_admin.RotatedCredentials:
     """Replace all valid keys of a tenant, end all its sessions, and refuse access tokens issued before now.
 
     People have to sign in again: their refresh tokens are refused, too.  Only this answer shows the new texts.  The old
     keys, also your own, stay valid for overlap_seconds, by default 0.
     While the answer has more, call again with its issued_before.  Spec 21.9.1.
     """
-    tenant_id, now = await tenant_to_issue_for(engine, caller, ask.tenant), engine.backend.now()
+    tenant_id, now = await admin.tenant_to_issue_for(engine, caller, ask.tenant), engine.backend.now()
     before = min(now, now if (given := instant(ask.issued_before)) is None else given)
     old = await list_good_keys(engine, tenant_id, before, now)
     for key in old[:KEYS_PER_CALL]:
-        require_own_rights(caller, key)
+        admin.require_own_rights(caller, key)
     replaced = [key.key_id for key in old[:KEYS_PER_CALL]]
-    fresh = dict(zip(replaced, await make_keys(engine, len(replaced)), strict=True))
+    fresh = dict(zip(replaced, await admin.make_keys(engine, len(replaced)), strict=True))
     # Order: a session that goes on could refresh a token after the time from which tokens are good.
     sessions = await end_sessions_of_tenant(engine, caller, tenant_id, before)
     whom = await list_admins(engine, tenant_id)
 
-    def rotate(work: Work) -> list[IssuedKey]:
-        account = work.find_record(Account) or Account("", work.now)
+    def rotate(work: Work) -> list[wire_admin.IssuedKey]:
+        account = work.find_record(stored.Account) or stored.Account("", work.now)
         work.keep_record(replace(account, tokens_since=max(before, account.tokens_since or 0.0)))
-        issued = [IssuedKey(text, as_key_record(tenant_id, new)) for key_id, (text, hash, new_id) in fresh.items()
+        issued = [wire_admin.IssuedKey(text, admin.as_key_record(tenant_id, new)) for key_id,
+                  (text, hash, new_id) in fresh.items()
                   if (new := replace_key(work, caller, key_id, new_id, hash, ask.overlap_seconds))]
-        audit_change(engine, work, "credentials_rotated", "critical", caller, reason=ask.reason, keys=len(issued),
-                     sessions=sessions or None, tokens_since=to_utc(before))
+        admin.audit_change(engine, work, "credentials_rotated", "critical", caller, reason=ask.reason, keys=len(issued),
+                           sessions=sessions or None, tokens_since=to_utc(before))
         tell_admins(engine, work, whom, "credentials_rotated", reason=ask.reason, keys=len(issued),
                     sessions=sessions or None, by=str(caller.principal))
         return issued
 
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
-        needs.records |= {(Account, ()), *((Key, (key_id,)) for key_id in fresh)}
-    issued = await write_audited(engine, caller, tenant_id, load, rotate)
-    return RotatedCredentials(issued, to_utc(before), len(old) > KEYS_PER_CALL, sessions)
+        needs.records |= {(stored.Account, ()), *((stored.Key, (key_id,)) for key_id in fresh)}
+    issued = await admin.write_audited(engine, caller, tenant_id, load, rotate)
+    return wire_admin.RotatedCredentials(issued, to_utc(before), len(old) > KEYS_PER_CALL, sessions)
 
 
 async def end_sessions_of_tenant(engine: Engine, caller: Caller, tenant_id: str, before: float) -> int:
@@ -74,19 +66,19 @@ async def end_sessions_of_tenant(engine: Engine, caller: Caller, tenant_id: str,
     for at in range(0, len(ids), SESSIONS_PER_TRANSACTION):
         some = ids[at:at + SESSIONS_PER_TRANSACTION]
         done += await Directory(engine).change(partial(end_sessions_by_id, engine, caller, some),
-                                               *((Grant, (id,)) for id in some), *REVOCATION_KEYS)
+                                               *((stored_oauth.Grant, (id,)) for id in some), *REVOCATION_KEYS)
     return done
 
 
 def end_sessions_by_id(engine: Engine, caller: Caller, ids: list[str], work: Work) -> int:
     """End these sessions, unless somebody ended them meanwhile."""
-    rows = [row for id in ids if (row := work.find_record(Grant, id)) is not None]
+    rows = [row for id in ids if (row := work.find_record(stored_oauth.Grant, id)) is not None]
     return sum(end_grant(engine, work, row, caller, "credentials_rotated", "warning") for row in rows)
 
 
-def replace_key(work: Work, caller: Caller, key_id: str, new_id: str, hash: str, overlap: float) -> Key | None:
+def replace_key(work: Work, caller: Caller, key_id: str, new_id: str, hash: str, overlap: float) -> stored.Key | None:
     """Replace a key by a new one, unless somebody revoked or rotated it meanwhile."""
-    old = work.find_record(Key, key_id)
+    old = work.find_record(stored.Key, key_id)
     if old is None or old.revoked_at is not None or old.rotated_to is not None:
         return None
     new = replace(old, key_id=new_id, hash=hash, not_before=work.now, created_at=work.now, last_used_at=None,
@@ -96,10 +88,10 @@ def replace_key(work: Work, caller: Caller, key_id: str, new_id: str, hash: str,
     return new
 
 
-async def list_good_keys(engine: Engine, tenant_id: str, before: float, now: float) -> list[Key]:
+async def list_good_keys(engine: Engine, tenant_id: str, before: float, now: float) -> list[stored.Key]:
     """Return valid keys that were issued before a time and have no successor; one page more than a call replaces."""
-    keys: list[Key] = []
-    async for page in walk(engine.backend, tenant_id, Rows(Key)):
+    keys: list[stored.Key] = []
+    async for page in walk(engine.backend, tenant_id, queries.Rows(stored.Key)):
         keys += [key for key in page if key.created_at <= before and is_good(key, now)]
         if len(keys) > KEYS_PER_CALL:
             break

@@ -28,11 +28,10 @@ from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller
 from asyncgate.parts.identity.keys_stored import default_scopes
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.caller import ShownToken
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
 from asyncgate.parts.model.settings import Jwt, Settings, TrustedIssuer, Uuid, mask_credentials
-from asyncgate.parts.model.wire import Name, Principal
 from asyncgate.parts.process.kit import Bounded, Refetch
 
 if TYPE_CHECKING:
@@ -56,24 +55,24 @@ class Claims(Struct, frozen=True):
 
     iss: str
     aud: str | list[str]
-    sub: Name
+    sub: wire.Name
     iat: Annotated[float, Meta(ge=0)]
     exp: Annotated[float, Meta(ge=0)]
     tenant_id: Uuid
     principal_kind: Literal["agent", "worker", "service", "human"]
     nbf: Annotated[float, Meta(ge=0)] = 0.0
-    principal_id: Name | None = None            # default: sub
-    principal_instance_id: Name | None = None
+    principal_id: wire.Name | None = None            # default: sub
+    principal_instance_id: wire.Name | None = None
     role: Literal["agent", "worker", "admin"] | None = None     # default: by the kind
     scope: str | None = None
-    jti: Name | None = None
-    sid: Name | None = None                     # the grant that the token came from
-    client_id: Name | None = None
+    jti: wire.Name | None = None
+    sid: wire.Name | None = None                     # the grant that the token came from
+    client_id: wire.Name | None = None
 
     @property
-    def principal(self) -> Principal:
+    def principal(self) -> wire.Principal:
         """Return the principal that the claims name."""
-        return Principal(self.principal_kind, self.principal_id or self.sub, self.principal_instance_id)
+        return wire.Principal(self.principal_kind, self.principal_id or self.sub, self.principal_instance_id)
 
 
 class Revocations(Protocol):
@@ -170,8 +169,8 @@ class AccessTokens:
     def trust(self, issuer: Issuer) -> None:
         """Accept the tokens of one more issuer; raises StartupError for a name that is taken."""
         if issuer.name in self.issuers:
-            raise StartupError(f"two issuers of access tokens have the name {issuer.name}: public_url, "
-                               "security.jwt.issuer and security.jwt.issuers must all differ")
+            raise errors.StartupError(f"two issuers of access tokens have the name {issuer.name}: public_url, "
+                                      "security.jwt.issuer and security.jwt.issuers must all differ")
         self.issuers[issuer.name] = issuer
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
@@ -241,10 +240,11 @@ class AccessTokens:
         return issuer
 
 
-def make_token_refusal(wrong: Exception) -> InvalidToken:
+def make_token_refusal(wrong: Exception) -> errors.InvalidToken:
     """Make the refusal of an access token; the reason is only for the audit log."""
-    no = InvalidToken("this access token is invalid: it has expired, was revoked, or is not for this gate; get a new "
-                      "one from its issuer")
+    no = errors.InvalidToken(
+        "this access token is invalid: it has expired, was revoked, or is not for this gate; get a new "
+                             "one from its issuer")
     no.because = reason_of(wrong)
     return no
 
@@ -269,7 +269,7 @@ def list_issuers(settings: Settings, http: httpx2.AsyncClient | None, changed: C
     for name, limits, fixed in named:
         if not limits.audience:
             where = "security.jwt.audience" if limits is jwt else f"audience of the issuer {name}"
-            raise StartupError(f"{where} is empty, so the gate would refuse every access token; set it")
+            raise errors.StartupError(f"{where} is empty, so the gate would refuse every access token; set it")
         url = limits.jwks if "://" in limits.jwks else ""
         http = http or (make_fetcher(settings) if url else None)
         keys = KeyRing(fixed, http if url else None, url, clock, changed)
@@ -379,8 +379,9 @@ class KeyRing:
             key = self.get(kid)
         if key is None and self.away:
             wait = max(1, round(self.source.begun_at + REFETCH_SECONDS - self.source.clock()))
-            raise IssuerUnavailable("the issuer's keys cannot be fetched, so this access token cannot be checked; "
-                                    "try again later", retry_after=wait)
+            raise errors.IssuerUnavailable(
+                "the issuer's keys cannot be fetched, so this access token cannot be checked; "
+                                           "try again later", retry_after=wait)
         if not isinstance(key, RSAKey):
             raise Flaw("kid is unknown", "token_key")
         return key
@@ -446,9 +447,9 @@ def require_key_file(path: str, name: str) -> list[RSAKey]:
         return read_key_file(path, name)
     except OSError as error:
         shown = mask_credentials(path)
-        raise StartupError(f"security.jwt.{name}: {shown!r} cannot be read: {error.strerror}") from None
+        raise errors.StartupError(f"security.jwt.{name}: {shown!r} cannot be read: {error.strerror}") from None
     except UNFIT as error:
-        raise StartupError(f"security.jwt.{name}: {mask_credentials(path)!r} is invalid: {error}") from None
+        raise errors.StartupError(f"security.jwt.{name}: {mask_credentials(path)!r} is invalid: {error}") from None
 
 
 def read_key_file(path: str, name: str) -> list[RSAKey]:

@@ -37,19 +37,9 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import SCOPES, Caller
-from asyncgate.parts.identity import WayIn
-from asyncgate.parts.identity.keys_stored import (
-    ID_END,
-    ID_START,
-    LENGTH,
-    KeyStore,
-    parse,
-    proves_secret,
-)
+from asyncgate.parts.identity import WayIn, keys_stored
+from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.errors import Overloaded, RateLimitExceeded, refuse_suspended
-from asyncgate.parts.model.stored import Key
-from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.process.kit import Bounded, Rate
 
 log = logging.getLogger("asyncgate")
@@ -88,7 +78,7 @@ class Proven(Struct, eq=False):
     why: tuple[str, str] | None = None  # that the row does not let the key in, as a code and in words
     reading: asyncio.Task[None] | None = None
 
-    def take(self, tenant_id: str, suspended: bool, key: Key, read_at: float) -> None:
+    def take(self, tenant_id: str, suspended: bool, key: stored.Key, read_at: float) -> None:
         """Take over the row; it is read again if the clock goes back."""
         barred = suspended or key.revoked_at is not None or key.role == "system" or key.principal_kind in UNREACHABLE
         self.suspended = suspended
@@ -105,7 +95,7 @@ class Proven(Struct, eq=False):
         self.stale, self.since, self.read_at = True, inf, -inf
 
 
-def why_barred(suspended: bool, key: Key, now: float) -> tuple[str, str] | None:
+def why_barred(suspended: bool, key: stored.Key, now: float) -> tuple[str, str] | None:
     """Say why a key with the right secret is refused, as a code and in words."""
     if suspended:
         return "tenant_suspended", "the tenant is suspended"
@@ -116,7 +106,7 @@ def why_barred(suspended: bool, key: Key, now: float) -> tuple[str, str] | None:
     return ("key_not_yet_valid", "the key is not valid yet") if now < key.not_before else None
 
 
-def places_of(key: Key) -> list[str]:
+def places_of(key: stored.Key) -> list[str]:
     """Return the networks that a key was used from."""
     return msgspec.json.decode(key.places, type=list[str]) if key.places else []
 
@@ -124,12 +114,12 @@ def places_of(key: Key) -> list[str]:
 UNREACHABLE = ("system", "asyncgate")   # kinds of principal that no key may stand for
 
 
-def caller_of_key(tenant_id: str, key: Key) -> Caller:
+def caller_of_key(tenant_id: str, key: stored.Key) -> Caller:
     """Return the caller that a key identifies."""
     def names(text: str) -> frozenset[str]:
         return msgspec.json.decode(text, type=frozenset[str])
 
-    who = Principal(key.principal_kind, key.principal_id, key.principal_instance_id)
+    who = wire.Principal(key.principal_kind, key.principal_id, key.principal_instance_id)
     capabilities, task_types = (None if text is None else names(text) for text in (key.capabilities, key.task_types))
     return Caller(tenant_id, who, key.role, names(key.scopes) & SCOPES, key_id=key.key_id, capabilities=capabilities,
                   task_types=task_types)
@@ -181,7 +171,7 @@ class Hasher:
     async def run(self, work: Callable[[], A], still: Callable[[], None] = lambda: None) -> A:
         """Run the work when its turn comes; `still` is called then and may raise to cancel it."""
         if self.waiting >= MOST_WAITING:
-            raise Overloaded("the gate is checking too many keys; try again", retry_after=1)
+            raise errors.Overloaded("the gate is checking too many keys; try again", retry_after=1)
         self.waiting += 1
         try:
             await self.turns.acquire()
@@ -214,7 +204,7 @@ class SlowLane:
         """Run the work when its turn comes."""
         queue = self.queues.get(name, deque())
         if len(queue) >= SLOW_EACH or len(self.queues) >= SLOW_ALL:
-            raise Overloaded("the gate is checking too many keys; try again", retry_after=1)
+            raise errors.Overloaded("the gate is checking too many keys; try again", retry_after=1)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(turn)
         self.queues[name] = queue
@@ -244,14 +234,14 @@ class SlowLane:
         """Refuse the waiting calls."""
         for queue in self.queues.values():
             for turn in queue:
-                turn.set_exception(Overloaded("the gate is about to stop", retry_after=1))
+                turn.set_exception(errors.Overloaded("the gate is about to stop", retry_after=1))
         self.queues.clear()
 
 
 class IssuedKeys:
     """Verifies issued keys, on the event loop except for Argon2; `clock` decides which have expired."""
 
-    def __init__(self, store: KeyStore, clock: Callable[[], float] = time.time,
+    def __init__(self, store: keys_stored.KeyStore, clock: Callable[[], float] = time.time,
                  executor: Executor | None = None, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
                  note_new_place: Callable[[Caller, str], None] = lambda caller, place: None) -> None:
         self.store, self.clock, self.hasher = store, clock, Hasher(executor)
@@ -267,16 +257,16 @@ class IssuedKeys:
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Return the caller of a key, or None; raises RateLimitExceeded, Overloaded and DatabaseUnavailable."""
-        if token is None or len(token) != LENGTH or not token.isascii():
+        if token is None or len(token) != keys_stored.LENGTH or not token.isascii():
             return None
         keyed = self.keyed.copy()
         keyed.update(token.encode())
-        digest, entry = keyed.digest(), self.proven.get(key_id := token[ID_START:ID_END])
+        digest, entry = keyed.digest(), self.proven.get(key_id := token[keys_stored.ID_START:keys_stored.ID_END])
         if entry is not None and entry.since <= self.clock() < entry.until and compare_digest(entry.digest, digest):
             self.proven.move_to_end(key_id)     # the same text was checked in full when it was proven
             caller = entry.caller
         else:
-            caller = await self._verify(*parts, digest, address) if (parts := parse(token)) else None
+            caller = await self._verify(*parts, digest, address) if (parts := keys_stored.parse(token)) else None
             entry = self.proven.get(key_id)
         if caller is not None and entry is not None and address not in entry.addresses:
             self._note_address(entry, caller, address)
@@ -284,7 +274,7 @@ class IssuedKeys:
 
     def explain_refusal(self, token: str) -> tuple[tuple[str, dict[str, Any]] | None, tuple[str, str] | None]:
         """Say whose key was refused, and why, for the audit log; None if its secret was not proven here."""
-        entry = self.proven.get(key_id := token[ID_START:ID_END])
+        entry = self.proven.get(key_id := token[keys_stored.ID_START:keys_stored.ID_END])
         keyed = self.keyed.copy()
         keyed.update(token.encode(errors="replace"))
         if entry is not None and entry.caller is not None and compare_digest(entry.digest, keyed.digest()):
@@ -347,7 +337,7 @@ class IssuedKeys:
         while entry := self._find_proven(key_id, digest) or await self._prove_once(key_id, secret, digest, address):
             if await self._is_current(key_id, entry):
                 if entry.suspended:
-                    refusal = refuse_suspended()
+                    refusal = errors.refuse_suspended()
                     refusal.whose = (entry.caller.tenant_id, {"about_key": key_id}) if entry.caller else None
                     raise refusal
                 return entry.caller if entry.begins <= self.clock() < entry.ends else None
@@ -370,8 +360,9 @@ class IssuedKeys:
             found = await share_outcome(flight)
         if found is None and since is not None:
             await self._delay()
-            raise RateLimitExceeded("too many wrong keys; wait, then send a valid key", limit=FAILURES, window="1m",
-                                    retry_after=max(1, ceil(since + FAILURES_SECONDS - self.clock())))
+            raise errors.RateLimitExceeded("too many wrong keys; wait, then send a valid key", limit=FAILURES,
+                                           window="1m",
+                                           retry_after=max(1, ceil(since + FAILURES_SECONDS - self.clock())))
         return found
 
     async def _delay(self) -> None:
@@ -405,23 +396,23 @@ class IssuedKeys:
             self._count_failure(where, key_id)  # else the count would tell a revoked key from a wrong one
         return entry
 
-    async def _proves(self, key: Key, secret: str, address: str | None) -> bool:
+    async def _proves(self, key: stored.Key, secret: str, address: str | None) -> bool:
         """Whether a secret is the key's; in the slow lane if the caller may be guessing."""
-        where, work = network_of(address), partial(proves_secret, secret, key.hash)
+        where, work = network_of(address), partial(keys_stored.proves_secret, secret, key.hash)
         if self._suspect(key, address):
             return await self.slow.run((where, key.key_id), work)
         with contextlib.suppress(Guessing):
             return await self.hasher.run(work, partial(self._still_trusted, key, address))
         return await self.slow.run((where, key.key_id), work)
 
-    def _suspect(self, key: Key, address: str | None) -> bool:
+    def _suspect(self, key: stored.Key, address: str | None) -> bool:
         """Whether recent failures suggest that the caller is not the key's holder."""
         if self._failing_since(network_of(address)) is not None:
             return True
         usual = place_of(address) in places_of(key)     # stored, so known after a restart too
         return self._failing_since(key.key_id) is not None and not usual
 
-    def _still_trusted(self, key: Key, address: str | None) -> None:
+    def _still_trusted(self, key: stored.Key, address: str | None) -> None:
         if self._suspect(key, address):     # further failures came while this check waited
             raise Guessing
 
@@ -464,7 +455,7 @@ class IssuedKeys:
         if self.proven.get(key_id) is entry:
             del self.proven[key_id]
 
-    def _note(self, entry: Proven, tenant_id: str, key: Key) -> None:
+    def _note(self, entry: Proven, tenant_id: str, key: stored.Key) -> None:
         """Store that a key was used, at most once a minute."""
         now, used = self.clock(), max(entry.used_at, -inf if key.last_used_at is None else key.last_used_at)
         if entry.begins <= now < entry.ends and now - used >= USED_SECONDS:

@@ -18,10 +18,9 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import SCOPES
+from asyncgate.parts.model import stored, wire
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.settings import ApiKeys
-from asyncgate.parts.model.stored import Key
-from asyncgate.parts.model.wire import Kind, Role
 
 LONGEST_OVERLAP = 30 * DAY_SECONDS
 
@@ -57,7 +56,7 @@ def checksum(text: str) -> str:
 class KeyStore(Protocol):
     """The database methods that issued keys need."""
 
-    async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
+    async def find_key(self, key_id: str) -> tuple[str, bool, stored.Key] | None:
         """Return a key's tenant, whether the tenant is suspended, and the key: the only read before a tenant is known.
 
         Must see every change committed before the call, so it must not read from a lagging replica.  Raises
@@ -78,24 +77,24 @@ def decode_names(text: str) -> frozenset[str]:
     return msgspec.json.decode(text, type=frozenset[str])
 
 
-def default_role(kind: Kind) -> Role:
+def default_role(kind: wire.Kind) -> wire.Role:
     """Return the role of a credential that names none, by the kind of its principal."""
     return "worker" if kind == "worker" else "agent"
 
 
-def default_scopes(role: Role) -> frozenset[str]:
+def default_scopes(role: wire.Role) -> frozenset[str]:
     """Return the scopes of a credential that names none (spec 21.8.3); an admin gets all that concern its tenant."""
     return {"agent": frozenset({"tasks:read", "tasks:write", "receipts:read", "receipts:ack"}),
             "worker": frozenset({"tasks:lease", "receipts:read"}),
             "admin": SCOPES - {"metrics:read"}}.get(role, frozenset())
 
 
-def is_good(key: Key, now: float) -> bool:
+def is_good(key: stored.Key, now: float) -> bool:
     """Whether a key is valid, or will be; one that was replaced is valid for a while only, and no longer good."""
     return key.revoked_at is None and key.rotated_to is None and (key.expires_at is None or key.expires_at > now)
 
 
-def retire_key(key: Key, successor: str, now: float, overlap_seconds: float = DAY_SECONDS) -> Key:
+def retire_key(key: stored.Key, successor: str, now: float, overlap_seconds: float = DAY_SECONDS) -> stored.Key:
     """Return a rotated key: valid for the overlap, 30 days at most, and no longer than before."""
     end = now + min(overlap_seconds, LONGEST_OVERLAP)
     return replace(key, rotated_to=successor, expires_at=min(end, inf if key.expires_at is None else key.expires_at))

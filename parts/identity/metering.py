@@ -35,12 +35,9 @@ from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Extension, Work
 from asyncgate.parts.identity.notices import read_rows
+from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.counted import PERIOD_SECONDS, write_period
-from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.ids import first_id
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Meter, UsageEvent, UsageHead, key_of
-from asyncgate.parts.model.wire import Ask
 
 if TYPE_CHECKING:
     from asyncgate import Operation
@@ -64,7 +61,7 @@ class CallMeter(Extension):
         self.engine = engine
         self.counted: defaultdict[str, dict[str, int]] = defaultdict(dict)      # by tenant and kind
 
-    async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+    async def after_call(self, op: Operation, caller: Caller, ask: wire.Ask, reply: Any) -> None:
         """Count a call; one that needs no credential belongs to nobody."""
         if not op.open:
             calls = self.counted[caller.tenant_id]
@@ -82,7 +79,7 @@ class CallMeter(Extension):
             tenant_id, calls = self.counted.popitem()
             try:
                 await self.engine.change(tenant_id, partial(Work.count_calls, calls=calls))
-            except GateError as no:
+            except errors.GateError as no:
                 if no.more.get("outcome") != "unknown":
                     again = self.counted[tenant_id]
                     again.update({kind: number + again.get(kind, 0) for kind, number in calls.items()})
@@ -118,11 +115,11 @@ class Closer:
         """Close what is over of a tenant; return how many events were written."""
         written, more = 0, True
         while more:
-            head = await self.engine.backend.record(tenant_id, UsageHead)
-            meters = [one async for one in read_rows(self.engine, tenant_id, Meter) if begin_of(one) < until]
+            head = await self.engine.backend.record(tenant_id, stored.UsageHead)
+            meters = [one async for one in read_rows(self.engine, tenant_id, stored.Meter) if begin_of(one) < until]
             if not meters and (head is None or not is_used(head) or head.until >= floor_to(until, DAY_SECONDS)):
                 break
-            done, more = await self.close_meters(tenant_id, [key_of(meter) for meter in meters], until)
+            done, more = await self.close_meters(tenant_id, [stored.key_of(meter) for meter in meters], until)
             written += done
         return written
 
@@ -131,8 +128,8 @@ class Closer:
 
         The turn of the head lets two processes close one after another.
         """
-        rows = ((Meter, key) for key in keys)
-        return await self.engine.change(tenant_id, partial(close_periods, keys, until), (UsageHead, ()), *rows)
+        rows = ((stored.Meter, key) for key in keys)
+        return await self.engine.change(tenant_id, partial(close_periods, keys, until), (stored.UsageHead, ()), *rows)
 
     async def _prune(self, tenant_id: str, today: int) -> None:
         """Drop the events that are too old."""
@@ -140,22 +137,23 @@ class Closer:
 
         def drop(work: Work) -> None:
             for row in old:
-                work.drop_record(UsageEvent, row.period)
-        while old := [row for row in await self.engine.backend.page(tenant_id, Rows(UsageEvent)) if row.ends <= since]:
+                work.drop_record(stored.UsageEvent, row.period)
+        while old := [row for row in await self.engine.backend.page(tenant_id, queries.Rows(stored.UsageEvent))
+                      if row.ends <= since]:
             await self.engine.change(tenant_id, drop)
 
 
 def close_periods(keys: list[tuple[str, ...]], until: int, work: Work) -> tuple[int, bool]:
     """Write events for what is over until a time; return how many, and whether there are more."""
-    meters = [meter for key in keys if (meter := work.find_record(Meter, *key)) is not None]
-    head = work.find_record(UsageHead)
+    meters = [meter for key in keys if (meter := work.find_record(stored.Meter, *key)) is not None]
+    head = work.find_record(stored.UsageHead)
     if head is None and not meters:
         return 0, False
     book = Book(work.tenant_id, head, meters)
     for event in book.close(until, floor_to(until, DAY_SECONDS)):
         work.keep_record(event)
     for one in book.taken:
-        work.drop_record(Meter, *key_of(one))
+        work.drop_record(stored.Meter, *stored.key_of(one))
     if book.head != head:
         work.keep_record(book.head)
     return book.written, book.written >= MOST_EVENTS
@@ -164,14 +162,14 @@ def close_periods(keys: list[tuple[str, ...]], until: int, work: Work) -> tuple[
 class Book:
     """Makes events of meters; it reads and writes no database."""
 
-    def __init__(self, tenant_id: str, head: UsageHead | None, meters: Iterable[Meter]) -> None:
-        self.tenant_id, self.written, self.taken = tenant_id, 0, list[Meter]()
-        self.head = head or UsageHead(min(map(begin_of, meters)))
-        self.by_period: defaultdict[int, list[Meter]] = defaultdict(list)
+    def __init__(self, tenant_id: str, head: stored.UsageHead | None, meters: Iterable[stored.Meter]) -> None:
+        self.tenant_id, self.written, self.taken = tenant_id, 0, list[stored.Meter]()
+        self.head = head or stored.UsageHead(min(map(begin_of, meters)))
+        self.by_period: defaultdict[int, list[stored.Meter]] = defaultdict(list)
         for one in meters:      # a late one belongs to the first time that has no event yet
             self.by_period[max(begin_of(one), self.head.until)].append(one)
 
-    def close(self, until: int, idle_until: int, now: float = inf) -> Iterator[UsageEvent]:
+    def close(self, until: int, idle_until: int, now: float = inf) -> Iterator[stored.UsageEvent]:
         """Yield an event for each five minutes that have meters, and the even times before and between them.
 
         The even time at the end is closed up to `idle_until` only.  A time that is still open ends `now`.
@@ -185,18 +183,18 @@ class Book:
             self.taken += taken
         yield from self._pass(idle_until, now)
 
-    def _pass(self, until: int, now: float) -> Iterator[UsageEvent]:
+    def _pass(self, until: int, now: float) -> Iterator[stored.UsageEvent]:
         """Yield events for a time in which nothing changes, one for each day; of a tenant that has nothing, none."""
         while is_used(self.head) and (begins := self.head.until) < (until := int(min(until, now))):
             yield self._write(min(until, floor_to(begins, DAY_SECONDS) + DAY_SECONDS), [])
         if until > self.head.until:
             self.head = replace(self.head, until=until)
 
-    def _write(self, ends: int, meters: list[Meter]) -> UsageEvent:
+    def _write(self, ends: int, meters: list[stored.Meter]) -> stored.UsageEvent:
         """Make the next event, and move the head to its end."""
         head, begins = self.head, self.head.until
         self.written += 1
-        self.head = UsageHead(
+        self.head = stored.UsageHead(
             ends, head.leases + sum(one.leases for one in meters),
             head.receipt_bytes + sum(one.receipt_bytes for one in meters),
             head.payload_bytes + sum(one.payload_bytes for one in meters))
@@ -208,7 +206,7 @@ class Book:
             lease_ms += one.leases * left * 1000 - one.lease_ms
             receipts += one.receipt_bytes * left - one.receipt_moments
             payloads += one.payload_bytes * left - one.payload_moments
-        return UsageEvent(
+        return stored.UsageEvent(
             write_period(begins // PERIOD_SECONDS), derive_event_id(self.tenant_id, begins, ends), begins, ends,
             sum(one.tasks for one in meters), lease_ms, receipts, payloads,
             sum(one.reads for one in meters), sum(one.writes for one in meters), sum(one.heartbeats for one in meters))
@@ -220,12 +218,12 @@ def derive_event_id(tenant_id: str, begins: int, ends: int) -> str:
     return f"{first_id(begins)}{noise[:3]}-8{noise[3:6]}-{noise[6:18]}"
 
 
-def begin_of(meter: Meter) -> int:
+def begin_of(meter: stored.Meter) -> int:
     """Return when the five minutes of a meter began."""
     return int(meter.period) * PERIOD_SECONDS
 
 
-def is_used(head: UsageHead) -> bool:
+def is_used(head: stored.UsageHead) -> bool:
     """Whether time alone adds to a tenant's usage."""
     return bool(head.leases or head.receipt_bytes or head.payload_bytes)
 

@@ -14,12 +14,8 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from asyncgate import ANOMALY, Engine, Work, receipt_key
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model import errors, queries, stored, stored_oauth, wire
 from asyncgate.parts.model.screening import REST_SECONDS
-from asyncgate.parts.model.stored import Key, export_key
-from asyncgate.parts.model.stored_oauth import User
-from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -51,16 +47,16 @@ ADVICE = {
 }
 
 
-async def list_admins(engine: Engine, tenant_id: str) -> list[Principal]:
+async def list_admins(engine: Engine, tenant_id: str) -> list[wire.Principal]:
     """Return the principals of the tenant's valid admin keys, and its admins who have signed in."""
-    found: dict[tuple[str, str], Principal] = {}
+    found: dict[tuple[str, str], wire.Principal] = {}
     now = engine.backend.now()
-    async for key in read_rows(engine, tenant_id, Key):
+    async for key in read_rows(engine, tenant_id, stored.Key):
         if key.role == "admin" and key.revoked_at is None and (key.expires_at is None or key.expires_at > now):
-            found[key.principal_kind, key.principal_id] = Principal(key.principal_kind, key.principal_id)
+            found[key.principal_kind, key.principal_id] = wire.Principal(key.principal_kind, key.principal_id)
         if len(found) >= MOST_ADMINS:
             break
-    async for user in read_rows(engine, engine.settings.default_tenant_id, User):
+    async for user in read_rows(engine, engine.settings.default_tenant_id, stored_oauth.User):
         if len(found) >= MOST_ADMINS:
             break
         if (user.role, user.tenant, user.disabled_at) == ("admin", tenant_id, None) and user.last_seen_at is not None:
@@ -71,19 +67,19 @@ async def list_admins(engine: Engine, tenant_id: str) -> list[Principal]:
 async def read_rows(engine: Engine, tenant_id: str, kind: type[R], after: str = "") -> AsyncIterator[R]:
     """Read all rows of a kind behind a place, in pages of so many bytes; others have a turn between two looks."""
     limit = FIRST_ROWS
-    while page := await engine.backend.page(tenant_id, Rows(kind, after, limit)):
+    while page := await engine.backend.page(tenant_id, queries.Rows(kind, after, limit)):
         begun = time.monotonic()
         for row in page:
             yield row
             if time.monotonic() - begun > JUDGED_SECONDS:
                 await asyncio.sleep(REST_SECONDS)
                 begun = time.monotonic()
-        after = export_key(page[-1])
+        after = stored.export_key(page[-1])
         size = sum(len(value) for row in page for value in astuple(row) if isinstance(value, str))
         limit = max(1, min(MOST_ROWS, MOST_PAGE_BYTES * len(page) // max(size, 1)))     # if they are like those so far
 
 
-def tell_admins(engine: Engine, work: Work, whom: list[Principal], kind: str, once: str | None = None,
+def tell_admins(engine: Engine, work: Work, whom: list[wire.Principal], kind: str, once: str | None = None,
                 **details: Any) -> None:
     """Write a notice to each admin; each notice is one receipt, and of those about the same `once` there is one."""
     said = {name: value for name, value in details.items() if value is not None}
@@ -93,7 +89,7 @@ def tell_admins(engine: Engine, work: Work, whom: list[Principal], kind: str, on
         engine.write_receipt(work, ANOMALY, None, body, to=admin, mark=mark)
 
 
-def mark_once(kind: str, once: str, admin: Principal) -> str:
+def mark_once(kind: str, once: str, admin: wire.Principal) -> str:
     """Return the mark of a notice that an admin gets once, whatever process writes it."""
     return f"{kind} {once} {admin}"
 
@@ -106,7 +102,7 @@ async def write_notice(engine: Engine, tenant_id: str, kind: str, once: str | No
                 ("", receipt_key(ANOMALY, "", engine.gate, None, (), mark_once(kind, once, admin))) for admin in whom]
             await engine.change(tenant_id, lambda work: tell_admins(engine, work, whom, kind, once, **details),
                                 stated=stated)
-    except GateError:
+    except errors.GateError:
         log.exception("the admins of tenant %s could not be told of %s", tenant_id, kind)
         return False
     return True

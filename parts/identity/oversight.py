@@ -13,9 +13,8 @@ import msgspec
 
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.identity.audit import Auditor, describe_caller, visit
+from asyncgate.parts.model import queries, wire
 from asyncgate.parts.model.naming import make_filter, read_principal
-from asyncgate.parts.model.queries import wanted_is
-from asyncgate.parts.model.wire import Ask, Principal, ReceiptRecord, TaskRecord
 
 TOLD = "asyncgate.told"         # member of the ASGI scope: the operation has written its own audit line
 OF_A_RECEIPT = ("receipt_id",), ("parent_receipt_id",)
@@ -28,7 +27,7 @@ def mark_as_audited() -> None:
         scope[TOLD] = True
 
 
-async def oversee(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+async def oversee(auditor: Auditor, op: Operation, caller: Caller, ask: wire.Ask, reply: Any) -> None:
     """Note an admin's operation, unless it was about the admin's own things or wrote its own line."""
     if op.roles == ("admin",):
         return note_admin_operation(auditor, op, caller, ask, reply)
@@ -47,18 +46,18 @@ async def oversee(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, rep
         auditor.tally(caller, event, "info", operation=op.name, belongs_to=str(owner), **said)
     elif ask.lists and caller.bound:
         of = owner_of_list(ask) or (caller.principal if ask.lists == "own" else None)
-        if of is None or not wanted_is(of, me):
+        if of is None or not queries.wanted_is(of, me):
             auditor.tally(caller, "admin_read", "info", operation=op.name, belongs_to=describe_list_owner(of))
 
 
-def describe_list_owner(of: Principal | None) -> str:
+def describe_list_owner(of: wire.Principal | None) -> str:
     """Name the principal whose things were listed; a filter may name an id without its kind."""
     if of is None:
         return "anybody"
     return str(of) if of.kind else f"anybody with the id {of.id}"
 
 
-def note_admin_operation(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+def note_admin_operation(auditor: Auditor, op: Operation, caller: Caller, ask: wire.Ask, reply: Any) -> None:
     """Note an operation that only admins may call."""
     if op.kind == "R" or ask.paged:
         named = getattr(ask, "tenant", None)
@@ -69,7 +68,7 @@ def note_admin_operation(auditor: Auditor, op: Operation, caller: Caller, ask: A
                      **request_facts(ask), answer=reply_counts(reply))
 
 
-def request_facts(ask: Ask) -> dict[str, Any]:
+def request_facts(ask: wire.Ask) -> dict[str, Any]:
     """Return the facts of a request for its audit line; key_id in a line is always the caller's own key."""
     return {said: given for name, said in (("task_id", "task_id"), ("key_id", "about_key"))
             if (given := getattr(ask, name, None))}
@@ -81,12 +80,12 @@ def reply_counts(reply: Any) -> dict[str, Any]:
     return {name: value for name, value in said.items() if isinstance(value, int)} if isinstance(said, dict) else {}
 
 
-async def owner_of_result(engine: Engine, op: Operation, tenant_id: str, me: Principal, ask: Any,
-                          reply: Any) -> Principal | None:
+async def owner_of_result(engine: Engine, op: Operation, tenant_id: str, me: wire.Principal, ask: Any,
+                          reply: Any) -> wire.Principal | None:
     """Return the owner of the one thing that an operation was about; None if there is none or it is the caller's."""
-    if isinstance(reply, TaskRecord):
+    if isinstance(reply, wire.TaskRecord):
         return None if reply.leased_to and reply.leased_to.same(me) else reply.created_by
-    if isinstance(reply, ReceiptRecord):
+    if isinstance(reply, wire.ReceiptRecord):
         return None if me.same(reply.to) or me.same(reply.sender) else reply.to
     if ask.needed in OF_A_RECEIPT:
         receipt = await engine.backend.receipt(tenant_id, getattr(ask, ask.needed[0]))
@@ -96,7 +95,7 @@ async def owner_of_result(engine: Engine, op: Operation, tenant_id: str, me: Pri
     return None
 
 
-def owner_of_list(ask: Ask) -> Principal | None:
+def owner_of_list(ask: wire.Ask) -> wire.Principal | None:
     """Return the principal whose list was asked for; None is everybody."""
     if by := getattr(ask, "created_by", None):
         return make_filter("created_by_kind", getattr(ask, "created_by_kind", None), "created_by", str(by))

@@ -6,8 +6,8 @@ import hmac
 
 from asyncgate import SCOPES, Caller
 from asyncgate.parts.identity import WayIn
+from asyncgate.parts.model import wire
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.wire import Principal
 
 
 def ways(settings: Settings) -> list[WayIn]:
@@ -40,5 +40,5 @@ class InsecureDev:
 
 def unbound_caller(settings: Settings) -> Caller:
     """Return the caller of an unbound credential, before the request names its principal."""
-    fallback = Principal(settings.default_fallback_owner_kind, settings.default_fallback_owner_id)
+    fallback = wire.Principal(settings.default_fallback_owner_kind, settings.default_fallback_owner_id)
     return Caller(settings.default_tenant_id, fallback, "admin", SCOPES, bound=False)

@@ -13,21 +13,19 @@ from asyncgate import Caller, Engine, Operation, instant
 from asyncgate.parts.identity.admin import require_operator, target_tenant
 from asyncgate.parts.identity.metering import DAY_SECONDS, Book, floor_to
 from asyncgate.parts.identity.notices import read_rows
+from asyncgate.parts.model import errors, stored, wire_usage
 from asyncgate.parts.model.counted import PERIOD_SECONDS, write_period
-from asyncgate.parts.model.errors import InvalidCursor, InvalidRequest
-from asyncgate.parts.model.stored import Meter, UsageEvent, UsageHead
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire_usage import GetUsage, Quantity, UsageLine, UsageReport
 
 SECONDS = {"5-minute": PERIOD_SECONDS, "hour": 3600, "day": DAY_SECONDS}
 USUAL = {"5-minute": 3600, "hour": DAY_SECONDS, "day": 31 * DAY_SECONDS, "month": 365 * DAY_SECONDS}
 MOST_PERIODS = 1000         # of one answer
 MOST_LOOKS = 5              # for one that nobody has closed a period in between
-AMOUNTS = UsageEvent.__struct_fields__[4:]
+AMOUNTS = stored.UsageEvent.__struct_fields__[4:]
 Amounts = tuple[int, ...]
 
 
-async def get_usage(engine: Engine, caller: Caller, ask: GetUsage) -> UsageReport:
+async def get_usage(engine: Engine, caller: Caller, ask: wire_usage.GetUsage) -> wire_usage.UsageReport:
     """Return what a tenant used: tasks, lease-hours, stored bytes × hours and calls, by period.
 
     It is counted up to now; calls come up to a minute late.  A tenant's admin sees its own; the operator may name a
@@ -37,23 +35,25 @@ async def get_usage(engine: Engine, caller: Caller, ask: GetUsage) -> UsageRepor
     until = min(instant(ask.until) or now, now) if ask.until else now
     since = begin_of_period(ask.period, instant(ask.since) or until - USUAL[ask.period])
     if len(list(list_periods(ask.period, since, until, MOST_PERIODS + 1))) > MOST_PERIODS:
-        raise InvalidRequest(f"these are more than {MOST_PERIODS} periods: ask for a larger period, or a later since")
+        raise errors.InvalidRequest(
+            f"these are more than {MOST_PERIODS} periods: ask for a larger period, or a later since")
     tenants, ends = await choose_tenants(engine, caller, ask)
     lines = [line for tenant_id in tenants for line in sum_up(
         tenant_id, ask.period, since, end_of_period(ask.period, until),
         chain(*await read_use(engine, tenant_id, since)))]
-    return UsageReport(ask.period, lines, to_utc(now), *ends)
+    return wire_usage.UsageReport(ask.period, lines, to_utc(now), *ends)
 
 
-async def choose_tenants(engine: Engine, caller: Caller, ask: GetUsage) -> tuple[list[str], list[str | None]]:
+async def choose_tenants(engine: Engine, caller: Caller, ask: wire_usage.GetUsage) -> tuple[list[str],
+                                                                                            list[str | None]]:
     """Return whose usage is meant, and the cursors of a page of all."""
     if not ask.all_tenants:
         if ask.cursor is not None:
-            raise InvalidCursor("this cursor was not given for one tenant; begin again without one")
+            raise errors.InvalidCursor("this cursor was not given for one tenant; begin again without one")
         return [await target_tenant(engine, caller, ask.tenant)], [None, None]
     require_operator(engine, caller)
     if ask.tenant is not None:
-        raise InvalidRequest("say tenant for one tenant, or all_tenants for all, but not both")
+        raise errors.InvalidRequest("say tenant for one tenant, or all_tenants for all, but not both")
     after = engine.open_cursor(caller, ask.cursor, "usage") or ""
     found = [tenant_id for tenant_id in sorted(await engine.backend.tenants()) if tenant_id > after]
     limit = engine.limit_page(ask.limit)
@@ -61,17 +61,17 @@ async def choose_tenants(engine: Engine, caller: Caller, ask: GetUsage) -> tuple
 
 
 async def read_use(engine: Engine, tenant_id: str, since: int,
-                   longest: int = DAY_SECONDS) -> tuple[list[UsageEvent], list[UsageEvent]]:
+                   longest: int = DAY_SECONDS) -> tuple[list[stored.UsageEvent], list[stored.UsageEvent]]:
     """Return the events of a tenant that end after a time, and what has no event yet, as if it had.
 
     An event is a day long at most; where no event crosses `since`, a `longest` of five minutes reads fewer rows.
     """
     after = write_period(max(since - longest, 0) // PERIOD_SECONDS)
     for _ in range(MOST_LOOKS):
-        head = await engine.backend.record(tenant_id, UsageHead)
-        meters = [one async for one in read_rows(engine, tenant_id, Meter)]
-        found = [one async for one in read_rows(engine, tenant_id, UsageEvent, after) if one.ends > since]
-        if head == await engine.backend.record(tenant_id, UsageHead):
+        head = await engine.backend.record(tenant_id, stored.UsageHead)
+        meters = [one async for one in read_rows(engine, tenant_id, stored.Meter)]
+        found = [one async for one in read_rows(engine, tenant_id, stored.UsageEvent, after) if one.ends > since]
+        if head == await engine.backend.record(tenant_id, stored.UsageHead):
             break
     if head is None and not meters:
         return found, []
@@ -80,7 +80,8 @@ async def read_use(engine: Engine, tenant_id: str, since: int,
     return found, [*book.close(now + PERIOD_SECONDS, now, now)]
 
 
-def sum_up(tenant_id: str, period: str, since: int, until: int, events: Iterable[UsageEvent]) -> Iterator[UsageLine]:
+def sum_up(tenant_id: str, period: str, since: int, until: int,
+           events: Iterable[stored.UsageEvent]) -> Iterator[wire_usage.UsageLine]:
     """Yield a line for each period in which something was used."""
     sums: dict[int, Amounts] = {}
     for event in events:
@@ -88,10 +89,11 @@ def sum_up(tenant_id: str, period: str, since: int, until: int, events: Iterable
             if since <= begins < until:
                 sums[begins] = sum_amounts(sums.get(begins, ()), amounts)
     for begins, amounts in sorted(sums.items()):
-        yield UsageLine(tenant_id, to_utc(begins), to_utc(end_of_period(period, begins)), **show_amounts(amounts))
+        yield wire_usage.UsageLine(tenant_id, to_utc(begins), to_utc(end_of_period(period, begins)),
+                                   **show_amounts(amounts))
 
 
-def amounts_of(event: UsageEvent) -> Amounts:
+def amounts_of(event: stored.UsageEvent) -> Amounts:
     """Return what was used, without when."""
     return astuple(event)[4:]
 
@@ -104,7 +106,8 @@ def sum_amounts(*several: Amounts) -> Amounts:
 def show_amounts(amounts: Amounts) -> dict[str, Any]:
     """Return amounts as they are shown, by quantity."""
     tasks, lease_ms, receipts, payloads, *calls = amounts
-    return dict(zip(get_args(Quantity), (tasks, hours(lease_ms / 1000), hours(receipts), hours(payloads), *calls),
+    return dict(zip(get_args(wire_usage.Quantity),
+                    (tasks, hours(lease_ms / 1000), hours(receipts), hours(payloads), *calls),
                     strict=True))
 
 
@@ -113,7 +116,7 @@ def hours(seconds: float) -> float:
     return max(round(seconds / 3600, 6), 0.0)
 
 
-def spread(event: UsageEvent, period: str) -> Iterator[tuple[int, Amounts]]:
+def spread(event: stored.UsageEvent, period: str) -> Iterator[tuple[int, Amounts]]:
     """Yield what an event adds to each period; a long one is even, so each period has its share of the time."""
     amounts, length, at = amounts_of(event), event.ends - event.begins, event.begins
     if length == 0:     # it began in this second: its tasks and calls count, and no time has passed

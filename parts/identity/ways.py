@@ -8,8 +8,8 @@ from asyncgate import Caller
 from asyncgate.parts.identity import WayIn, shared_token
 from asyncgate.parts.identity.keys import IssuedKeys
 from asyncgate.parts.identity.keys_stored import KEY_PREFIX
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.connection import Headers, read_token
-from asyncgate.parts.model.errors import InvalidToken, Unauthenticated
 from asyncgate.parts.model.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class Identity:
             if (caller := await way.caller(token, address)) is not None:
                 return caller
         if token:
-            raise InvalidToken("this credential is unknown")
-        raise Unauthenticated("a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
+            raise errors.InvalidToken("this credential is unknown")
+        raise errors.Unauthenticated("a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
 
 
 class Keys:
@@ -48,7 +48,7 @@ class Keys:
         """Return the caller of a key; raises InvalidToken for an invalid key."""
         caller = await self.keys.caller(token, address)
         if caller is None and token is not None and token.startswith(KEY_PREFIX):
-            no = InvalidToken("this credential is invalid")
+            no = errors.InvalidToken("this credential is invalid")
             no.whose, no.because = self.keys.explain_refusal(token)
             raise no
         return caller

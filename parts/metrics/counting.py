@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from asyncgate import Engine, Extension, Needs, Refused, Transact, Work
 from asyncgate.parts.metrics.numbers import OTHER, Buckets, Numbers
-from asyncgate.parts.model.errors import DatabaseUnavailable, GateError
-from asyncgate.parts.model.stored import TERMINAL
-from asyncgate.parts.model.stored_webhooks import WebhookDelivery
+from asyncgate.parts.model import errors, stored, stored_webhooks
 
 if TYPE_CHECKING:
-    from asyncgate.parts.model.stored import Depth, Lag, Lease
+    from asyncgate.parts.model import stored
     from asyncgate.parts.receipts.outbox import Ledger
 
 TICK_SECONDS = 0.5          # between two looks at how late the event loop is
@@ -33,8 +31,8 @@ class Metrics(Extension):
         stages = self.numbers.stages        # those of every batch are looked up once
         self.load, self.decide, self.commit = stages["load",], stages["decide",], stages["commit",]
         self.sizes: Buckets = self.numbers.sizes[()]
-        self.lag: Lag | None = None         # of the outbox, when it was last looked at
-        self.depths: list[Depth] = []       # of the queues, when they were last looked at
+        self.lag: stored.Lag | None = None         # of the outbox, when it was last looked at
+        self.depths: list[stored.Depth] = []       # of the queues, when they were last looked at
         self.overdue: int | None = None     # live leases that had expired then
         self.looking: asyncio.Task[None] | None = None
 
@@ -52,7 +50,7 @@ class Metrics(Extension):
         loop, ticks = asyncio.get_running_loop(), 0
         while True:
             if ticks % LOOK_TICKS == 0:
-                with contextlib.suppress(GateError):        # the database is away; the last numbers stay
+                with contextlib.suppress(errors.GateError):        # the database is away; the last numbers stay
                     await self.look_at_queues()
             due, ticks = loop.time() + TICK_SECONDS, ticks + 1
             await asyncio.sleep(TICK_SECONDS)
@@ -68,7 +66,7 @@ class Metrics(Extension):
 
     # What the faces tell.
 
-    def note_call(self, face: str, operation: str, begun: float, reply: Any, no: GateError | None) -> None:
+    def note_call(self, face: str, operation: str, begun: float, reply: Any, no: errors.GateError | None) -> None:
         """Count a call of an operation, with its time, its refusal, and what a claim has found."""
         numbers, seconds = self.numbers, perf_counter() - begun
         numbers.requests[face, operation, "2xx" if no is None else CLASSES[no.status // 100]] += 1
@@ -82,7 +80,7 @@ class Metrics(Extension):
             numbers.claims[result,] += 1
             numbers.claim_durations[result,].add(seconds)
 
-    def note_refusal(self, face: str, no: GateError) -> None:
+    def note_refusal(self, face: str, no: errors.GateError) -> None:
         """Count a request that was refused before its operation was known."""
         if not no.counted:
             no.counted = True
@@ -115,7 +113,7 @@ class Metrics(Extension):
         for task in work.added.values():
             numbers.created[label(task.type)] += 1
         for task in work.moved.values():
-            if task.completed_at == work.now and task.status in TERMINAL:
+            if task.completed_at == work.now and task.status in stored.TERMINAL:
                 numbers.ended[*label(task.type), task.status] += 1
         for lease in work.leased.values():
             self._note_lease(work, lease)
@@ -126,17 +124,17 @@ class Metrics(Extension):
         for line in work.audited.values():
             numbers.audited[line.severity,] += 1
         for row in work.kept.values():
-            if type(row) is WebhookDelivery:
+            if type(row) is stored_webhooks.WebhookDelivery:
                 self._note_delivery(row)
 
-    def _note_delivery(self, row: WebhookDelivery) -> None:
+    def _note_delivery(self, row: stored_webhooks.WebhookDelivery) -> None:
         """Count what became of an attempt; a row that was not tried yet has none."""
         if row.state != "waiting" or row.tries:
             self.numbers.deliveries["failed" if row.state == "waiting" else row.state,] += 1
         if row.state == "delivered" and row.last_at is not None:
             self.numbers.delays[()].add(max(row.last_at - row.first_at, 0.0))
 
-    def _note_lease(self, work: Work, lease: Lease) -> None:
+    def _note_lease(self, work: Work, lease: stored.Lease) -> None:
         """Count a lease that was granted or has ended; a renewed one is neither."""
         numbers, task = self.numbers, work.tasks[lease.task_id]
         label = numbers.types.label(task.type)
@@ -176,5 +174,5 @@ def kind_of(error: Exception) -> str:
     """Return what became of a batch that was not committed."""
     if isinstance(error, Refused):
         return "refused"
-    sure = isinstance(error, GateError) and error.more.get("outcome") != "unknown"
-    return "unavailable" if sure and isinstance(error, DatabaseUnavailable) else "refused" if sure else "unknown"
+    sure = isinstance(error, errors.GateError) and error.more.get("outcome") != "unknown"
+    return "unavailable" if sure and isinstance(error, errors.DatabaseUnavailable) else "refused" if sure else "unknown"

@@ -9,10 +9,10 @@ from typing import Any
 from asyncgate import Caller
 from asyncgate.parts.faces.serving import Serving
 from asyncgate.parts.metrics.shown import Shown, Sources
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.caller import forbid_scope
 from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import GateError, MethodNotAllowed, NotFound, log_fault
 
 METRICS_PATH, METRICS_SCOPE = "/metrics", "metrics:read"
 
@@ -28,17 +28,17 @@ class MetricsPage:
         try:
             body, type = await self._show(scope)
             await self.gate.send(send, scope, 200, body, type=(b"content-type", type))
-        except GateError as no:
+        except errors.GateError as no:
             self.gate.guard.refused(scope, no)
             await self.gate.send(send, scope, no.status, encode_json(no.body()), self.gate.describe_refusal(scope, no))
         except Exception as bug:
-            await self.gate.send(send, scope, 500, encode_json(log_fault(scope["path"], bug).body()))
+            await self.gate.send(send, scope, 500, encode_json(errors.log_fault(scope["path"], bug).body()))
 
     async def _show(self, scope: Scope) -> tuple[bytes, bytes]:
         if scope["path"].removeprefix(scope.get("root_path", "")) != METRICS_PATH:
-            raise NotFound(f"this listener serves {METRICS_PATH} alone")
+            raise errors.NotFound(f"this listener serves {METRICS_PATH} alone")
         if scope["method"] not in ("GET", "HEAD"):
-            raise MethodNotAllowed(f"{METRICS_PATH} does not support {scope['method']}", allow=["GET", "HEAD"])
+            raise errors.MethodNotAllowed(f"{METRICS_PATH} does not support {scope['method']}", allow=["GET", "HEAD"])
         caller = await self.gate.guard.resolve(scope)
         await self.gate.guard.meter(scope, caller, None)
         require_scope(caller)

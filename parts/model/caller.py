@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from asyncgate.parts.model.errors import Forbidden, GateError
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.trace import Trace
-from asyncgate.parts.model.wire import Principal, Role
 
 
 class ShownToken(Struct, frozen=True):
@@ -31,8 +30,8 @@ class Caller(Struct, frozen=True):
     """Who asks, as the credential says; `bound` when it names the principal, else the request may."""
 
     tenant_id: str
-    principal: Principal
-    role: Role
+    principal: wire.Principal
+    role: wire.Role
     scopes: frozenset[str]
     bound: bool = True
     key_id: str | None = None           # of an issued key, and what that is limited to; None is any
@@ -42,7 +41,7 @@ class Caller(Struct, frozen=True):
     token: ShownToken | None = None     # of an access token
     trace: Trace | None = None          # to which the request belongs that creates tasks
     console: ShownSession | None = None     # of the console, in which the credential was sealed
-    no_new_tasks: GateError | None = None   # why it can create none now; a repeated creation gets the first task
+    no_new_tasks: errors.GateError | None = None   # why it can create none now; a repeated creation gets the first task
     note_wait: Callable[[str], None] | None = None      # told for which task's end its call waits
 
     @property
@@ -56,21 +55,21 @@ class Caller(Struct, frozen=True):
         return self.unlimited or (self.role == "admin" and "admin:read" in self.scopes)
 
 
-def forbid_scope(caller: Caller, why: str, required_scope: str) -> Forbidden:
+def forbid_scope(caller: Caller, why: str, required_scope: str) -> errors.Forbidden:
     """Make the error for a caller whose role would do, without a scope (spec 21.5.3)."""
-    return Forbidden(why, required_scope=required_scope, your_role=caller.role)
+    return errors.Forbidden(why, required_scope=required_scope, your_role=caller.role)
 
 
-def forbid_beyond(caller: Caller, beyond: frozenset[str], deed: str, cure: str) -> Forbidden:
+def forbid_beyond(caller: Caller, beyond: frozenset[str], deed: str, cure: str) -> errors.Forbidden:
     """Make the error for a deed that needs scopes which the caller does not have itself."""
     scopes = sorted(beyond)
     return forbid_scope(caller, f"this credential has no scope {', '.join(scopes)}, so it cannot {deed}; {cure}",
                         " and ".join(scopes))
 
 
-def forbid_giving(caller: Caller, beyond: frozenset[str], deed: str) -> Forbidden:
+def forbid_giving(caller: Caller, beyond: frozenset[str], deed: str) -> errors.Forbidden:
     """Make the error for a caller that would give others scopes which it does not have itself."""
     return forbid_beyond(caller, beyond, deed, "name only scopes that it has")
 
 
-NOBODY = Caller("", Principal("system", "nobody"), "agent", frozenset(), bound=False)      # may ask for health
+NOBODY = Caller("", wire.Principal("system", "nobody"), "agent", frozenset(), bound=False)      # may ask for health

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.caller import Caller
 from asyncgate.parts.model.connection import Headers, Scope
-from asyncgate.parts.model.errors import Forbidden, GateError, Unauthenticated
 
 RESOURCE_METADATA = "/.well-known/oauth-protected-resource"
 MOUNTS = ("", "/mcp", "/mcp/u")         # of the resources: REST, and MCP twice
@@ -22,10 +22,10 @@ class Challenges:
         parts = urlsplit(issuer)
         self.metadata = f"{parts.scheme}://{parts.netloc}{RESOURCE_METADATA}{parts.path}"
 
-    def make(self, scope: Scope, no: GateError) -> Headers:
+    def make(self, scope: Scope, no: errors.GateError) -> Headers:
         """Return the challenge of a refusal, if it has one."""
         caller: Caller | None = scope.get("asyncgate.caller")
-        if isinstance(no, Unauthenticated):     # it names an error only if a credential was sent
+        if isinstance(no, errors.Unauthenticated):     # it names an error only if a credential was sent
             error = f"{no.challenge}," if "=" in no.challenge else no.challenge
             return [(b"www-authenticate", f"{error} {self._about(scope, COMMON_SCOPES)}".encode())]
         if lacks_scopes(no, caller):
@@ -40,15 +40,15 @@ class Challenges:
         return f'resource_metadata="{self.metadata}{mount}", scope="{" ".join(scopes)}"'
 
 
-def lacks_scopes(no: GateError, caller: Caller | None) -> bool:
+def lacks_scopes(no: errors.GateError, caller: Caller | None) -> bool:
     """Whether a caller with an access token could go on with another one; an issued key gets no more scopes."""
-    return isinstance(no, Forbidden) and bool(no.scopes) and caller is not None and caller.token is not None
+    return isinstance(no, errors.Forbidden) and bool(no.scopes) and caller is not None and caller.token is not None
 
 
-def find_least_scopes(no: GateError) -> frozenset[str]:
+def find_least_scopes(no: errors.GateError) -> frozenset[str]:
     """Return what a refused operation needs, without the rights of an admin where it can be had without them.
 
     With the scopes that the token has, this is the list of a new one: some programs ask only for what they are told.
     """
-    wanted = no.scopes if isinstance(no, Forbidden) else frozenset()
+    wanted = no.scopes if isinstance(no, errors.Forbidden) else frozenset()
     return wanted.intersection(COMMON_SCOPES) or wanted & {"admin:read"} or wanted

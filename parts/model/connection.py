@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from asyncgate.parts.model.errors import TwoCredentials
+from asyncgate.parts.model import errors
 
 Scope = MutableMapping[str, Any]
 AsgiMessage = MutableMapping[str, Any]
@@ -52,10 +52,11 @@ def read_token(headers: Headers) -> str | None:
         elif name == b"x-api-key":
             tokens.add(value.decode("latin-1").strip(BLANKS))
     if len(tokens) > 1 or bearers > 1:
-        raise TwoCredentials("two different credentials in one request; show one: Authorization: Bearer <token>, or "
-                             "X-API-Key: <token>")
+        raise errors.TwoCredentials(
+            "two different credentials in one request; show one: Authorization: Bearer <token>, or "
+                                    "X-API-Key: <token>")
     if None in tokens:
-        raise TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
+        raise errors.TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
     return (tokens.pop() if tokens else None) or None       # an empty token means none: its variable was not set
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from asyncgate.parts.model.errors import InvalidRequest, PayloadTooLarge
-from asyncgate.parts.model.wire import Requirements
+from asyncgate.parts.model import errors, wire
 
 JsonObject = dict[str, Any]
 
@@ -25,7 +24,7 @@ NOTHING = {"", "na", "n/a", "none", "null", "nil", "tbd", "undefined", "unknown"
 to_canonical = msgspec.json.Encoder(order="sorted").encode
 encode_json = msgspec.json.Encoder().encode
 decode_json = msgspec.json.Decoder().decode
-decode_requirements = msgspec.json.Decoder(Requirements | None).decode
+decode_requirements = msgspec.json.Decoder(wire.Requirements | None).decode
 
 
 def sha256(*parts: Any) -> str:
@@ -59,7 +58,7 @@ def read_artifacts(artifacts: Any) -> list[Any]:
         return inner if isinstance(inner, list) else [inner]
     if artifacts is None:
         return []
-    raise InvalidRequest("artifacts must be a list, an object or null")
+    raise errors.InvalidRequest("artifacts must be a list, an object or null")
 
 
 def points_somewhere(artifact: Any, name: str = "") -> bool:
@@ -94,8 +93,9 @@ def find_location(artifacts: list[Any], proof: Mapping[str, Any] | None) -> dict
 def check_size(text: bytes, most: int, what: str) -> None:
     """Raise PayloadTooLarge if a text is too large to be stored."""
     if len(text) > most:
-        raise PayloadTooLarge(f"{what} is {len(text)} bytes; the limit of this gate is {most}: store it elsewhere, "
-                              "send a pointer", limit=most)
+        raise errors.PayloadTooLarge(
+            f"{what} is {len(text)} bytes; the limit of this gate is {most}: store it elsewhere, "
+                                     "send a pointer", limit=most)
 
 
 def parse_json(text: bytes, what: str) -> Any:
@@ -103,7 +103,7 @@ def parse_json(text: bytes, what: str) -> Any:
     try:
         return decode_json(text)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
-        raise InvalidRequest(f"{what}: {wrong}") from None
+        raise errors.InvalidRequest(f"{what}: {wrong}") from None
 
 
 def find_ordered_types(type: str, payload: Any) -> set[str]:
@@ -121,5 +121,5 @@ def needs_of(requirements: Raw) -> frozenset[str]:
     try:
         asked = decode_requirements(requirements)
     except msgspec.DecodeError as wrong:
-        raise InvalidRequest(f"requirements: {wrong}") from None
+        raise errors.InvalidRequest(f"requirements: {wrong}") from None
     return (asked.capabilities if asked else None) or frozenset()

@@ -12,24 +12,24 @@ from typing import Any, Protocol
 from msgspec import Raw, Struct
 from msgspec.structs import astuple
 
+from asyncgate.parts.model import stored
 from asyncgate.parts.model.content import needs_of
-from asyncgate.parts.model.stored import ACTIVE, Meter, Receipt, Task
 
 Moved = tuple[int, str, str, int, int, int]       # lane, type, capabilities; queued, on hold, leased or running
 
 
-def place_of(task: Task | None) -> int | None:
+def place_of(task: stored.Task | None) -> int | None:
     """Return which number of its lane a task is counted in: queued, on hold, leased; an ended task in none."""
     if task is None:
         return None
     if task.status == "queued":
         return 0 if task.held is None else 1
-    return 2 if task.status in ACTIVE else None
+    return 2 if task.status in stored.ACTIVE else None
 
 
-def count_moves(before: Mapping[str, Task], *after: Mapping[str, Task]) -> list[Moved]:
+def count_moves(before: Mapping[str, stored.Task], *after: Mapping[str, stored.Task]) -> list[Moved]:
     """Return by how much the numbers of each lane change, in the order of lanes; those that stay are left out."""
-    moved: dict[int, tuple[Task, list[int]]] = {}
+    moved: dict[int, tuple[stored.Task, list[int]]] = {}
     for task in chain.from_iterable([tasks.values() for tasks in after]):
         was, now = place_of(before.get(task.task_id)), place_of(task)
         if was == now:
@@ -44,7 +44,7 @@ def count_moves(before: Mapping[str, Task], *after: Mapping[str, Task]) -> list[
             for lane, (task, counts) in sorted(moved.items()) if any(counts)]
 
 
-def write_capabilities(task: Task) -> str:
+def write_capabilities(task: stored.Task) -> str:
     """Return what a task requires, as it is stored: a sorted JSON array."""
     return write_names(needs_of(Raw(task.requirements.encode())))
 
@@ -73,12 +73,13 @@ def measure_text(text: str | None) -> int:
     return 0 if text is None else len(text) if text.isascii() else len(text.encode())
 
 
-def measure_stored(task: Task) -> int:
+def measure_stored(task: stored.Task) -> int:
     """Return how many bytes the payload and the outcome of a task have."""
     return measure_text(task.payload) + measure_text(task.outcome)
 
 
-def measure_payloads(before: Mapping[str, Task], added: Mapping[str, Task], moved: Mapping[str, Task]) -> int:
+def measure_payloads(before: Mapping[str, stored.Task], added: Mapping[str, stored.Task],
+                     moved: Mapping[str, stored.Task]) -> int:
     """Return by how many bytes the stored payloads and outcomes change; a payload itself never does."""
     size = sum([measure_stored(task) for task in added.values()])
     for task_id, task in moved.items():
@@ -91,19 +92,19 @@ class Changed(Protocol):
     """What a batch has loaded and changed, as far as usage depends on it: the heart's `Work`."""
 
     now: float
-    tasks: dict[str, Task]
-    before: dict[str, Task]
-    added: dict[str, Task]
-    moved: dict[str, Task]
-    receipts: dict[str, Receipt]
-    written: dict[str, Receipt]
+    tasks: dict[str, stored.Task]
+    before: dict[str, stored.Task]
+    added: dict[str, stored.Task]
+    moved: dict[str, stored.Task]
+    receipts: dict[str, stored.Receipt]
+    written: dict[str, stored.Receipt]
     kept: dict[tuple[type[Struct], tuple[str, ...]], Any]
     called: dict[str, int]
     freed: dict[Struct, int]
     metered: bool
 
 
-def measure_use(work: Changed, leases: int, receipt_bytes: int, slot: int = 0) -> Meter | None:
+def measure_use(work: Changed, leases: int, receipt_bytes: int, slot: int = 0) -> stored.Meter | None:
     """Return what a batch adds to the tenant's usage, given by how much live leases and stored bodies change.
 
     A backend adds it to the row with its key, in the batch's transaction.  A task counts as created in the batch whose
@@ -112,9 +113,9 @@ def measure_use(work: Changed, leases: int, receipt_bytes: int, slot: int = 0) -
     receipt_bytes -= sum(work.freed.values())
     payloads = measure_payloads(work.before, work.added, work.moved)
     for (kind, key), row in work.kept.items():
-        if row is None and kind is Receipt:
+        if row is None and kind is stored.Receipt:
             receipt_bytes -= measure_text(work.receipts[key[0]].body)
-        elif row is None and kind is Task:
+        elif row is None and kind is stored.Task:
             payloads -= measure_stored(work.tasks[key[0]])
     created = sum([task.created_at == work.now for task in work.added.values()])
     if not work.metered or not (created or leases or receipt_bytes or payloads or work.called or work.written):
@@ -123,15 +124,15 @@ def measure_use(work: Changed, leases: int, receipt_bytes: int, slot: int = 0) -
 
 
 def make_meter(now: float, slot: int, tasks: int, leases: int, receipt_bytes: int, payload_bytes: int,
-               calls: Mapping[str, int]) -> Meter:
+               calls: Mapping[str, int]) -> stored.Meter:
     """Return what a batch adds to its tenant's usage at this moment, in whole milliseconds and seconds."""
     number, passed = divmod(int(now * 1000), PERIOD_SECONDS * 1000)
-    return Meter(write_period(number), f"{slot:04d}", tasks, leases, leases * passed, receipt_bytes,
-                 receipt_bytes * (passed // 1000), payload_bytes, payload_bytes * (passed // 1000), **calls)
+    return stored.Meter(write_period(number), f"{slot:04d}", tasks, leases, leases * passed, receipt_bytes,
+                        receipt_bytes * (passed // 1000), payload_bytes, payload_bytes * (passed // 1000), **calls)
 
 
-def add_meters(one: Meter | None, other: Meter) -> Meter:
+def add_meters(one: stored.Meter | None, other: stored.Meter) -> stored.Meter:
     """Return the sum of two meters with the same key."""
     if one is None:
         return other
-    return Meter(*astuple(other)[:2], *map(add, astuple(one)[2:], astuple(other)[2:]))
+    return stored.Meter(*astuple(other)[:2], *map(add, astuple(one)[2:], astuple(other)[2:]))

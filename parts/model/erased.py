@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from asyncgate.parts.model.stored import Audit, Entry, Erased, Receipt
+from asyncgate.parts.model import stored
 
 PSEUDONYM = "erased-"       # every pseudonym begins so
 SALT = "salt"               # member of an audit line: random, gone when anything else goes from that line
@@ -44,16 +44,16 @@ def read_note(content: str) -> Note | None:
     return None if found is None else Note(found[1], found[2])
 
 
-def is_erased_line(line: Audit) -> bool:
+def is_erased_line(line: stored.Audit) -> bool:
     """Whether an erasure has changed a line of the audit log."""
     return '"erased":"' in line.body and LINE_NOTE.search(line.body) is not None
 
 
-def place_of_row(row: Receipt | Audit | Entry) -> tuple[str, str]:
+def place_of_row(row: stored.Receipt | stored.Audit | stored.Entry) -> tuple[str, str]:
     """Return by which source and id the list of erased rows names a row."""
-    if isinstance(row, Receipt):
+    if isinstance(row, stored.Receipt):
         return "receipts", row.receipt_id
-    return ("audit", row.audit_id) if isinstance(row, Audit) else ("ledger", row.arrival)
+    return ("audit", row.audit_id) if isinstance(row, stored.Audit) else ("ledger", row.arrival)
 
 
 @singledispatch
@@ -63,18 +63,18 @@ def digest_of_kept(row: Struct) -> str:
 
 
 @digest_of_kept.register
-def _(row: Receipt) -> str:
+def _(row: stored.Receipt) -> str:
     return hash_fields(row.receipt_id, row.receipt_type, row.created_at, row.from_kind, row.to_kind, row.task_id,
                        row.lease_id, row.asyncgate_instance, row.parents)
 
 
 @digest_of_kept.register
-def _(row: Audit) -> str:
+def _(row: stored.Audit) -> str:
     return hash_fields(row.audit_id, row.number, row.at, row.event, row.severity, row.hash)
 
 
 @digest_of_kept.register
-def _(row: Entry) -> str:
+def _(row: stored.Entry) -> str:
     return hash_fields(row.arrival, row.receipt_type, row.task_id, row.from_kind, row.to_kind, row.asyncgate_instance,
                        row.stated_kind, row.stated_role)
 
@@ -84,7 +84,7 @@ def hash_fields(*fields: object) -> str:
     return hashlib.sha256(_encode(fields)).hexdigest()
 
 
-def digest_of_list(rows: Iterable[Erased]) -> str:
+def digest_of_list(rows: Iterable[stored.Erased]) -> str:
     """Hash the rows that one erasure has changed, in the order of their keys."""
     total = hashlib.sha256()
     for row in rows:

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from asyncgate.parts.model.errors import Forbidden
-from asyncgate.parts.model.wire import Ask, says
+from asyncgate.parts.model import errors, wire
 
 Gravity = Literal["ok", "note", "warning", "error"]
 LIMIT_CURE = "unset security.rate_limiting.enabled; `asyncgate set-limits TENANT --tier TIER` says what each may use"
@@ -17,10 +16,10 @@ GRAVITIES: tuple[Gravity, ...] = ("ok", "note", "warning", "error")     # from t
 class Finding(Struct, frozen=True, omit_defaults=True):
     """What one check has seen; a finding that is not ok has a cure: the next command or setting."""
 
-    check: Annotated[str, says("the check that found it")]
-    severity: Annotated[Gravity, says("ok and note need nobody; warning: soon; error: now")]
-    seen: Annotated[str, says("what is so")]
-    cure: Annotated[str, says("the next command or setting")] = ""
+    check: Annotated[str, wire.says("the check that found it")]
+    severity: Annotated[Gravity, wire.says("ok and note need nobody; warning: soon; error: now")]
+    seen: Annotated[str, wire.says("what is so")]
+    cure: Annotated[str, wire.says("the next command or setting")] = ""
 
 
 def all_well(seen: str) -> Finding:
@@ -48,14 +47,14 @@ def worst_of(findings: list[Finding]) -> Gravity:
     return max((one.severity for one in findings), key=GRAVITIES.index, default="ok")
 
 
-class ExamineGate(Ask, kw_only=True):
+class ExamineGate(wire.Ask, kw_only=True):
     """Examine the gate."""
 
     example = ({}, {"severity": "warning", "findings": [
         {"check": "rights", "severity": "ok", "seen": "3 files, which only their owner may read"},
         {"check": "disk", "severity": "warning", "seen": "the disk of the database has 803 MiB left",
          "cure": "free space there, or move the database to a larger disk"}]})
-    refusals = (Forbidden,)
+    refusals = (errors.Forbidden,)
 
 
 class Examination(Struct):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from asyncgate.parts.model.stored import Lease
+from asyncgate.parts.model import stored
 
 
 class GrantedLeases:
@@ -16,7 +16,7 @@ class GrantedLeases:
         self.ends: dict[str, float] = {}        # by task
         self.most = self.TIDY
 
-    def note(self, leased: Mapping[str, Lease], now: float) -> float | None:
+    def note(self, leased: Mapping[str, stored.Lease], now: float) -> float | None:
         """Take in the leases that a batch has changed; return when the first of its live ones runs out."""
         first = None
         for task_id, lease in leased.items():

@@ -7,8 +7,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.clock import elapsed
-from asyncgate.parts.model.errors import DatabaseUnavailable, GateError, Refused
 
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 2.0        # a gap in the heartbeat from which on nobody was served
@@ -68,7 +68,8 @@ class Heartbeat:
                 except Silence:
                     begun = inf         # only once, or a batch that waits long for a lock would never be decided
                 except Exception as error:
-                    if isinstance(error, DatabaseUnavailable) or not isinstance(error, GateError | Refused):
+                    if isinstance(error, errors.DatabaseUnavailable) or not isinstance(error, errors.GateError
+                                                                                       | errors.Refused):
                         self.note_failure(begun)
                     raise
                 else:

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model import errors
 
 KIND_MEMBERS, ID_MEMBERS = ("principal_kind", "worker_kind", "kind"), ("principal_id", "agent_id", "worker_id", "id")
 INSTANCE_MEMBERS = ("principal_instance_id", "agent_instance_id", "worker_instance_id", "instance_id")
@@ -73,7 +73,8 @@ def check_names(named: Iterable[tuple[str, Any]]) -> None:
                      and not (name == "worker_id" and path[:-2] + "kind" in given)}
         if len(set(told.values())) > 1:
             said = " and ".join(f"{path} says {value}" for path, value in told.items())
-            raise InvalidRequest(f"{said}: a request names one principal, and one session of it; leave the others out")
+            raise errors.InvalidRequest(
+                f"{said}: a request names one principal, and one session of it; leave the others out")
 
 
 def spread_creators(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -21,10 +21,9 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, g
 import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
-from asyncgate.parts.model.errors import GateError, InvalidRequest, PayloadTooLarge
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.identities import IDENTITY_MEMBERS, check_names
 from asyncgate.parts.model.screening import NUL, check_members, find_mark
-from asyncgate.parts.model.wire import UNTAGGED, Requirements
 
 Rule = Literal["warn", "refuse", "ignore"]
 K = TypeVar("K", bound=Struct)
@@ -32,9 +31,9 @@ HEADER = b"x-asyncgate-warning"
 MOST_TOLD, LONGEST_MEMBER_NAME, LONGEST_HEADER = 10, 60, 1000
 LONGEST_NAMES = 2**17       # bytes of a list of names: each name is matched with a regular expression
 BATCHES = ("tasks", "schedules", "receipts")        # members that hold a list of requests
-OPEN_MEMBERS = {"requirements": Requirements}   # members whose object may have more than the gate knows
+OPEN_MEMBERS = {"requirements": wire.Requirements}   # members whose object may have more than the gate knows
 MOST_COMPARED = 8           # members of such an object; comparing names takes long, and nobody misspells one of many
-NO_NAME = f"Expected `str` matching regex {UNTAGGED!r}"       # msgspec's wording
+NO_NAME = f"Expected `str` matching regex {wire.UNTAGGED!r}"       # msgspec's wording
 QUERY = {"principal_kind", "principal_id", "principal_instance_id", "tenant_id"}    # allowed in a query beside a body
 BAD_BYTE = re.compile(r"invalid character \(byte (\d+)\)")     # msgspec's wording
 NO_NUMBER = re.compile(rb"NaN|Infinity")    # which Python's own encoder writes
@@ -49,7 +48,7 @@ _any = msgspec.json.Decoder().decode
 class Unreadable(Struct):
     """An invalid item of a batch, and why it is invalid."""
 
-    problem: GateError
+    problem: errors.GateError
     task_id: str | None = None
     receipt_id: str | None = None
 
@@ -158,7 +157,7 @@ class Reader(Generic[K]):
         members = _members(body)
         for name in self._names & members.keys():
             if (size := len(members[name])) > LONGEST_NAMES:
-                raise PayloadTooLarge(f"{name} is {size} bytes; a list of names has {LONGEST_NAMES} at most")
+                raise errors.PayloadTooLarge(f"{name} is {size} bytes; a list of names has {LONGEST_NAMES} at most")
 
     def query(self, query: dict[str, str], setting: Rule = "warn") -> tuple[K, tuple[str, ...]]:
         """Make a request from a query."""
@@ -219,20 +218,20 @@ class Reader(Generic[K]):
             if refusal := find_marked(item, place):
                 return make_unreadable(refusal, item), []
             read, strays = self.body(item, rule, max(most, 0))
-        except (msgspec.DecodeError, GateError) as no:
-            return make_unreadable(InvalidRequest(f"{place}: {describe_problem(no, self.takes)}"), item), []
+        except (msgspec.DecodeError, errors.GateError) as no:
+            return make_unreadable(errors.InvalidRequest(f"{place}: {describe_problem(no, self.takes)}"), item), []
         return read, [f"{place}: {text}" for text in strays]
 
     def _settle(self, read: Callable[[], Any], strays: tuple[str, ...], rule: Rule) -> tuple[Any, tuple[str, ...]]:
         """Read the known members; apply the rule to the unknown ones, and name them in any other refusal too."""
         if strays and rule == "refuse":
-            raise InvalidRequest("; ".join(strays))
+            raise errors.InvalidRequest("; ".join(strays))
         try:
             return read(), strays if rule == "warn" else NONE
         except msgspec.ValidationError as wrong:
             if not strays:
                 raise
-            raise InvalidRequest("; ".join([describe_problem(wrong, self.takes), *strays])) from None
+            raise errors.InvalidRequest("; ".join([describe_problem(wrong, self.takes), *strays])) from None
 
 
 def describe_problem(wrong: Exception, kind: type[Struct], body: bytes = b"") -> str:
@@ -280,7 +279,7 @@ def naming(name: str) -> Iterator[None]:
         raise msgspec.ValidationError(f"{wrong} - at `$.{name}`") from None
 
 
-def find_marked(body: bytes | Raw, place: str = "") -> GateError | None:
+def find_marked(body: bytes | Raw, place: str = "") -> errors.GateError | None:
     """Return the refusal of what `mark_body` has marked, if there is any."""
     return find_mark(_any(body), place) if NUL.encode() in bytes(body) else None
 
@@ -293,7 +292,7 @@ def read_text(value: Raw) -> str | None:
         return None
 
 
-def make_unreadable(problem: GateError, item: Raw) -> Unreadable:
+def make_unreadable(problem: errors.GateError, item: Raw) -> Unreadable:
     """Keep an invalid item with the task and the receipt that it names, if it does."""
     try:
         members = _members(item)

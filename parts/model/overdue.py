@@ -5,27 +5,27 @@ Databases say the same in SQL, to find it among all tenants; the conformance sui
 
 from __future__ import annotations
 
-from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Lease, Task
+from asyncgate.parts.model import stored
 
 
-def alive(lease: Lease | None, now: float, grace: float) -> bool:
+def alive(lease: stored.Lease | None, now: float, grace: float) -> bool:
     """Whether a lease still protects its task; it ends at its time, whether or not the sweep has seen it."""
     return lease is not None and lease.ending == "live" and lease.expires_at + grace > now
 
 
-def is_spent(task: Task, attempt: int) -> bool:
+def is_spent(task: stored.Task, attempt: int) -> bool:
     """Whether a task has failed as often as it may, with so many failures."""
     return attempt >= task.max_attempts
 
 
-def is_stuck(task: Task) -> bool:
+def is_stuck(task: stored.Task) -> bool:
     """Whether a task is queued although its attempts are spent: nothing should have queued it."""
     return task.status == "queued" and is_spent(task, task.attempt)
 
 
-def is_lost(task: Task, lease: Lease | None, now: float, grace: float) -> bool:
+def is_lost(task: stored.Task, lease: stored.Lease | None, now: float, grace: float) -> bool:
     """Whether the lease of a task has run out."""
-    return task.status in ACTIVE and lease is not None and not alive(lease, now, grace)
+    return task.status in stored.ACTIVE and lease is not None and not alive(lease, now, grace)
 
 
 def has_passed(moment: float | None, now: float) -> bool:
@@ -33,11 +33,11 @@ def has_passed(moment: float | None, now: float) -> bool:
     return moment is not None and moment <= now
 
 
-def is_late(task: Task, now: float) -> bool:
+def is_late(task: stored.Task, now: float) -> bool:
     """Whether the deadline of a task has passed and it has not ended."""
-    return task.status not in TERMINAL and has_passed(task.deadline_at, now)
+    return task.status not in stored.TERMINAL and has_passed(task.deadline_at, now)
 
 
-def is_overdue(task: Task, lease: Lease | None, now: float, grace: float) -> bool:
+def is_overdue(task: stored.Task, lease: stored.Lease | None, now: float, grace: float) -> bool:
     """Whether upkeep must look at a task (H.7)."""
     return is_lost(task, lease, now, grace) or is_late(task, now) or is_stuck(task)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model.stored import Pauses
+from asyncgate.parts.model import stored
 
 
 class Pause(Struct, frozen=True, omit_defaults=True):
@@ -44,12 +44,12 @@ def decode_pauses(listed: str) -> tuple[Pause, ...]:
     return msgspec.json.decode(listed, type=tuple[Pause, ...])
 
 
-def encode_pauses(pauses: Iterable[Pause]) -> Pauses:
+def encode_pauses(pauses: Iterable[Pause]) -> stored.Pauses:
     """Return pauses as they are stored."""
-    return Pauses(msgspec.json.encode(tuple(pauses)).decode())
+    return stored.Pauses(msgspec.json.encode(tuple(pauses)).decode())
 
 
-def find_pauses(row: Pauses | None, now: float) -> tuple[Pause, ...]:
+def find_pauses(row: stored.Pauses | None, now: float) -> tuple[Pause, ...]:
     """Return the pauses that have not ended, in the order in which they began."""
     if row is None:
         return ()

@@ -11,29 +11,12 @@ from typing import Generic, Literal, TypeVar, get_args
 
 from msgspec import Struct
 
+from asyncgate.parts.model import stored, stored_webhooks, wire
 from asyncgate.parts.model.ids import HIGHEST
-from asyncgate.parts.model.stored import (
-    Archived,
-    Entry,
-    Event,
-    Holding,
-    Instance,
-    Lease,
-    Outgoing,
-    Presence,
-    Progress,
-    Queue,
-    Receipt,
-    Schedule,
-    Task,
-    export_key,
-)
-from asyncgate.parts.model.stored_webhooks import WebhookDelivery
-from asyncgate.parts.model.wire import Kind, Principal
 
 R = TypeVar("R")
 S = TypeVar("S", bound=Struct)
-Row = tuple[Task, Lease | None, Progress | None]
+Row = tuple[stored.Task, stored.Lease | None, stored.Progress | None]
 ANY_KIND = ""       # of a principal in a filter: whoever has that id
 DELAYED_COUNTED, MOST_PRIORITIES = 10_000, 100
 OVERDUE_COUNTED, DUE_LOOKED_AT = 10_000, 100
@@ -45,13 +28,13 @@ class Query(Struct, Generic[R], frozen=True):
 
     def place(self, row: R) -> str:
         """Return the `after` of the page behind a row, for a query that has one."""
-        return export_key(row)      # type: ignore[arg-type]  # such a query is about stored rows
+        return stored.export_key(row)      # type: ignore[arg-type]  # such a query is about stored rows
 
 
 class TaskFilter(Query[Row], frozen=True):
     """Tasks with their latest leases and progress, newest first; an owner of ANY_KIND is whoever has that id."""
 
-    owner: Principal | None
+    owner: wire.Principal | None
     status: str | None
     type: str | None
     before: str | None          # a task_id
@@ -62,13 +45,13 @@ class TaskFilter(Query[Row], frozen=True):
     summary_prefix: str | None = None       # SUMMARY_LETTERS at most
 
 
-class LeaseFilter(Query[tuple[Lease, str]], frozen=True):
+class LeaseFilter(Query[tuple[stored.Lease, str]], frozen=True):
     """All live leases of a worker (of one instance, if it names one), oldest first, each with the type of its task.
 
     Nothing else of the tasks is read, above all no payload: a worker may hold many large tasks.
     """
 
-    worker: Principal
+    worker: wire.Principal
 
 
 class LeaseCount(Query[int], frozen=True):
@@ -79,7 +62,7 @@ class LeaseCount(Query[int], frozen=True):
     worker_id: str | None = None
 
 
-class EventFilter(Query[Event], frozen=True):
+class EventFilter(Query[stored.Event], frozen=True):
     """What happened to a task, oldest first."""
 
     task_id: str
@@ -87,10 +70,10 @@ class EventFilter(Query[Event], frozen=True):
     limit: int
 
 
-class ReceiptFilter(Query[Receipt], frozen=True):
+class ReceiptFilter(Query[stored.Receipt], frozen=True):
     """Receipts, oldest first, and none that a later commit can still add one before."""
 
-    to: Principal | None        # of ANY_KIND: whoever has that id
+    to: wire.Principal | None        # of ANY_KIND: whoever has that id
     task_id: str | None
     receipt_type: str | None
     after: str | None           # a receipt_id
@@ -101,29 +84,29 @@ class ReceiptFilter(Query[Receipt], frozen=True):
 class IdFilter(Query[str], frozen=True):
     """Ids of tasks or receipts that begin with a text, or end with it among the newest `searched`; in any order."""
 
-    table: type[Task] | type[Receipt]
+    table: type[stored.Task] | type[stored.Receipt]
     part: str
     limit: int
     searched: int
 
 
-class ObligationFilter(Query[Receipt], frozen=True):
+class ObligationFilter(Query[stored.Receipt], frozen=True):
     """What is owed to somebody, or to anybody, oldest first, in time that does not depend on history."""
 
-    to: Principal | None
+    to: wire.Principal | None
     after: str | None           # a receipt_id
     limit: int
 
 
-class ScheduleFilter(Query[Schedule], frozen=True):
+class ScheduleFilter(Query[stored.Schedule], frozen=True):
     """Schedules of an owner, or of anybody, in the order of their ids."""
 
-    owner: Principal | None
+    owner: wire.Principal | None
     after: str | None           # a schedule_id
     limit: int
 
 
-class WorkerFilter(Query[Presence], frozen=True):
+class WorkerFilter(Query[stored.Presence], frozen=True):
     """Who has claimed tasks, in the order of kind and id, byte by byte; or the last who did, the latest first."""
 
     after: tuple[str, str]      # kind and id
@@ -131,10 +114,10 @@ class WorkerFilter(Query[Presence], frozen=True):
     latest: bool = False        # without `after`
 
 
-class HoldingsOf(Query[Holding], frozen=True):
+class HoldingsOf(Query[stored.Holding], frozen=True):
     """How many leases some workers have, each counted up to `most`; in any order."""
 
-    workers: tuple[Principal, ...]
+    workers: tuple[wire.Principal, ...]
     most: int
 
 
@@ -147,20 +130,20 @@ class AheadOf(Query[int], frozen=True):
     most: int
 
 
-class InstanceOf(Query[Instance], frozen=True):
+class InstanceOf(Query[stored.Instance], frozen=True):
     """The gate process of a name, if the database knows it; a database of one process knows none."""
 
     instance_id: str
 
 
-class UnsentOf(Query[Outgoing], frozen=True):
+class UnsentOf(Query[stored.Outgoing], frozen=True):
     """Receipts of a task that the ledger does not have yet, waiting or parked, in any order."""
 
     task_id: str
     limit: int
 
 
-class QueueFilter(Query[Queue], frozen=True):
+class QueueFilter(Query[stored.Queue], frozen=True):
     """The lanes whose numbers have changed in the last hour or are not zero, by type.
 
     The time that it takes does not depend on how many tasks they have.
@@ -174,7 +157,7 @@ class QueueFilter(Query[Queue], frozen=True):
     limit: int
 
 
-class OutboxFilter(Query[Outgoing], frozen=True):
+class OutboxFilter(Query[stored.Outgoing], frozen=True):
     """Receipts that wait for the ledger, oldest first; or those that a strict gate has offered and not committed."""
 
     after: str                  # a receipt_id
@@ -182,34 +165,34 @@ class OutboxFilter(Query[Outgoing], frozen=True):
     state: Literal["waiting", "offered"] = "waiting"
 
 
-class OutboxOf(Query[Outgoing], frozen=True):
+class OutboxOf(Query[stored.Outgoing], frozen=True):
     """Those of some receipts that the ledger does not have yet, waiting or parked, in any order."""
 
     receipt_ids: tuple[str, ...]
 
 
-class EntryFilter(Query[Entry], frozen=True):
+class EntryFilter(Query[stored.Entry], frozen=True):
     """What others have stored here, by arrival, and nothing that a later commit can still add something before."""
 
-    to: Principal | None        # of ANY_KIND: whoever has that id
+    to: wire.Principal | None        # of ANY_KIND: whoever has that id
     task_id: str | None
     receipt_type: str | None
     instance: str | None
     after: str | None           # an arrival
     limit: int
 
-    def place(self, row: Entry) -> str:
+    def place(self, row: stored.Entry) -> str:
         """Return the arrival."""
         return row.arrival
 
 
-class ArchivedFilter(Query[Archived], frozen=True):
+class ArchivedFilter(Query[stored.Archived], frozen=True):
     """Where the archived receipts of a task are, oldest first."""
 
     task_id: str
 
 
-class DeliveryFilter(Query[WebhookDelivery], frozen=True):
+class DeliveryFilter(Query[stored_webhooks.WebhookDelivery], frozen=True):
     """What became of the events of an endpoint, in the order of the events or the newest first."""
 
     webhook_id: str
@@ -218,7 +201,7 @@ class DeliveryFilter(Query[WebhookDelivery], frozen=True):
     limit: int
     newest: bool = False
 
-    def place(self, row: WebhookDelivery) -> str:
+    def place(self, row: stored_webhooks.WebhookDelivery) -> str:
         """Return the id of the delivery."""
         return row.delivery_id
 
@@ -242,12 +225,12 @@ def end_of(prefix: str) -> str:
     return prefix + HIGHEST
 
 
-def wanted_is(wanted: Principal | None, who: Principal) -> bool:
+def wanted_is(wanted: wire.Principal | None, who: wire.Principal) -> bool:
     """Whether a filter lets somebody through."""
     return wanted is None or (wanted.id == who.id and wanted.kind in (ANY_KIND, who.kind))
 
 
-def page_of(sql: str, wanted: Principal | None, column: str, order: str, place: int, limit: int,
+def page_of(sql: str, wanted: wire.Principal | None, column: str, order: str, place: int, limit: int,
             given: Callable[[str], str]) -> str:
     """End a query with its order and limit; where a filter names any kind, read a range of the index for each.
 
@@ -257,7 +240,7 @@ def page_of(sql: str, wanted: Principal | None, column: str, order: str, place: 
     if wanted is None:
         return f"{sql} ORDER BY {order} LIMIT {limit:d}"
     parts = [f"{sql} AND {column} = {given(kind)} ORDER BY {order} LIMIT {limit:d}"
-             for kind in ((wanted.kind,) if wanted.kind else get_args(Kind))]
+             for kind in ((wanted.kind,) if wanted.kind else get_args(wire.Kind))]
     return merge_parts(parts, limit, place, order.partition(" ")[2])
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from asyncgate.parts.model import stored, wire
 from asyncgate.parts.model.content import decode_json, to_canonical
-from asyncgate.parts.model.stored import Lease, Task
-from asyncgate.parts.model.wire import Principal
 
 MOST_RESUMED = 20               # of a lease, that its task's history tells of
 MOST_LOST_TO = 10                 # workers that a task remembers as lost
 
 
-def name_process(lease: Lease, worker: Principal, resumption_id: str | None) -> str:
+def name_process(lease: stored.Lease, worker: wire.Principal, resumption_id: str | None) -> str:
     """Tell a process that asks for a lease from those before it: by its resumption_id, or by the renewals since then.
 
     Who renews a lease knows of it, so after a renewal only another process asks for it.
@@ -28,17 +27,17 @@ def is_new_process(process: str) -> bool:
     return not process.endswith("@0")
 
 
-def is_resumption(lease: Lease, process: str) -> bool:
+def is_resumption(lease: stored.Lease, process: str) -> bool:
     """Whether a process takes up a lease that another one held; what is not a loss is noted a few times only."""
     return lease.resumed_by != process and (is_new_process(process) or lease.resumptions < MOST_RESUMED)
 
 
-def add_loss(task: Task, lease: Lease) -> dict[str, Any]:
+def add_loss(task: stored.Task, lease: stored.Lease) -> dict[str, Any]:
     """Return what changes of a task when the holder of its lease is lost."""
     lost_to = [*decode_json(task.lost_to), lease.worker_id][-MOST_LOST_TO:]
     return {"expiries": task.expiries + 1, "lost_to": to_canonical(lost_to).decode()}
 
 
-def would_hold(task: Task, losses: int = 1) -> bool:
+def would_hold(task: stored.Task, losses: int = 1) -> bool:
     """Whether so many more losses would put the task on hold."""
     return 0 < task.max_expiries <= task.expiries + losses

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from asyncgate.parts.model.errors import GateError, InvalidRequest, PayloadTooDeep, PayloadTooLarge
+from asyncgate.parts.model import errors
 
 MAX_DEPTH = 64      # of a request's JSON
 MOST_MEMBERS = 1000     # of a request: naming or dropping members makes an object of each
@@ -24,11 +24,11 @@ SLICE = 2**15       # bytes that are checked in one turn of the event loop
 LARGE = 8 * SLICE   # for larger bodies the event loop rests between two turns
 REST_SECONDS = 0.002
 NUL = "\\u0000"     # its escape begins a mark; a letter of SPOILT follows
-SPOILT: dict[str, tuple[type[GateError], str]] = {
-    "n": (InvalidRequest, "strings may not contain the NUL character"),
-    "s": (InvalidRequest, "strings may not contain half of a surrogate pair (U+D800 to U+DFFF)"),
-    "b": (InvalidRequest, "strings may not contain bytes that are not UTF-8"),
-    "d": (PayloadTooDeep, f"JSON may be nested {MAX_DEPTH} deep at most")}
+SPOILT: dict[str, tuple[type[errors.GateError], str]] = {
+    "n": (errors.InvalidRequest, "strings may not contain the NUL character"),
+    "s": (errors.InvalidRequest, "strings may not contain half of a surrogate pair (U+D800 to U+DFFF)"),
+    "b": (errors.InvalidRequest, "strings may not contain bytes that are not UTF-8"),
+    "d": (errors.PayloadTooDeep, f"JSON may be nested {MAX_DEPTH} deep at most")}
 QUOTE, OPENS, COMMA = b'"', ord("["), ord(",")
 BLANK, MOST_BLANKS = b" \t\r\n", 2**20       # between values; a decoder scans them repeatedly, a byte at a time
 _rest = bytes(set(range(256)) - set(b'"[]{},' + BLANK))    # bytes without structure, once escapes are removed
@@ -50,7 +50,7 @@ class BodyScreen:
     def __init__(self, most_values: int, most_depth: int = MAX_DEPTH, around: int = 0, marked: bool = False) -> None:
         self.most_values, self.most_depth, self.outer = most_values, most_depth + around, around + 1
         self.marked = marked
-        self.spoilt: GateError | UnicodeDecodeError | None = None
+        self.spoilt: errors.GateError | UnicodeDecodeError | None = None
         self.values = self.depth = self.blanks = self.members = 0
         self.inside = False         # a string
         self.before = b""           # the end of the previous slice: an escape may span two slices
@@ -77,7 +77,7 @@ class BodyScreen:
         except UnicodeDecodeError as wrong:
             self.refuse(wrong)
 
-    def refuse(self, why: GateError | UnicodeDecodeError) -> None:
+    def refuse(self, why: errors.GateError | UnicodeDecodeError) -> None:
         """Raise why the body cannot be stored, or keep it for the marks."""
         if not self.marked:
             raise why
@@ -94,18 +94,18 @@ class BodyScreen:
         structure = outside.translate(None, BLANK)
         self.blanks += len(outside) - len(structure)
         if self.blanks > MOST_BLANKS:
-            raise self.spoilt or PayloadTooLarge(
+            raise self.spoilt or errors.PayloadTooLarge(
                 f"the request has more than {MOST_BLANKS} bytes of white space between its values")
         alike = structure.translate(_brackets)
         self.values += alike.count(b",") + alike.count(b"[")
         if self.values > self.most_values:
-            raise self.spoilt or PayloadTooLarge(
+            raise self.spoilt or errors.PayloadTooLarge(
                 f"the request has more than {self.most_values} values in its lists and objects; send fewer at a time, "
                 "or store them elsewhere and send a pointer")
         for mark in _marks(alike):      # few: commas and opening brackets are counted as values
             self._step(mark)
         if self.members > MOST_MEMBERS:
-            raise self.spoilt or PayloadTooLarge(f"a request may have at most {MOST_MEMBERS} members")
+            raise self.spoilt or errors.PayloadTooLarge(f"a request may have at most {MOST_MEMBERS} members")
 
     def _step(self, mark: bytes) -> None:
         """Follow one bracket, or the commas between two brackets."""
@@ -116,7 +116,7 @@ class BodyScreen:
         if self.depth > self.most_depth and self.spoilt is None:       # one is enough: a body may have a million
             self.refuse(describe_spoilt("d"))
         if self.depth < 0:
-            raise InvalidRequest("the JSON closes a list or an object that it never opened")
+            raise errors.InvalidRequest("the JSON closes a list or an object that it never opened")
 
 
 def cut_slices(body: bytes, size: int = SLICE) -> Iterator[bytes]:
@@ -147,7 +147,7 @@ async def screen_body(body: bytes, most_values: int, most_depth: int = MAX_DEPTH
 
 
 async def mark_body(body: bytes, most_values: int, around: int = 0, most_depth: int = MAX_DEPTH
-                    ) -> tuple[bytes, GateError | UnicodeDecodeError | None]:
+                    ) -> tuple[bytes, errors.GateError | UnicodeDecodeError | None]:
     """Put marks in the places of what cannot be stored; return the first reason, too, if there is one."""
     await _judge(body, judge := BodyScreen(most_values, most_depth, around, marked=True))
     if judge.spoilt is not None:
@@ -194,13 +194,13 @@ def _mark_deep(body: bytes, most_depth: int) -> bytes:
     return b"".join([*parts, body[begun:]])
 
 
-def describe_spoilt(letter: str, place: str = "") -> GateError:
+def describe_spoilt(letter: str, place: str = "") -> errors.GateError:
     """Return the refusal that a letter of SPOILT stands for."""
     kind, why = SPOILT.get(letter, SPOILT["n"])
     return kind(f"{place}: {why}" if place else why)
 
 
-def find_mark(value: Any, path: str = "") -> GateError | None:
+def find_mark(value: Any, path: str = "") -> errors.GateError | None:
     """Return the refusal that the first mark in a decoded value stands for, if it has any; it names the place."""
     if isinstance(value, str):
         return describe_spoilt(value.partition("\0")[2][:1], path) if "\0" in value else None

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct, convert
 
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.durations import parse_seconds
-from asyncgate.parts.model.errors import Stopped
 
 __all__ = [
     "Configured", "DatabaseSettings", "Settings", "SettingsError", "Tier", "list_idle", "list_settings", "list_values",
@@ -458,7 +458,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate_limits: RateLimits = RateLimits()
 
 
-class SettingsError(Stopped):
+class SettingsError(errors.Stopped):
     """The gate does not start: one line names the invalid setting, the reason and its origin."""
 
     exit_status = 2

@@ -8,19 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from asyncgate.parts.model.stored import KeptTerms, Lease, Progress, Receipt, Task
+from asyncgate.parts.model import stored, wire
 from asyncgate.parts.model.trace import Trace
-from asyncgate.parts.model.wire import (
-    JSON_NULL,
-    LeaseRecord,
-    Offer,
-    Outcome,
-    Owner,
-    Principal,
-    ReceiptRecord,
-    TaskRecord,
-    Terms,
-)
 
 LONGEST_ID = 200
 NO_REQUIREMENTS = Raw(b"{}")
@@ -40,7 +29,7 @@ class Session(Struct):
 
 
 SUMMARY_LETTERS = 100       # of a summary, that are stored apart, to be looked for
-decode_terms = msgspec.json.Decoder(KeptTerms).decode
+decode_terms = msgspec.json.Decoder(stored.KeptTerms).decode
 decode_session = msgspec.json.Decoder(Session).decode
 decode_cause = msgspec.json.Decoder(Caused).decode
 
@@ -57,13 +46,14 @@ def to_utc_or_none(moment: float | None) -> datetime | None:
 
 def to_raw(text: str | None) -> Raw:
     """Return stored JSON unchanged."""
-    return JSON_NULL if text is None else Raw(text.encode())
+    return wire.JSON_NULL if text is None else Raw(text.encode())
 
 
-def show_task(tenant_id: str, task: Task, lease: Lease | None, progress: Progress | None) -> TaskRecord:
+def show_task(tenant_id: str, task: stored.Task, lease: stored.Lease | None,
+              progress: stored.Progress | None) -> wire.TaskRecord:
     """Show a task."""
     live, terms = lease if lease and lease.ending == "live" else None, decode_terms(task.terms)
-    return TaskRecord(
+    return wire.TaskRecord(
         task_id=task.task_id, tenant_id=tenant_id, type=task.type, status=task.status,
         created_by=show_owner(task, terms.principal_instance_id),
         principal_ai=task.principal_ai, payload=to_raw(task.payload), payload_pointer=task.payload_pointer,
@@ -81,63 +71,65 @@ def show_task(tenant_id: str, task: Task, lease: Lease | None, progress: Progres
         rerun_of=terms.rerun_of, **show_trace(terms))
 
 
-def measure_task(task: Task, lease: Lease | None, progress: Progress | None) -> int:
+def measure_task(task: stored.Task, lease: stored.Lease | None, progress: stored.Progress | None) -> int:
     """Return how many bytes the texts have that a task is shown with."""
     told = (task.payload, task.requirements, task.terms, task.outcome, task.artifacts, progress and progress.progress)
     return sum(len(text if text.isascii() else text.encode()) for text in told if text)
 
 
-def summarize(task: Task) -> str | None:
+def summarize(task: stored.Task) -> str | None:
     """Return the beginning of a task's summary, by which it can be looked for."""
     summary = decode_terms(task.terms).task_summary if '"task_summary"' in task.terms else None
     return summary[:SUMMARY_LETTERS].replace("\0", "") if summary else None
 
 
-def show_terms(terms: KeptTerms) -> dict[str, Any]:
+def show_terms(terms: stored.KeptTerms) -> dict[str, Any]:
     """Return the terms that a task is shown with."""
-    return {name: getattr(terms, name) for name in Terms.__struct_fields__}
+    return {name: getattr(terms, name) for name in wire.Terms.__struct_fields__}
 
 
-def show_trace(terms: KeptTerms) -> dict[str, Any]:
+def show_trace(terms: stored.KeptTerms) -> dict[str, Any]:
     """Return the trace that a task is shown with, if its creator named one."""
     if terms.traceparent is None and terms.trace_link is None:
         return NO_TRACE
     return Trace(terms.traceparent, terms.tracestate, terms.trace_link).members
 
 
-def show_owner(task: Task, instance: str | None) -> Owner:
+def show_owner(task: stored.Task, instance: str | None) -> wire.Owner:
     """Show the owner of a task, and the session in which it was created."""
-    return Owner(task.owner_kind, task.owner_id, instance, principal_kind=task.owner_kind, principal_id=task.owner_id,
-                 principal_instance_id=instance)
+    return wire.Owner(task.owner_kind, task.owner_id, instance, principal_kind=task.owner_kind,
+                      principal_id=task.owner_id,
+                      principal_instance_id=instance)
 
 
-def show_requirements(task: Task) -> Raw:
+def show_requirements(task: stored.Task) -> Raw:
     """Show a task's requirements; none are an empty object."""
     return NO_REQUIREMENTS if task.requirements == "null" else Raw(task.requirements.encode())
 
 
-def show_sender(receipt: Receipt) -> Principal:
+def show_sender(receipt: stored.Receipt) -> wire.Principal:
     """Show the sender of a receipt, with the session if the body names it; no hash covers it."""
     if '"principal_instance_id"' not in receipt.body:
         return receipt.sender
     try:
-        return Principal(receipt.from_kind, receipt.from_id, decode_session(receipt.body).principal_instance_id)
+        return wire.Principal(receipt.from_kind, receipt.from_id, decode_session(receipt.body).principal_instance_id)
     except msgspec.DecodeError:     # a foreign body that uses the word with another meaning
         return receipt.sender
 
 
-def show_outcome(task: Task) -> Outcome | None:
+def show_outcome(task: stored.Task) -> wire.Outcome | None:
     """Show how a task ended, if it has."""
     if task.completed_at is None:
         return None
     result, error = (task.outcome, None) if task.status == "succeeded" else (None, task.outcome)
-    return Outcome(task.status, to_raw(result), to_raw(error), to_raw(task.artifacts), to_utc(task.completed_at))
+    return wire.Outcome(task.status, to_raw(result), to_raw(error), to_raw(task.artifacts), to_utc(task.completed_at))
 
 
-def show_offer(tenant_id: str, task: Task, lease: Lease, progress: Progress | None, now: float) -> Offer:
+def show_offer(tenant_id: str, task: stored.Task, lease: stored.Lease, progress: stored.Progress | None,
+               now: float) -> wire.Offer:
     """Show a leased task to the worker that is to do it."""
     terms = decode_terms(task.terms)
-    return Offer(
+    return wire.Offer(
         task_id=task.task_id, lease_id=lease.lease_id, fence=lease.fence, type=task.type, payload=to_raw(task.payload),
         payload_pointer=task.payload_pointer, requirements=show_requirements(task), principal_ai=task.principal_ai,
         created_by=show_owner(task, terms.principal_instance_id), tenant_id=tenant_id, attempt=task.attempt,
@@ -160,16 +152,16 @@ def read_cause(payload: str) -> str | None:
     return named if 0 < len(named) <= LONGEST_ID and named not in ("NA", "TBD") else None
 
 
-def show_lease(lease: Lease, type: str, now: float) -> LeaseRecord:
+def show_lease(lease: stored.Lease, type: str, now: float) -> wire.LeaseRecord:
     """Show a lease of a task of this type to its holder."""
-    return LeaseRecord(
+    return wire.LeaseRecord(
         lease.task_id, lease.lease_id, lease.fence, type, lease.worker, to_utc(lease.acquired_at),
         to_utc(lease.expires_at), lease.renewals, (lease.expires_at - now) / 3)
 
 
-def show_receipt(tenant_id: str, receipt: Receipt) -> ReceiptRecord:
+def show_receipt(tenant_id: str, receipt: stored.Receipt) -> wire.ReceiptRecord:
     """Show a receipt."""
-    return ReceiptRecord(
+    return wire.ReceiptRecord(
         receipt.receipt_id, tenant_id, receipt.receipt_type, to_utc(receipt.created_at), show_sender(receipt),
         receipt.to, receipt.task_id or None, receipt.lease_id, receipt.schedule_id, list(receipt.parents),
         receipt.asyncgate_instance, to_raw(receipt.body or None), receipt.hash, to_utc_or_none(receipt.delivered_at))

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from asyncgate.parts.model.queries import Query
+from asyncgate.parts.model import queries
 
 R = TypeVar("R")
 
@@ -15,18 +15,18 @@ R = TypeVar("R")
 class Pages(Protocol):
     """What has pages of rows: a backend, or something around one."""
 
-    async def page(self, tenant_id: str, query: Query[R]) -> list[R]:
+    async def page(self, tenant_id: str, query: queries.Query[R]) -> list[R]:
         """Return the next rows of a query."""
 
 
-async def walk(side: Pages, tenant_id: str, query: Query[R]) -> AsyncIterator[list[R]]:
+async def walk(side: Pages, tenant_id: str, query: queries.Query[R]) -> AsyncIterator[list[R]]:
     """Yield what a query asks for from its `after` on, page by page; no page is empty."""
     while page := await side.page(tenant_id, query):
         yield page
         query = replace(query, after=query.place(page[-1]))
 
 
-async def walk_rows(side: Pages, tenant_id: str, query: Query[R]) -> AsyncIterator[R]:
+async def walk_rows(side: Pages, tenant_id: str, query: queries.Query[R]) -> AsyncIterator[R]:
     """Yield what a query asks for from its `after` on, row by row."""
     async for page in walk(side, tenant_id, query):
         for row in page:

@@ -12,45 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from asyncgate.parts.model.errors import (
-    GateError,
-    IdempotencyConflict,
-    InvalidTransition,
-    LeaseInvalid,
-    LeaseLifetimeLimit,
-    LeaseRenewalLimit,
-    NotLocatable,
-    ParentNotFound,
-    ParentsRequired,
-    QuotaExceeded,
-    ReceiptNotFound,
-    ReceiptTooLarge,
-    TaskNotFound,
-    TooManyArtifacts,
-    TooManyParents,
-)
-from asyncgate.parts.model.examples import (
-    ASKER,
-    ASSIGNED,
-    DONE,
-    DUTY,
-    HOLDER,
-    LATER,
-    LEASE,
-    NEXT_TASK_ID,
-    NOW,
-    OFFER,
-    SEEN,
-    SELF,
-    SERVER,
-    SUMMARY,
-    TASK_ID,
-    TASK_RECORD,
-    TENANT_ID,
-    WORK,
-    WORKER,
-    Example,
-)
+from asyncgate.parts.model import errors, examples
 
 V = TypeVar("V")
 Status = Literal["queued", "leased", "running", "succeeded", "failed", "canceled"]
@@ -128,14 +90,14 @@ Artifacts = Annotated[Any, says("pointers to the result: a list, one object, or 
                                 type=["array", "object", "null"])]
 
 
-Refusals = tuple[type[GateError], ...]
-OF_ARTIFACTS: Refusals = (ReceiptTooLarge, NotLocatable, TooManyArtifacts)
+Refusals = tuple[type[errors.GateError], ...]
+OF_ARTIFACTS: Refusals = (errors.ReceiptTooLarge, errors.NotLocatable, errors.TooManyArtifacts)
 
 
 class Ask(Struct, kw_only=True):
     """A request, with facts about its operation."""
 
-    example: ClassVar[Example] = {}, {}         # a request, path fields included, and its reply
+    example: ClassVar[examples.Example] = {}, {}         # a request, path fields included, and its reply
     refusals: ClassVar[Refusals] = ()           # those that do not follow from method and path
     next_step: ClassVar[str] = ""               # what a model may call next
     needed: ClassVar[tuple[str, ...]] = ()      # required fields that a REST path may carry
@@ -251,8 +213,9 @@ class CreatedBy(Struct):
 class CreateTask(AsPrincipal, kw_only=True):
     """Create one task."""
 
-    example = ({**WORK, "agent_id": "ada", "idempotency_key": "page-a"}, {"task_id": TASK_ID, "status": "queued"})
-    refusals = (ReceiptTooLarge, IdempotencyConflict, QuotaExceeded)
+    example = ({**examples.WORK, "agent_id": "ada", "idempotency_key": "page-a"},
+               {"task_id": examples.TASK_ID, "status": "queued"})
+    refusals = (errors.ReceiptTooLarge, errors.IdempotencyConflict, errors.QuotaExceeded)
     creates = True
     kept: ClassVar[tuple[str, ...]] = Terms.__struct_fields__       # fields that the gate keeps and passes on
     type: Annotated[Name, says("what kind of work it is; a worker takes tasks by their type")]
@@ -293,7 +256,8 @@ class CreateTask(AsPrincipal, kw_only=True):
 class CreateTasks(AsPrincipal, kw_only=True):
     """Create up to 500 tasks."""
 
-    example = ({"tasks": [{**WORK, "agent_id": "ada"}]}, {"results": [{"task_id": TASK_ID, "status": "queued"}]})
+    example = ({"tasks": [{**examples.WORK, "agent_id": "ada"}]},
+               {"results": [{"task_id": examples.TASK_ID, "status": "queued"}]})
     next_step = "Check each entry of results: it has a task_id or an error. Then call get_task for each."
     creates = True
     items = "tasks"
@@ -303,7 +267,7 @@ class CreateTasks(AsPrincipal, kw_only=True):
 class RunTask(CreateTask, kw_only=True):
     """Create one task and wait for its end."""
 
-    example = ({**WORK, "agent_id": "ada", "wait_seconds": 30}, TASK_RECORD)
+    example = ({**examples.WORK, "agent_id": "ada", "wait_seconds": 30}, examples.TASK_RECORD)
     next_step = ("If the status is queued, leased or running, call get_task with wait_seconds; do not create the "
                  "task again.")
     wait_seconds: Wait = 30.0
@@ -313,14 +277,14 @@ class TaskAsk(AsEither, kw_only=True):
     """A request about one task."""
 
     needed: ClassVar[tuple[str, ...]] = ("task_id",)
-    refusals: ClassVar[Refusals] = (TaskNotFound,)
+    refusals: ClassVar[Refusals] = (errors.TaskNotFound,)
     task_id: Annotated[Name, says("the task")] = ""
 
 
 class GetTask(TaskAsk, kw_only=True):
     """Read one task."""
 
-    example = ({"task_id": TASK_ID, "wait_seconds": 30}, TASK_RECORD)
+    example = ({"task_id": examples.TASK_ID, "wait_seconds": 30}, examples.TASK_RECORD)
     next_step = ("If the task has a result and obligation_open is true, call attach_artifacts to say where the "
                  "result is.")
     wait_seconds: Annotated[Wait, says("seconds to wait for the end of the task; clamped to 30")] = 0.0
@@ -339,9 +303,10 @@ class GetTaskHistory(PageAsk, kw_only=True):
     """Read what happened to one task."""
 
     needed: ClassVar[tuple[str, ...]] = ("task_id",)
-    example = ({"task_id": TASK_ID, "limit": 50}, {"task_id": TASK_ID, "events": [{
-        "event_id": DUTY, "event_type": "task.assigned", "created_at": NOW, "receipt": ASSIGNED}]})
-    refusals = (TaskNotFound,)
+    example = ({"task_id": examples.TASK_ID, "limit": 50}, {"task_id": examples.TASK_ID, "events": [{
+        "event_id": examples.DUTY, "event_type": "task.assigned", "created_at": examples.NOW,
+        "receipt": examples.ASSIGNED}]})
+    refusals = (errors.TaskNotFound,)
     next_step = "While next_cursor is not null, repeat with it as cursor."
     task_id: Annotated[Name, says("the task")] = ""
 
@@ -349,7 +314,7 @@ class GetTaskHistory(PageAsk, kw_only=True):
 class ListTasks(PageAsk, kw_only=True):
     """List tasks."""
 
-    example = ({"status": "succeeded", "limit": 20}, {"tasks": [TASK_RECORD]})
+    example = ({"status": "succeeded", "limit": 20}, {"tasks": [examples.TASK_RECORD]})
     next_step = "While next_cursor is not null, repeat with it as cursor; get_task shows one task."
     lists = "all"
     status: Annotated[Status | None, says("only tasks in this status")] = None
@@ -367,8 +332,9 @@ class ListTasks(PageAsk, kw_only=True):
 class CancelTask(TaskAsk, kw_only=True):
     """Cancel one task."""
 
-    example = ({"task_id": TASK_ID, **ASKER, "reason": "no longer needed"}, {"ok": True, "status": "canceled"})
-    refusals = (*TaskAsk.refusals, ReceiptTooLarge)
+    example = ({"task_id": examples.TASK_ID, **examples.ASKER, "reason": "no longer needed"},
+               {"ok": True, "status": "canceled"})
+    refusals = (*TaskAsk.refusals, errors.ReceiptTooLarge)
     next_step = "After ok: true the task stays canceled, and nothing is owed."
     reason: Annotated[Text | None, says("why; in the receipt")] = None
 
@@ -376,16 +342,17 @@ class CancelTask(TaskAsk, kw_only=True):
 class ReleaseHold(TaskAsk, kw_only=True):
     """Offer a task that is on hold again."""
 
-    example = ({"task_id": TASK_ID, **ASKER}, {"ok": True, "status": "queued"})
+    example = ({"task_id": examples.TASK_ID, **examples.ASKER}, {"ok": True, "status": "queued"})
     next_step = "get_task with wait_seconds waits for the outcome."
 
 
 class RerunTask(TaskAsk, kw_only=True):
     """Run an ended task again, as a new task."""
 
-    example = ({"task_id": TASK_ID, **ASKER, "idempotency_key": "page-a-again"},
-               {"task_id": NEXT_TASK_ID, "status": "queued"})
-    refusals = (*TaskAsk.refusals, InvalidTransition, ReceiptTooLarge, IdempotencyConflict, QuotaExceeded)
+    example = ({"task_id": examples.TASK_ID, **examples.ASKER, "idempotency_key": "page-a-again"},
+               {"task_id": examples.NEXT_TASK_ID, "status": "queued"})
+    refusals = (*TaskAsk.refusals, errors.InvalidTransition, errors.ReceiptTooLarge, errors.IdempotencyConflict,
+                errors.QuotaExceeded)
     next_step = "get_task with the new task_id and wait_seconds waits for the outcome."
     creates = True
     payload: Annotated[AnyJson, says("only for a task whose payload was lost")] = field(default_factory=absent)
@@ -395,8 +362,9 @@ class RerunTask(TaskAsk, kw_only=True):
 class AttachArtifacts(TaskAsk, kw_only=True):
     """Say where the result of a finished task is."""
 
-    example = ({"task_id": TASK_ID, "artifacts": SUMMARY["artifacts"]}, {"ok": True, "status": "succeeded"})
-    refusals = (*TaskAsk.refusals, *OF_ARTIFACTS, InvalidTransition)
+    example = ({"task_id": examples.TASK_ID, "artifacts": examples.SUMMARY["artifacts"]},
+               {"ok": True, "status": "succeeded"})
+    refusals = (*TaskAsk.refusals, *OF_ARTIFACTS, errors.InvalidTransition)
     next_step = "check_terminator with the obligation_receipt_id shows whether the obligation is discharged."
     artifacts: Artifacts = None
     delivery_proof: Annotated[dict[str, Any] | None, says("proof that the result was delivered elsewhere")] = None
@@ -406,7 +374,7 @@ class LeaseNext(AsWorker, kw_only=True):
     """Lease the next tasks."""
 
     example = ({"worker_id": "reader-1", "capabilities": ["web.read"], "max_tasks": 1, "wait_seconds": 20},
-               {"tasks": [OFFER]})
+               {"tasks": [examples.OFFER]})
     next_step = ("For each task: do the work, call renew_lease in time, then exactly one of complete, fail, "
                  "release_lease, always with its task_id and lease_id. If progress is not null, continue from it.")
     capabilities: Annotated[Capabilities | None, says("what the worker can do; tasks that need more stay")] = None
@@ -427,7 +395,7 @@ class LeaseAsk(AsWorker, kw_only=True):
     """A request that only the holder of a lease may make."""
 
     needed: ClassVar[tuple[str, ...]] = ("task_id", "lease_id")
-    refusals: ClassVar[Refusals] = (TaskNotFound, LeaseInvalid)
+    refusals: ClassVar[Refusals] = (errors.TaskNotFound, errors.LeaseInvalid)
     task_id: Annotated[Name, says("the task")] = ""
     lease_id: Annotated[Name, says("the lease, as lease_next gave it")] = ""
     fence: Annotated[Integer | None, says("checked if it is sent")] = None
@@ -437,8 +405,9 @@ class RenewLease(LeaseAsk, kw_only=True):
     """Keep a lease."""
 
     needed: ClassVar[tuple[str, ...]] = ("lease_id",)    # real workers' heartbeats name only the lease
-    example = ({**HOLDER, "extend_by_seconds": 300}, {"ok": True, "expires_at": LATER, "renew_every_seconds": 100})
-    refusals = (*LeaseAsk.refusals, LeaseRenewalLimit, LeaseLifetimeLimit)
+    example = ({**examples.HOLDER, "extend_by_seconds": 300},
+               {"ok": True, "expires_at": examples.LATER, "renew_every_seconds": 100})
+    refusals = (*LeaseAsk.refusals, errors.LeaseRenewalLimit, errors.LeaseLifetimeLimit)
     next_step = ("Renew again after renew_every_seconds. On lease_invalid_or_expired drop the work and call "
                  "lease_next: another worker may hold the task now.")
     extend_by_seconds: Annotated[Seconds | None, says("default: the length that the lease was granted for")] = None
@@ -447,7 +416,7 @@ class RenewLease(LeaseAsk, kw_only=True):
 class ReleaseLease(LeaseAsk, kw_only=True):
     """Give a lease back."""
 
-    example = (HOLDER, {"ok": True, "status": "queued", "requeued": True})
+    example = (examples.HOLDER, {"ok": True, "status": "queued", "requeued": True})
     next_step = "lease_next leases other work."
 
 
@@ -458,8 +427,9 @@ class ListLeases(AsWorker, kw_only=True):
     filters: ClassVar[bool] = True
     lists = "own"
     example = ({"worker_id": "reader-1"}, {"leases": [{
-        "task_id": TASK_ID, "lease_id": LEASE, "fence": 1, "type": "page.summarize", "worker": WORKER,
-        "acquired_at": NOW, "expires_at": LATER, "renewals": 0, "renew_every_seconds": 100.0}]})
+        "task_id": examples.TASK_ID, "lease_id": examples.LEASE, "fence": 1, "type": "page.summarize",
+        "worker": examples.WORKER,
+        "acquired_at": examples.NOW, "expires_at": examples.LATER, "renewals": 0, "renew_every_seconds": 100.0}]})
     next_step = "Continue each task: renew_lease in time, then complete, fail or release_lease."
     resume: Annotated[bool, says("false: only list; no lease.resumed in the history, and no sign of life")] = True
     resumption_id: Annotated[Name | None, says("draw a new one when a process begins; repeated, it counts once")] = None
@@ -471,15 +441,15 @@ class ListLeases(AsWorker, kw_only=True):
 class StartTask(LeaseAsk, kw_only=True):
     """Say that work has begun."""
 
-    example = (HOLDER, {"ok": True, "status": "running", "started_at": NOW})
+    example = (examples.HOLDER, {"ok": True, "status": "running", "started_at": examples.NOW})
     next_step = "Call report_progress from time to time, renew_lease in time, then complete or fail."
 
 
 class ReportProgress(LeaseAsk, kw_only=True):
     """Report progress."""
 
-    example = ({**HOLDER, "progress": {"pages_done": 2}}, {"ok": True, "status": "running"})
-    refusals = (*LeaseAsk.refusals, ReceiptTooLarge)
+    example = ({**examples.HOLDER, "progress": {"pages_done": 2}}, {"ok": True, "status": "running"})
+    refusals = (*LeaseAsk.refusals, errors.ReceiptTooLarge)
     next_step = "Progress does not renew the lease: call renew_lease."
     progress: Annotated[AnyJson, says("given to the next worker if this one is lost; up to 64 KB")]
 
@@ -487,7 +457,7 @@ class ReportProgress(LeaseAsk, kw_only=True):
 class Complete(LeaseAsk, kw_only=True):
     """End a task as succeeded."""
 
-    example = ({**HOLDER, **SUMMARY}, {"ok": True, "status": "succeeded"})
+    example = ({**examples.HOLDER, **examples.SUMMARY}, {"ok": True, "status": "succeeded"})
     refusals = (*LeaseAsk.refusals, *OF_ARTIFACTS)
     next_step = "lease_next leases more work. On lease_invalid_or_expired drop the work; do not repeat the call."
     result: Annotated[AnyJson,
@@ -502,8 +472,9 @@ class Complete(LeaseAsk, kw_only=True):
 class CompleteTasks(AsWorker, kw_only=True):
     """End up to 500 tasks as succeeded."""
 
-    example = ({"worker_id": "reader-1", "tasks": [{"task_id": TASK_ID, "lease_id": LEASE, **SUMMARY}]},
-               {"results": [{"task_id": TASK_ID, "status": "succeeded"}]})
+    example = ({"worker_id": "reader-1",
+                "tasks": [{"task_id": examples.TASK_ID, "lease_id": examples.LEASE, **examples.SUMMARY}]},
+               {"results": [{"task_id": examples.TASK_ID, "status": "succeeded"}]})
     next_step = "Check each entry of results for an error; lease_next leases more work."
     items = "tasks"
     tasks: Annotated[list[Complete], Batch, says("each as in complete")]
@@ -512,9 +483,9 @@ class CompleteTasks(AsWorker, kw_only=True):
 class Fail(LeaseAsk, kw_only=True):
     """End an attempt as failed."""
 
-    example = ({**HOLDER, "error": {"message": "the page does not answer"}, "retryable": True},
-               {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": LATER})
-    refusals = (*LeaseAsk.refusals, ReceiptTooLarge)
+    example = ({**examples.HOLDER, "error": {"message": "the page does not answer"}, "retryable": True},
+               {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": examples.LATER})
+    refusals = (*LeaseAsk.refusals, errors.ReceiptTooLarge)
     next_step = "lease_next leases more work; with requeued: true the task is offered again."
     error: Annotated[AnyJson, says("what went wrong, up to 1 MB")]
     retryable: Annotated[bool | None, says("whether another attempt may succeed; default false")] = None
@@ -524,8 +495,8 @@ class Fail(LeaseAsk, kw_only=True):
 class ListReceipts(PageAsk, kw_only=True):
     """List receipts."""
 
-    example = ({"to_id": "ada", "limit": 50}, {"receipts": [ASSIGNED]})
-    refusals = (TaskNotFound,)
+    example = ({"to_id": "ada", "limit": 50}, {"receipts": [examples.ASSIGNED]})
+    refusals = (errors.TaskNotFound,)
     next_step = "ack_receipt says that a receipt was read; it discharges nothing."
     lists = "all"
     to_kind: Annotated[Kind | None, says("kind of to_id; default: any")] = None
@@ -541,29 +512,31 @@ class ReceiptAsk(AsEither, kw_only=True):
     """A request about one receipt."""
 
     needed: ClassVar[tuple[str, ...]] = ("receipt_id",)
-    refusals = (ReceiptNotFound,)
+    refusals = (errors.ReceiptNotFound,)
     receipt_id: Annotated[Name, says("the receipt")] = ""
 
 
 class GetReceipt(ReceiptAsk, kw_only=True):
     """Read one receipt."""
 
-    example = ({"receipt_id": DUTY}, ASSIGNED)
+    example = ({"receipt_id": examples.DUTY}, examples.ASSIGNED)
     next_step = "check_terminator shows whether an obligation is discharged."
 
 
 class AckReceipt(ReceiptAsk, kw_only=True):
     """Acknowledge one receipt."""
 
-    example = ({"receipt_id": DUTY, **ASKER}, {"ok": True, "receipt_id": DONE})
+    example = ({"receipt_id": examples.DUTY, **examples.ASKER}, {"ok": True, "receipt_id": examples.DONE})
 
 
 class EmitReceipt(AsWorker, kw_only=True):
     """Offer a receipt."""
 
-    example = ({"receipt_type": "schedule.created", "task_id": TASK_ID, "lease_id": LEASE, "worker_id": "clock-1",
-                "schedule_id": "nightly", "body": {"cron": "0 3 * * *"}}, {"ok": True, "receipt_id": DONE})
-    refusals = (*LeaseAsk.refusals, ReceiptTooLarge, TooManyParents, ParentsRequired, ParentNotFound)
+    example = ({"receipt_type": "schedule.created", "task_id": examples.TASK_ID, "lease_id": examples.LEASE,
+                "worker_id": "clock-1",
+                "schedule_id": "nightly", "body": {"cron": "0 3 * * *"}}, {"ok": True, "receipt_id": examples.DONE})
+    refusals = (*LeaseAsk.refusals, errors.ReceiptTooLarge, errors.TooManyParents, errors.ParentsRequired,
+                errors.ParentNotFound)
     next_step = "After schedule.created, call report_schedule regularly."
     receipt_type: Annotated[Name, says("receipts of schedulers; the steps of a task write all others",
                                        enum=["schedule.created", "schedule.deleted"])]
@@ -601,7 +574,7 @@ class ReportSchedule(AsWorker, kw_only=True):
     """Report the state of schedules."""
 
     example = ({"worker_id": "clock-1", "schedules": [{
-        "schedule_id": "nightly", "next_run_at": LATER, "interval_seconds": 86400, "name": "report",
+        "schedule_id": "nightly", "next_run_at": examples.LATER, "interval_seconds": 86400, "name": "report",
         "task_type": "report.make", "late_after_seconds": 300}]}, {"ok": True, "unknown": []})
     next_step = "For a schedule in unknown, emit_receipt schedule.created first."
     schedules: Annotated[list[ScheduleState], Batch, says("what the scheduler knows of each")]
@@ -611,7 +584,7 @@ class CheckTerminator(Ask, kw_only=True):
     """Ask whether an obligation is discharged."""
 
     needed: ClassVar[tuple[str, ...]] = ("parent_receipt_id",)
-    example = ({"parent_receipt_id": DUTY}, {"parent_receipt_id": DUTY, "has_terminator": True})
+    example = ({"parent_receipt_id": examples.DUTY}, {"parent_receipt_id": examples.DUTY, "has_terminator": True})
     next_step = "With has_terminator: false the obligation is still open: get_task shows the state of the task."
     parent_receipt_id: Annotated[Name, says("the receipt that opened the obligation")] = ""
 
@@ -629,7 +602,8 @@ class ListOpenObligations(OwedAsk, kw_only=True):
     """List open obligations."""
 
     filters: ClassVar[bool] = True
-    example = (ASKER, {"server": SERVER, "relationship": SEEN, "open_obligations": [ASSIGNED], "cursor": DUTY})
+    example = (examples.ASKER, {"server": examples.SERVER, "relationship": examples.SEEN,
+                                "open_obligations": [examples.ASSIGNED], "cursor": examples.DUTY})
     next_step = "get_task for the task_id of each receipt shows what the task waits for."
     wait_seconds: Annotated[Wait, says("seconds to wait for one if there is none; clamped to 30")] = 0.0
 
@@ -637,9 +611,9 @@ class ListOpenObligations(OwedAsk, kw_only=True):
 class Bootstrap(OwedAsk, kw_only=True):
     """Begin a session."""
 
-    example = ({**ASKER, "max_items": 10}, {
-        "server": SERVER, "relationship": SEEN, "attention": {"inbox_receipts": [ASSIGNED]},
-        "cursor": {"latest_receipt_id": DUTY}, "environment": "local"})
+    example = ({**examples.ASKER, "max_items": 10}, {
+        "server": examples.SERVER, "relationship": examples.SEEN, "attention": {"inbox_receipts": [examples.ASSIGNED]},
+        "cursor": {"latest_receipt_id": examples.DUTY}, "environment": "local"})
     next_step = ""
     agent_version: Annotated[Text | None, says("has no effect")] = None
     client_capabilities: Annotated[Any, says("has no effect")] = None
@@ -649,14 +623,14 @@ class Bootstrap(OwedAsk, kw_only=True):
 class GetConfig(Ask, kw_only=True):
     """Read the gate's configuration."""
 
-    example = ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **SELF})
+    example = ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **examples.SELF})
 
 
 class WhoAmI(Ask, kw_only=True):
     """Read whom the credential stands for."""
 
     example = ({}, {
-        "tenant_id": TENANT_ID, "bound": True, "role": "worker", "scopes": ["tasks:lease"],
+        "tenant_id": examples.TENANT_ID, "bound": True, "role": "worker", "scopes": ["tasks:lease"],
         "operations": ["complete", "fail", "lease_next"], "principal_kind": "worker", "principal_id": "reader-1",
         "principal_instance_id": None, "key_id": "EcTWh2MDGOXC", "capabilities": None, "task_types": None})
 
@@ -664,7 +638,8 @@ class WhoAmI(Ask, kw_only=True):
 class Health(Ask, kw_only=True):
     """Check whether the gate works."""
 
-    example = ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF})
+    example = ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {},
+                    **examples.SELF})
 
 
 # The parts of replies.

@@ -7,22 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from asyncgate.parts.model.errors import KeyNotFound, Misdirected, NotReady, TenantNotFound
-from asyncgate.parts.model.examples import ALLOWED, KEY, KEY_ID, LATER, NOW, OTHER, ROOM, TENANT_ID
-from asyncgate.parts.model.wire import (
-    AnyJson,
-    Ask,
-    Capabilities,
-    GivenKind,
-    GivenRole,
-    Moment,
-    Name,
-    PageAsk,
-    Text,
-    Types,
-    Whole,
-    says,
-)
+from asyncgate.parts.model import errors, examples, wire
 
 Tier = Literal["free", "paid", "enterprise"]
 # The schema lists the scopes; the gate refuses others with a better message than msgspec's.
@@ -31,148 +16,162 @@ Scope = Annotated[str, Meta(max_length=50, extra_json_schema={"enum": [
 Scopes = Annotated[frozenset[Scope], Meta(max_length=20)]
 Severity = Literal["info", "warning", "critical"]
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$(?!\\n)")]
-Whose = Annotated[Name | None, says("the tenant, by id or name; only an operator may name another than its own")]
+Whose = Annotated[wire.Name | None,
+                  wire.says("the tenant, by id or name; only an operator may name another than its own")]
 Amount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 OwnLimit = Annotated[int, Meta(ge=-1, le=2**53 - 1)]
-Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds that the old key stays valid; default a day")]
+Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), wire.says("seconds that the old key stays valid; default a day")]
 
 
-class CreateTenant(Ask, kw_only=True):
+class CreateTenant(wire.Ask, kw_only=True):
     """Create a tenant."""
 
-    example = ({"tenant": OTHER, "name": "Reading Room", "tier": "paid"}, ROOM)
-    tenant: Annotated[Uuid | None, says("a UUID; generated if absent")] = None
-    name: Annotated[Name, says("a unique name, accepted wherever the id is")]
-    tier: Annotated[Tier | None, says("default: security.rate_limiting.default_tier")] = None
+    example = ({"tenant": examples.OTHER, "name": "Reading Room", "tier": "paid"}, examples.ROOM)
+    tenant: Annotated[Uuid | None, wire.says("a UUID; generated if absent")] = None
+    name: Annotated[wire.Name, wire.says("a unique name, accepted wherever the id is")]
+    tier: Annotated[Tier | None, wire.says("default: security.rate_limiting.default_tier")] = None
 
 
-class ListTenants(Ask, kw_only=True):
+class ListTenants(wire.Ask, kw_only=True):
     """List the tenants."""
 
-    example = ({}, {"tenants": [ROOM]})
+    example = ({}, {"tenants": [examples.ROOM]})
 
 
-class TenantAsk(Ask, kw_only=True):
+class TenantAsk(wire.Ask, kw_only=True):
     """A request about one tenant."""
 
     needed: ClassVar[tuple[str, ...]] = ("tenant",)
-    refusals = (TenantNotFound,)
+    refusals = (errors.TenantNotFound,)
     tenant: Whose = None
 
 
 class SuspendTenant(TenantAsk, kw_only=True):
     """Suspend a tenant, or end its suspension."""
 
-    example = ({"tenant": OTHER, "reason": "a key of theirs was published"}, {**ROOM, "suspended_at": LATER})
-    suspended: Annotated[bool, says("false lets it in again")] = True
-    reason: Annotated[Text | None, says("why; in the audit log")] = None
+    example = ({"tenant": examples.OTHER, "reason": "a key of theirs was published"},
+               {**examples.ROOM, "suspended_at": examples.LATER})
+    suspended: Annotated[bool, wire.says("false lets it in again")] = True
+    reason: Annotated[wire.Text | None, wire.says("why; in the audit log")] = None
 
 
-class GetLimits(Ask, kw_only=True):
+class GetLimits(wire.Ask, kw_only=True):
     """Read the limits of a tenant."""
 
-    example = ({"tenant": TENANT_ID}, ALLOWED)
-    refusals = (TenantNotFound,)
+    example = ({"tenant": examples.TENANT_ID}, examples.ALLOWED)
+    refusals = (errors.TenantNotFound,)
     tenant: Whose = None
 
 
 class SetLimits(TenantAsk, kw_only=True):
     """Change the limits of a tenant."""
 
-    example = ({"tenant": TENANT_ID, "tier": "free", "exempt_until": LATER, "reason": "the move of all their tasks"},
-               {**ALLOWED, "exempt_until": LATER})
-    tier: Annotated[Tier | None, says("the limits that apply unless others are set")] = None
-    exempt_until: Annotated[Moment | None, says("no limits until then; a past time ends the exemption")] = None
-    stricter_calls_per_hour: Annotated[Amount | None, says("limit of calls an hour until stricter_until")] = None
-    stricter_tasks_per_hour: Annotated[Amount | None, says("limit of new tasks an hour until stricter_until")] = None
-    stricter_until: Annotated[Moment | None, says("end of the stricter limits; a past time ends them now")] = None
-    max_payload_bytes: Annotated[OwnLimit | None, says(
+    example = ({"tenant": examples.TENANT_ID, "tier": "free", "exempt_until": examples.LATER,
+                "reason": "the move of all their tasks"},
+               {**examples.ALLOWED, "exempt_until": examples.LATER})
+    tier: Annotated[Tier | None, wire.says("the limits that apply unless others are set")] = None
+    exempt_until: Annotated[wire.Moment | None,
+                            wire.says("no limits until then; a past time ends the exemption")] = None
+    stricter_calls_per_hour: Annotated[Amount | None, wire.says("limit of calls an hour until stricter_until")] = None
+    stricter_tasks_per_hour: Annotated[Amount | None,
+                                       wire.says("limit of new tasks an hour until stricter_until")] = None
+    stricter_until: Annotated[wire.Moment | None,
+                              wire.says("end of the stricter limits; a past time ends them now")] = None
+    max_payload_bytes: Annotated[OwnLimit | None, wire.says(
         "largest payload of a task; at most the gate's own limit, which -1 brings back")] = None
-    max_lease_ttl_seconds: Annotated[OwnLimit | None, says(
+    max_lease_ttl_seconds: Annotated[OwnLimit | None, wire.says(
         "longest lease, to which claims and renewals are clamped; at most the gate's own, which -1 brings back")] = None
-    reason: Annotated[Text | None, says("why; required for an exemption or stricter limits, and audited")] = None
+    reason: Annotated[wire.Text | None,
+                      wire.says("why; required for an exemption or stricter limits, and audited")] = None
 
 
-class IssueKey(Ask, kw_only=True):
+class IssueKey(wire.Ask, kw_only=True):
     """Issue a key."""
 
     example = ({"name": "the reader", "principal_kind": "worker", "principal_id": "reader-1", "task_types": [
-        "page.summarize"], "expires_at": "2099-01-01T00:00:00Z"}, {"api_key": f"aga_{KEY_ID}…", "key": KEY})
-    refusals = (TenantNotFound,)
+        "page.summarize"], "expires_at": "2099-01-01T00:00:00Z"},
+               {"api_key": f"aga_{examples.KEY_ID}…", "key": examples.KEY})
+    refusals = (errors.TenantNotFound,)
     tenant: Whose = None
-    name: Annotated[Name, says("a name for people")]
-    principal_kind: Annotated[GivenKind, says("kind of whom the key stands for")] = "agent"
-    principal_id: Annotated[Name, says("the principal of the key")]
-    principal_instance_id: Annotated[Name | None, says("the session that the key is for; default: any")] = None
-    role: Annotated[GivenRole | None, says("default worker for a worker, agent for others")] = None
-    scopes: Annotated[Scopes | None, says("default: those of the role")] = None
-    capabilities: Annotated[Capabilities | None, says("capabilities that it may claim tasks for; default any")] = None
-    task_types: Annotated[Types | None, says("types that it may create and claim; default any")] = None
-    not_before: Annotated[Moment | None, says("from when it is valid")] = None
-    expires_at: Annotated[Moment | None, says("until when it is valid")] = None
+    name: Annotated[wire.Name, wire.says("a name for people")]
+    principal_kind: Annotated[wire.GivenKind, wire.says("kind of whom the key stands for")] = "agent"
+    principal_id: Annotated[wire.Name, wire.says("the principal of the key")]
+    principal_instance_id: Annotated[wire.Name | None,
+                                     wire.says("the session that the key is for; default: any")] = None
+    role: Annotated[wire.GivenRole | None, wire.says("default worker for a worker, agent for others")] = None
+    scopes: Annotated[Scopes | None, wire.says("default: those of the role")] = None
+    capabilities: Annotated[wire.Capabilities | None,
+                            wire.says("capabilities that it may claim tasks for; default any")] = None
+    task_types: Annotated[wire.Types | None, wire.says("types that it may create and claim; default any")] = None
+    not_before: Annotated[wire.Moment | None, wire.says("from when it is valid")] = None
+    expires_at: Annotated[wire.Moment | None, wire.says("until when it is valid")] = None
 
 
-class ListKeys(PageAsk, kw_only=True):
+class ListKeys(wire.PageAsk, kw_only=True):
     """List issued keys."""
 
-    example = ({"limit": 20}, {"keys": [KEY]})
-    refusals = (TenantNotFound,)
+    example = ({"limit": 20}, {"keys": [examples.KEY]})
+    refusals = (errors.TenantNotFound,)
     tenant: Whose = None
 
 
-class KeyAsk(Ask, kw_only=True):
+class KeyAsk(wire.Ask, kw_only=True):
     """A request about one key."""
 
     needed: ClassVar[tuple[str, ...]] = ("key_id",)
-    refusals = (TenantNotFound, KeyNotFound)
-    key_id: Annotated[Name, says("the key; list_keys shows it")] = ""
+    refusals = (errors.TenantNotFound, errors.KeyNotFound)
+    key_id: Annotated[wire.Name, wire.says("the key; list_keys shows it")] = ""
     tenant: Whose = None
 
 
 class RotateKey(KeyAsk, kw_only=True):
     """Replace a key."""
 
-    example = ({"key_id": KEY_ID, "overlap_seconds": 3600}, {"api_key": "aga_7dRtQ0cLZx2u…", "key": {
-        **KEY, "key_id": "7dRtQ0cLZx2u"}})
+    example = ({"key_id": examples.KEY_ID, "overlap_seconds": 3600}, {"api_key": "aga_7dRtQ0cLZx2u…", "key": {
+        **examples.KEY, "key_id": "7dRtQ0cLZx2u"}})
     overlap_seconds: Overlap = 86_400.0
 
 
-class RotateCredentials(Ask, kw_only=True):
+class RotateCredentials(wire.Ask, kw_only=True):
     """Replace all credentials of a tenant."""
 
     example = ({"overlap_seconds": 0, "reason": "a laptop was stolen"}, {
-        "keys": [{"api_key": "aga_7dRtQ0cLZx2u…", "key": {**KEY, "key_id": "7dRtQ0cLZx2u"}}], "issued_before": NOW,
+        "keys": [{"api_key": "aga_7dRtQ0cLZx2u…", "key": {**examples.KEY, "key_id": "7dRtQ0cLZx2u"}}],
+        "issued_before": examples.NOW,
         "more": False, "sessions": 3})
-    refusals = (TenantNotFound,)
+    refusals = (errors.TenantNotFound,)
     tenant: Whose = None
-    overlap_seconds: Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds that the old keys stay valid")] = 0.0
-    issued_before: Annotated[Moment | None, says("only replace keys issued before then; default now")] = None
-    reason: Annotated[Text | None, says("why; in the audit log")] = None
+    overlap_seconds: Annotated[float, Meta(ge=0, le=30 * 86_400),
+                               wire.says("seconds that the old keys stay valid")] = 0.0
+    issued_before: Annotated[wire.Moment | None, wire.says("only replace keys issued before then; default now")] = None
+    reason: Annotated[wire.Text | None, wire.says("why; in the audit log")] = None
 
 
 class RevokeKey(KeyAsk, kw_only=True):
     """Revoke a key."""
 
-    example = ({"key_id": KEY_ID, "reason": "published by mistake"}, {"ok": True})
-    reason: Annotated[Text | None, says("why; in the audit log")] = None
+    example = ({"key_id": examples.KEY_ID, "reason": "published by mistake"}, {"ok": True})
+    reason: Annotated[wire.Text | None, wire.says("why; in the audit log")] = None
 
 
-class ListAudit(PageAsk, kw_only=True):
+class ListAudit(wire.PageAsk, kw_only=True):
     """Read the audit log."""
 
     example = ({"severity": "warning", "limit": 20}, {"lines": [{
-        "audit_id": "000000000007", "tenant_id": TENANT_ID, "number": 7, "timestamp": NOW,
+        "audit_id": "000000000007", "tenant_id": examples.TENANT_ID, "number": 7, "timestamp": examples.NOW,
         "event": "key_revoked", "severity": "warning", "principal_id": "ada", "ip": "192.0.2.7",
         "user_agent": "asyncgate-client/0.1.0", "reason": None,
-        "details": {"principal_kind": "human", "principal_id": "ada", "revoked": KEY_ID}, "hash": "5d0c1e72" * 8}]})
-    refusals = (TenantNotFound,)
+        "details": {"principal_kind": "human", "principal_id": "ada", "revoked": examples.KEY_ID},
+        "hash": "5d0c1e72" * 8}]})
+    refusals = (errors.TenantNotFound,)
     tenant: Whose = None
-    event: Annotated[Name | None, says("only this event")] = None
-    severity: Annotated[Severity | None, says("only this severity")] = None
-    key_id: Annotated[Name | None, says("only lines about this key or its calls")] = None
-    session_id: Annotated[Name | None, says("only lines about this session or calls with its tokens")] = None
-    token_id: Annotated[Name | None, says("only lines about calls with this access token, its jti")] = None
-    last: Annotated[Whole | None, says("begin with the last so many lines; those asked for are among them")] = None
+    event: Annotated[wire.Name | None, wire.says("only this event")] = None
+    severity: Annotated[Severity | None, wire.says("only this severity")] = None
+    key_id: Annotated[wire.Name | None, wire.says("only lines about this key or its calls")] = None
+    session_id: Annotated[wire.Name | None, wire.says("only lines about this session or calls with its tokens")] = None
+    token_id: Annotated[wire.Name | None, wire.says("only lines about calls with this access token, its jti")] = None
+    last: Annotated[wire.Whole | None,
+                    wire.says("begin with the last so many lines; those asked for are among them")] = None
 
 
 class TenantRecord(Struct, omit_defaults=True):
@@ -286,7 +285,7 @@ class AuditLine(Struct):
     ip: str | None
     user_agent: str | None
     reason: str | None
-    details: AnyJson       # all known facts, including the four fields above
+    details: wire.AnyJson       # all known facts, including the four fields above
     hash: str
 
 
@@ -300,11 +299,11 @@ class AuditLines(Struct):
     broken: str | None = None       # where the chain of hashes breaks among the lines that were read; null: nowhere
 
 
-class Ready(Ask, kw_only=True):
+class Ready(wire.Ask, kw_only=True):
     """Check whether the gate takes new callers."""
 
     example = ({}, {"ready": True, "migrated": True, "database": True, "joined": True, "draining": False})
-    refusals = (NotReady,)
+    refusals = (errors.NotReady,)
 
 
 class Readiness(Struct):
@@ -317,14 +316,15 @@ class Readiness(Struct):
     draining: bool      # it is being emptied: by an admin, or because it stops
 
 
-class DrainGate(Ask, kw_only=True):
+class DrainGate(wire.Ask, kw_only=True):
     """Empty one process."""
 
-    example = ({"reason": "release 0.2"}, {"instance_id": "asyncgate-1", "draining": True, "since": NOW, "requests": 2,
-                                           "waiting": 1, "leases": 7})
-    refusals = (Misdirected,)
-    instance_id: Annotated[Name | None, says("the process that is meant; any other one refuses")] = None
-    reason: Annotated[Text | None, says("why; audited")] = None
+    example = ({"reason": "release 0.2"},
+               {"instance_id": "asyncgate-1", "draining": True, "since": examples.NOW, "requests": 2,
+                "waiting": 1, "leases": 7})
+    refusals = (errors.Misdirected,)
+    instance_id: Annotated[wire.Name | None, wire.says("the process that is meant; any other one refuses")] = None
+    reason: Annotated[wire.Text | None, wire.says("why; audited")] = None
 
 
 class ResumeGate(DrainGate, kw_only=True):

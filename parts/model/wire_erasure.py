@@ -7,10 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Struct
 
-from asyncgate.parts.model.errors import ArchiveUnavailable, Forbidden, InvalidConfirmation, TenantNotFound
-from asyncgate.parts.model.examples import LATER, NEXT_TASK_ID, NOW, OTHER
-from asyncgate.parts.model.wire import Ask, Kind, Name, PageAsk, says
-from asyncgate.parts.model.wire_admin import Whose
+from asyncgate.parts.model import errors, examples, wire, wire_admin
 
 ROWS_GONE = [{"table": "receipts", "changed": 12, "deleted": 0}, {"table": "tasks", "changed": 0, "deleted": 3}]
 ERASURE_PLANNED = {
@@ -18,52 +15,57 @@ ERASURE_PLANNED = {
     "goes": ["Its tasks, …"], "stays": ["Receipts keep …"], "afterwards": ["Backups keep …"]}
 ERASED_AT_LAST = {
     "state": "erased", "changes": ROWS_GONE, "in_flight": 0, "leases": 0, "obligations": 0, "segments": 0, "goes": [],
-    "stays": ["Receipts keep …"], "afterwards": ["Backups keep …"], "erasure_id": NEXT_TASK_ID, "begun_at": NOW,
-    "ended_at": LATER, "digest": "5f1b…", "proof": None}
+    "stays": ["Receipts keep …"], "afterwards": ["Backups keep …"], "erasure_id": examples.NEXT_TASK_ID,
+    "begun_at": examples.NOW,
+    "ended_at": examples.LATER, "digest": "5f1b…", "proof": None}
 ERASURE_SHOWN = {
-    "erasure_id": NEXT_TASK_ID, "tenant_id": OTHER, "scope": "principal", "pseudonym": "erased-0c3a…",
-    "ended": True, "changes": ROWS_GONE, "begun_at": NOW, "ended_at": LATER, "digest": "5f1b…", "proof": None}
+    "erasure_id": examples.NEXT_TASK_ID, "tenant_id": examples.OTHER, "scope": "principal", "pseudonym": "erased-0c3a…",
+    "ended": True, "changes": ROWS_GONE, "begun_at": examples.NOW, "ended_at": examples.LATER, "digest": "5f1b…",
+    "proof": None}
 NEXT_CALL = ("While state is planned, call it again with confirm. While it is erasing, call it again likewise: it "
              "goes on where it was. When it is nothing, look whether kind and spelling are "
              "right: nothing is kept under that name.")
-Vacuum = Annotated[bool, says("on SQLite, by the operator: rewrite the file at the end, so that no page keeps what "
-                              "was erased; writes wait meanwhile")]
-PlanOnly = Annotated[bool, says("only say what would go and what stays; changes nothing")]
+Vacuum = Annotated[bool,
+                   wire.says("on SQLite, by the operator: rewrite the file at the end, so that no page keeps what "
+                             "was erased; writes wait meanwhile")]
+PlanOnly = Annotated[bool, wire.says("only say what would go and what stays; changes nothing")]
 
 
-class ErasePrincipal(Ask, kw_only=True):
+class ErasePrincipal(wire.Ask, kw_only=True):
     """Erase what is kept of a principal."""
 
     example = ({"principal_kind": "human", "principal_id": "ada", "plan": True}, ERASURE_PLANNED)
-    refusals = (TenantNotFound, InvalidConfirmation, ArchiveUnavailable, Forbidden)
+    refusals = (errors.TenantNotFound, errors.InvalidConfirmation, errors.ArchiveUnavailable, errors.Forbidden)
     next_step = NEXT_CALL
-    tenant: Whose = None
-    principal_kind: Annotated[Kind, says("kind of who is erased")] = "agent"
-    principal_id: Annotated[Name, says("of whom everything goes")]
+    tenant: wire_admin.Whose = None
+    principal_kind: Annotated[wire.Kind, wire.says("kind of who is erased")] = "agent"
+    principal_id: Annotated[wire.Name, wire.says("of whom everything goes")]
     plan: PlanOnly = False
-    confirm: Annotated[Name | None, says("the same principal_id again: what is erased never comes back")] = None
+    confirm: Annotated[wire.Name | None,
+                       wire.says("the same principal_id again: what is erased never comes back")] = None
     vacuum: Vacuum = False
 
 
-class EraseTenant(Ask, kw_only=True):
+class EraseTenant(wire.Ask, kw_only=True):
     """Erase what is kept of a whole tenant."""
 
     needed: ClassVar[tuple[str, ...]] = ("tenant",)
-    example = ({"tenant": OTHER, "confirm": OTHER}, ERASED_AT_LAST)
-    refusals = (TenantNotFound, InvalidConfirmation, ArchiveUnavailable, Forbidden)
+    example = ({"tenant": examples.OTHER, "confirm": examples.OTHER}, ERASED_AT_LAST)
+    refusals = (errors.TenantNotFound, errors.InvalidConfirmation, errors.ArchiveUnavailable, errors.Forbidden)
     next_step = NEXT_CALL
-    tenant: Whose = None
+    tenant: wire_admin.Whose = None
     plan: PlanOnly = False
-    confirm: Annotated[Name | None, says("tenant again, as it is named there: what is erased never comes back")] = None
+    confirm: Annotated[wire.Name | None,
+                       wire.says("tenant again, as it is named there: what is erased never comes back")] = None
     vacuum: Vacuum = False
 
 
-class ListErasures(PageAsk, kw_only=True):
+class ListErasures(wire.PageAsk, kw_only=True):
     """List erasures."""
 
     example = ({"limit": 20}, {"erasures": [ERASURE_SHOWN]})
-    refusals = (TenantNotFound,)
-    tenant: Whose = None
+    refusals = (errors.TenantNotFound,)
+    tenant: wire_admin.Whose = None
 
 
 class ErasedRows(Struct, frozen=True):

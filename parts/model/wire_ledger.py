@@ -7,17 +7,17 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Raw, Struct, field
 
-from asyncgate.parts.model.wire import AnyJson, Ask, Kind, Moment, Name, Principal, Problem, Whole, nothing, says
+from asyncgate.parts.model import wire
 
-Whose = Annotated[str | None, says("the tenant, by id or name; an operator may name any")]
+Whose = Annotated[str | None, wire.says("the tenant, by id or name; an operator may name any")]
 Id = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^\\x00-\\x20/\\x7f]+$(?!\\n)")]
 
 
 class End(Struct):
     """The sender or the recipient of a receipt."""
 
-    kind: Name
-    id: Name
+    kind: wire.Name
+    id: wire.Name
     instance_id: str | None = None
 
 
@@ -28,11 +28,11 @@ class Arriving(Struct):
     """
 
     receipt_id: Id
-    receipt_type: Name
-    created_at: Moment
+    receipt_type: wire.Name
+    created_at: wire.Moment
     sender: End = field(name="from")
     to: End
-    task_id: Name | None = None
+    task_id: wire.Name | None = None
     asyncgate_instance: Annotated[str, Meta(max_length=200)] | None = None
     tenant_id: str | None = None
     lease_id: str | None = None
@@ -50,39 +50,40 @@ class Linked(Struct):
     parents: list[Id] | None = None
 
 
-class StoreReceipts(Ask, kw_only=True):
+class StoreReceipts(wire.Ask, kw_only=True):
     """Store one receipt, or many."""
 
     acts: ClassVar[bool] = False
-    receipts: Annotated[list[Raw], says("receipts as their authors wrote them; the body may also be one receipt")]
+    receipts: Annotated[list[Raw], wire.says("receipts as their authors wrote them; the body may also be one receipt")]
     alone: bool = False
 
 
-class StoreReceipt(Ask, kw_only=True):
+class StoreReceipt(wire.Ask, kw_only=True):
     """Store one receipt, or many, by a tool."""
 
     acts: ClassVar[bool] = False
-    receipt: Annotated[AnyJson, says("a receipt as its author wrote it")] = field(default_factory=nothing)
-    receipts: Annotated[list[Raw], says("or up to 500 of them")] = []
+    receipt: Annotated[wire.AnyJson,
+                       wire.says("a receipt as its author wrote it")] = field(default_factory=wire.nothing)
+    receipts: Annotated[list[Raw], wire.says("or up to 500 of them")] = []
 
 
-class ListFiled(Ask, kw_only=True):
+class ListFiled(wire.Ask, kw_only=True):
     """List the receipts of a ledger."""
 
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
     lists = "all"
     tenant: Whose = None
-    to_kind: Kind | None = None
-    to_id: Name | None = None
-    task_id: Name | None = None
-    receipt_type: Name | None = None
-    asyncgate_instance: Name | None = None
-    since_receipt_id: Annotated[Id | None, says("the last receipt seen; the page begins after it")] = None
-    limit: Annotated[Whole | None, says("default 50, clamped to 200")] = None
+    to_kind: wire.Kind | None = None
+    to_id: wire.Name | None = None
+    task_id: wire.Name | None = None
+    receipt_type: wire.Name | None = None
+    asyncgate_instance: wire.Name | None = None
+    since_receipt_id: Annotated[Id | None, wire.says("the last receipt seen; the page begins after it")] = None
+    limit: Annotated[wire.Whole | None, wire.says("default 50, clamped to 200")] = None
 
 
-class GetFiled(Ask, kw_only=True):
+class GetFiled(wire.Ask, kw_only=True):
     """Read one receipt of a ledger."""
 
     needed: ClassVar[tuple[str, ...]] = ("receipt_id",)
@@ -101,7 +102,7 @@ class Stored(Struct, omit_defaults=True):
     tenant_id: str | None = None
     stored_at: datetime | None = None
     replay: bool = False
-    error: Problem | None = None
+    error: wire.Problem | None = None
 
 
 class StoredAll(Struct):
@@ -116,7 +117,7 @@ class Filed(Struct):
     receipts: list[Any]
     next_cursor: str | None = None
     cursor: str | None = None
-    stated_by: list[Principal | None] = []
+    stated_by: list[wire.Principal | None] = []
 
 
 class Chain(Struct):
@@ -127,6 +128,6 @@ class Chain(Struct):
     missing: list[str]      # parents that are not stored here
 
 
-def principal_of(end: End) -> Principal:
+def principal_of(end: End) -> wire.Principal:
     """Return the principal that an end names."""
-    return Principal(end.kind, end.id)
+    return wire.Principal(end.kind, end.id)

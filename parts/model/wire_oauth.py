@@ -7,30 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from asyncgate.parts.model.errors import (
-    ClientNotFound,
-    InvalidTransition,
-    QuotaExceeded,
-    SessionNotFound,
-    TenantNotFound,
-    UserNotFound,
-)
-from asyncgate.parts.model.examples import (
-    CLIENT,
-    CLIENT_ID,
-    JTI,
-    KID,
-    LATER,
-    NOW,
-    PERSON,
-    SESSION,
-    SESSION_ID,
-    TENANT_ID,
-    USER_ID,
-)
-from asyncgate.parts.model.stored_oauth import ClientAuth
-from asyncgate.parts.model.wire import Ask, GivenKind, GivenRole, Name, PageAsk, Text, says
-from asyncgate.parts.model.wire_admin import Scopes, Whose
+from asyncgate.parts.model import errors, examples, stored_oauth, wire, wire_admin
 
 # Programs.
 
@@ -41,61 +18,66 @@ AnyDays = Annotated[int, Meta(ge=0, le=90)]
 TokenText = Annotated[str, Meta(min_length=1, max_length=8192)]
 
 
-class RegisterClient(Ask, kw_only=True):
+class RegisterClient(wire.Ask, kw_only=True):
     """Register a program."""
 
     example = ({"client_name": "My Agent", "redirect_uris": ["https://myapp.com/oauth/callback"], "scopes": [
-        "tasks:read", "tasks:write", "receipts:read"]}, {"client_id": CLIENT_ID, "client": CLIENT})
-    refusals = (TenantNotFound,)
-    tenant: Annotated[Name | None, says("whose people may use it; the operator's default is everybody")] = None
-    client_id: Annotated[ClientId | None, says("the URL of its metadata document, to pin what you say here instead of "
-                                               "reading the document; default: a new UUID")] = None
-    client_name: Annotated[Name, says("its name, which people see when they allow it in")]
-    redirect_uris: Annotated[RedirectUris, says("where it gets its answer: https, or http on loopback with any port, "
-                                                "or the scheme of an app")]
-    scopes: Annotated[Scopes | None, says("the most it may get; default any")] = None
-    trusted: Annotated[bool, says("whether people are not asked for consent")] = False
-    access_days: Annotated[AccessDays | None, says("life of its access tokens; default by the settings")] = None
-    with_secret: Annotated[bool, says("for a program on a server: make a secret, shown once")] = False
+        "tasks:read", "tasks:write", "receipts:read"]}, {"client_id": examples.CLIENT_ID, "client": examples.CLIENT})
+    refusals = (errors.TenantNotFound,)
+    tenant: Annotated[wire.Name | None,
+                      wire.says("whose people may use it; the operator's default is everybody")] = None
+    client_id: Annotated[ClientId | None,
+                         wire.says("the URL of its metadata document, to pin what you say here instead of "
+                                   "reading the document; default: a new UUID")] = None
+    client_name: Annotated[wire.Name, wire.says("its name, which people see when they allow it in")]
+    redirect_uris: Annotated[RedirectUris,
+                             wire.says("where it gets its answer: https, or http on loopback with any port, "
+                                       "or the scheme of an app")]
+    scopes: Annotated[wire_admin.Scopes | None, wire.says("the most it may get; default any")] = None
+    trusted: Annotated[bool, wire.says("whether people are not asked for consent")] = False
+    access_days: Annotated[AccessDays | None, wire.says("life of its access tokens; default by the settings")] = None
+    with_secret: Annotated[bool, wire.says("for a program on a server: make a secret, shown once")] = False
 
 
-class ListClients(PageAsk, kw_only=True):
+class ListClients(wire.PageAsk, kw_only=True):
     """List programs."""
 
-    example = ({"limit": 20}, {"clients": [CLIENT]})
-    refusals = (TenantNotFound,)
-    tenant: Annotated[Name | None, says("only programs for this tenant; the operator's default is all")] = None
+    example = ({"limit": 20}, {"clients": [examples.CLIENT]})
+    refusals = (errors.TenantNotFound,)
+    tenant: Annotated[wire.Name | None,
+                      wire.says("only programs for this tenant; the operator's default is all")] = None
 
 
-class ClientAsk(Ask, kw_only=True):
+class ClientAsk(wire.Ask, kw_only=True):
     """A request about one program."""
 
     needed: ClassVar[tuple[str, ...]] = ("client_id",)
-    refusals = (ClientNotFound,)
-    client_id: Annotated[ClientId, says("its id: a UUID, or the URL of its metadata document")] = ""
+    refusals = (errors.ClientNotFound,)
+    client_id: Annotated[ClientId, wire.says("its id: a UUID, or the URL of its metadata document")] = ""
 
 
 class ChangeClient(ClientAsk, kw_only=True):
     """Change a program."""
 
-    example = ({"client_id": CLIENT_ID, "disabled": True, "reason": "its maker is gone"},
-               {"client_id": CLIENT_ID, "client": {**CLIENT, "disabled_at": LATER}})
-    client_name: Annotated[Name | None, says("the name that people see")] = None
-    redirect_uris: Annotated[RedirectUris | None, says("where people are sent back to, instead of the old ones")] = None
-    scopes: Annotated[Scopes | None, says("the most it may get; an empty list is any")] = None
-    trusted: Annotated[bool | None, says("whether people are not asked for consent")] = None
-    pinned: Annotated[bool | None, says("whether its metadata document is not read again")] = None
-    disabled: Annotated[bool | None, says("whether nobody may use it; that ends its sessions")] = None
-    access_days: Annotated[AnyDays | None, says("life of its access tokens; 0 is that of the settings")] = None
-    new_secret: Annotated[bool, says("make a new secret, shown once; the old one is refused at once")] = False
-    reason: Annotated[Text | None, says("why; audited")] = None
+    example = ({"client_id": examples.CLIENT_ID, "disabled": True, "reason": "its maker is gone"},
+               {"client_id": examples.CLIENT_ID, "client": {**examples.CLIENT, "disabled_at": examples.LATER}})
+    client_name: Annotated[wire.Name | None, wire.says("the name that people see")] = None
+    redirect_uris: Annotated[RedirectUris | None,
+                             wire.says("where people are sent back to, instead of the old ones")] = None
+    scopes: Annotated[wire_admin.Scopes | None, wire.says("the most it may get; an empty list is any")] = None
+    trusted: Annotated[bool | None, wire.says("whether people are not asked for consent")] = None
+    pinned: Annotated[bool | None, wire.says("whether its metadata document is not read again")] = None
+    disabled: Annotated[bool | None, wire.says("whether nobody may use it; that ends its sessions")] = None
+    access_days: Annotated[AnyDays | None, wire.says("life of its access tokens; 0 is that of the settings")] = None
+    new_secret: Annotated[bool, wire.says("make a new secret, shown once; the old one is refused at once")] = False
+    reason: Annotated[wire.Text | None, wire.says("why; audited")] = None
 
 
 class RemoveClient(ClientAsk, kw_only=True):
     """Remove a program."""
 
-    example = ({"client_id": CLIENT_ID, "reason": "replaced"}, {"ok": True})
-    reason: Annotated[Text | None, says("why; audited")] = None
+    example = ({"client_id": examples.CLIENT_ID, "reason": "replaced"}, {"ok": True})
+    reason: Annotated[wire.Text | None, wire.says("why; audited")] = None
 
 
 class ClientRecord(Struct, omit_defaults=True):
@@ -105,7 +87,7 @@ class ClientRecord(Struct, omit_defaults=True):
     origin: str                         # registered, dynamic or document
     client_name: str
     redirect_uris: list[str]
-    auth_method: ClientAuth
+    auth_method: stored_oauth.ClientAuth
     created_at: datetime
     created_by: str
     updated_at: datetime
@@ -141,69 +123,76 @@ Email = Annotated[str, Meta(min_length=3, max_length=200)]
 UserState = Literal["invited", "active", "disabled"]
 
 
-class ListUsers(PageAsk, kw_only=True):
+class ListUsers(wire.PageAsk, kw_only=True):
     """List people."""
 
-    example = ({"limit": 20}, {"users": [PERSON]})
-    refusals = (TenantNotFound,)
-    tenant: Annotated[Name | None, says("only people of this tenant, by id or name; the operator's default is all")
+    example = ({"limit": 20}, {"users": [examples.PERSON]})
+    refusals = (errors.TenantNotFound,)
+    tenant: Annotated[wire.Name | None,
+                      wire.says("only people of this tenant, by id or name; the operator's default is all")
                       ] = None
-    email: Annotated[Email | None, says("only people with this e-mail address")] = None
+    email: Annotated[Email | None, wire.says("only people with this e-mail address")] = None
 
 
-class InviteUser(Ask, kw_only=True):
+class InviteUser(wire.Ask, kw_only=True):
     """Invite a person."""
 
     example = ({"email": "ada@example.com", "role": "agent"}, {
-        **{name: PERSON[name] for name in PERSON if name not in ("issuer", "subject", "last_seen_at")},
+        **{name: examples.PERSON[name] for name in examples.PERSON
+           if name not in ("issuer", "subject", "last_seen_at")},
         "state": "invited"})
-    refusals = (TenantNotFound, InvalidTransition, QuotaExceeded)
-    tenant: Whose = None
-    email: Annotated[Email, says("the e-mail address that an identity provider must have verified")]
-    name: Annotated[Name | None, says("a name for people")] = None
-    role: Annotated[GivenRole, says("the role that the person gets")] = "agent"
-    scopes: Annotated[Scopes | None, says("the scopes that the person may grant; default: those of the role")] = None
-    access_days: Annotated[AccessDays | None, says("life of access tokens; default by the settings")] = None
+    refusals = (errors.TenantNotFound, errors.InvalidTransition, errors.QuotaExceeded)
+    tenant: wire_admin.Whose = None
+    email: Annotated[Email, wire.says("the e-mail address that an identity provider must have verified")]
+    name: Annotated[wire.Name | None, wire.says("a name for people")] = None
+    role: Annotated[wire.GivenRole, wire.says("the role that the person gets")] = "agent"
+    scopes: Annotated[wire_admin.Scopes | None,
+                      wire.says("the scopes that the person may grant; default: those of the role")] = None
+    access_days: Annotated[AccessDays | None, wire.says("life of access tokens; default by the settings")] = None
 
 
-class UserAsk(Ask, kw_only=True):
+class UserAsk(wire.Ask, kw_only=True):
     """A request about one person."""
 
     needed: ClassVar[tuple[str, ...]] = ("user_id",)
-    refusals = (UserNotFound,)
-    user_id: Annotated[Name, says("the user; list_users shows it")] = ""
-    reason: Annotated[Text | None, says("why; audited")] = None
+    refusals = (errors.UserNotFound,)
+    user_id: Annotated[wire.Name, wire.says("the user; list_users shows it")] = ""
+    reason: Annotated[wire.Text | None, wire.says("why; audited")] = None
 
 
 class ChangeUser(UserAsk, kw_only=True):
     """Change a person's rights."""
 
-    example = ({"user_id": USER_ID, "disabled": True, "reason": "has left the team"}, {
-        **PERSON, "state": "disabled", "disabled_at": LATER})
-    role: Annotated[GivenRole | None, says("another role; without scopes the person gets those of the role")] = None
-    scopes: Annotated[Scopes | None, says("other scopes")] = None
-    access_days: Annotated[AccessDays | None, says("another life of access tokens")] = None
-    disabled: Annotated[bool | None, says("whether the person may not sign in")] = None
+    example = ({"user_id": examples.USER_ID, "disabled": True, "reason": "has left the team"}, {
+        **examples.PERSON, "state": "disabled", "disabled_at": examples.LATER})
+    role: Annotated[wire.GivenRole | None,
+                    wire.says("another role; without scopes the person gets those of the role")] = None
+    scopes: Annotated[wire_admin.Scopes | None, wire.says("other scopes")] = None
+    access_days: Annotated[AccessDays | None, wire.says("another life of access tokens")] = None
+    disabled: Annotated[bool | None, wire.says("whether the person may not sign in")] = None
 
 
 class RemoveUser(UserAsk, kw_only=True):
     """Forget a person."""
 
-    example = ({"user_id": USER_ID}, {"ok": True})
+    example = ({"user_id": examples.USER_ID}, {"ok": True})
 
 
-class MakeSignInLink(Ask, kw_only=True):
+class MakeSignInLink(wire.Ask, kw_only=True):
     """Make a sign-in link."""
 
     example = ({"principal_id": "ada"}, {
-        "sign_in_code": "K7QXM-2PZRT-9WEHA-LD4NC", "link": "https://gate.example.com/oauth/link?code=K7QXM-2PZRT-9WEHA-LD4NC",
-        "expires_at": LATER, "tenant": TENANT_ID, "principal_kind": "human", "principal_id": "ada", "role": "agent"})
-    refusals = (TenantNotFound,)
-    tenant: Whose = None
-    principal_kind: Annotated[GivenKind, says("kind of whom the link stands for")] = "human"
-    principal_id: Annotated[Name, says("the principal as which the person acts")]
-    role: Annotated[GivenRole, says("the role that the person gets")] = "agent"
-    scopes: Annotated[Scopes | None, says("the scopes that the person may grant; default: those of the role")] = None
+        "sign_in_code": "K7QXM-2PZRT-9WEHA-LD4NC",
+        "link": "https://gate.example.com/oauth/link?code=K7QXM-2PZRT-9WEHA-LD4NC",
+        "expires_at": examples.LATER, "tenant": examples.TENANT_ID, "principal_kind": "human", "principal_id": "ada",
+        "role": "agent"})
+    refusals = (errors.TenantNotFound,)
+    tenant: wire_admin.Whose = None
+    principal_kind: Annotated[wire.GivenKind, wire.says("kind of whom the link stands for")] = "human"
+    principal_id: Annotated[wire.Name, wire.says("the principal as which the person acts")]
+    role: Annotated[wire.GivenRole, wire.says("the role that the person gets")] = "agent"
+    scopes: Annotated[wire_admin.Scopes | None,
+                      wire.says("the scopes that the person may grant; default: those of the role")] = None
 
 
 class UserRecord(Struct, omit_defaults=True):
@@ -251,16 +240,16 @@ class MadeSignInLink(Struct):
 # Access tokens and the keys that sign them.
 
 
-class RevokeToken(Ask, kw_only=True):
+class RevokeToken(wire.Ask, kw_only=True):
     """Revoke an access token."""
 
-    example = ({"token_id": JTI, "reason": "found in a log"},
-               {"token_id": JTI, "tenant": TENANT_ID, "expires_at": LATER})
-    refusals = (TenantNotFound,)
-    tenant: Whose = None
-    token_id: Annotated[Name | None, says("its id, the claim jti")] = None
-    access_token: Annotated[TokenText | None, says("or its text, which says its id and its tenant")] = None
-    reason: Annotated[Text | None, says("why; audited")] = None
+    example = ({"token_id": examples.JTI, "reason": "found in a log"},
+               {"token_id": examples.JTI, "tenant": examples.TENANT_ID, "expires_at": examples.LATER})
+    refusals = (errors.TenantNotFound,)
+    tenant: wire_admin.Whose = None
+    token_id: Annotated[wire.Name | None, wire.says("its id, the claim jti")] = None
+    access_token: Annotated[TokenText | None, wire.says("or its text, which says its id and its tenant")] = None
+    reason: Annotated[wire.Text | None, wire.says("why; audited")] = None
 
 
 class RevokedToken(Struct):
@@ -271,10 +260,10 @@ class RevokedToken(Struct):
     expires_at: datetime                # until when the gate remembers: by then the token has expired
 
 
-class ListSigningKeys(Ask, kw_only=True):
+class ListSigningKeys(wire.Ask, kw_only=True):
     """List the signing keys."""
 
-    example = ({}, {"keys": [{"kid": KID, "since": NOW, "until": None}]})
+    example = ({}, {"keys": [{"kid": examples.KID, "since": examples.NOW, "until": None}]})
 
 
 class SigningKeyRecord(Struct):
@@ -294,51 +283,52 @@ class SigningKeyRecords(Struct):
 
 # Sessions.
 
-OfUser = Annotated[Name | None, says("for admins")]
+OfUser = Annotated[wire.Name | None, wire.says("for admins")]
 
 
-class ListSessions(PageAsk, kw_only=True):
+class ListSessions(wire.PageAsk, kw_only=True):
     """List sessions."""
 
-    example = ({"limit": 20}, {"sessions": [SESSION]})
+    example = ({"limit": 20}, {"sessions": [examples.SESSION]})
     user_id: OfUser = None
 
 
-class EndSession(Ask, kw_only=True):
+class EndSession(wire.Ask, kw_only=True):
     """End a session."""
 
-    example = ({"session_id": SESSION_ID}, {"ok": True})
-    refusals = (SessionNotFound,)
-    session_id: Annotated[Name, says("the session; list_sessions shows it")]
-    reason: Annotated[Text | None, says("why; in the audit log")] = None
+    example = ({"session_id": examples.SESSION_ID}, {"ok": True})
+    refusals = (errors.SessionNotFound,)
+    session_id: Annotated[wire.Name, wire.says("the session; list_sessions shows it")]
+    reason: Annotated[wire.Text | None, wire.says("why; in the audit log")] = None
 
 
-class SignOutEverywhere(Ask, kw_only=True):
+class SignOutEverywhere(wire.Ask, kw_only=True):
     """End all sessions of a person."""
 
     example = ({"reason": "a laptop was stolen"}, {"sessions_ended": 2})
-    refusals = (UserNotFound,)
+    refusals = (errors.UserNotFound,)
     user_id: OfUser = None
-    reason: Annotated[Text | None, says("why; in the audit log")] = None
+    reason: Annotated[wire.Text | None, wire.says("why; in the audit log")] = None
 
 
-class ListConsents(PageAsk, kw_only=True):
+class ListConsents(wire.PageAsk, kw_only=True):
     """List what people let programs do."""
 
     example = ({"limit": 20}, {"consents": [{
-        "user_id": USER_ID, "client_id": CLIENT_ID, "scopes": ["tasks:read"], "given_at": NOW,
+        "user_id": examples.USER_ID, "client_id": examples.CLIENT_ID, "scopes": ["tasks:read"],
+        "given_at": examples.NOW,
         "client_name": "My Agent", "redirect_uri": "https://myapp.com/oauth/callback"}]})
     user_id: OfUser = None
 
 
-class WithdrawConsent(Ask, kw_only=True):
+class WithdrawConsent(wire.Ask, kw_only=True):
     """Withdraw a consent."""
 
-    example = ({"client_id": CLIENT_ID}, {"sessions_ended": 1})
-    refusals = (UserNotFound,)
-    client_id: Annotated[ClientId, says("the client; list_consents shows it")]
+    example = ({"client_id": examples.CLIENT_ID}, {"sessions_ended": 1})
+    refusals = (errors.UserNotFound,)
+    client_id: Annotated[ClientId, wire.says("the client; list_consents shows it")]
     user_id: OfUser = None
-    reason: Annotated[Text | None, says("why; in the audit log")] = None
+    reason: Annotated[wire.Text | None, wire.says("why; in the audit log")] = None
 
 
 class SessionRecord(Struct, omit_defaults=True):

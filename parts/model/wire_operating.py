@@ -7,35 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from asyncgate.parts.model.errors import (
-    BulkNotFound,
-    InvalidConfirmation,
-    QueueNotFound,
-    QuotaExceeded,
-    ReceiptTooLarge,
-    ScheduleNotFound,
-    TenantNotFound,
-)
-from asyncgate.parts.model.examples import ADA, DUTY, FAR, LATER, NEXT_TASK_ID, NOW, PAUSED, TASK_ID, TASK_RECORD
-from asyncgate.parts.model.wire import (
-    UNTAGGED,
-    Ask,
-    AsPrincipal,
-    Capabilities,
-    Integer,
-    Kind,
-    ListTasks,
-    Moment,
-    Name,
-    PageAsk,
-    Principal,
-    Status,
-    TaskRecord,
-    Wait,
-    Whole,
-    says,
-)
-from asyncgate.parts.model.wire_admin import Whose
+from asyncgate.parts.model import errors, examples, wire, wire_admin
 
 QUEUE: dict[str, Any] = {
     "queue_id": "6f1c09d2b7a4e385", "type": "page.summarize", "capabilities": ["web.read"], "claimable": 12,
@@ -44,53 +16,58 @@ QUEUE: dict[str, Any] = {
     "last_hour": {"started": 310, "ended": 302, "failed": 4, "expired": 1}}
 
 
-class ListSchedules(PageAsk, kw_only=True):
+class ListSchedules(wire.PageAsk, kw_only=True):
     """List schedules."""
 
     example = ({"limit": 20}, {"schedules": [{
-        "schedule_id": "nightly", "owner": ADA, "scheduler": {"kind": "worker", "id": "clock-1"}, "enabled": True,
-        "next_run_at": LATER, "interval_seconds": 86400.0, "late_since": None, "created_receipt_id": DUTY,
-        "name": "report", "task_type": "report.make", "cron_expr": None, "timezone": "UTC", "next_runs": [LATER],
-        "last_run_at": NOW, "last_status": "created", "last_task_id": TASK_ID}]})
+        "schedule_id": "nightly", "owner": examples.ADA, "scheduler": {"kind": "worker", "id": "clock-1"},
+        "enabled": True,
+        "next_run_at": examples.LATER, "interval_seconds": 86400.0, "late_since": None,
+        "created_receipt_id": examples.DUTY,
+        "name": "report", "task_type": "report.make", "cron_expr": None, "timezone": "UTC",
+        "next_runs": [examples.LATER],
+        "last_run_at": examples.NOW, "last_status": "created", "last_task_id": examples.TASK_ID}]})
     next_step = "late_since is not null: check that its scheduler runs."
     lists = "all"
-    runs: Annotated[int, Meta(ge=0, le=200), says("how many of the next runs to show, if so many were reported")] = 5
+    runs: Annotated[int, Meta(ge=0, le=200),
+                    wire.says("how many of the next runs to show, if so many were reported")] = 5
 
 
-class ScheduleAsk(AsPrincipal, kw_only=True):
+class ScheduleAsk(wire.AsPrincipal, kw_only=True):
     """Order something of one schedule."""
 
     needed: ClassVar[tuple[str, ...]] = ("schedule_id",)
-    refusals = (ScheduleNotFound, QuotaExceeded, ReceiptTooLarge)
+    refusals = (errors.ScheduleNotFound, errors.QuotaExceeded, errors.ReceiptTooLarge)
     next_step = "get_task with wait_seconds returns when the scheduler has done it."
-    schedule_id: Annotated[Name, says("its id, as list_schedules shows it")] = ""
+    schedule_id: Annotated[wire.Name, wire.says("its id, as list_schedules shows it")] = ""
 
 
 class PauseSchedule(ScheduleAsk, kw_only=True):
     """Pause one schedule."""
 
-    example = ({"schedule_id": "nightly"}, {"task_id": TASK_ID, "status": "queued"})
+    example = ({"schedule_id": "nightly"}, {"task_id": examples.TASK_ID, "status": "queued"})
 
 
 class ResumeSchedule(ScheduleAsk, kw_only=True):
     """Resume one schedule."""
 
-    example = ({"schedule_id": "nightly", "agent_id": "ada"}, {"task_id": TASK_ID, "status": "queued"})
+    example = ({"schedule_id": "nightly", "agent_id": "ada"}, {"task_id": examples.TASK_ID, "status": "queued"})
 
 
 class RunSchedule(ScheduleAsk, kw_only=True):
     """Run one schedule now."""
 
-    example = ({"schedule_id": "weekly-report"}, {"task_id": TASK_ID, "status": "queued"})
+    example = ({"schedule_id": "weekly-report"}, {"task_id": examples.TASK_ID, "status": "queued"})
 
 
-class SearchTasks(ListTasks, kw_only=True):
+class SearchTasks(wire.ListTasks, kw_only=True):
     """Search tasks."""
 
-    example = ({"payload": "doc:7", "limit": 20}, {"tasks": [TASK_RECORD], "searched": 140})
+    example = ({"payload": "doc:7", "limit": 20}, {"tasks": [examples.TASK_RECORD], "searched": 140})
     next_step = "While next_cursor is not null, repeat with it as cursor; get_task shows one task."
-    payload: Annotated[Name | None, says("a member of the payload and its value: doc:7, or order.id:A-7")] = None
-    tag: Annotated[Name | None, says("a label in requirements.tags: night, or of an object team:blue")] = None
+    payload: Annotated[wire.Name | None,
+                       wire.says("a member of the payload and its value: doc:7, or order.id:A-7")] = None
+    tag: Annotated[wire.Name | None, wire.says("a label in requirements.tags: night, or of an object team:blue")] = None
 
 
 class FoundTasks(Struct):
@@ -98,19 +75,19 @@ class FoundTasks(Struct):
 
     columns = "task_id type status payload task_summary created_by created_at"
     newest_first = True
-    tasks: list[TaskRecord]
+    tasks: list[wire.TaskRecord]
     next_cursor: str | None = None
     cursor: str | None = None
     searched: int = 0
 
 
-class FindId(Ask, kw_only=True):
+class FindId(wire.Ask, kw_only=True):
     """Find whole ids."""
 
     needed: ClassVar[tuple[str, ...]] = ("part",)
-    example = ({"part": TASK_ID[-12:]}, {"found": [{"kind": "task", "id": TASK_ID}]})
+    example = ({"part": examples.TASK_ID[-12:]}, {"found": [{"kind": "task", "id": examples.TASK_ID}]})
     next_step = "With several found, repeat with more digits."
-    part: Annotated[str, Meta(min_length=4, max_length=200, pattern=UNTAGGED), says(
+    part: Annotated[str, Meta(min_length=4, max_length=200, pattern=wire.UNTAGGED), wire.says(
         "the last 12 digits of an id, how it begins, or the name of a schedule")] = ""
 
 
@@ -128,37 +105,38 @@ class FoundIds(Struct):
     found: list[FoundId]
 
 
-class ListObligations(PageAsk, kw_only=True):
+class ListObligations(wire.PageAsk, kw_only=True):
     """List the open obligations of all principals."""
 
     example = ({"limit": 20}, {"obligations": [{
-        "receipt_id": DUTY, "receipt_type": "task.assigned", "to": ADA, "task_id": TASK_ID, "schedule_id": None,
-        "created_at": NOW, "age_seconds": 300.0}]})
+        "receipt_id": examples.DUTY, "receipt_type": "task.assigned", "to": examples.ADA, "task_id": examples.TASK_ID,
+        "schedule_id": None,
+        "created_at": examples.NOW, "age_seconds": 300.0}]})
     next_step = "get_task for a task_id shows what the task waits for."
     lists = "all"
-    count: Annotated[bool, says("also count what is owed to whom, up to 10,000 obligations")] = False
+    count: Annotated[bool, wire.says("also count what is owed to whom, up to 10,000 obligations")] = False
 
 
-Minutes = Annotated[int, Meta(ge=0, le=60), says("of how many minutes to return the numbers one by one")]
+Minutes = Annotated[int, Meta(ge=0, le=60), wire.says("of how many minutes to return the numbers one by one")]
 
 
-class ListQueues(PageAsk, kw_only=True):
+class ListQueues(wire.PageAsk, kw_only=True):
     """List queues."""
 
     example = ({"limit": 20}, {"queues": [QUEUE]})
     next_step = "get_queue shows one queue; list_tasks with its type the tasks."
     lists = "all"
-    type: Annotated[Name | None, says("queues with tasks of this type only")] = None
+    type: Annotated[wire.Name | None, wire.says("queues with tasks of this type only")] = None
     minutes: Minutes = 0
 
 
-class GetQueue(Ask, kw_only=True):
+class GetQueue(wire.Ask, kw_only=True):
     """Read one queue."""
 
     needed: ClassVar[tuple[str, ...]] = ("queue_id",)
     example = ({"queue_id": QUEUE["queue_id"]}, QUEUE)
-    refusals = (QueueNotFound,)
-    queue_id: Annotated[Name, says("the queue; list_queues shows it")] = ""
+    refusals = (errors.QueueNotFound,)
+    queue_id: Annotated[wire.Name, wire.says("the queue; list_queues shows it")] = ""
     minutes: Minutes = 0
 
 
@@ -211,8 +189,8 @@ class ScheduleRecord(Struct):
     """What a scheduler last reported of a schedule."""
 
     schedule_id: str
-    owner: Principal
-    scheduler: Principal
+    owner: wire.Principal
+    scheduler: wire.Principal
     enabled: bool
     next_run_at: datetime | None
     interval_seconds: float | None
@@ -242,7 +220,7 @@ class OpenObligation(Struct):
 
     receipt_id: str
     receipt_type: str
-    to: Principal
+    to: wire.Principal
     task_id: str | None
     schedule_id: str | None
     created_at: datetime
@@ -252,7 +230,7 @@ class OpenObligation(Struct):
 class Owed(Struct):
     """How much is owed to somebody."""
 
-    to: Principal
+    to: wire.Principal
     open: int
     at_least: bool                      # whether there are more than were counted
 
@@ -270,35 +248,35 @@ class AllObligations(Struct):
 Reason = Annotated[str, Meta(max_length=500)]
 
 
-class WorkTarget(Ask, kw_only=True):
+class WorkTarget(wire.Ask, kw_only=True):
     """What a pause is about: exactly one of a type, a worker, or the whole tenant."""
 
-    refusals = (TenantNotFound,)
-    tenant: Whose = None
-    type: Annotated[Name | None, says("tasks of this type")] = None
-    capabilities: Annotated[Capabilities | None, says(
+    refusals = (errors.TenantNotFound,)
+    tenant: wire_admin.Whose = None
+    type: Annotated[wire.Name | None, wire.says("tasks of this type")] = None
+    capabilities: Annotated[wire.Capabilities | None, wire.says(
         "with type: only its tasks that require exactly these; [] for those that require none")] = None
-    worker: Annotated[Name | None, says("the worker with this worker_id")] = None
-    whole_tenant: Annotated[bool, says("true: all tasks")] = False
+    worker: Annotated[wire.Name | None, wire.says("the worker with this worker_id")] = None
+    whole_tenant: Annotated[bool, wire.says("true: all tasks")] = False
 
 
 class PauseWork(WorkTarget, kw_only=True):
     """Pause a type, a lane, a worker, or the whole tenant."""
 
-    example = ({"type": "page.summarize", "until": FAR, "reason": "the model is down"}, PAUSED)
+    example = ({"type": "page.summarize", "until": examples.FAR, "reason": "the model is down"}, examples.PAUSED)
     next_step = "drain_work waits until no lease is left; resume_work ends the pause."
-    until: Annotated[Moment | None, says("when it ends by itself; default: with resume_work")] = None
-    reason: Annotated[Reason | None, says("why; claims are told it, and it is audited")] = None
+    until: Annotated[wire.Moment | None, wire.says("when it ends by itself; default: with resume_work")] = None
+    reason: Annotated[Reason | None, wire.says("why; claims are told it, and it is audited")] = None
 
 
 class DrainWork(PauseWork, kw_only=True):
     """Pause, and wait until no lease is left."""
 
     example = ({"worker": "reader-1", "reason": "its machine is replaced", "wait_seconds": 30}, {
-        **PAUSED, "type": None, "worker": "reader-1", "until": None, "reason": "its machine is replaced",
+        **examples.PAUSED, "type": None, "worker": "reader-1", "until": None, "reason": "its machine is replaced",
         "leases_left": 0})
     next_step = "While leases_left is not 0, call it again. Then do what you paused for, and call resume_work."
-    wait_seconds: Annotated[Wait, says("seconds to wait until no lease is left; clamped to 30")] = 0.0
+    wait_seconds: Annotated[wire.Wait, wire.says("seconds to wait until no lease is left; clamped to 30")] = 0.0
 
 
 class ResumeWork(WorkTarget, kw_only=True):
@@ -306,17 +284,17 @@ class ResumeWork(WorkTarget, kw_only=True):
 
     example = ({"type": "page.summarize"}, {"resumed": True, "pauses_left": 0})
     next_step = "list_pauses shows what else is paused."
-    reason: Annotated[Reason | None, says("why; audited")] = None
+    reason: Annotated[Reason | None, wire.says("why; audited")] = None
 
 
-class ListPauses(Ask, kw_only=True):
+class ListPauses(wire.Ask, kw_only=True):
     """List what is paused."""
 
     filters: ClassVar[bool] = True
-    example = ({}, {"pauses": [PAUSED]})
-    refusals = (TenantNotFound,)
+    example = ({}, {"pauses": [examples.PAUSED]})
+    refusals = (errors.TenantNotFound,)
     next_step = "resume_work ends a pause."
-    tenant: Whose = None
+    tenant: wire_admin.Whose = None
 
 
 class PauseRecord(Struct):
@@ -329,7 +307,7 @@ class PauseRecord(Struct):
     since: datetime
     until: datetime | None
     reason: str | None
-    paused_by: Principal
+    paused_by: wire.Principal
     leases_left: int                    # live leases of what is paused
 
 
@@ -349,55 +327,59 @@ class ResumedWork(Struct):
 
 BulkAction = Literal["cancel", "release", "prioritize", "rerun"]
 BULK: dict[str, Any] = {
-    "bulk_id": NEXT_TASK_ID, "action": "rerun", "matches": 2, "at_least": False, "done": 2, "skipped": 0, "refused": 0,
-    "problem": None, "ended": True, "begun_by": {"kind": "human", "id": "root"}, "begun_at": NOW, "updated_at": LATER,
-    "ended_at": LATER}
+    "bulk_id": examples.NEXT_TASK_ID, "action": "rerun", "matches": 2, "at_least": False, "done": 2, "skipped": 0,
+    "refused": 0,
+    "problem": None, "ended": True, "begun_by": {"kind": "human", "id": "root"}, "begun_at": examples.NOW,
+    "updated_at": examples.LATER,
+    "ended_at": examples.LATER}
 
 
-class PreviewBulk(Ask, kw_only=True):
+class PreviewBulk(wire.Ask, kw_only=True):
     """Count the tasks that something would be done to."""
 
     filters: ClassVar[bool] = True
-    example = ({"action": "rerun", "status": "failed", "ended_after": NOW}, {
-        "action": "rerun", "matches": 2, "at_least": False, "confirmation": "mXz0…", "expires_at": LATER, "sample": [{
-            "task_id": TASK_ID, "type": "page.summarize", "status": "failed", "created_by": ADA, "priority": 0,
-            "held": None, "created_at": NOW, "task_summary": "The page on rivers"}]})
+    example = ({"action": "rerun", "status": "failed", "ended_after": examples.NOW}, {
+        "action": "rerun", "matches": 2, "at_least": False, "confirmation": "mXz0…", "expires_at": examples.LATER,
+        "sample": [{
+            "task_id": examples.TASK_ID, "type": "page.summarize", "status": "failed", "created_by": examples.ADA,
+            "priority": 0,
+            "held": None, "created_at": examples.NOW, "task_summary": "The page on rivers"}]})
     next_step = "Look at the sample. If these are the tasks that you mean, call run_bulk with the confirmation."
-    action: Annotated[BulkAction, says(
+    action: Annotated[BulkAction, wire.says(
         "cancel: end them; release: offer those on hold again; prioritize: set priority; rerun: run ended ones again, "
         "but none that was run again before")]
-    priority: Annotated[Integer | None, says("with prioritize: the new priority")] = None
-    reason: Annotated[Reason | None, says("why; audited, and told to the owner of a canceled task")] = None
-    status: Annotated[Status | None, says("only tasks in this status")] = None
-    type: Annotated[Name | None, says("only tasks of this type")] = None
-    created_by: Annotated[Name | None, says("id of the creator")] = None
-    created_by_kind: Annotated[Kind | None, says("kind of created_by; default: any")] = None
-    created_after: Annotated[Moment | None, says("created then or later")] = None
-    created_before: Annotated[Moment | None, says("created earlier")] = None
-    ended_after: Annotated[Moment | None, says("ended then or later")] = None
-    id_prefix: Annotated[Name | None, says("how the task_id begins")] = None
-    held: Annotated[bool | None, says("true: only those on hold; false: none of them")] = None
+    priority: Annotated[wire.Integer | None, wire.says("with prioritize: the new priority")] = None
+    reason: Annotated[Reason | None, wire.says("why; audited, and told to the owner of a canceled task")] = None
+    status: Annotated[wire.Status | None, wire.says("only tasks in this status")] = None
+    type: Annotated[wire.Name | None, wire.says("only tasks of this type")] = None
+    created_by: Annotated[wire.Name | None, wire.says("id of the creator")] = None
+    created_by_kind: Annotated[wire.Kind | None, wire.says("kind of created_by; default: any")] = None
+    created_after: Annotated[wire.Moment | None, wire.says("created then or later")] = None
+    created_before: Annotated[wire.Moment | None, wire.says("created earlier")] = None
+    ended_after: Annotated[wire.Moment | None, wire.says("ended then or later")] = None
+    id_prefix: Annotated[wire.Name | None, wire.says("how the task_id begins")] = None
+    held: Annotated[bool | None, wire.says("true: only those on hold; false: none of them")] = None
 
 
-class RunBulk(Ask, kw_only=True):
+class RunBulk(wire.Ask, kw_only=True):
     """Do it to the tasks that a preview has found."""
 
     paged: ClassVar[bool] = True
     example = ({"confirmation": "mXz0…"}, BULK)
-    refusals = (InvalidConfirmation, QuotaExceeded)
+    refusals = (errors.InvalidConfirmation, errors.QuotaExceeded)
     next_step = "While ended is false, call it again with the same confirmation: it goes on where it was."
-    confirmation: Annotated[str, Meta(max_length=20_000), says("of preview_bulk; good for 15 minutes to begin")]
-    max_tasks: Annotated[Whole | None, says("tasks in this call; default 500, clamped to 5000")] = None
+    confirmation: Annotated[str, Meta(max_length=20_000), wire.says("of preview_bulk; good for 15 minutes to begin")]
+    max_tasks: Annotated[wire.Whole | None, wire.says("tasks in this call; default 500, clamped to 5000")] = None
 
 
-class GetBulk(Ask, kw_only=True):
+class GetBulk(wire.Ask, kw_only=True):
     """Read how far a bulk is."""
 
     needed: ClassVar[tuple[str, ...]] = ("bulk_id",)
-    example = ({"bulk_id": NEXT_TASK_ID}, BULK)
-    refusals = (BulkNotFound,)
+    example = ({"bulk_id": examples.NEXT_TASK_ID}, BULK)
+    refusals = (errors.BulkNotFound,)
     next_step = "While ended is false, run_bulk with its confirmation goes on."
-    bulk_id: Annotated[Name, says("the bulk that run_bulk began")] = ""
+    bulk_id: Annotated[wire.Name, wire.says("the bulk that run_bulk began")] = ""
 
 
 class BulkSample(Struct):
@@ -406,7 +388,7 @@ class BulkSample(Struct):
     task_id: str
     type: str
     status: str
-    created_by: Principal
+    created_by: wire.Principal
     priority: int
     held: str | None
     created_at: datetime
@@ -436,7 +418,7 @@ class BulkRecord(Struct):
     refused: int
     problem: str | None         # why the last one was refused
     ended: bool
-    begun_by: Principal
+    begun_by: wire.Principal
     begun_at: datetime
     updated_at: datetime
     ended_at: datetime | None

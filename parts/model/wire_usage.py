@@ -7,10 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
-from asyncgate.parts.model.errors import TenantNotFound
+from asyncgate.parts.model import errors, wire, wire_admin
 from asyncgate.parts.model.examples import TENANT_ID
-from asyncgate.parts.model.wire import Ask, Moment, PageAsk, says
-from asyncgate.parts.model.wire_admin import Amount, Whose
 
 Period = Literal["5-minute", "hour", "day", "month"]
 Quantity = Literal["tasks", "lease_hours", "receipt_byte_hours", "payload_byte_hours", "reads", "writes", "heartbeats"]
@@ -23,18 +21,20 @@ BUDGETS: dict[str, Any] = {
         "quantity": "lease_hours", "monthly": 250, "used": 211.25, "percent": 84.5, "reached": False}]}
 
 
-class GetUsage(PageAsk, kw_only=True):
+class GetUsage(wire.PageAsk, kw_only=True):
     """Read what a tenant has used."""
 
     example = ({"period": "month", "since": "2026-11-01T00:00:00Z"}, {
         "period": "month", "usage": [NOVEMBER], "counted_until": "2026-11-23T20:36:00Z"})
-    refusals = (TenantNotFound,)
-    tenant: Whose = None
-    all_tenants: Annotated[bool, says("the usage of all tenants, a page of them at a time; for the operator")] = False
-    period: Annotated[Period, says("what each line sums up; days and months are those of UTC")] = "month"
-    since: Annotated[Moment | None, says("begin with the period of this time; default: the last hour, day, 31 days or "
-                                         "12 months")] = None
-    until: Annotated[Moment | None, says("end with the period before this time; default now")] = None
+    refusals = (errors.TenantNotFound,)
+    tenant: wire_admin.Whose = None
+    all_tenants: Annotated[bool,
+                           wire.says("the usage of all tenants, a page of them at a time; for the operator")] = False
+    period: Annotated[Period, wire.says("what each line sums up; days and months are those of UTC")] = "month"
+    since: Annotated[wire.Moment | None,
+                     wire.says("begin with the period of this time; default: the last hour, day, 31 days or "
+                               "12 months")] = None
+    until: Annotated[wire.Moment | None, wire.says("end with the period before this time; default now")] = None
 
 
 class UsageLine(Struct):
@@ -63,23 +63,23 @@ class UsageReport(Struct):
     cursor: str | None = None
 
 
-class SetBudget(Ask, kw_only=True):
+class SetBudget(wire.Ask, kw_only=True):
     """Change a budget of a tenant."""
 
     example = ({"quantity": "lease_hours", "monthly": 250}, BUDGETS)
-    refusals = (TenantNotFound,)
-    tenant: Whose = None
-    quantity: Annotated[Quantity, says("what is limited, as get_usage names and counts it")]
-    monthly: Annotated[Amount | None, says(
+    refusals = (errors.TenantNotFound,)
+    tenant: wire_admin.Whose = None
+    quantity: Annotated[Quantity, wire.says("what is limited, as get_usage names and counts it")]
+    monthly: Annotated[wire_admin.Amount | None, wire.says(
         "how much may be used in a month; leave it out to remove the budget")] = None
 
 
-class GetBudgets(Ask, kw_only=True):
+class GetBudgets(wire.Ask, kw_only=True):
     """Read the budgets of a tenant."""
 
     example = ({}, BUDGETS)
-    refusals = (TenantNotFound,)
-    tenant: Whose = None
+    refusals = (errors.TenantNotFound,)
+    tenant: wire_admin.Whose = None
 
 
 class BudgetLine(Struct):

@@ -7,84 +7,85 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from asyncgate.parts.model.errors import QuotaExceeded, TenantNotFound, WebhookNotFound
-from asyncgate.parts.model.examples import DUTY, LATER, NOW, TASK_ID, WEBHOOK, WEBHOOK_ID
-from asyncgate.parts.model.wire import Ask, Moment, Name, PageAsk, Text, says
-from asyncgate.parts.model.wire_admin import Whose
+from asyncgate.parts.model import errors, examples, wire, wire_admin
 
 WebhookState = Literal["active", "disabled", "parked", "removing"]
 DeliveryState = Literal["waiting", "delivered", "parked"]
-EndpointUrl = Annotated[str, Meta(min_length=1, max_length=2000), says("https, without a user and without a fragment")]
-EventTypes = Annotated[frozenset[Name], Meta(max_length=50), says(
+EndpointUrl = Annotated[str, Meta(min_length=1, max_length=2000),
+                        wire.says("https, without a user and without a fragment")]
+EventTypes = Annotated[frozenset[wire.Name], Meta(max_length=50), wire.says(
     "types of receipts, such as task.result_ready; empty is every receipt; or usage.recorded alone")]
-Recipients = Annotated[frozenset[Name], Meta(max_length=100), says(
+Recipients = Annotated[frozenset[wire.Name], Meta(max_length=100), wire.says(
     "only receipts in the inboxes of these principals, by id; empty is all")]
-Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds that the old secret signs, too")]
-EventIds = Annotated[frozenset[Name], Meta(max_length=100)]
+Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), wire.says("seconds that the old secret signs, too")]
+EventIds = Annotated[frozenset[wire.Name], Meta(max_length=100)]
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105  # of an example
-DELIVERY = {"webhook_id": WEBHOOK_ID, "delivery_id": DUTY, "type": "task.result_ready", "state": "waiting", "tries": 3,
-            "first_at": NOW, "task_id": TASK_ID, "last_at": LATER, "next_at": LATER, "status": 503,
+DELIVERY = {"webhook_id": examples.WEBHOOK_ID, "delivery_id": examples.DUTY, "type": "task.result_ready",
+            "state": "waiting", "tries": 3,
+            "first_at": examples.NOW, "task_id": examples.TASK_ID, "last_at": examples.LATER, "next_at": examples.LATER,
+            "status": 503,
             "reason": "503: not a success", "took_ms": 12.5}
 
 
-class CreateWebhook(Ask, kw_only=True):
+class CreateWebhook(wire.Ask, kw_only=True):
     """Add an endpoint."""
 
     example = ({"endpoint": "https://hooks.example.com/asyncgate", "types": ["task.result_ready"],
                 "principals": ["ada"], "description": "results for the mailer"}, {"secret": SECRET, "webhook": {
-                    name: WEBHOOK[name] for name in WEBHOOK if name != "succeeded_at"}})
-    refusals = (TenantNotFound, QuotaExceeded)
+                    name: examples.WEBHOOK[name] for name in examples.WEBHOOK if name != "succeeded_at"}})
+    refusals = (errors.TenantNotFound, errors.QuotaExceeded)
     next_step = "test_webhook sends a test event; the answer tells whether the receiver took it."
-    tenant: Whose = None
+    tenant: wire_admin.Whose = None
     endpoint: EndpointUrl
     types: EventTypes = frozenset()
     principals: Recipients = frozenset()
-    description: Annotated[Name | None, says("a name for people")] = None
-    all_tenants: Annotated[bool, says("the usage of all tenants; for the operator, of usage.recorded alone")] = False
+    description: Annotated[wire.Name | None, wire.says("a name for people")] = None
+    all_tenants: Annotated[bool,
+                           wire.says("the usage of all tenants; for the operator, of usage.recorded alone")] = False
 
 
-class ListWebhooks(Ask, kw_only=True):
+class ListWebhooks(wire.Ask, kw_only=True):
     """List endpoints."""
 
-    example = ({}, {"webhooks": [WEBHOOK]})
-    refusals = (TenantNotFound,)
-    tenant: Whose = None
+    example = ({}, {"webhooks": [examples.WEBHOOK]})
+    refusals = (errors.TenantNotFound,)
+    tenant: wire_admin.Whose = None
 
 
-class WebhookAsk(Ask, kw_only=True):
+class WebhookAsk(wire.Ask, kw_only=True):
     """A request about one endpoint."""
 
     needed: ClassVar[tuple[str, ...]] = ("webhook_id",)
-    refusals = (TenantNotFound, WebhookNotFound)
-    webhook_id: Annotated[Name, says("the endpoint; list_webhooks shows it")] = ""
-    tenant: Whose = None
+    refusals = (errors.TenantNotFound, errors.WebhookNotFound)
+    webhook_id: Annotated[wire.Name, wire.says("the endpoint; list_webhooks shows it")] = ""
+    tenant: wire_admin.Whose = None
 
 
 class ChangeWebhook(WebhookAsk, kw_only=True):
     """Change an endpoint."""
 
-    example = ({"webhook_id": WEBHOOK_ID, "active": False}, {**WEBHOOK, "state": "disabled",
-                                                             "reason": "disabled by human root"})
-    endpoint: Annotated[EndpointUrl | None, says("its new URL")] = None
-    types: Annotated[EventTypes | None, says("the events that it gets; replaces the old ones")] = None
-    principals: Annotated[Recipients | None, says("whose events it gets; replaces the old ones")] = None
-    description: Annotated[Name | None, says("a name for people")] = None
-    active: Annotated[bool | None, says("whether events are delivered; active also ends a parking")] = None
-    skip_missed: Annotated[bool, says("go on with events from now, and park those that wait")] = False
+    example = ({"webhook_id": examples.WEBHOOK_ID, "active": False}, {**examples.WEBHOOK, "state": "disabled",
+                                                                      "reason": "disabled by human root"})
+    endpoint: Annotated[EndpointUrl | None, wire.says("its new URL")] = None
+    types: Annotated[EventTypes | None, wire.says("the events that it gets; replaces the old ones")] = None
+    principals: Annotated[Recipients | None, wire.says("whose events it gets; replaces the old ones")] = None
+    description: Annotated[wire.Name | None, wire.says("a name for people")] = None
+    active: Annotated[bool | None, wire.says("whether events are delivered; active also ends a parking")] = None
+    skip_missed: Annotated[bool, wire.says("go on with events from now, and park those that wait")] = False
 
 
 class RemoveWebhook(WebhookAsk, kw_only=True):
     """Remove an endpoint."""
 
-    example = ({"webhook_id": WEBHOOK_ID, "reason": "the mailer is gone"}, {"ok": True})
-    reason: Annotated[Text | None, says("why; audited")] = None
+    example = ({"webhook_id": examples.WEBHOOK_ID, "reason": "the mailer is gone"}, {"ok": True})
+    reason: Annotated[wire.Text | None, wire.says("why; audited")] = None
 
 
 class RotateWebhookSecret(WebhookAsk, kw_only=True):
     """Replace the signing secret of an endpoint."""
 
-    example = ({"webhook_id": WEBHOOK_ID, "overlap_seconds": 86_400}, {"secret": SECRET, "webhook": {
-        **WEBHOOK, "previous_secret_until": LATER}})
+    example = ({"webhook_id": examples.WEBHOOK_ID, "overlap_seconds": 86_400}, {"secret": SECRET, "webhook": {
+        **examples.WEBHOOK, "previous_secret_until": examples.LATER}})
     overlap_seconds: Overlap = 86_400.0
 
 
@@ -92,27 +93,29 @@ class TestWebhook(WebhookAsk, kw_only=True):
     """Send a test event to an endpoint."""
 
     __test__ = False            # for pytest: it is no test
-    example = ({"webhook_id": WEBHOOK_ID}, {"delivered": True, "delivery_id": DUTY, "status": 204, "took_ms": 41.5})
+    example = ({"webhook_id": examples.WEBHOOK_ID},
+               {"delivered": True, "delivery_id": examples.DUTY, "status": 204, "took_ms": 41.5})
 
 
-class ListDeliveries(PageAsk, kw_only=True):
+class ListDeliveries(wire.PageAsk, kw_only=True):
     """List what became of the events of an endpoint."""
 
     needed: ClassVar[tuple[str, ...]] = ("webhook_id",)
-    example = ({"webhook_id": WEBHOOK_ID, "state": "waiting"}, {"deliveries": [DELIVERY]})
-    refusals = (TenantNotFound, WebhookNotFound)
+    example = ({"webhook_id": examples.WEBHOOK_ID, "state": "waiting"}, {"deliveries": [DELIVERY]})
+    refusals = (errors.TenantNotFound, errors.WebhookNotFound)
     next_step = "replay_deliveries delivers events again, for example those that are parked."
-    webhook_id: Annotated[Name, says("the endpoint; list_webhooks shows it")] = ""
-    tenant: Whose = None
-    state: Annotated[DeliveryState | None, says("default: any")] = None
+    webhook_id: Annotated[wire.Name, wire.says("the endpoint; list_webhooks shows it")] = ""
+    tenant: wire_admin.Whose = None
+    state: Annotated[DeliveryState | None, wire.says("default: any")] = None
 
 
 class ReplayDeliveries(WebhookAsk, kw_only=True):
     """Deliver events again."""
 
-    example = ({"webhook_id": WEBHOOK_ID, "since": NOW}, {"since": NOW})
-    delivery_ids: Annotated[EventIds | None, says("these events, as list_deliveries names them")] = None
-    since: Annotated[Moment | None, says("every event since then, as far as receipts are not archived")] = None
+    example = ({"webhook_id": examples.WEBHOOK_ID, "since": examples.NOW}, {"since": examples.NOW})
+    delivery_ids: Annotated[EventIds | None, wire.says("these events, as list_deliveries names them")] = None
+    since: Annotated[wire.Moment | None,
+                     wire.says("every event since then, as far as receipts are not archived")] = None
 
 
 class WebhookRecord(Struct, omit_defaults=True):

@@ -7,17 +7,18 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from asyncgate.parts.model.examples import ASKER, LATER, NOW, TASK_ID, WORKER
-from asyncgate.parts.model.wire import Ask, PageAsk, Principal, Status, TaskAsk
+from asyncgate.parts.model import examples, wire
 
 
-class ListWorkers(PageAsk, kw_only=True):
+class ListWorkers(wire.PageAsk, kw_only=True):
     """List those who claim tasks."""
 
     example = ({"limit": 20}, {"workers": [{
-        "worker": {**WORKER, "instance_id": "host-1"}, "first_seen_at": NOW, "last_seen_at": LATER, "sessions": 2,
-        "last_claim_at": LATER, "holding": 1, "leased": 42, "completed": 40, "failed": 1, "expired": 0, "released": 0,
-        "claims": [{"claimed_at": LATER, "accept_types": [], "capabilities": ["web.read"], "tasks": 0,
+        "worker": {**examples.WORKER, "instance_id": "host-1"}, "first_seen_at": examples.NOW,
+        "last_seen_at": examples.LATER, "sessions": 2,
+        "last_claim_at": examples.LATER, "holding": 1, "leased": 42, "completed": 40, "failed": 1, "expired": 0,
+        "released": 0,
+        "claims": [{"claimed_at": examples.LATER, "accept_types": [], "capabilities": ["web.read"], "tasks": 0,
                     "why_none": None, "process": "web-3:4711", "gone_at": None}],
         "state": "working", "process": "web-3:4711"}]})
     next_step = "explain_task tells why a task is not leased by any of them."
@@ -43,7 +44,7 @@ class LastClaim(Struct):
 class WorkerRecord(Struct):
     """A worker: when it was here, what it offers, what it holds, and what it did."""
 
-    worker: Principal                   # with the instance that was seen last
+    worker: wire.Principal                   # with the instance that was seen last
     first_seen_at: datetime
     last_seen_at: datetime
     sessions: int
@@ -68,11 +69,12 @@ class Workers(Struct):
     cursor: str | None = None
 
 
-class ListTypes(Ask, kw_only=True):
+class ListTypes(wire.Ask, kw_only=True):
     """List the types of tasks that somebody serves."""
 
     filters = True
-    example = ({}, {"types": [{"type": "page.summarize", "capabilities": ["web.read"], "workers": 2, "asked_at": NOW}]})
+    example = ({}, {"types": [{"type": "page.summarize", "capabilities": ["web.read"], "workers": 2,
+                               "asked_at": examples.NOW}]})
     next_step = "create_task or run_task with one of these types; explain_task tells why a task waits."
 
 
@@ -92,17 +94,17 @@ class ServedTypes(Struct):
     types: list[ServedType]
 
 
-class ExplainTask(TaskAsk, kw_only=True):
+class ExplainTask(wire.TaskAsk, kw_only=True):
     """Tell why a task is not done."""
 
     acts = False
-    example = ({"task_id": TASK_ID, **ASKER}, {
-        "task_id": TASK_ID, "status": "queued", "cause": "no_worker", "as_of": LATER,
+    example = ({"task_id": examples.TASK_ID, **examples.ASKER}, {
+        "task_id": examples.TASK_ID, "status": "queued", "cause": "no_worker", "as_of": examples.LATER,
         "summary": "No worker that can take page.summarize, which requires web.read, has asked for work: web.read is "
                    "missing.",
         "evidence": {"type": "page.summarize", "needed": ["web.read"], "missing": ["web.read"], "workers": [{
-            "worker": WORKER, "asked_at": NOW, "accept_types": [], "capabilities": ["pdf.read"]}]},
-        "next": {"operation": "cancel_task", "arguments": {"task_id": TASK_ID},
+            "worker": examples.WORKER, "asked_at": examples.NOW, "accept_types": [], "capabilities": ["pdf.read"]}]},
+        "next": {"operation": "cancel_task", "arguments": {"task_id": examples.TASK_ID},
                  "why": "end it, or start a worker that can do it"}, "also": []})
     next_step = "Make the call that `next` names, or act on the evidence and ask again."
 
@@ -116,7 +118,7 @@ CauseName = Literal[
 class WorkerFact(Struct, omit_defaults=True):
     """What is known of a worker that matters to a task."""
 
-    worker: Principal
+    worker: wire.Principal
     asked_at: datetime | None = None        # its last claim
     accept_types: list[str] | None = None   # with that claim; empty: any
     capabilities: list[str] | None = None
@@ -150,7 +152,7 @@ class Evidence(Struct, omit_defaults=True):
     sweep_error: str | None = None          # of that sweep
     receipt_ids: list[str] | None = None
     reason: str | None = None               # the error; or what the ledger, or who paused or canceled, says
-    by: Principal | None = None             # who paused or canceled
+    by: wire.Principal | None = None             # who paused or canceled
     tries: int | None = None
 
 
@@ -175,7 +177,7 @@ class Explanation(Struct):
     """Why a task is not done: the first cause, and others that also apply."""
 
     task_id: str
-    status: Status
+    status: wire.Status
     cause: CauseName
     summary: str
     evidence: Evidence

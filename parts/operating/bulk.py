@@ -19,31 +19,11 @@ from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Operation, Work, instant
 from asyncgate.parts.identity.admin import audit_change, write_audited
-from asyncgate.parts.model.errors import (
-    BulkNotFound,
-    DatabaseUnavailable,
-    GateError,
-    InvalidConfirmation,
-    InvalidCursor,
-    InvalidRequest,
-    QuotaExceeded,
-    RateLimitExceeded,
-)
+from asyncgate.parts.model import errors, queries, stored, wire, wire_operating
 from asyncgate.parts.model.ids import first_id, mark_of, span_ids
 from asyncgate.parts.model.naming import make_filter
-from asyncgate.parts.model.queries import TaskFilter, wanted_is
-from asyncgate.parts.model.stored import TERMINAL, Bulk, Task
 from asyncgate.parts.model.views import summarize, to_utc, to_utc_or_none
-from asyncgate.parts.model.wire import Ask, CancelTask, CreateTasks, Principal, ReleaseHold
-from asyncgate.parts.model.wire_operating import BulkPreview, BulkRecord, BulkSample, GetBulk, PreviewBulk, RunBulk
-from asyncgate.parts.operating.rerun import (
-    RerunPlan,
-    carry_out_rerun,
-    has_lost_payload,
-    is_run_again,
-    plan_rerun,
-    read_all_events,
-)
+from asyncgate.parts.operating import rerun
 
 PAGE = 100              # tasks that are read together, and changed in one transaction
 MOST_MATCHES = 1000     # that a preview counts
@@ -58,7 +38,7 @@ class Order(Struct, frozen=True):
     """What a confirmation holds."""
 
     bulk_id: str
-    asked: PreviewBulk
+    asked: wire_operating.PreviewBulk
     end: str                # newer tasks are not meant
     matches: int
     at_least: bool
@@ -68,7 +48,7 @@ class Order(Struct, frozen=True):
 class Batch(Struct, frozen=True):
     """What a bulk does in one transaction."""
 
-    tasks: list[Task]
+    tasks: list[stored.Task]
     position: str           # how far it is then
     over: bool              # whether there are no more tasks
 
@@ -81,15 +61,15 @@ class Batch(Struct, frozen=True):
 class Carried(Struct, frozen=True):
     """How far a bulk is after a batch, and how many of the tasks that it would create it did not."""
 
-    bulk: Bulk
+    bulk: stored.Bulk
     repeats: int = 0
 
 
 T = TypeVar("T")
-Plans = Mapping[str, RerunPlan | GateError]
+Plans = Mapping[str, rerun.RerunPlan | errors.GateError]
 
 
-async def preview_bulk(engine: Engine, caller: Caller, ask: PreviewBulk) -> BulkPreview:
+async def preview_bulk(engine: Engine, caller: Caller, ask: wire_operating.PreviewBulk) -> wire_operating.BulkPreview:
     """Count the tasks that a filter finds and show some; change nothing.  run_bulk then does it.
 
     It counts up to 1,000, and reads up to 5,000; at_least says whether there may be more.  A filter by held,
@@ -97,7 +77,7 @@ async def preview_bulk(engine: Engine, caller: Caller, ask: PreviewBulk) -> Bulk
     """
     check_action(ask)
     now = engine.backend.now()
-    end, tasks, read, more = find_end(ask, first_id(now + 1)), list[Task](), 0, True
+    end, tasks, read, more = find_end(ask, first_id(now + 1)), list[stored.Task](), 0, True
     position = end
     while more and len(tasks) < MOST_MATCHES and read < MOST_READ:
         rows = await read_tasks(engine, caller, ask, position)
@@ -106,11 +86,11 @@ async def preview_bulk(engine: Engine, caller: Caller, ask: PreviewBulk) -> Bulk
     matches, at_least = len(tasks[:MOST_MATCHES]), more or len(tasks) > MOST_MATCHES
     order = Order(engine.backend.ids.new(now, mark_of(caller.tenant_id)), ask, end, matches, at_least,
                   now + GOOD_SECONDS)
-    return BulkPreview(ask.action, matches, at_least, [show_sample(task) for task in tasks[:SAMPLE]],
-                       seal_order(engine, caller, order), to_utc(order.good_until))
+    return wire_operating.BulkPreview(ask.action, matches, at_least, [show_sample(task) for task in tasks[:SAMPLE]],
+                                      seal_order(engine, caller, order), to_utc(order.good_until))
 
 
-async def run_bulk(engine: Engine, caller: Caller, ask: RunBulk) -> BulkRecord:
+async def run_bulk(engine: Engine, caller: Caller, ask: wire_operating.RunBulk) -> wire_operating.BulkRecord:
     """Do it to the tasks that preview_bulk has found: up to max_tasks of them, or for five seconds.
 
     While ended is false, call it again with the same confirmation; it goes on where it was, also after a crash, and
@@ -120,12 +100,13 @@ async def run_bulk(engine: Engine, caller: Caller, ask: RunBulk) -> BulkRecord:
     order = open_order(engine, caller, ask.confirmation)
     left = most = min(ask.max_tasks or USUAL_TASKS, MOST_TASKS)
     until = asyncio.get_running_loop().time() + MOST_SECONDS
-    bulk = await engine.backend.record(caller.tenant_id, Bulk, order.bulk_id) or await begin_bulk(engine, caller, order)
+    bulk = await engine.backend.record(caller.tenant_id, stored.Bulk, order.bulk_id) or await begin_bulk(engine, caller,
+                                                                                                         order)
     while bulk.ended_at is None and left > 0 and asyncio.get_running_loop().time() < until:
         batch = await find_batch(engine, caller, order, bulk.position, left)
         try:
             batch = await charge_batch(engine, caller, batch)
-        except RateLimitExceeded:
+        except errors.RateLimitExceeded:
             if left == most:
                 raise
             break       # the caller shall know what is done
@@ -135,53 +116,54 @@ async def run_bulk(engine: Engine, caller: Caller, ask: RunBulk) -> BulkRecord:
     return show_bulk(bulk)
 
 
-async def get_bulk(engine: Engine, caller: Caller, ask: GetBulk) -> BulkRecord:
+async def get_bulk(engine: Engine, caller: Caller, ask: wire_operating.GetBulk) -> wire_operating.BulkRecord:
     """Return how far a bulk is."""
-    if (bulk := await engine.backend.record(caller.tenant_id, Bulk, ask.bulk_id)) is None:
-        raise BulkNotFound(f"no bulk {ask.bulk_id}; preview_bulk and then run_bulk begin one")
+    if (bulk := await engine.backend.record(caller.tenant_id, stored.Bulk, ask.bulk_id)) is None:
+        raise errors.BulkNotFound(f"no bulk {ask.bulk_id}; preview_bulk and then run_bulk begin one")
     return show_bulk(bulk)
 
 
 # What is asked.
 
 
-def check_action(ask: PreviewBulk) -> None:
+def check_action(ask: wire_operating.PreviewBulk) -> None:
     """Refuse a request that says too little, or what does not belong to its action."""
     if (ask.priority is not None) != (ask.action == "prioritize"):
-        raise InvalidRequest("priority belongs to the action prioritize, which needs it")
+        raise errors.InvalidRequest("priority belongs to the action prioritize, which needs it")
     make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by)
 
 
-def find_end(ask: PreviewBulk, now: str) -> str:
+def find_end(ask: wire_operating.PreviewBulk, now: str) -> str:
     """Return which id all tasks that are meant lie before."""
     _, end = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
     return now if end is None else min(end, now)
 
 
-async def read_tasks(engine: Engine, caller: Caller, ask: PreviewBulk, before: str, most: int = PAGE) -> list[Task]:
+async def read_tasks(engine: Engine, caller: Caller, ask: wire_operating.PreviewBulk, before: str,
+                     most: int = PAGE) -> list[stored.Task]:
     """Return the next tasks that the filter of the database finds, newest first."""
     since, _ = span_ids(instant(ask.created_after), instant(ask.created_before), ask.id_prefix)
     owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by)
-    query = TaskFilter(owner, ask.status, ask.type, before, most, since, ask.action == "release" or ask.held)
+    query = queries.TaskFilter(owner, ask.status, ask.type, before, most, since, ask.action == "release" or ask.held)
     return [task for task, *_ in await engine.backend.page(caller.tenant_id, query)]
 
 
-def fits(ask: PreviewBulk, task: Task) -> bool:
+def fits(ask: wire_operating.PreviewBulk, task: stored.Task) -> bool:
     """Whether a task is meant, as it is now."""
     owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by)
     ended_after = instant(ask.ended_after)
-    return (ask.status in (None, task.status) and ask.type in (None, task.type) and wanted_is(owner, task.owner)
+    return (ask.status in (None, task.status) and ask.type in (None, task.type) and queries.wanted_is(owner, task.owner)
             and ask.held in (None, task.held is not None) and can_be(ask, task)
             and (ended_after is None or (task.completed_at is not None and task.completed_at >= ended_after)))
 
 
-def can_be(ask: PreviewBulk, task: Task) -> bool:
+def can_be(ask: wire_operating.PreviewBulk, task: stored.Task) -> bool:
     """Whether the action changes anything about a task."""
     if ask.action == "release":
         return task.held is not None
     if ask.action == "prioritize":
-        return task.status not in TERMINAL and task.priority != ask.priority
-    return (task.status in TERMINAL) == (ask.action == "rerun")
+        return task.status not in stored.TERMINAL and task.priority != ask.priority
+    return (task.status in stored.TERMINAL) == (ask.action == "rerun")
 
 
 def seal_order(engine: Engine, caller: Caller, order: Order) -> str:
@@ -195,26 +177,28 @@ def open_order(engine: Engine, caller: Caller, confirmation: str) -> Order:
     try:
         sealed = confirmation.removeprefix(PREFIX)      # the releases before gave it without
         text = engine.open_cursor(caller, sealed, "bulk", caller.principal.kind, caller.principal.id)
-    except InvalidCursor:
-        raise InvalidConfirmation("this confirmation was not given to this caller by preview_bulk; preview again "
-                                  "and use the one that you get") from None
+    except errors.InvalidCursor:
+        raise errors.InvalidConfirmation(
+            "this confirmation was not given to this caller by preview_bulk; preview again "
+                                         "and use the one that you get") from None
     return msgspec.json.decode(text or "", type=Order)
 
 
 # One batch after another.
 
 
-async def begin_bulk(engine: Engine, caller: Caller, order: Order) -> Bulk:
+async def begin_bulk(engine: Engine, caller: Caller, order: Order) -> stored.Bulk:
     """Store that a bulk begins, unless somebody else has just done so."""
-    def begin(work: Work) -> Bulk:
-        if (bulk := work.find_record(Bulk, order.bulk_id)) is not None:
+    def begin(work: Work) -> stored.Bulk:
+        if (bulk := work.find_record(stored.Bulk, order.bulk_id)) is not None:
             return bulk
         if work.now > order.good_until:
-            raise InvalidConfirmation("this confirmation has expired, for what it would do to may have changed; "
-                                      "preview again")
+            raise errors.InvalidConfirmation("this confirmation has expired, for what it would do to may have changed; "
+                                             "preview again")
         asked, by = order.asked, caller.principal
-        bulk = Bulk(order.bulk_id, asked.action, msgspec.json.encode(asked).decode(), by.kind, by.id, order.matches,
-                    order.at_least, work.now, work.now, order.end)
+        bulk = stored.Bulk(order.bulk_id, asked.action, msgspec.json.encode(asked).decode(), by.kind, by.id,
+                           order.matches,
+                           order.at_least, work.now, work.now, order.end)
         work.keep_record(bulk)
         audit_change(engine, work, "bulk_begun", "warning", caller, bulk_id=bulk.bulk_id, action=asked.action,
                      asked=said_in(asked), matches=order.matches, at_least=order.at_least, reason=asked.reason)
@@ -222,7 +206,7 @@ async def begin_bulk(engine: Engine, caller: Caller, order: Order) -> Bulk:
     return await write_bulk(engine, caller, order, [], begin)
 
 
-def said_in(asked: PreviewBulk) -> dict[str, Any]:
+def said_in(asked: wire_operating.PreviewBulk) -> dict[str, Any]:
     """Return the members that a request has, without what the audit log says anyway."""
     said = msgspec.to_builtins(asked)
     return {name: value for name, value in said.items() if value is not None and name not in ("action", "reason")}
@@ -249,38 +233,39 @@ async def charge_batch(engine: Engine, caller: Caller, batch: Batch) -> Batch:
             for charge in engine.on.charge:
                 await charge(caller, RUN_BULK, len(batch.tasks))
             break
-        except RateLimitExceeded:
+        except errors.RateLimitExceeded:
             if len(batch.tasks) == 1:
                 raise
             batch = batch.halve()
     return batch
 
 
-async def carry_out_batch(engine: Engine, caller: Caller, order: Order, before: Bulk, batch: Batch) -> Bulk:
+async def carry_out_batch(engine: Engine, caller: Caller, order: Order, before: stored.Bulk,
+                          batch: Batch) -> stored.Bulk:
     """Change the tasks of a batch, or as many as the limit of new tasks has left."""
     plans = {task.task_id: plan for task in batch.tasks if order.asked.action == "rerun"
              and (plan := await plan_once(engine, caller, task)) is not None}
     while True:
-        new = [plan.order for task in batch.tasks if isinstance(plan := plans.get(task.task_id), RerunPlan)]
+        new = [plan.order for task in batch.tasks if isinstance(plan := plans.get(task.task_id), rerun.RerunPlan)]
         store = partial(store_batch, engine, order, before, batch, plans, len(new))
         try:
-            done = await (engine.create(caller, CreateTasks(tasks=[*new]), store) if new else store(caller))
-        except RateLimitExceeded:
+            done = await (engine.create(caller, wire.CreateTasks(tasks=[*new]), store) if new else store(caller))
+        except errors.RateLimitExceeded:
             if len(batch.tasks) == 1:
                 raise
             batch = batch.halve()
         else:
-            bulk: Bulk = done.bulk
+            bulk: stored.Bulk = done.bulk
             return bulk
 
 
-async def store_batch(engine: Engine, order: Order, before: Bulk, batch: Batch, plans: Plans, new: int,
+async def store_batch(engine: Engine, order: Order, before: stored.Bulk, batch: Batch, plans: Plans, new: int,
                       caller: Caller) -> Carried:
     """Change the tasks of a batch, of which so many would be new, and store how far the bulk is: one transaction."""
     asked = order.asked
 
     def carry_out(work: Work) -> Carried:
-        bulk = work.find_record(Bulk, before.bulk_id)
+        bulk = work.find_record(stored.Bulk, before.bulk_id)
         assert bulk is not None
         if (bulk.position, bulk.ended_at) != (before.position, before.ended_at):
             return Carried(bulk, new)       # somebody else goes on with it, too
@@ -291,25 +276,27 @@ async def store_batch(engine: Engine, order: Order, before: Bulk, batch: Batch, 
             audit_change(engine, work, "bulk_ended", "warning", caller, bulk_id=bulk.bulk_id, action=bulk.action,
                          done=bulk.done, skipped=bulk.skipped, refused=bulk.refused)
         return Carried(bulk, new - (bulk.done - before.done))
-    ends = {end for plan in plans.values() if isinstance(plan, RerunPlan) for end in plan.parents}
+    ends = {end for plan in plans.values() if isinstance(plan, rerun.RerunPlan) for end in plan.parents}
     return await write_bulk(engine, caller, order, batch.tasks, carry_out, ends)
 
 
-async def plan_once(engine: Engine, caller: Caller, task: Task) -> RerunPlan | GateError | None:
+async def plan_once(engine: Engine, caller: Caller, task: stored.Task) -> rerun.RerunPlan | errors.GateError | None:
     """Return the plan to run a task again, or why it cannot be; None for one that was run again before."""
-    events = await read_all_events(engine, caller.tenant_id, task)
+    events = await rerun.read_all_events(engine, caller.tenant_id, task)
     if any(event.event_type == "task.rerun" for event in events):
         return None
-    if has_lost_payload(events):
-        return InvalidRequest("its payload was lost when the gate was rebuilt from receipts; rerun_task takes another")
+    if rerun.has_lost_payload(events):
+        return errors.InvalidRequest(
+            "its payload was lost when the gate was rebuilt from receipts; rerun_task takes another")
     try:
-        return await plan_rerun(engine, replace(caller, principal=task.owner), task, Raw(task.payload.encode()))
-    except DatabaseUnavailable as no:
+        return await rerun.plan_rerun(engine, replace(caller, principal=task.owner), task, Raw(task.payload.encode()))
+    except errors.DatabaseUnavailable as no:
         return no
 
 
-def change_tasks(engine: Engine, work: Work, caller: Caller, asked: PreviewBulk, bulk: Bulk, batch: Batch,
-                 plans: Plans) -> tuple[Bulk, bool]:
+def change_tasks(engine: Engine, work: Work, caller: Caller, asked: wire_operating.PreviewBulk, bulk: stored.Bulk,
+                 batch: Batch,
+                 plans: Plans) -> tuple[stored.Bulk, bool]:
     """Change one task after another; return how far the bulk is, and whether it got through the batch.
 
     A quota that is full stops it there: the tasks behind it shall not be given up.
@@ -319,38 +306,38 @@ def change_tasks(engine: Engine, work: Work, caller: Caller, asked: PreviewBulk,
             with work.undo_on_error():
                 done = change_task(engine, work, caller, asked, task.task_id, plans.get(task.task_id))
             bulk = replace(bulk, done=bulk.done + done, skipped=bulk.skipped + (not done))
-        except QuotaExceeded:
+        except errors.QuotaExceeded:
             if task is batch.tasks[0]:
                 raise
             return bulk, False
-        except GateError as no:
+        except errors.GateError as no:
             bulk = replace(bulk, refused=bulk.refused + 1, problem=f"task {task.task_id}: {no}"[:1000])
         bulk = replace(bulk, position=task.task_id)
     return replace(bulk, position=batch.position), True
 
 
-def change_task(engine: Engine, work: Work, caller: Caller, asked: PreviewBulk, task_id: str,
-                plan: RerunPlan | GateError | None) -> bool:
+def change_task(engine: Engine, work: Work, caller: Caller, asked: wire_operating.PreviewBulk, task_id: str,
+                plan: rerun.RerunPlan | errors.GateError | None) -> bool:
     """Do to one task what is asked; return whether anything was changed."""
     task = work.tasks.get(task_id)
     if task is None or not fits(asked, task):
         return False
     if asked.action == "cancel":
-        return engine.cancel_task(work, caller, CancelTask(task_id=task_id, reason=asked.reason)).ok
+        return engine.cancel_task(work, caller, wire.CancelTask(task_id=task_id, reason=asked.reason)).ok
     if asked.action == "release":
-        return engine.release_hold(work, caller, ReleaseHold(task_id=task_id)).ok
+        return engine.release_hold(work, caller, wire.ReleaseHold(task_id=task_id)).ok
     if asked.action == "prioritize":
         set_priority(work, caller, task, asked.priority or 0)
         return True
-    if isinstance(plan, GateError):
+    if isinstance(plan, errors.GateError):
         raise plan
-    if plan is None or is_run_again(work, plan):
+    if plan is None or rerun.is_run_again(work, plan):
         return False
-    carry_out_rerun(engine, work, plan, caller.principal)
+    rerun.carry_out_rerun(engine, work, plan, caller.principal)
     return True
 
 
-def set_priority(work: Work, caller: Caller, task: Task, priority: int) -> None:
+def set_priority(work: Work, caller: Caller, task: stored.Task, priority: int) -> None:
     """Give a task another priority; its history says who did."""
     by = caller.principal
     work.add_event(task.task_id, "task.reprioritized", before=task.priority, priority=priority,
@@ -358,30 +345,32 @@ def set_priority(work: Work, caller: Caller, task: Task, priority: int) -> None:
     work.change_task(task, priority=priority)
 
 
-async def write_bulk(engine: Engine, caller: Caller, order: Order, tasks: list[Task],
+async def write_bulk(engine: Engine, caller: Caller, order: Order, tasks: list[stored.Task],
                      run: Callable[[Work], T], receipts: Iterable[str] = ()) -> T:
     """Let `run` change a bulk and these tasks, in the tenant's next batch, with the answers to these receipts."""
-    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
+    def load(needs: Needs, caller: Caller, ask: wire.Ask) -> None:
         needs.tasks.update([task.task_id for task in tasks])
         needs.receipts.update(receipts)
-        needs.records.add((Bulk, (order.bulk_id,)))
+        needs.records.add((stored.Bulk, (order.bulk_id,)))
     return await write_audited(engine, caller, caller.tenant_id, load, run)
 
 
 # What is shown.
 
 
-def show_sample(task: Task) -> BulkSample:
+def show_sample(task: stored.Task) -> wire_operating.BulkSample:
     """Show a task in short."""
-    return BulkSample(task.task_id, task.type, task.status, task.owner, task.priority, task.held,
-                      to_utc(task.created_at), summarize(task))
+    return wire_operating.BulkSample(task.task_id, task.type, task.status, task.owner, task.priority, task.held,
+                                     to_utc(task.created_at), summarize(task))
 
 
-def show_bulk(bulk: Bulk) -> BulkRecord:
+def show_bulk(bulk: stored.Bulk) -> wire_operating.BulkRecord:
     """Show how far a bulk is."""
-    return BulkRecord(bulk.bulk_id, bulk.action, bulk.matches, bool(bulk.at_least), bulk.done, bulk.skipped,
-                      bulk.refused, bulk.problem, bulk.ended_at is not None, Principal(bulk.by_kind, bulk.by_id),
-                      to_utc(bulk.begun_at), to_utc(bulk.updated_at), to_utc_or_none(bulk.ended_at))
+    return wire_operating.BulkRecord(bulk.bulk_id, bulk.action, bulk.matches, bool(bulk.at_least), bulk.done,
+                                     bulk.skipped,
+                                     bulk.refused, bulk.problem, bulk.ended_at is not None,
+                                     wire.Principal(bulk.by_kind, bulk.by_id),
+                                     to_utc(bulk.begun_at), to_utc(bulk.updated_at), to_utc_or_none(bulk.ended_at))
 
 
 RUN_BULK = Operation(run_bulk, "POST /v1/bulks", "A", "admin:write", "W", idempotent=True)

@@ -18,40 +18,13 @@ from msgspec.structs import replace
 from asyncgate import CANCELED, CORE_OPERATIONS, FAILED, Caller, Engine, Operation, forbid, matches
 from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.quotas import Quotas
+from asyncgate.parts.model import errors, queries, stored, wire, wire_workers, words
 from asyncgate.parts.model.content import decode_json, needs_of
 from asyncgate.parts.model.database import read_together
-from asyncgate.parts.model.errors import no_task
 from asyncgate.parts.model.overdue import alive, is_lost
 from asyncgate.parts.model.pausing import Pause, find_pauses
-from asyncgate.parts.model.queries import AheadOf, InstanceOf, ReceiptFilter, UnsentOf, WorkerFilter
 from asyncgate.parts.model.quotas import RECEIPTS_QUOTA, find_allowance
-from asyncgate.parts.model.stored import (
-    ACTIVE,
-    TERMINAL,
-    Account,
-    Claimed,
-    Instance,
-    Lease,
-    Outgoing,
-    Pauses,
-    Presence,
-    Progress,
-    Receipt,
-    Task,
-    Usage,
-)
 from asyncgate.parts.model.views import to_raw, to_utc, to_utc_or_none
-from asyncgate.parts.model.wire import Healthy, LeaseNext, Principal
-from asyncgate.parts.model.wire_workers import (
-    Cause,
-    CauseName,
-    Evidence,
-    ExplainTask,
-    Explanation,
-    NextCall,
-    WorkerFact,
-)
-from asyncgate.parts.model.words import begin_sentence, cut_line, say_count, say_length, say_list, say_times
 from asyncgate.parts.operating import pausing, workers
 from asyncgate.parts.operating.pausing import describe_pause
 from asyncgate.parts.operating.workers import count_holdings, find_patience, find_silence
@@ -67,26 +40,26 @@ MOST_REASON = 8_000         # and in its evidence; get_task has the whole error
 WAIT_SECONDS = 30
 
 
-Claimant = tuple[Presence, list[Claimed]]      # a worker, and its last claims
-Able = tuple[Presence, Claimed]
+Claimant = tuple[stored.Presence, list[stored.Claimed]]      # a worker, and its last claims
+Able = tuple[stored.Presence, stored.Claimed]
 
 
 class Facts(Struct, kw_only=True):
     """What is known when a task is explained; what cannot matter to it was not read."""
 
-    task: Task
+    task: stored.Task
     needed: frozenset[str]                      # capabilities that a worker needs
     now: float
     instance: str                               # the gate that answers
     grace: float                                # seconds that a lease lives on after its end
     patience: float                             # seconds after which a worker that has not asked again does not ask
     silence: float                              # seconds without a call after which a worker with leases is silent
-    lease: Lease | None = None                  # its latest
-    progress: Progress | None = None
-    holder: Presence | None = None              # who has the live lease
-    owner: Instance | None = None               # the gate that sweeps the task, if it is another one
+    lease: stored.Lease | None = None                  # its latest
+    progress: stored.Progress | None = None
+    holder: stored.Presence | None = None              # who has the live lease
+    owner: stored.Instance | None = None               # the gate that sweeps the task, if it is another one
     swept: dict[str, Any] = {}                  # how this gate's last sweep went
-    account: Account | None = None
+    account: stored.Account | None = None
     leases: int = 0                             # of the tenant, as far as they are counted
     most_leases: int = -1                       # that it may have; -1: any number
     ahead: int = 0
@@ -95,8 +68,8 @@ class Facts(Struct, kw_only=True):
     resting: list[Able] = []                    # those that could, but are paused
     pauses: tuple[Pause, ...] = ()              # what is paused in the tenant
     holding: dict[tuple[str, str], int] = {}    # live leases of those who can do it
-    unsent: list[Outgoing] = []
-    said: Receipt | None = None                 # how its last attempt failed, or who canceled it
+    unsent: list[stored.Outgoing] = []
+    said: stored.Receipt | None = None                 # how its last attempt failed, or who canceled it
     may: frozenset[str] = frozenset()           # operations that the caller may call
 
     @property
@@ -140,22 +113,25 @@ class Facts(Struct, kw_only=True):
 # The causes.  Each is a pure function of the facts.
 
 
-def explain_leased(at: Facts) -> Cause | None:
+def explain_leased(at: Facts) -> wire_workers.Cause | None:
     """It is leased, and the lease lives."""
-    if at.task.status not in ACTIVE or at.lease is None or not alive(at.lease, at.now, at.grace):
+    if at.task.status not in stored.ACTIVE or at.lease is None or not alive(at.lease, at.now, at.grace):
         return None
     heard = last_heard(at, at.lease)
     began = "works on it" if at.task.status == "running" else "has leased it but has not said that it began"
     return make_cause(at, "leased", f"{at.lease.worker} {began}; its last sign of life came "
-                      f"{say_length(at.now - heard)} ago, and its lease ends in "
-                      f"{say_length(at.lease.expires_at - at.now)} unless it is renewed.",
-                      Evidence(since=to_utc(heard), until=to_utc(at.lease.expires_at), lease_id=at.lease.lease_id,
-                               renewals=at.lease.renewals, attempt=at.task.attempt, max_attempts=at.task.max_attempts,
-                               workers=[WorkerFact(at.lease.worker, last_seen_at=to_utc(heard))]),
+                      f"{words.say_length(at.now - heard)} ago, and its lease ends in "
+                      f"{words.say_length(at.lease.expires_at - at.now)} unless it is renewed.",
+                      wire_workers.Evidence(since=to_utc(heard), until=to_utc(at.lease.expires_at),
+                                            lease_id=at.lease.lease_id,
+                                            renewals=at.lease.renewals, attempt=at.task.attempt,
+                                            max_attempts=at.task.max_attempts,
+                                            workers=[wire_workers.WorkerFact(at.lease.worker,
+                                                                             last_seen_at=to_utc(heard))]),
                       ("get_task", "wait until it ends; if the lease runs out, the task is offered to other workers"))
 
 
-def last_heard(at: Facts, lease: Lease) -> float:
+def last_heard(at: Facts, lease: stored.Lease) -> float:
     """Return the last sign of life of the worker that holds a lease."""
     signs = [lease.acquired_at, at.task.started_at or 0.0]
     if at.progress is not None and at.progress.fence == lease.fence:
@@ -165,35 +141,39 @@ def last_heard(at: Facts, lease: Lease) -> float:
     return min(max(signs), at.now)
 
 
-def explain_instance_gone(at: Facts) -> Cause | None:
+def explain_instance_gone(at: Facts) -> wire_workers.Cause | None:
     """The gate that sweeps it does not live; another one does when the lease has ended."""
-    if at.task.status not in ACTIVE or at.lease is None or at.owner is None or at.owner.serves:
+    if at.task.status not in stored.ACTIVE or at.lease is None or at.owner is None or at.owner.serves:
         return None
     until, beat = at.lease.expires_at + at.grace, at.owner.last_beat_at
-    heard = "" if beat is None else f"; its last sign of life came {say_length(at.now - beat)} ago"
-    when = f"in {say_length(until - at.now)}" if until > at.now else "with its next sweep"
+    heard = "" if beat is None else f"; its last sign of life came {words.say_length(at.now - beat)} ago"
+    when = f"in {words.say_length(until - at.now)}" if until > at.now else "with its next sweep"
     return make_cause(at, "instance_gone", f"Gate {at.owner.instance_id}, which looked after it, is gone{heard}; gate "
                       f"{at.instance} takes it over {when}.",
-                      Evidence(since=to_utc_or_none(beat), until=to_utc(until), instance_id=at.owner.instance_id,
-                               last_beat_at=to_utc_or_none(beat)), ("get_task", "wait; nothing has to be done"))
+                      wire_workers.Evidence(since=to_utc_or_none(beat), until=to_utc(until),
+                                            instance_id=at.owner.instance_id,
+                                            last_beat_at=to_utc_or_none(beat)),
+                      ("get_task", "wait; nothing has to be done"))
 
 
-def explain_lease_overdue(at: Facts) -> Cause | None:
+def explain_lease_overdue(at: Facts) -> wire_workers.Cause | None:
     """Its lease has run out, and nobody has taken it back."""
     if at.lease is None or not is_lost(at.task, at.lease, at.now, at.grace) or (at.owner and not at.owner.serves):
         return None
     who = at.owner.instance_id if at.owner else at.instance
     error = at.swept.get("last_error")
     return make_cause(at, "lease_overdue", f"The lease of {at.lease.worker} ended "
-                      f"{say_length(at.now - at.lease.expires_at)} ago, and gate {who} has not taken the task back yet"
+                      f"{words.say_length(at.now - at.lease.expires_at)} ago, and gate {who} has not taken the task "
+                      "back yet"
                       f"{f': its last sweep failed ({error})' * bool(error)}.",
-                      Evidence(since=to_utc(at.lease.expires_at), lease_id=at.lease.lease_id, instance_id=who,
-                               swept_at=at.swept.get("last_run_at"), sweep_error=error,
-                               workers=[WorkerFact(at.lease.worker)]),
+                      wire_workers.Evidence(since=to_utc(at.lease.expires_at), lease_id=at.lease.lease_id,
+                                            instance_id=who,
+                                            swept_at=at.swept.get("last_run_at"), sweep_error=error,
+                                            workers=[wire_workers.WorkerFact(at.lease.worker)]),
                       ("get_task", "wait a minute; if nothing changes, an operator runs `asyncgate doctor`"))
 
 
-def explain_hold(at: Facts) -> Cause | None:
+def explain_hold(at: Facts) -> wire_workers.Cause | None:
     """It is on hold."""
     if at.task.status != "queued" or at.task.held is None:
         return None
@@ -201,8 +181,9 @@ def explain_hold(at: Facts) -> Cause | None:
     why = {"lease_expiries": f"{tell_losses(at.task.expiries, lost_to)}; its limit is {at.task.max_expiries}",
            RECEIPTS_QUOTA: "it has as many receipts as its tenant's quota allows"}.get(at.task.held, at.task.held)
     return make_cause(at, "on_hold", f"It is on hold: {why}.",
-                      Evidence(since=to_utc(at.task.updated_at), held=at.task.held, expiries=at.task.expiries,
-                               lost_to=lost_to),
+                      wire_workers.Evidence(since=to_utc(at.task.updated_at), held=at.task.held,
+                                            expiries=at.task.expiries,
+                                            lost_to=lost_to),
                       ("release_hold", "offer it to workers again"),
                       ("get_task", "wait until its owner or an admin calls release_hold"))
 
@@ -210,51 +191,52 @@ def explain_hold(at: Facts) -> Cause | None:
 def tell_losses(number: int, workers: list[str]) -> str:
     """Say who lost the lease of a task, and how often."""
     if len(workers) == 1:
-        return f"{workers[0]} lost its lease {say_times(number)}"
+        return f"{workers[0]} lost its lease {words.say_times(number)}"
     others = len(workers) - MOST_NAMED
     named = [*workers[:MOST_NAMED], *[f"{others} more"] * (others > 0)]
-    return f"its lease was lost {say_times(number)}{f', by {say_list(named)}' if named else ''}"
+    return f"its lease was lost {words.say_times(number)}{f', by {words.say_list(named)}' if named else ''}"
 
 
-def explain_pause(at: Facts) -> Cause | None:
+def explain_pause(at: Facts) -> wire_workers.Cause | None:
     """Its type, its lane, the tenant, or each worker that could do it is paused."""
     if at.task.status != "queued" or at.task.held is not None or (pause := at.stopping) is None:
         return None
     return make_cause(at, "paused", f"{describe_pause(pause)}.",
-                      Evidence(since=to_utc(pause.since), until=to_utc_or_none(pause.until), reason=pause.reason,
-                               by=Principal(pause.by_kind, pause.by_id),
-                               workers=[show_asked(at, row, claim) for row, claim in at.resting] or None),
+                      wire_workers.Evidence(since=to_utc(pause.since), until=to_utc_or_none(pause.until),
+                                            reason=pause.reason,
+                                            by=wire.Principal(pause.by_kind, pause.by_id),
+                                            workers=[show_asked(at, row, claim) for row, claim in at.resting] or None),
                       ("resume_work", "end the pause"), ("get_task", "wait until an admin ends the pause"))
 
 
-def explain_suspension(at: Facts) -> Cause | None:
+def explain_suspension(at: Facts) -> wire_workers.Cause | None:
     """Its tenant is suspended."""
     if at.task.status != "queued" or at.account is None or at.account.suspended_at is None:
         return None
     return make_cause(at, "tenant_suspended", f"The tenant was suspended "
-                      f"{say_length(at.now - at.account.suspended_at)} ago: none of its workers is let in.",
-                      Evidence(since=to_utc(at.account.suspended_at)),
+                      f"{words.say_length(at.now - at.account.suspended_at)} ago: none of its workers is let in.",
+                      wire_workers.Evidence(since=to_utc(at.account.suspended_at)),
                       ("get_task", "wait until the operator ends the suspension: suspend_tenant with suspended: false"))
 
 
-def explain_delay(at: Facts) -> Cause | None:
+def explain_delay(at: Facts) -> wire_workers.Cause | None:
     """It was created to be offered later."""
     if not is_delayed(at) or at.lease is not None:
         return None
     return make_delay(at, "delay", "It was created with a delay; it is offered to workers")
 
 
-def explain_backoff(at: Facts) -> Cause | None:
+def explain_backoff(at: Facts) -> wire_workers.Cause | None:
     """Its last attempt failed, and the next one has to wait."""
     if not is_delayed(at) or at.lease is None or at.lease.ending != "failed":
         return None
     error = read_body(at.said).get("error") if at.said and at.said.lease_id == at.lease.lease_id else None
-    why = f": {cut_line(find_message(error), MOST_SAID)}" if error else ""
+    why = f": {words.cut_line(find_message(error), MOST_SAID)}" if error else ""
     return make_delay(at, "backoff", f"Attempt {at.task.attempt} of {at.task.max_attempts} failed{why}; it is offered "
                       "to workers again", find_message(error) if error else None)
 
 
-def explain_jitter(at: Facts) -> Cause | None:
+def explain_jitter(at: Facts) -> wire_workers.Cause | None:
     """Its lease ran out together with others, which are offered again one after another."""
     if not is_delayed(at) or at.lease is None or at.lease.ending == "failed":
         return None
@@ -267,33 +249,35 @@ def is_delayed(at: Facts) -> bool:
     return at.task.status == "queued" and at.task.held is None and (at.task.next_eligible_at or 0.0) > at.now
 
 
-def make_delay(at: Facts, name: CauseName, why: str, reason: str | None = None) -> Cause:
+def make_delay(at: Facts, name: wire_workers.CauseName, why: str, reason: str | None = None) -> wire_workers.Cause:
     """Make the cause of a task whose time has not come."""
     due = at.task.next_eligible_at or at.now
-    return make_cause(at, name, f"{why} in {say_length(due - at.now)}.",
-                      Evidence(since=to_utc(at.task.updated_at), until=to_utc(due), attempt=at.task.attempt,
-                               max_attempts=at.task.max_attempts, expiries=at.task.expiries,
-                               reason=reason and reason[:MOST_REASON]),
+    return make_cause(at, name, f"{why} in {words.say_length(due - at.now)}.",
+                      wire_workers.Evidence(since=to_utc(at.task.updated_at), until=to_utc(due),
+                                            attempt=at.task.attempt,
+                                            max_attempts=at.task.max_attempts, expiries=at.task.expiries,
+                                            reason=reason and reason[:MOST_REASON]),
                       ("get_task", "wait until then"))
 
 
-def explain_no_worker(at: Facts) -> Cause | None:
+def explain_no_worker(at: Facts) -> wire_workers.Cause | None:
     """Nobody who can do it asks for work; those who hold leases, if any, give no sign of life."""
     if at.task.status != "queued" or at.task.held is not None or at.asking or at.busy or at.resting:
         return None
     missing = [] if at.able else find_missing(at)
     shown = [show_asked(at, row, claim) for row, claim in (at.able or last_asked(at))[:MOST_EVIDENCE]]
     return make_cause(at, "no_worker", tell_silence(at) if at.able else tell_missing(at, missing),
-                      Evidence(since=to_utc(at.able[0][1].at) if at.able else None, type=at.task.type,
-                               needed=sorted(at.needed), missing=missing,
-                               searched=len(at.asked) if len(at.asked) >= MOST_ASKED else None, workers=shown),
+                      wire_workers.Evidence(since=to_utc(at.able[0][1].at) if at.able else None, type=at.task.type,
+                                            needed=sorted(at.needed), missing=missing,
+                                            searched=len(at.asked) if len(at.asked) >= MOST_ASKED else None,
+                                            workers=shown),
                       ("list_workers", "see who asks, and what they offer; then start a worker that can take it"),
                       ("get_task", "wait until a worker that can take it asks, or end it: cancel_task"))
 
 
 def name_able(at: Facts) -> str:
     """Say who is looked for, as the subject of a sentence."""
-    needs = f", which requires {say_list(sorted(at.needed))}," if at.needed else ""
+    needs = f", which requires {words.say_list(sorted(at.needed))}," if at.needed else ""
     return f"No worker that can take {at.task.type}{needs} has asked for work"
 
 
@@ -301,8 +285,8 @@ def tell_silence(at: Facts) -> str:
     """Say since when those who can do the task have not asked, and what they hold."""
     row, claim = at.able[0]
     leases = at.count_leases(at.silent)
-    held = f"{say_count(leases, 'lease')} {'is' if leases == 1 else 'are'} without a sign of life"
-    return (f"{name_able(at)} for {say_length(at.now - claim.at)}; "
+    held = f"{words.say_count(leases, 'lease')} {'is' if leases == 1 else 'are'} without a sign of life"
+    return (f"{name_able(at)} for {words.say_length(at.now - claim.at)}; "
             f"{held if leases else f'the last one was {name_worker(row)}'}.")
 
 
@@ -325,51 +309,54 @@ def tell_missing(at: Facts, missing: list[str]) -> str:
     lacking = [name for name in missing if name in at.needed]
     verb = "is" if len(lacking) == 1 else "are"
     why = [*["those who ask take other types"] * (len(lacking) < len(missing)),
-           *[f"{say_list(lacking)} {verb} missing"] * bool(lacking)]
+           *[f"{words.say_list(lacking)} {verb} missing"] * bool(lacking)]
     return f"{name_able(at)}: {', and '.join(why)}."
 
 
-def explain_quota(at: Facts) -> Cause | None:
+def explain_quota(at: Facts) -> wire_workers.Cause | None:
     """Its tenant has as many leases as it may have."""
     if not at.waits or not 0 <= at.most_leases <= at.leases:
         return None
-    return make_cause(at, "lease_quota", f"The tenant has {say_count(at.leases, 'lease')} and may have "
+    return make_cause(at, "lease_quota", f"The tenant has {words.say_count(at.leases, 'lease')} and may have "
                       f"{at.most_leases:,} at once: its workers get more tasks when a lease ends.",
-                      Evidence(in_use=at.leases, limit=at.most_leases),
+                      wire_workers.Evidence(in_use=at.leases, limit=at.most_leases),
                       ("get_limits", "see the limits; the operator can raise them with set_limits"),
                       ("get_task", "wait until a lease ends"))
 
 
-def explain_busy(at: Facts) -> Cause | None:
+def explain_busy(at: Facts) -> wire_workers.Cause | None:
     """All who can do it work on other tasks."""
     if not at.waits or at.asking or not (busy := at.busy):
         return None
     last, asked = max(row.last_seen_at for row, _ in busy), max(claim.at for _, claim in busy)
     are = "is" if len(busy) == 1 else "are"
-    return make_cause(at, "workers_busy", f"{name_able(at)} for {say_length(at.now - asked)}: "
-                      f"{say_count(len(busy), 'worker')} {are} busy with "
-                      f"{say_count(at.count_leases(busy), 'lease')}; the last sign of life came "
-                      f"{say_length(at.now - last)} ago.",
-                      Evidence(since=to_utc(asked),
-                               workers=[show_asked(at, row, claim) for row, claim in busy[:MOST_EVIDENCE]]),
+    return make_cause(at, "workers_busy", f"{name_able(at)} for {words.say_length(at.now - asked)}: "
+                      f"{words.say_count(len(busy), 'worker')} {are} busy with "
+                      f"{words.say_count(at.count_leases(busy), 'lease')}; the last sign of life came "
+                      f"{words.say_length(at.now - last)} ago.",
+                      wire_workers.Evidence(since=to_utc(asked),
+                                            workers=[show_asked(at, row, claim) for row,
+                                                     claim in busy[:MOST_EVIDENCE]]),
                       ("list_workers", "see what they hold; start more workers to get more done at once"),
                       ("get_task", "wait until one of them is free"))
 
 
-def explain_queue(at: Facts) -> Cause | None:
+def explain_queue(at: Facts) -> wire_workers.Cause | None:
     """Other tasks come before it in its queue."""
     if not at.waits or not at.ahead:
         return None
     least = "at least " if at.ahead >= MOST_AHEAD else ""
     come = "comes" if at.ahead == 1 else "come"
-    return make_cause(at, "behind", f"{least}{say_count(at.ahead, 'task')} {come} before it in its queue, by priority "
+    return make_cause(at, "behind",
+                      f"{least}{words.say_count(at.ahead, 'task')} {come} before it in its queue, by priority "
                       "or age.",
-                      Evidence(ahead=at.ahead, type=at.task.type, needed=sorted(at.needed),
-                               workers=[show_asked(at, row, claim) for row, claim in at.able[:MOST_EVIDENCE]]),
+                      wire_workers.Evidence(ahead=at.ahead, type=at.task.type, needed=sorted(at.needed),
+                                            workers=[show_asked(at, row, claim) for row,
+                                                     claim in at.able[:MOST_EVIDENCE]]),
                       ("get_task", "wait for its turn"))
 
 
-def explain_claimable(at: Facts) -> Cause | None:
+def explain_claimable(at: Facts) -> wire_workers.Cause | None:
     """Nothing keeps it: the next claim of somebody who can do it gets it."""
     full = 0 <= at.most_leases <= at.leases
     suspended = at.account is not None and at.account.suspended_at is not None
@@ -377,57 +364,61 @@ def explain_claimable(at: Facts) -> Cause | None:
         return None
     row, claim = at.asking[0]
     return make_cause(at, "claimable", f"Nothing keeps it: {name_worker(row)} can take it and asked for work "
-                      f"{say_length(at.now - claim.at)} ago; the next such worker that asks gets it.",
-                      Evidence(since=to_utc(max(at.task.updated_at, at.task.next_eligible_at or 0.0)),
-                               workers=[show_asked(at, row, claim) for row, claim in at.asking[:MOST_EVIDENCE]]),
+                      f"{words.say_length(at.now - claim.at)} ago; the next such worker that asks gets it.",
+                      wire_workers.Evidence(since=to_utc(max(at.task.updated_at, at.task.next_eligible_at or 0.0)),
+                                            workers=[show_asked(at, row, claim) for row,
+                                                     claim in at.asking[:MOST_EVIDENCE]]),
                       ("get_task", "wait until it ends"))
 
 
-def explain_owed(at: Facts) -> Cause | None:
+def explain_owed(at: Facts) -> wire_workers.Cause | None:
     """It has ended, and its obligation is still open."""
-    if at.task.status not in TERMINAL or not at.task.owed:
+    if at.task.status not in stored.TERMINAL or not at.task.owed:
         return None
     return make_cause(at, "owed", "It succeeded but did not say where its result is, so the result is still owed "
                       "to its creator.",
-                      Evidence(since=to_utc_or_none(at.task.completed_at), receipt_ids=[at.task.duty]),
+                      wire_workers.Evidence(since=to_utc_or_none(at.task.completed_at), receipt_ids=[at.task.duty]),
                       ("attach_artifacts", "say where the result is: in artifacts or delivery_proof"),
                       ("get_task", "see it; its owner, its worker or an admin calls attach_artifacts"))
 
 
-def explain_parked(at: Facts) -> Cause | None:
+def explain_parked(at: Facts) -> wire_workers.Cause | None:
     """The ledger has refused a receipt of it."""
     if not (parked := [row for row in at.unsent if row.state == "parked"]):
         return None
-    why = cut_line(parked[0].reason or "it gave no reason", MOST_SAID)
-    return make_cause(at, "ledger_parked", f"The ledger refused {say_count(len(parked), 'receipt')} of it: {why}. "
+    why = words.cut_line(parked[0].reason or "it gave no reason", MOST_SAID)
+    return make_cause(at, "ledger_parked",
+                      f"The ledger refused {words.say_count(len(parked), 'receipt')} of it: {why}. "
                       "What it refused is kept here until an operator offers it again.", tell_unsent(parked),
                       ("get_task_history", "see the receipts; an operator runs `asyncgate reconcile --repair`"))
 
 
-def explain_waiting(at: Facts) -> Cause | None:
+def explain_waiting(at: Facts) -> wire_workers.Cause | None:
     """Receipts of it are on their way to the ledger."""
     if not (waiting := [row for row in at.unsent if row.state == "waiting"]):
         return None
-    many, for_long = len(waiting) > 1, say_length(at.now - waiting[0].posted_at)
-    said = f"; its last answer: {cut_line(waiting[0].reason, MOST_SAID)}" if waiting[0].reason else ""
+    many, for_long = len(waiting) > 1, words.say_length(at.now - waiting[0].posted_at)
+    said = f"; its last answer: {words.cut_line(waiting[0].reason, MOST_SAID)}" if waiting[0].reason else ""
     been = "have been waiting for the ledger, the oldest" if many else "has been waiting for the ledger"
-    return make_cause(at, "ledger_waiting", f"{say_count(len(waiting), 'receipt')} of it {been} for {for_long}{said}.",
+    return make_cause(at, "ledger_waiting",
+                      f"{words.say_count(len(waiting), 'receipt')} of it {been} for {for_long}{said}.",
                       tell_unsent(waiting),
                       ("get_task_history", "see the receipts; the gate sends them by itself"))
 
 
-def tell_unsent(rows: list[Outgoing]) -> Evidence:
+def tell_unsent(rows: list[stored.Outgoing]) -> wire_workers.Evidence:
     """Return the evidence of receipts that the ledger does not have."""
-    return Evidence(since=to_utc(rows[0].posted_at), receipt_ids=[row.receipt_id for row in rows[:MOST_EVIDENCE]],
-                    reason=rows[0].reason, tries=rows[0].tries)
+    return wire_workers.Evidence(since=to_utc(rows[0].posted_at),
+                                 receipt_ids=[row.receipt_id for row in rows[:MOST_EVIDENCE]],
+                                 reason=rows[0].reason, tries=rows[0].tries)
 
 
-def explain_end(at: Facts) -> Cause | None:
+def explain_end(at: Facts) -> wire_workers.Cause | None:
     """It has ended, and nothing is owed: with success, in failure, or because somebody canceled it."""
-    if at.task.status not in TERMINAL or at.task.owed:
+    if at.task.status not in stored.TERMINAL or at.task.owed:
         return None
     ended = at.task.completed_at or at.task.updated_at
-    ago, evidence = f"{say_length(at.now - ended)} ago", Evidence(since=to_utc(ended))
+    ago, evidence = f"{words.say_length(at.now - ended)} ago", wire_workers.Evidence(since=to_utc(ended))
     if at.task.status == "failed":
         return tell_failure(at, ago, evidence)
     if at.task.status == "canceled":
@@ -436,31 +427,32 @@ def explain_end(at: Facts) -> Cause | None:
                       ("get_task", "see its result"))
 
 
-def tell_failure(at: Facts, ago: str, evidence: Evidence) -> Cause:
+def tell_failure(at: Facts, ago: str, evidence: wire_workers.Evidence) -> wire_workers.Cause:
     """Make the cause of a task that failed: after how many attempts, and why."""
     attempts, most = at.task.attempt + 1, at.task.max_attempts
     error = find_message(decode_json(at.task.outcome)) if at.task.outcome else ""
-    said = cut_line(error, MOST_SAID) or "no error was given"
+    said = words.cut_line(error, MOST_SAID) or "no error was given"
     after = "its only attempt" if most == 1 else f"{attempts} of {most} attempts"
     more = "; its worker asked for no other attempt" if attempts < most else ""
     evidence = replace(evidence, attempt=attempts, max_attempts=most, reason=error[:MOST_REASON] or None,
-                       workers=[WorkerFact(at.lease.worker)] if at.lease else None)
+                       workers=[wire_workers.WorkerFact(at.lease.worker)] if at.lease else None)
     return make_cause(at, "ended", f"It failed {ago}, after {after}{more}: {said}.", evidence,
                       ("get_task", "see the whole error"))
 
 
-def tell_cancellation(at: Facts, ago: str, evidence: Evidence) -> Cause:
+def tell_cancellation(at: Facts, ago: str, evidence: wire_workers.Evidence) -> wire_workers.Cause:
     """Make the cause of a task that was canceled: by whom, and why."""
     reason: str | None = read_body(at.said).get("reason") if at.said else None
     by = f" by {at.said.sender}" if at.said else ""
-    said = f": {cut_line(reason, MOST_SAID)}" if reason else "; no reason was given" if at.said and at.said.body else ""
+    unsaid = "; no reason was given" if at.said and at.said.body else ""
+    said = f": {words.cut_line(reason, MOST_SAID)}" if reason else unsaid
     evidence = replace(evidence, by=at.said.sender if at.said else None, reason=reason and reason[:MOST_REASON],
                        receipt_ids=[at.said.receipt_id] if at.said else None)
     return make_cause(at, "ended", f"It was canceled {ago}{by}{said}.", evidence,
                       ("get_task_history", "see what happened to it before"))
 
 
-def read_body(said: Receipt) -> dict[str, Any]:
+def read_body(said: stored.Receipt) -> dict[str, Any]:
     """Return what a receipt says; nothing if only the ledger has its body."""
     found = decode_json(said.body) if said.body else {}
     return found if isinstance(found, dict) else {}
@@ -476,7 +468,7 @@ def find_message(error: Any) -> str:
     return error if isinstance(error, str) else msgspec.json.encode(error).decode()
 
 
-CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
+CAUSES: tuple[Callable[[Facts], wire_workers.Cause | None], ...] = (
     explain_leased, explain_instance_gone, explain_lease_overdue, explain_hold, explain_pause, explain_suspension,
     explain_delay, explain_backoff, explain_jitter, explain_no_worker, explain_quota, explain_busy, explain_queue,
     explain_claimable, explain_owed, explain_parked, explain_waiting, explain_end)
@@ -485,10 +477,12 @@ CAUSES: tuple[Callable[[Facts], Cause | None], ...] = (
 # Making them.
 
 
-def make_cause(at: Facts, cause: CauseName, summary: str, evidence: Evidence, *calls: tuple[str, str]) -> Cause:
+def make_cause(at: Facts, cause: wire_workers.CauseName, summary: str, evidence: wire_workers.Evidence,
+               *calls: tuple[str, str]) -> wire_workers.Cause:
     """Make a cause; of the calls it names the first that the caller may make."""
     operation, why = next((call for call in calls if call[0] in at.may), calls[-1])
-    return Cause(cause, begin_sentence(summary), evidence, NextCall(operation, list_arguments(at, operation), why))
+    return wire_workers.Cause(cause, words.begin_sentence(summary), evidence,
+                              wire_workers.NextCall(operation, list_arguments(at, operation), why))
 
 
 def list_arguments(at: Facts, operation: str) -> dict[str, Any]:
@@ -498,66 +492,68 @@ def list_arguments(at: Facts, operation: str) -> dict[str, Any]:
     if operation == "resume_work" and (pause := at.stopping) is not None:
         named = {"type": pause.type, "capabilities": pause.capabilities, "worker": pause.worker}
         return {name: value for name, value in named.items() if value is not None} or {"whole_tenant": True}
-    if operation == "get_task" and at.task.status not in TERMINAL:
+    if operation == "get_task" and at.task.status not in stored.TERMINAL:
         return {"task_id": at.task.task_id, "wait_seconds": WAIT_SECONDS}
     return {"task_id": at.task.task_id}
 
 
-def name_worker(row: Presence) -> str:
+def name_worker(row: stored.Presence) -> str:
     """Return who a presence is of."""
     return f"{row.kind} {row.id}"
 
 
-def show_asked(at: Facts, row: Presence, claim: Claimed) -> WorkerFact:
+def show_asked(at: Facts, row: stored.Presence, claim: stored.Claimed) -> wire_workers.WorkerFact:
     """Show a worker with a claim, and what it holds, if that was read."""
-    return WorkerFact(Principal(row.kind, row.id, row.instance_id), to_utc(claim.at), claim.types, claim.capabilities,
-                      at.holding.get((row.kind, row.id)), to_utc(row.last_seen_at))
+    return wire_workers.WorkerFact(wire.Principal(row.kind, row.id, row.instance_id), to_utc(claim.at), claim.types,
+                                   claim.capabilities,
+                                   at.holding.get((row.kind, row.id)), to_utc(row.last_seen_at))
 
 
 # Reading the facts.
 
 
-async def explain_task(engine: Engine, caller: Caller, ask: ExplainTask) -> Explanation:
+async def explain_task(engine: Engine, caller: Caller, ask: wire_workers.ExplainTask) -> wire_workers.Explanation:
     """Tell why a task is not done: the cause, its evidence, the next call to make, and other causes that apply.
 
     For the owner, or an admin.  From what is stored; what other processes have seen of workers in the last half minute
     may be missing.
     """
     if (found := await engine.backend.task(caller.tenant_id, ask.task_id)) is None:
-        raise no_task(ask.task_id)
+        raise errors.no_task(ask.task_id)
     if not caller.sees_all and not found[0].owner.same(caller.principal):
         raise forbid(caller, f"task {ask.task_id} belongs to another principal")
     async with read_together(engine.backend, caller.tenant_id):
         facts = await read_facts(engine, caller, *found)
     facts.said = await read_said(engine, caller.tenant_id, facts)
     first, *also = explain(facts)
-    return Explanation(ask.task_id, facts.task.status, first.cause, first.summary, first.evidence, first.next, also,
-                       to_utc(facts.now))
+    return wire_workers.Explanation(ask.task_id, facts.task.status, first.cause, first.summary, first.evidence,
+                                    first.next, also,
+                                    to_utc(facts.now))
 
 
-def explain(facts: Facts) -> list[Cause]:
+def explain(facts: Facts) -> list[wire_workers.Cause]:
     """Return the causes that apply, in order of precedence; there always is one."""
     return [cause for find in CAUSES if (cause := find(facts)) is not None]
 
 
-async def read_facts(engine: Engine, caller: Caller, task: Task, lease: Lease | None,
-                     progress: Progress | None) -> Facts:
+async def read_facts(engine: Engine, caller: Caller, task: stored.Task, lease: stored.Lease | None,
+                     progress: stored.Progress | None) -> Facts:
     """Read what may matter to a task."""
     settings = engine.settings
     facts = Facts(task=task, needed=needs_of(to_raw(task.requirements)), lease=lease, progress=progress,
                   now=engine.backend.now(), instance=engine.instance, grace=settings.lease_grace_seconds,
                   may=list_allowed(caller), patience=find_patience(settings), silence=find_silence(settings))
-    if task.status in ACTIVE and lease is not None:
+    if task.status in stored.ACTIVE and lease is not None:
         await read_holder(engine, caller.tenant_id, facts, lease)
     if task.status == "queued":
         await read_queue(engine, caller.tenant_id, facts)
     if settings.receipt_mode != "standalone":
-        rows = await engine.backend.page(caller.tenant_id, UnsentOf(task.task_id, MOST_AHEAD))
+        rows = await engine.backend.page(caller.tenant_id, queries.UnsentOf(task.task_id, MOST_AHEAD))
         facts.unsent = sorted(rows, key=lambda row: row.receipt_id)
     return facts
 
 
-async def read_said(engine: Engine, tenant_id: str, facts: Facts) -> Receipt | None:
+async def read_said(engine: Engine, tenant_id: str, facts: Facts) -> stored.Receipt | None:
     """Return the receipt that says how the last attempt of a waiting task failed, or who canceled it.
 
     Not in the transaction of the other facts: a page of receipts may wait for writers.
@@ -566,7 +562,8 @@ async def read_said(engine: Engine, tenant_id: str, facts: Facts) -> Receipt | N
     if not waits and facts.task.status != "canceled":
         return None
     type = (FAILED if waits else CANCELED).type
-    rows = await engine.backend.page(tenant_id, ReceiptFilter(None, facts.task.task_id, type, None, 1, newest=True))
+    rows = await engine.backend.page(tenant_id,
+                                     queries.ReceiptFilter(None, facts.task.task_id, type, None, 1, newest=True))
     return rows[0] if rows else None
 
 
@@ -576,22 +573,22 @@ def list_allowed(caller: Caller) -> frozenset[str]:
     return frozenset(op.name for op in helping if op.fits(caller))
 
 
-async def read_holder(engine: Engine, tenant_id: str, facts: Facts, lease: Lease) -> None:
+async def read_holder(engine: Engine, tenant_id: str, facts: Facts, lease: stored.Lease) -> None:
     """Read what is known of the worker that holds a task, and of the gate that sweeps it."""
     worker, task = lease.worker, facts.task
-    stored = await engine.backend.record(tenant_id, Presence, worker.kind, worker.id)
-    known = engine.sightings.known(tenant_id, worker, stored, facts.now)
+    presence = await engine.backend.record(tenant_id, stored.Presence, worker.kind, worker.id)
+    known = engine.sightings.known(tenant_id, worker, presence, facts.now)
     facts.holder = known if known.sessions else None
     if task.asyncgate_instance != engine.instance:
-        rows = await engine.backend.page(tenant_id, InstanceOf(task.asyncgate_instance))
-        facts.owner = rows[0] if rows else Instance(task.asyncgate_instance, None, False)
+        rows = await engine.backend.page(tenant_id, queries.InstanceOf(task.asyncgate_instance))
+        facts.owner = rows[0] if rows else stored.Instance(task.asyncgate_instance, None, False)
     if is_lost(task, lease, facts.now, facts.grace):
         facts.swept = await read_sweep(engine)
 
 
 async def read_sweep(engine: Engine) -> dict[str, Any]:
     """Return how the last sweep of this process went."""
-    health = Healthy("healthy", "", "", engine.instance, 0, "ok", {})
+    health = wire.Healthy("healthy", "", "", engine.instance, 0, "ok", {})
     for describe_health in engine.on.describe_health:
         await describe_health(health)
     return dict(health.upkeep.get("sweep", {}))
@@ -600,14 +597,16 @@ async def read_sweep(engine: Engine) -> dict[str, Any]:
 async def read_queue(engine: Engine, tenant_id: str, facts: Facts) -> None:
     """Read what keeps a queued task: its tenant's limits, the tasks before it, and the workers."""
     backend, task = engine.backend, facts.task
-    facts.account = await backend.record(tenant_id, Account)
-    if engine.find_extension(Quotas) is not None and (usage := await backend.record(tenant_id, Usage)) is not None:
+    facts.account = await backend.record(tenant_id, stored.Account)
+    if engine.find_extension(Quotas) is not None and (usage := await backend.record(tenant_id,
+                                                                                    stored.Usage)) is not None:
         facts.leases = usage.leases
         facts.most_leases = find_allowance(engine.settings, facts.account, facts.now).concurrent_leases
     if facts.waits:
-        [facts.ahead] = await backend.page(tenant_id, AheadOf(task.lane, task.priority, task.task_id, MOST_AHEAD))
+        [facts.ahead] = await backend.page(tenant_id,
+                                           queries.AheadOf(task.lane, task.priority, task.task_id, MOST_AHEAD))
     facts.asked = await read_asked(engine, tenant_id, facts.now)
-    facts.pauses = find_pauses(await backend.record(tenant_id, Pauses), facts.now)
+    facts.pauses = find_pauses(await backend.record(tenant_id, stored.Pauses), facts.now)
     able, paused = find_able(task.type, facts.needed, facts.asked), {pause.worker for pause in facts.pauses}
     facts.able = [(row, claim) for row, claim in able if row.id not in paused]
     facts.resting = [(row, claim) for row, claim in able if row.id in paused]
@@ -618,7 +617,7 @@ def find_able(type: str, needed: frozenset[str], asked: list[Claimant]) -> list[
     """Return the workers that can do a task, each with its last claim that could have got it."""
     found = list[Able]()
     for row, claims in asked:
-        fit = (claim for claim in claims if matches(type, needed, LeaseNext(
+        fit = (claim for claim in claims if matches(type, needed, wire.LeaseNext(
             capabilities=frozenset(claim.capabilities), accept_types=frozenset(claim.types))))
         if (claim := next(fit, None)) is not None:
             found.append((row, claim))
@@ -627,16 +626,16 @@ def find_able(type: str, needed: frozenset[str], asked: list[Claimant]) -> list[
 
 async def read_asked(engine: Engine, tenant_id: str, now: float) -> list[Claimant]:
     """Return the last workers that asked for tasks, the latest first, as stored and as seen since."""
-    rows = await engine.backend.page(tenant_id, WorkerFilter(("", ""), MOST_ASKED, latest=True))
+    rows = await engine.backend.page(tenant_id, queries.WorkerFilter(("", ""), MOST_ASKED, latest=True))
     return join_sightings(engine, tenant_id, rows, now)
 
 
-def join_sightings(engine: Engine, tenant_id: str, rows: list[Presence], now: float) -> list[Claimant]:
+def join_sightings(engine: Engine, tenant_id: str, rows: list[stored.Presence], now: float) -> list[Claimant]:
     """Return the last workers that asked for tasks, from what is stored and what this process has seen since."""
-    stored: dict[tuple[str, str], Presence | None] = {(row.kind, row.id): row for row in rows}
+    kept: dict[tuple[str, str], stored.Presence | None] = {(row.kind, row.id): row for row in rows}
     fresh = engine.sightings.claimants(tenant_id)
-    places = stored | {place: stored.get(place) for place in nlargest(MOST_ASKED, fresh, key=fresh.__getitem__)}
-    found = [engine.sightings.known(tenant_id, Principal(*place), row, now) for place, row in places.items()]
+    places = kept | {place: kept.get(place) for place in nlargest(MOST_ASKED, fresh, key=fresh.__getitem__)}
+    found = [engine.sightings.known(tenant_id, wire.Principal(*place), row, now) for place, row in places.items()]
     found.sort(key=lambda row: -(row.claimed_at or 0.0))
     return [(row, decode_claims(row.claims)) for row in found[:MOST_ASKED]]
 

@@ -12,22 +12,9 @@ from typing import Any, TypeVar
 
 from asyncgate import Caller, Engine, Extension, Needs, News, Operation, Work, instant, lane_of
 from asyncgate.parts.identity.admin import audit_change, target_tenant, write_audited
-from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model import errors, queries, stored, wire, wire_operating
 from asyncgate.parts.model.pausing import Pause, encode_pauses, find_pauses
-from asyncgate.parts.model.queries import LeaseCount
-from asyncgate.parts.model.stored import Pauses
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
-from asyncgate.parts.model.wire import LeaseNext, Principal
-from asyncgate.parts.model.wire_operating import (
-    DrainWork,
-    ListPauses,
-    PauseRecord,
-    PauseWork,
-    ResumedWork,
-    ResumeWork,
-    WorkPauses,
-    WorkTarget,
-)
 from asyncgate.parts.model.words import say_list
 from asyncgate.parts.process.readers import resolve
 
@@ -43,23 +30,23 @@ class Pausing(Extension):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def why_no_lease(self, work: Work, worker: Principal) -> str | None:
+    def why_no_lease(self, work: Work, worker: wire.Principal) -> str | None:
         """Return why a worker gets no lease: it or the whole tenant is paused."""
-        for pause in find_pauses(work.find_record(Pauses), work.now):
+        for pause in find_pauses(work.find_record(stored.Pauses), work.now):
             if pause.stops_worker(worker.id):
                 return describe_pause(pause)
         return None
 
-    def why_no_task(self, work: Work, ask: LeaseNext) -> str | None:
+    def why_no_task(self, work: Work, ask: wire.LeaseNext) -> str | None:
         """Return why a claim may find no task: types or lanes that it asks for are paused."""
-        pauses = find_pauses(work.find_record(Pauses), work.now)
+        pauses = find_pauses(work.find_record(stored.Pauses), work.now)
         return "; ".join([describe_pause(pause) for pause in pauses if concerns(pause, ask)][:PAUSES_TOLD]) or None
 
     def note_pauses(self, work: Work) -> None:
         """Call the claims that wait for the end of a pause, and none of a worker that is paused."""
-        waiting, pauses = self.engine.waiting, find_pauses(work.find_record(Pauses), work.now)
+        waiting, pauses = self.engine.waiting, find_pauses(work.find_record(stored.Pauses), work.now)
         waiting.let_rest(work.tenant_id, frozenset([pause.worker for pause in pauses if pause.worker]))
-        if (Pauses, ()) in work.kept:
+        if (stored.Pauses, ()) in work.kept:
             waiting.wake_tenant(work.tenant_id)
         ends = [pause.until for pause in pauses if pause.until is not None]
         if ends and waiting.places.get(work.tenant_id):
@@ -89,7 +76,7 @@ class Drain(Extension):
             resolve(self.call)
 
 
-def concerns(pause: Pause, ask: LeaseNext) -> bool:
+def concerns(pause: Pause, ask: wire.LeaseNext) -> bool:
     """Whether a claim asks for tasks that are paused for everybody."""
     return (pause.worker is None and (pause.type is None or not ask.accept_types or pause.type in ask.accept_types)
             and frozenset(pause.capabilities or ()) <= (ask.capabilities or frozenset()))
@@ -116,17 +103,17 @@ def describe_pause(pause: Pause) -> str:
     return f"{describe_target(pause.target)} is paused {until}{f': {pause.reason}' if pause.reason else ''}"
 
 
-def read_target(ask: WorkTarget) -> Target:
+def read_target(ask: wire_operating.WorkTarget) -> Target:
     """Return what a request is about."""
     if (ask.type is not None) + (ask.worker is not None) + ask.whole_tenant != 1:
-        raise InvalidRequest("say what is meant by exactly one of type, worker and whole_tenant: true")
+        raise errors.InvalidRequest("say what is meant by exactly one of type, worker and whole_tenant: true")
     if ask.capabilities is not None and ask.type is None:
-        raise InvalidRequest("capabilities belong to a type: say type too, or leave capabilities out")
+        raise errors.InvalidRequest("capabilities belong to a type: say type too, or leave capabilities out")
     lane = None if ask.capabilities is None else tuple(sorted(ask.capabilities))
     return ask.type, lane, ask.worker
 
 
-async def pause_work(engine: Engine, caller: Caller, ask: PauseWork) -> PauseRecord:
+async def pause_work(engine: Engine, caller: Caller, ask: wire_operating.PauseWork) -> wire_operating.PauseRecord:
     """Pause a type, a lane (a type and capabilities), a worker, or the whole tenant: no new leases, also elsewhere.
 
     Running leases go on; leases_left says how many.  The same again changes until and reason.  Processes that share
@@ -136,7 +123,7 @@ async def pause_work(engine: Engine, caller: Caller, ask: PauseWork) -> PauseRec
     return show_pause(pause, await count_left(engine, tenant_id, pause))
 
 
-async def drain_work(engine: Engine, caller: Caller, ask: DrainWork) -> PauseRecord:
+async def drain_work(engine: Engine, caller: Caller, ask: wire_operating.DrainWork) -> wire_operating.PauseRecord:
     """Pause, and wait up to wait_seconds until no lease of it is left; leases_left says how many are.
 
     Call it again until leases_left is 0.  The pause stays until resume_work; what is paused already keeps its until.
@@ -157,32 +144,33 @@ async def drain_work(engine: Engine, caller: Caller, ask: DrainWork) -> PauseRec
         engine.withdraw(drain)
 
 
-async def resume_work(engine: Engine, caller: Caller, ask: ResumeWork) -> ResumedWork:
+async def resume_work(engine: Engine, caller: Caller, ask: wire_operating.ResumeWork) -> wire_operating.ResumedWork:
     """End a pause; claims that wait are called at once.
 
     whole_tenant ends only the pause of the whole tenant: types and workers that are paused stay so.
     """
     target, tenant_id = read_target(ask), await target_tenant(engine, caller, ask.tenant)
 
-    def resume(work: Work) -> ResumedWork:
-        pauses = find_pauses(work.find_record(Pauses), work.now)
+    def resume(work: Work) -> wire_operating.ResumedWork:
+        pauses = find_pauses(work.find_record(stored.Pauses), work.now)
         left = [pause for pause in pauses if pause.target != target]
         if len(left) < len(pauses):
             work.keep_record(encode_pauses(left))
             audit_change(engine, work, "work_resumed", "warning", caller, target=describe_target(target),
                          reason=ask.reason)
-        return ResumedWork(len(left) < len(pauses), len(left))
+        return wire_operating.ResumedWork(len(left) < len(pauses), len(left))
     return await change_pauses(engine, caller, tenant_id, resume)
 
 
-async def list_pauses(engine: Engine, caller: Caller, ask: ListPauses) -> WorkPauses:
+async def list_pauses(engine: Engine, caller: Caller, ask: wire_operating.ListPauses) -> wire_operating.WorkPauses:
     """List what is paused: since when, until when, by whom, why, and how many leases are left of each."""
     tenant_id = await target_tenant(engine, caller, ask.tenant)
-    pauses = find_pauses(await engine.backend.record(tenant_id, Pauses), engine.backend.now())
-    return WorkPauses([show_pause(pause, await count_left(engine, tenant_id, pause)) for pause in pauses])
+    pauses = find_pauses(await engine.backend.record(tenant_id, stored.Pauses), engine.backend.now())
+    return wire_operating.WorkPauses([show_pause(pause, await count_left(engine, tenant_id, pause))
+                                      for pause in pauses])
 
 
-async def put_pause(engine: Engine, caller: Caller, ask: PauseWork, event: str) -> tuple[str, Pause]:
+async def put_pause(engine: Engine, caller: Caller, ask: wire_operating.PauseWork, event: str) -> tuple[str, Pause]:
     """Store a pause, in place of an earlier one of the same; return its tenant too."""
     target, tenant_id, until = read_target(ask), await target_tenant(engine, caller, ask.tenant), instant(ask.until)
     if engine.find_extension(Pausing) is None:
@@ -190,18 +178,18 @@ async def put_pause(engine: Engine, caller: Caller, ask: PauseWork, event: str) 
 
     def put(work: Work) -> Pause:
         if until is not None and until <= work.now:
-            raise InvalidRequest(f"until {ask.until} has passed; say a later time, or call resume_work")
-        pauses = {pause.target: pause for pause in find_pauses(work.find_record(Pauses), work.now)}
+            raise errors.InvalidRequest(f"until {ask.until} has passed; say a later time, or call resume_work")
+        pauses = {pause.target: pause for pause in find_pauses(work.find_record(stored.Pauses), work.now)}
         before, by = pauses.get(target), caller.principal
-        if before and isinstance(ask, DrainWork) and ask.until is None and ask.reason is None:
+        if before and isinstance(ask, wire_operating.DrainWork) and ask.until is None and ask.reason is None:
             return before       # a drain that is asked for again, or of what was paused before
         since = work.now if before is None else before.since
         new = Pause(since, by.kind, by.id, *target, until, ask.reason)
         if new == before:
             return new
         if len(pauses := {**pauses, target: new}) > MOST_PAUSES:
-            raise InvalidRequest(f"{MOST_PAUSES} pauses are all that a tenant may have; list_pauses shows them, "
-                                 "resume_work ends one")
+            raise errors.InvalidRequest(f"{MOST_PAUSES} pauses are all that a tenant may have; list_pauses shows them, "
+                                        "resume_work ends one")
         work.keep_record(encode_pauses(pauses.values()))
         audit_change(engine, work, event, "warning", caller, target=describe_target(target), reason=ask.reason,
                      until=to_utc_or_none(until))
@@ -216,26 +204,27 @@ async def change_pauses(engine: Engine, caller: Caller, tenant_id: str, run: Cal
 
 def load_pauses(needs: Needs, caller: Caller, ask: Any) -> None:
     """Load what is paused; a claim under way would not see the change."""
-    needs.records.add((Pauses, ()))
+    needs.records.add((stored.Pauses, ()))
     needs.alone = True
 
 
 async def count_left(engine: Engine, tenant_id: str, pause: Pause) -> int:
     """Return how many leases of what is paused are live."""
     type, capabilities, worker = pause.target
-    query = LeaseCount(type, None, worker)
+    query = queries.LeaseCount(type, None, worker)
     if type is not None and capabilities is not None:
-        query = LeaseCount(lane=lane_of(type, frozenset(capabilities)))
+        query = queries.LeaseCount(lane=lane_of(type, frozenset(capabilities)))
     [number] = await engine.backend.page(tenant_id, query)
     return number
 
 
-def show_pause(pause: Pause, left: int) -> PauseRecord:
+def show_pause(pause: Pause, left: int) -> wire_operating.PauseRecord:
     """Show a pause."""
     capabilities = None if pause.capabilities is None else list(pause.capabilities)
-    return PauseRecord(pause.type, capabilities, pause.worker, pause.type is None and pause.worker is None,
-                       to_utc(pause.since), to_utc_or_none(pause.until), pause.reason,
-                       Principal(pause.by_kind, pause.by_id), left)
+    return wire_operating.PauseRecord(pause.type, capabilities, pause.worker,
+                                      pause.type is None and pause.worker is None,
+                                      to_utc(pause.since), to_utc_or_none(pause.until), pause.reason,
+                                      wire.Principal(pause.by_kind, pause.by_id), left)
 
 
 OPERATIONS = [

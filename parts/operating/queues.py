@@ -7,17 +7,14 @@ nothing here depends on how many tasks there are.
 from __future__ import annotations
 
 from asyncgate import Caller, Engine, Operation
+from asyncgate.parts.model import errors, queries, stored, wire_operating
 from asyncgate.parts.model.content import decode_json
-from asyncgate.parts.model.errors import QueueNotFound
-from asyncgate.parts.model.queries import QueueFilter
-from asyncgate.parts.model.stored import Queue
-from asyncgate.parts.model.wire_operating import GetQueue, ListQueues, QueueRecord, Queues
 from asyncgate.parts.operating.explain import Claimant, find_able, read_asked
 from asyncgate.parts.operating.traffic import Flows, read_flows
 from asyncgate.parts.operating.workers import count_holdings, find_patience, find_silence
 
 
-async def list_queues(engine: Engine, caller: Caller, ask: ListQueues) -> Queues:
+async def list_queues(engine: Engine, caller: Caller, ask: wire_operating.ListQueues) -> wire_operating.Queues:
     """List queues, by type: how many tasks wait in each and for how long, are on hold, or are leased.
 
     A queue is what has one type and requires the same capabilities.  One without a task for an hour is not listed.
@@ -26,9 +23,10 @@ async def list_queues(engine: Engine, caller: Caller, ask: ListQueues) -> Queues
     """
     limit, mark = engine.limit_page(ask.limit), ("queues", ask.type)
     place = engine.open_cursor(caller, ask.cursor, *mark)
-    rows = await engine.backend.page(caller.tenant_id, QueueFilter(ask.type, None, read_place(place), limit + 1))
+    rows = await engine.backend.page(caller.tenant_id,
+                                     queries.QueueFilter(ask.type, None, read_place(place), limit + 1))
     ends = engine.seal_cursors(caller, [f"{row.lane} {row.type}" for row in rows], limit, ask.cursor, *mark)
-    return Queues(await show_queues(engine, caller.tenant_id, rows[:limit], ask.minutes), *ends)
+    return wire_operating.Queues(await show_queues(engine, caller.tenant_id, rows[:limit], ask.minutes), *ends)
 
 
 def read_place(place: str | None) -> tuple[str, int] | None:
@@ -39,21 +37,24 @@ def read_place(place: str | None) -> tuple[str, int] | None:
     return type, int(lane)
 
 
-async def get_queue(engine: Engine, caller: Caller, ask: GetQueue) -> QueueRecord:
+async def get_queue(engine: Engine, caller: Caller, ask: wire_operating.GetQueue) -> wire_operating.QueueRecord:
     """Return how many tasks of one queue wait and how long, are on hold or leased, and what happened lately.
 
     The numbers of tasks are exact; what another process has seen in the last half minute may be missing from workers,
     last_minute and last_hour.
     """
     lane = read_queue_id(ask.queue_id)
-    rows = await engine.backend.page(caller.tenant_id, QueueFilter(None, lane, None, 1)) if lane is not None else []
+    rows = await engine.backend.page(caller.tenant_id,
+                                     queries.QueueFilter(None, lane, None, 1)) if lane is not None else []
     if not rows:
-        raise QueueNotFound(f"no queue {ask.queue_id} has had a task in the last hour; list_queues shows those that "
-                            "had")
+        raise errors.QueueNotFound(
+            f"no queue {ask.queue_id} has had a task in the last hour; list_queues shows those that "
+                                   "had")
     return (await show_queues(engine, caller.tenant_id, rows, ask.minutes))[0]
 
 
-async def show_queues(engine: Engine, tenant_id: str, rows: list[Queue], minutes: int) -> list[QueueRecord]:
+async def show_queues(engine: Engine, tenant_id: str, rows: list[stored.Queue],
+                      minutes: int) -> list[wire_operating.QueueRecord]:
     """Show queues, with what happened in them and how many workers can take their tasks."""
     now = engine.backend.now()
     flows = await read_flows(engine, tenant_id, {row.lane for row in rows}, now, minutes)
@@ -71,14 +72,14 @@ async def read_active(engine: Engine, tenant_id: str, now: float) -> list[Claima
             or (row.last_seen_at > now - silence and holding.get((row.kind, row.id)))]
 
 
-def show_queue(row: Queue, now: float, asked: list[Claimant], flows: Flows) -> QueueRecord:
+def show_queue(row: stored.Queue, now: float, asked: list[Claimant], flows: Flows) -> wire_operating.QueueRecord:
     """Show a queue."""
     needed: list[str] = decode_json(row.capabilities)
     waits = max(now - row.oldest_at, 0.0) if row.oldest_at is not None else None
-    return QueueRecord(write_queue_id(row.lane), row.type, needed, row.queued - row.delayed, row.delayed,
-                       row.more_delayed, row.held, row.leased, waits,
-                       len(find_able(row.type, frozenset(needed), asked)), flows.minute, flows.hour,
-                       flows.by_minute)
+    return wire_operating.QueueRecord(write_queue_id(row.lane), row.type, needed, row.queued - row.delayed, row.delayed,
+                                      row.more_delayed, row.held, row.leased, waits,
+                                      len(find_able(row.type, frozenset(needed), asked)), flows.minute, flows.hour,
+                                      flows.by_minute)
 
 
 def write_queue_id(lane: int) -> str:

@@ -11,13 +11,10 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from asyncgate import EMISSION, Caller, Contract, Engine, Needs, Operation, Work, forbid, its_key, speaker
+from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.content import decode_json, parse_json
-from asyncgate.parts.model.errors import DatabaseUnavailable, InvalidRequest, InvalidTransition, no_task
-from asyncgate.parts.model.queries import ArchivedFilter, EventFilter, ReceiptFilter
-from asyncgate.parts.model.stored import TERMINAL, Event, KeptTerms, Task
 from asyncgate.parts.model.trace import Trace
 from asyncgate.parts.model.views import decode_terms
-from asyncgate.parts.model.wire import Created, CreateTask, Principal, RerunTask, Terms, Timeouts
 
 MOST_EVENTS = 200       # a rebuild is among the first events of a task
 ABSENT = (b"", b"null")  # a lost payload may have been null; elsewhere null is no payload
@@ -25,10 +22,10 @@ ENDS: dict[str, Contract] = {
     "succeeded": EMISSION["succeed"], "failed": EMISSION["fail"], "canceled": EMISSION["cancel"]}
 
 
-class Rerun(CreateTask, kw_only=True):
+class Rerun(wire.CreateTask, kw_only=True):
     """The gate's own request: create the task that runs an ended one again."""
 
-    kept = (*CreateTask.kept, "rerun_of")
+    kept = (*wire.CreateTask.kept, "rerun_of")
     rerun_of: str
 
 
@@ -41,7 +38,7 @@ class RerunPlan(Struct, frozen=True):
     parents: tuple[str, ...]
 
 
-async def rerun_task(engine: Engine, caller: Caller, ask: RerunTask) -> Created:
+async def rerun_task(engine: Engine, caller: Caller, ask: wire.RerunTask) -> wire.Created:
     """Run an ended task again: a new task with its contract and payload, for the same owner.
 
     For the owner, or an admin.  The ended task stays as it is; its history names the new task, whose rerun_of names it.
@@ -50,14 +47,14 @@ async def rerun_task(engine: Engine, caller: Caller, ask: RerunTask) -> Created:
     if given := bytes(ask.payload):
         parse_json(given, "payload")
     if (found := await engine.backend.task(caller.tenant_id, ask.task_id)) is None:
-        raise no_task(ask.task_id)
+        raise errors.no_task(ask.task_id)
     task, by = found[0], speaker(caller, ask)
     require_rerunnable(caller, task, by)
     owner = by if task.owner.same(by) else task.owner
     payload = await choose_payload(engine, caller.tenant_id, task, ask)
     plan = await plan_rerun(engine, replace(caller, principal=owner), task, payload, ask.idempotency_key)
 
-    def create(engine: Engine, work: Work, caller: Caller, order: Rerun) -> Created:
+    def create(engine: Engine, work: Work, caller: Caller, order: Rerun) -> wire.Created:
         return carry_out_rerun(engine, work, plan, by)
 
     def load(needs: Needs, caller: Caller, order: Rerun) -> None:
@@ -65,18 +62,19 @@ async def rerun_task(engine: Engine, caller: Caller, ask: RerunTask) -> Created:
         needs.receipts.update(plan.parents)     # so that a bulk under way waits for this, and sees it
         its_key(needs, caller, order)
 
-    made: Created = await engine.write(create, load, plan.caller, plan.order)
+    made: wire.Created = await engine.write(create, load, plan.caller, plan.order)
     return made
 
 
-async def plan_rerun(engine: Engine, caller: Caller, task: Task, payload: Raw, key: str | None = None) -> RerunPlan:
+async def plan_rerun(engine: Engine, caller: Caller, task: stored.Task, payload: Raw,
+                     key: str | None = None) -> RerunPlan:
     """Read what it takes to run an ended task again, for its owner as the caller."""
     order, end = restate_order(task, payload, key), await find_end(engine, caller.tenant_id, task)
     trace = follow_trace(caller.trace, decode_terms(task.terms))
     return RerunPlan(task.task_id, replace(caller, bound=True, trace=trace), order, (end,))
 
 
-def carry_out_rerun(engine: Engine, work: Work, plan: RerunPlan, by: Principal) -> Created:
+def carry_out_rerun(engine: Engine, work: Work, plan: RerunPlan, by: wire.Principal) -> wire.Created:
     """Create the new task, and let the history of the ended one name it."""
     work.require_task(plan.task_id)     # it may have been pruned meanwhile
     before = len(work.added)
@@ -92,53 +90,57 @@ def is_run_again(work: Work, plan: RerunPlan) -> bool:
                for one in work.receipts.values())
 
 
-def require_rerunnable(caller: Caller, task: Task, by: Principal) -> None:
+def require_rerunnable(caller: Caller, task: stored.Task, by: wire.Principal) -> None:
     """Refuse a task of somebody else, and one that has not ended."""
     if not caller.unlimited and not task.owner.same(by):
         raise forbid(caller, f"task {task.task_id} belongs to another principal")
-    if task.status not in TERMINAL:
-        raise InvalidTransition(f"task {task.task_id} is {task.status}; rerun_task needs one that has ended: wait for "
-                                "its end with get_task, or end it with cancel_task", status=task.status)
+    if task.status not in stored.TERMINAL:
+        raise errors.InvalidTransition(
+            f"task {task.task_id} is {task.status}; rerun_task needs one that has ended: wait for "
+                                       "its end with get_task, or end it with cancel_task", status=task.status)
 
 
-def follow_trace(trace: Trace | None, ended: KeptTerms) -> Trace | None:
+def follow_trace(trace: Trace | None, ended: stored.KeptTerms) -> Trace | None:
     """Return the trace of a new task: the caller's or none, and a link to that of the ended task."""
     if ended.traceparent is None:
         return trace
     return replace(trace or Trace(), trace_link=ended.traceparent)
 
 
-async def find_end(engine: Engine, tenant_id: str, task: Task) -> str:
+async def find_end(engine: Engine, tenant_id: str, task: stored.Task) -> str:
     """Return the receipt that ended a task, also when it is in the archive."""
     type = ENDS[task.status].type
-    query = ReceiptFilter(None, task.task_id, type, None, 1, newest=True)
+    query = queries.ReceiptFilter(None, task.task_id, type, None, 1, newest=True)
     if rows := await engine.backend.page(tenant_id, query):
         return rows[0].receipt_id
-    away = await engine.backend.page(tenant_id, ArchivedFilter(task.task_id))
+    away = await engine.backend.page(tenant_id, queries.ArchivedFilter(task.task_id))
     if ids := [one.receipt_id for one in away if one.receipt_type == type]:
         return ids[-1]
-    raise DatabaseUnavailable(f"the receipt that ended task {task.task_id} cannot be read yet; try again",
-                              retry_after=1)
+    raise errors.DatabaseUnavailable(f"the receipt that ended task {task.task_id} cannot be read yet; try again",
+                                     retry_after=1)
 
 
-async def choose_payload(engine: Engine, tenant_id: str, task: Task, ask: RerunTask) -> Raw:
+async def choose_payload(engine: Engine, tenant_id: str, task: stored.Task, ask: wire.RerunTask) -> Raw:
     """Return the payload of an ended task, or the given one for a task whose payload was lost."""
     lost = has_lost_payload(await read_events(engine, tenant_id, task))
     if lost and not bytes(ask.payload):
-        raise InvalidRequest(f"the payload of task {task.task_id} was lost when the gate was rebuilt from receipts; "
-                             "rerun_task needs it as payload")
+        raise errors.InvalidRequest(
+            f"the payload of task {task.task_id} was lost when the gate was rebuilt from receipts; "
+                                    "rerun_task needs it as payload")
     if bytes(ask.payload) not in ABSENT and not lost:
-        raise InvalidRequest(f"task {task.task_id} has its payload, and rerun_task uses that; leave payload out, or "
-                             "call create_task for a task with another one")
+        raise errors.InvalidRequest(
+            f"task {task.task_id} has its payload, and rerun_task uses that; leave payload out, or "
+                                    "call create_task for a task with another one")
     return ask.payload if lost else Raw(task.payload.encode())
 
 
-async def read_events(engine: Engine, tenant_id: str, task: Task, after: str | None = None) -> list[Event]:
+async def read_events(engine: Engine, tenant_id: str, task: stored.Task,
+                      after: str | None = None) -> list[stored.Event]:
     """Return the first events of a task, or the next ones."""
-    return await engine.backend.page(tenant_id, EventFilter(task.task_id, after, MOST_EVENTS))
+    return await engine.backend.page(tenant_id, queries.EventFilter(task.task_id, after, MOST_EVENTS))
 
 
-async def read_all_events(engine: Engine, tenant_id: str, task: Task) -> list[Event]:
+async def read_all_events(engine: Engine, tenant_id: str, task: stored.Task) -> list[stored.Event]:
     """Return all events of a task."""
     events = page = await read_events(engine, tenant_id, task)
     while len(page) == MOST_EVENTS:
@@ -147,18 +149,19 @@ async def read_all_events(engine: Engine, tenant_id: str, task: Task) -> list[Ev
     return events
 
 
-def has_lost_payload(events: Iterable[Event]) -> bool:
+def has_lost_payload(events: Iterable[stored.Event]) -> bool:
     """Whether a task was rebuilt from receipts, which hold only the hash of a payload."""
     return any(event.event_type == "task.rebuilt" and "payload" in decode_json(event.payload)["unknown"]
                for event in events)
 
 
-def restate_order(task: Task, payload: Raw, idempotency_key: str | None) -> Rerun:
+def restate_order(task: stored.Task, payload: Raw, idempotency_key: str | None) -> Rerun:
     """Return the request for a task with the contract of another one."""
-    terms: KeptTerms = decode_terms(task.terms)
-    kept = {name: getattr(terms, name) for name in Terms.__struct_fields__}
+    terms: stored.KeptTerms = decode_terms(task.terms)
+    kept = {name: getattr(terms, name) for name in wire.Terms.__struct_fields__}
     length = terms.timeouts.lease_ttl_seconds if terms.timeouts else None
-    kept["timeouts"] = Timeouts(lease_ttl_seconds=length) if length else None   # a deadline was meant for the first run
+    # a deadline was meant for the first run
+    kept["timeouts"] = wire.Timeouts(lease_ttl_seconds=length) if length else None
     return Rerun(
         type=task.type, payload=payload, payload_pointer=task.payload_pointer, principal_ai=task.principal_ai,
         requirements=Raw(task.requirements.encode()), priority=task.priority, max_attempts=task.max_attempts,

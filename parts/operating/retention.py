@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from asyncgate import Engine, Work
 from asyncgate.parts.identity.notices import read_rows
+from asyncgate.parts.model import stored
 from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Bulk, Presence, key_of
 
 RETENTION_SECONDS = 6 * 3600.0      # between two runs
 MOST_FORGOTTEN = 500                # rows that one transaction deletes
@@ -31,8 +31,8 @@ class Kept(Struct, frozen=True):
 
 
 KEPT = (
-    Kept(Presence, lambda row: row.last_seen_at, lambda settings: settings.presence_retention_days),
-    Kept(Bulk, lambda row: row.ended_at, lambda settings: settings.bulk_retention_days),
+    Kept(stored.Presence, lambda row: row.last_seen_at, lambda settings: settings.presence_retention_days),
+    Kept(stored.Bulk, lambda row: row.ended_at, lambda settings: settings.bulk_retention_days),
 )
 
 
@@ -52,7 +52,7 @@ class RowPruner:
     async def prune(self, tenant_id: str, kept: Kept) -> int:
         """Delete the old rows of a kind; return how many."""
         settings, now = self.engine.settings, self.engine.backend.now()
-        old = [key_of(row) async for row in read_rows(self.engine, tenant_id, kept.kind)
+        old = [stored.key_of(row) async for row in read_rows(self.engine, tenant_id, kept.kind)
                if kept.is_old(row, settings, now)]
         return sum([await self._drop(tenant_id, kept, old[at:at + MOST_FORGOTTEN])
                     for at in range(0, len(old), MOST_FORGOTTEN)])
@@ -63,6 +63,6 @@ class RowPruner:
             rows = [row for key in keys if (row := work.find_record(kept.kind, *key)) is not None
                     and kept.is_old(row, self.engine.settings, work.now)]
             for row in rows:
-                work.drop_record(kept.kind, *key_of(row))
+                work.drop_record(kept.kind, *stored.key_of(row))
             return len(rows)
         return await self.engine.change(tenant_id, drop, *((kept.kind, key) for key in keys))

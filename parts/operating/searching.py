@@ -8,24 +8,23 @@ from typing import Any
 from msgspec.structs import asdict
 
 from asyncgate import Caller, Engine, Operation
+from asyncgate.parts.model import wire, wire_operating
 from asyncgate.parts.model.content import decode_json, encode_json
-from asyncgate.parts.model.wire import ListTasks, TaskRecord
-from asyncgate.parts.model.wire_operating import FoundTasks, SearchTasks
 
 MOST_SEARCHED = 2000        # tasks that one call looks at
 LARGE_BYTES = 1 << 15       # of a payload: after one that is as large, other requests have their turn
 
 
-async def search_tasks(engine: Engine, caller: Caller, ask: SearchTasks) -> FoundTasks:
+async def search_tasks(engine: Engine, caller: Caller, ask: wire_operating.SearchTasks) -> wire_operating.FoundTasks:
     """Search tasks by a member of their payload or by a label, newest first: an agent's own, or any for an admin.
 
     Each call looks at up to 2,000 of the tasks that the other filters leave, and stops once it has found limit of them
     or a few more: repeat it with next_cursor to look further, also if it has found none.
     """
     said = {name: value for name, value in asdict(ask).items() if name not in ("payload", "tag")}
-    found, searched, most = list[TaskRecord](), 0, engine.limit_page(ask.limit)
+    found, searched, most = list[wire.TaskRecord](), 0, engine.limit_page(ask.limit)
     while True:
-        page = await engine.list_tasks(caller, ListTasks(**{**said, "limit": MOST_SEARCHED}))
+        page = await engine.list_tasks(caller, wire.ListTasks(**{**said, "limit": MOST_SEARCHED}))
         for task in page.tasks:
             if is_meant(task, ask):
                 found.append(task)
@@ -33,10 +32,10 @@ async def search_tasks(engine: Engine, caller: Caller, ask: SearchTasks) -> Foun
                 await asyncio.sleep(0)
         searched, said["cursor"] = searched + len(page.tasks), page.next_cursor
         if page.next_cursor is None or len(found) >= most or searched >= MOST_SEARCHED:
-            return FoundTasks(found, page.next_cursor, page.cursor, searched)
+            return wire_operating.FoundTasks(found, page.next_cursor, page.cursor, searched)
 
 
-def is_meant(task: TaskRecord, ask: SearchTasks) -> bool:
+def is_meant(task: wire.TaskRecord, ask: wire_operating.SearchTasks) -> bool:
     """Whether a task has what is searched for."""
     if ask.tag is not None and not has_tag(decode_json(bytes(task.requirements)), ask.tag):
         return False

@@ -15,11 +15,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from asyncgate import Engine, Extension, Work
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import TERMINAL, Traffic
+from asyncgate.parts.model import errors, queries, stored, wire_operating
 from asyncgate.parts.model.walking import walk_rows
-from asyncgate.parts.model.wire_operating import Flow, Series
 
 HOUR = 60           # minutes
 STARTED, ENDED, FAILED, EXPIRED = range(4)
@@ -48,7 +45,7 @@ class TrafficCounter(Extension):
             elif (outcome := OUTCOMES.get(lease.ending)) is not None:
                 self._count(work, lease.task_id, outcome)
         for task in work.moved.values():
-            if task.completed_at == work.now and task.status in TERMINAL:
+            if task.completed_at == work.now and task.status in stored.TERMINAL:
                 self._count(work, task.task_id, ENDED)
 
     def _count(self, work: Work, task_id: str, what: int) -> None:
@@ -69,10 +66,10 @@ class TrafficCounter(Extension):
             self.unsaved[tenant_id].discard(old)
         return minutes.setdefault(minute, {})
 
-    def list_rows(self, tenant_id: str, minutes: Iterable[int]) -> list[Traffic]:
+    def list_rows(self, tenant_id: str, minutes: Iterable[int]) -> list[stored.Traffic]:
         """Return what this process has counted in some minutes, as it is stored."""
         counted = self.counted.get(tenant_id, {})
-        return [Traffic(write_minute(minute), self.process, write_numbers(counted[minute]).decode())
+        return [stored.Traffic(write_minute(minute), self.process, write_numbers(counted[minute]).decode())
                 for minute in minutes if minute in counted]
 
     async def store(self) -> int:
@@ -86,27 +83,27 @@ class TrafficCounter(Extension):
             del self.unsaved[tenant_id]
             try:
                 await self.engine.change(tenant_id, partial(store_traffic, rows, old))
-            except GateError:
+            except errors.GateError:
                 self.unsaved[tenant_id] |= minutes
                 raise
             stored += len(rows)
         return stored
 
-    async def _find_old(self, tenant_id: str, now: int) -> list[Traffic]:
+    async def _find_old(self, tenant_id: str, now: int) -> list[stored.Traffic]:
         """Return rows that nobody asks for any more, once an hour."""
         if now < self.pruned.get(tenant_id, 0) + HOUR:
             return []
         self.pruned[tenant_id] = now
-        return [row async for row in walk_rows(self.engine.backend, tenant_id, Rows(Traffic))
+        return [row async for row in walk_rows(self.engine.backend, tenant_id, queries.Rows(stored.Traffic))
                 if row.minute < write_minute(now - HOUR)]
 
 
-def store_traffic(rows: list[Traffic], old: list[Traffic], work: Work) -> None:
+def store_traffic(rows: list[stored.Traffic], old: list[stored.Traffic], work: Work) -> None:
     """Store what a process has counted, and drop old rows."""
     for row in rows:
         work.keep_record(row)
     for row in old:
-        work.drop_record(Traffic, row.minute, row.process)
+        work.drop_record(stored.Traffic, row.minute, row.process)
 
 
 def write_minute(minute: int) -> str:
@@ -117,16 +114,16 @@ def write_minute(minute: int) -> str:
 class Flows(Struct):
     """What happened in the last minute and in the last hour."""
 
-    minute: Flow
-    hour: Flow
-    by_minute: Series | UnsetType
+    minute: wire_operating.Flow
+    hour: wire_operating.Flow
+    by_minute: wire_operating.Series | UnsetType
 
 
 async def read_flows(engine: Engine, tenant_id: str, lanes: set[int], now: float, minutes: int) -> dict[int, Flows]:
     """Return what happened in some queues; of other processes what they have stored, of this one all."""
     minute, share = int(now // 60), 1 - now % 60 / 60       # of the oldest minute that counts
     parts: dict[int, dict[str, list[float]]] = {lane: {"minute": [0.0] * 4, "hour": [0.0] * 4} for lane in lanes}
-    series = {lane: Series(*([0] * minutes for _ in range(4))) for lane in lanes} if minutes else {}
+    series = {lane: wire_operating.Series(*([0] * minutes for _ in range(4))) for lane in lanes} if minutes else {}
     async for row in iterate_recent(engine, tenant_id, minute):
         age = minute - int(row.minute)
         weights = {"minute": 1.0 if age <= 0 else share if age == 1 else 0.0, "hour": share if age >= HOUR else 1.0}
@@ -137,21 +134,22 @@ async def read_flows(engine: Engine, tenant_id: str, lanes: set[int], now: float
                                      for have, more in zip(parts[lane][span], counted[lane], strict=True)]
             if 0 <= age < minutes:
                 add_minute(series[lane], age, counted[lane])
-    return {lane: Flows(Flow(*map(round, spans["minute"])), Flow(*map(round, spans["hour"])), series.get(lane, UNSET))
+    return {lane: Flows(wire_operating.Flow(*map(round, spans["minute"])),
+                        wire_operating.Flow(*map(round, spans["hour"])), series.get(lane, UNSET))
             for lane, spans in parts.items()}
 
 
-def add_minute(series: Series, age: int, counted: tuple[int, int, int, int]) -> None:
+def add_minute(series: wire_operating.Series, age: int, counted: tuple[int, int, int, int]) -> None:
     """Add what one process has counted in a minute."""
     for numbers, more in zip((series.started, series.ended, series.failed, series.expired), counted, strict=True):
         numbers[-1 - age] += more
 
 
-async def iterate_recent(engine: Engine, tenant_id: str, minute: int) -> AsyncIterator[Traffic]:
+async def iterate_recent(engine: Engine, tenant_id: str, minute: int) -> AsyncIterator[stored.Traffic]:
     """Yield what all processes have counted in the last hour; what this one counted comes from its memory."""
     counter = engine.find_extension(TrafficCounter)
     own = counter.process if counter else ""
-    hour = Rows(Traffic, f"{write_minute(minute - HOUR)}\0")
+    hour = queries.Rows(stored.Traffic, f"{write_minute(minute - HOUR)}\0")
     async for row in walk_rows(engine.backend, tenant_id, hour):
         if row.process != own:
             yield row

@@ -12,15 +12,11 @@ import msgspec
 from msgspec import Raw
 
 from asyncgate import Caller, Engine, Extension, Operation
+from asyncgate.parts.model import errors, queries, stored, wire, wire_workers
 from asyncgate.parts.model.content import needs_of
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.queries import WorkerFilter
-from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire import Ask, Created, CreateTask, CreateTasks, Items, TaskRecord
-from asyncgate.parts.model.wire_workers import ListTypes, ServedType, ServedTypes
 from asyncgate.parts.model.words import say_list
-from asyncgate.parts.operating.explain import MOST_ASKED, Claimant, find_able, join_sightings
+from asyncgate.parts.operating import explain
 
 LATELY_SECONDS = 3600.0     # a worker may be busy with one task for long, and does not ask meanwhile
 ROWS_SECONDS = 1.0          # for which the stored workers of a tenant are not read again for a warning
@@ -45,33 +41,34 @@ def holds_json(payload: Raw) -> bool:
         return False
 
 
-async def list_types(engine: Engine, caller: Caller, ask: ListTypes) -> ServedTypes:
+async def list_types(engine: Engine, caller: Caller, ask: wire_workers.ListTypes) -> wire_workers.ServedTypes:
     """List the types of tasks that workers have asked for in the last hour, and what those workers can do.
 
     A task requires at most the capabilities of one row.  A row without a type takes any.
     """
-    return ServedTypes(list_served(await read_lately(engine, caller.tenant_id)))
+    return wire_workers.ServedTypes(list_served(await read_lately(engine, caller.tenant_id)))
 
 
-def list_served(asked: list[Claimant]) -> list[ServedType]:
+def list_served(asked: list[explain.Claimant]) -> list[wire_workers.ServedType]:
     """Return a row for each type and set of capabilities, sorted."""
-    rows: dict[Row, ServedType] = {}
+    rows: dict[Row, wire_workers.ServedType] = {}
     for _, claims in asked:
         asked_for: dict[Row, float] = {(type, tuple(claim.capabilities)): claim.at
                                        for claim in claims for type in (*claim.types, *([] if claim.types else [None]))}
         for key, at in asked_for.items():
-            row = rows.setdefault(key, ServedType(key[0], list(key[1]), 0, to_utc(at)))
+            row = rows.setdefault(key, wire_workers.ServedType(key[0], list(key[1]), 0, to_utc(at)))
             row.workers, row.asked_at = row.workers + 1, max(row.asked_at, to_utc(at))
     return [rows[key] for key in sorted(rows, key=lambda key: (key[0] or "", key[1]))]
 
 
-async def read_lately(engine: Engine, tenant_id: str, rows: list[Presence] | None = None) -> list[Claimant]:
+async def read_lately(engine: Engine, tenant_id: str,
+                      rows: list[stored.Presence] | None = None) -> list[explain.Claimant]:
     """Return the workers that asked lately with what they asked for, as stored and as seen since."""
     if rows is None:
-        rows = await engine.backend.page(tenant_id, WorkerFilter(("", ""), MOST_ASKED, latest=True))
+        rows = await engine.backend.page(tenant_id, queries.WorkerFilter(("", ""), explain.MOST_ASKED, latest=True))
     now = engine.backend.now()
     asked = [(row, [claim for claim in claims if claim.at > now - LATELY_SECONDS])
-             for row, claims in join_sightings(engine, tenant_id, rows, now)]
+             for row, claims in explain.join_sightings(engine, tenant_id, rows, now)]
     return [(row, claims) for row, claims in asked if claims]
 
 
@@ -83,47 +80,48 @@ class TypeWarnings(Extension):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.read: dict[str, tuple[float, list[Presence]]] = {}
+        self.read: dict[str, tuple[float, list[stored.Presence]]] = {}
 
-    async def count_creation(self, caller: Caller, ask: Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
+    async def count_creation(self, caller: Caller, ask: wire.Ask, create: Callable[[Caller], Awaitable[Any]]) -> Any:
         """Create tasks, and add warnings to the answer."""
         reply = await create(caller)
         await self._warn(caller, ask, reply)
         return reply
 
-    async def _warn(self, caller: Caller, ask: Ask, reply: Any) -> None:
-        if not isinstance(ask, CreateTask | CreateTasks) or getattr(reply, "status", "queued") != "queued":
+    async def _warn(self, caller: Caller, ask: wire.Ask, reply: Any) -> None:
+        if not isinstance(ask, wire.CreateTask | wire.CreateTasks) or getattr(reply, "status", "queued") != "queued":
             return
-        if not isinstance(reply, Created | Items | TaskRecord):     # of a bulk, which nobody waits for
+        if not isinstance(reply, wire.Created | wire.Items | wire.TaskRecord):     # of a bulk, which nobody waits for
             return
-        orders = ask.tasks if isinstance(ask, CreateTasks) else [ask]
-        done = reply.results if isinstance(reply, Items) else [reply]
+        orders = ask.tasks if isinstance(ask, wire.CreateTasks) else [ask]
+        done = reply.results if isinstance(reply, wire.Items) else [reply]
         made = [(order, item.task_id) for order, item in zip(orders, done, strict=False)
-                if item.task_id is not None and isinstance(order, CreateTask)]       # an item may be unreadable
+                if item.task_id is not None and isinstance(order, wire.CreateTask)]       # an item may be unreadable
         waiting = {order.type: (order, task_id) for order, task_id in made}
         try:
             asked = await self._read(caller.tenant_id)
-        except GateError:       # the tasks are created, and the answer must say so
+        except errors.GateError:       # the tasks are created, and the answer must say so
             return
         warnings = [describe_unserved(order.type, task_id, asked) for order, task_id in waiting.values()
-                    if asked and not find_able(order.type, needs_of(order.requirements), asked)]
+                    if asked and not explain.find_able(order.type, needs_of(order.requirements), asked)]
         if any(holds_json(order.payload) for order, _ in made):
             warnings.insert(0, IN_QUOTES)
         if warnings:
             reply.warnings = warnings[:TYPES_TOLD]
 
-    async def _read(self, tenant_id: str) -> list[Claimant]:
+    async def _read(self, tenant_id: str) -> list[explain.Claimant]:
         now = self.engine.backend.now()
         at, rows = self.read.get(tenant_id, (0.0, []))
         if not 0 <= now - at < ROWS_SECONDS:
-            rows = await self.engine.backend.page(tenant_id, WorkerFilter(("", ""), MOST_ASKED, latest=True))
+            rows = await self.engine.backend.page(tenant_id,
+                                                  queries.WorkerFilter(("", ""), explain.MOST_ASKED, latest=True))
             if len(self.read) >= MOST_TENANTS:
                 self.read.clear()
             self.read[tenant_id] = now, rows
         return await read_lately(self.engine, tenant_id, rows)
 
 
-def describe_unserved(type: str, task_id: str, asked: list[Claimant]) -> str:
+def describe_unserved(type: str, task_id: str, asked: list[explain.Claimant]) -> str:
     """Return the warning about a type."""
     served = [row.type for row in list_served(asked) if row.type is not None and row.type != type]
     names = [*dict.fromkeys(served)]

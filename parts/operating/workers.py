@@ -7,20 +7,17 @@ since is added.
 from __future__ import annotations
 
 from asyncgate import Caller, Engine, Operation
+from asyncgate.parts.model import queries, stored, wire, wire_workers
 from asyncgate.parts.model.naming import read_principal
-from asyncgate.parts.model.queries import HoldingsOf, WorkerFilter
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Claimed, Presence
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
-from asyncgate.parts.model.wire import Principal
-from asyncgate.parts.model.wire_workers import LastClaim, ListWorkers, WorkerRecord, Workers, WorkerState
 from asyncgate.parts.process.presence import STORED_EVERY_SECONDS, decode_claims
 
 MOST_HELD = 1000        # leases of a worker that are counted
 SLACK_SECONDS = 60.0        # after which a worker that could wait no longer counts as one that no longer asks
 
 
-async def list_workers(engine: Engine, caller: Caller, ask: ListWorkers) -> Workers:
+async def list_workers(engine: Engine, caller: Caller, ask: wire_workers.ListWorkers) -> wire_workers.Workers:
     """List those who claim tasks: what they offer, what they hold and did, and when they were last seen.
 
     In the order of their kinds and ids.  What they hold is exact; what another process has seen in the last half minute
@@ -34,46 +31,50 @@ async def list_workers(engine: Engine, caller: Caller, ask: ListWorkers) -> Work
     ends = engine.seal_cursors(caller, [f"{row.kind} {row.id}" for row in rows], limit, ask.cursor, *mark)
     held = await count_holdings(engine, caller.tenant_id, rows[:limit], MOST_HELD)
     shown = [show_worker(row, held[row.kind, row.id], engine.settings, engine.backend.now()) for row in rows[:limit]]
-    return Workers(shown, *ends)
+    return wire_workers.Workers(shown, *ends)
 
 
-async def read_workers(engine: Engine, tenant_id: str, after: tuple[str, str], limit: int) -> list[Presence]:
+async def read_workers(engine: Engine, tenant_id: str, after: tuple[str, str], limit: int) -> list[stored.Presence]:
     """Return the workers behind a place, as stored and as seen since."""
     backend, sightings, now = engine.backend, engine.sightings, engine.backend.now()
-    stored = {(row.kind, row.id): row for row in await backend.page(tenant_id, WorkerFilter(after, limit))}
+    kept = {(row.kind, row.id): row for row in await backend.page(tenant_id, queries.WorkerFilter(after, limit))}
     fresh = {place for place in sightings.claimants(tenant_id) if place > after}
-    places = sorted(stored.keys() | fresh)[:limit]
-    found = list[Presence]()
+    places = sorted(kept.keys() | fresh)[:limit]
+    found = list[stored.Presence]()
     for place in places:
-        known = stored.get(place) or await backend.record(tenant_id, Presence, *place)     # it had not claimed before
-        found.append(sightings.known(tenant_id, Principal(*place), known, now))
+        # it had not claimed before
+        known = kept.get(place) or await backend.record(tenant_id, stored.Presence, *place)
+        found.append(sightings.known(tenant_id, wire.Principal(*place), known, now))
     return found
 
 
-async def read_worker(engine: Engine, tenant_id: str, who: Principal) -> list[Presence]:
+async def read_worker(engine: Engine, tenant_id: str, who: wire.Principal) -> list[stored.Presence]:
     """Return one worker, if it has claimed."""
-    stored = await engine.backend.record(tenant_id, Presence, who.kind, who.id)
-    known = engine.sightings.known(tenant_id, who, stored, engine.backend.now())
+    presence = await engine.backend.record(tenant_id, stored.Presence, who.kind, who.id)
+    known = engine.sightings.known(tenant_id, who, presence, engine.backend.now())
     return [known] if known.claimed_at is not None else []
 
 
-async def count_holdings(engine: Engine, tenant_id: str, rows: list[Presence], most: int) -> dict[tuple[str, str], int]:
+async def count_holdings(engine: Engine, tenant_id: str, rows: list[stored.Presence],
+                         most: int) -> dict[tuple[str, str], int]:
     """Return how many live leases each of some workers has, counted up to `most`."""
-    workers = tuple(Principal(row.kind, row.id) for row in rows)
-    found = await engine.backend.page(tenant_id, HoldingsOf(workers, most)) if workers else []
+    workers = tuple(wire.Principal(row.kind, row.id) for row in rows)
+    found = await engine.backend.page(tenant_id, queries.HoldingsOf(workers, most)) if workers else []
     return {(one.kind, one.id): one.leases for one in found}
 
 
-def show_worker(row: Presence, holding: int, settings: Settings, now: float) -> WorkerRecord:
+def show_worker(row: stored.Presence, holding: int, settings: Settings, now: float) -> wire_workers.WorkerRecord:
     """Show a worker."""
     claims = decode_claims(row.claims)
-    return WorkerRecord(Principal(row.kind, row.id, row.instance_id), to_utc(row.first_seen_at),
-                        to_utc(row.last_seen_at), row.sessions, to_utc(claims[0].at), holding, row.leased,
-                        row.completed, row.failed, row.expired, row.released, [show_claim(claim) for claim in claims],
-                        judge_worker(row, claims, holding, settings, now), claims[0].process)
+    return wire_workers.WorkerRecord(wire.Principal(row.kind, row.id, row.instance_id), to_utc(row.first_seen_at),
+                                     to_utc(row.last_seen_at), row.sessions, to_utc(claims[0].at), holding, row.leased,
+                                     row.completed, row.failed, row.expired, row.released,
+                                     [show_claim(claim) for claim in claims],
+                                     judge_worker(row, claims, holding, settings, now), claims[0].process)
 
 
-def judge_worker(row: Presence, claims: list[Claimed], holding: int, settings: Settings, now: float) -> WorkerState:
+def judge_worker(row: stored.Presence, claims: list[stored.Claimed], holding: int, settings: Settings,
+                 now: float) -> wire_workers.WorkerState:
     """Tell whether a worker works, asks for tasks, or does neither."""
     if holding and row.last_seen_at > now - find_silence(settings):
         return "working"
@@ -94,10 +95,11 @@ def find_silence(settings: Settings) -> float:
     return max(find_patience(settings), renewal + STORED_EVERY_SECONDS + SLACK_SECONDS)
 
 
-def show_claim(claim: Claimed) -> LastClaim:
+def show_claim(claim: stored.Claimed) -> wire_workers.LastClaim:
     """Show a claim."""
-    return LastClaim(to_utc(claim.at), claim.types, claim.capabilities, claim.given, claim.why, claim.process,
-                     to_utc_or_none(claim.gone_at))
+    return wire_workers.LastClaim(to_utc(claim.at), claim.types, claim.capabilities, claim.given, claim.why,
+                                  claim.process,
+                                  to_utc_or_none(claim.gone_at))
 
 
 OPERATIONS = [

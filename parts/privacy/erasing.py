@@ -25,42 +25,14 @@ from asyncgate.parts.identity.audit import add_line, visit
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.notices import read_rows
 from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, revoke
+from asyncgate.parts.model import errors, queries, stored, stored_oauth, wire
 from asyncgate.parts.model.cards import CARDS
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.counted import measure_text
 from asyncgate.parts.model.erased import digest_of_kept, digest_of_list, place_of_row
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.queries import LeaseFilter, ObligationFilter, TaskFilter
-from asyncgate.parts.model.stored import (
-    RECORDS,
-    TABLES,
-    TERMINAL,
-    Account,
-    Archived,
-    Audit,
-    AuditHead,
-    Entry,
-    Erased,
-    Erasure,
-    Key,
-    Lease,
-    Receipt,
-    Schedule,
-    Task,
-    key_of,
-)
-from asyncgate.parts.model.stored_oauth import Grant, Revocation
-from asyncgate.parts.model.wire import CancelTask, ReleaseLease
-from asyncgate.parts.privacy.rules import ERASE_RULES, OF_OPERATOR, WITH_TASK, judge
+from asyncgate.parts.privacy import rules
 from asyncgate.parts.privacy.whom import Whom
-from asyncgate.parts.receipts.archive import (
-    archive_folder,
-    list_files,
-    read_left_over,
-    read_segment,
-    slices_of,
-    write_chain_back,
-)
+from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.seals import entry_digest, receipt_digest
 
 T = TypeVar("T")
@@ -79,10 +51,10 @@ decode_counts = msgspec.json.Decoder(Counts).decode
 def places(engine: Engine, whom: Whom) -> list[tuple[str, type[Struct]]]:
     """Return the tenants and kinds of rows that an erasure looks at, in its order."""
     own, operator = whom.tenant_id, engine.settings.default_tenant_id
-    apart = (*OF_OPERATOR, *(WITH_TASK if whom.principal is None else ()))
-    kinds = [kind for kind in ERASE_RULES if kind not in apart]
-    found = [(own, kind) for kind in kinds] + [(operator, kind) for kind in OF_OPERATOR]
-    return found + ([(operator, Audit)] if operator != own and whom.names else [])
+    apart = (*rules.OF_OPERATOR, *(rules.WITH_TASK if whom.principal is None else ()))
+    kinds = [kind for kind in rules.ERASE_RULES if kind not in apart]
+    found = [(own, kind) for kind in kinds] + [(operator, kind) for kind in rules.OF_OPERATOR]
+    return found + ([(operator, stored.Audit)] if operator != own and whom.names else [])
 
 
 def here_or_there(whom: Whom, tenant_id: str) -> Whom:
@@ -93,13 +65,13 @@ def here_or_there(whom: Whom, tenant_id: str) -> Whom:
 class Eraser:
     """Carries out one erasure."""
 
-    def __init__(self, engine: Engine, erasure: Erasure) -> None:
+    def __init__(self, engine: Engine, erasure: stored.Erasure) -> None:
         self.engine, self.erasure, self.tenant_id = engine, erasure, erasure.of_tenant
         self.operator = engine.settings.default_tenant_id
         self.whom = Whom.of(erasure, erasure.of_tenant)
         self.owned = set[str]()         # tasks of whom it is, as far as their receipts were read
 
-    async def run(self) -> Erasure:
+    async def run(self) -> stored.Erasure:
         """Go on until the erasure has ended, or has to wait; return how far it is."""
         rounds, steps = 0, {"credentials": self.end_credentials, "work": self.end_work, "archive": self.empty_archive,
                             "rows": self.erase_rows}
@@ -124,13 +96,15 @@ class Eraser:
     async def write(self, tenant_id: str, run: Callable[[Work], T], *records: tuple[type[Struct], tuple[str, ...]],
                     tasks: Iterable[str] = (), receipts: Iterable[str] = ()) -> T:
         """Let `run` change rows of a tenant in its next batch, with this erasure locked."""
-        return await self.engine.change(tenant_id, run, (Erasure, (self.erasure.erasure_id,)), (AuditHead, ()),
+        return await self.engine.change(tenant_id, run, (stored.Erasure, (self.erasure.erasure_id,)),
+                                        (stored.AuditHead, ()),
                                         *records, tasks=tasks, receipts=receipts)
 
-    async def keep(self, change: Callable[[Work, Erasure], Erasure], tenant_id: str | None = None) -> None:
+    async def keep(self, change: Callable[[Work, stored.Erasure], stored.Erasure],
+                   tenant_id: str | None = None) -> None:
         """Change how far the erasure is."""
-        def go(work: Work) -> Erasure:
-            now = work.find_record(Erasure, self.erasure.erasure_id)
+        def go(work: Work) -> stored.Erasure:
+            now = work.find_record(stored.Erasure, self.erasure.erasure_id)
             assert now is not None
             if now.ended_at is None:
                 work.keep_record(now := change(work, now))
@@ -148,39 +122,41 @@ class Eraser:
     async def end_credentials(self) -> None:
         """Suspend the tenant, or revoke the keys of the principal; end the sessions of the people who act as it."""
         if self.whom.principal is None:
-            await self.write(self.tenant_id, self.suspend, (Account, ()))
-        keys = [key async for key in read_rows(self.engine, self.tenant_id, Key)
-                if key.revoked_at is None and judge(self.whom, key, self.owned) is None]
-        for part in slices_of(keys, ROWS_PER_BATCH):
-            await self.write(self.tenant_id, lambda work, part=part: self.revoke_keys(work, part),   # type: ignore[misc]
-                             *((Key, key_of(key)) for key in part))
+            await self.write(self.tenant_id, self.suspend, (stored.Account, ()))
+        keys = [key async for key in read_rows(self.engine, self.tenant_id, stored.Key)
+                if key.revoked_at is None and rules.judge(self.whom, key, self.owned) is None]
+        for part in archive.slices_of(keys, ROWS_PER_BATCH):
+            await self.write(self.tenant_id, lambda work,
+                             part=part: self.revoke_keys(work, part),   # type: ignore[misc]
+                             *((stored.Key, stored.key_of(key)) for key in part))
         there = here_or_there(self.whom, self.operator)
-        grants = [grant async for grant in read_rows(self.engine, self.operator, Grant)
-                  if grant.ended_at is None and judge(there, grant, self.owned) is None]
-        for some in slices_of(grants, ROWS_PER_BATCH):
-            await self.write(self.operator, lambda work, some=some: self.end_sessions(work, some),   # type: ignore[misc]
-                             *REVOCATION_KEYS, *((Grant, key_of(grant)) for grant in some))
-        refused = {row.subject async for row in read_rows(self.engine, self.operator, Revocation)
+        grants = [grant async for grant in read_rows(self.engine, self.operator, stored_oauth.Grant)
+                  if grant.ended_at is None and rules.judge(there, grant, self.owned) is None]
+        for some in archive.slices_of(grants, ROWS_PER_BATCH):
+            await self.write(self.operator, lambda work,
+                             some=some: self.end_sessions(work, some),   # type: ignore[misc]
+                             *REVOCATION_KEYS, *((stored_oauth.Grant, stored.key_of(grant)) for grant in some))
+        refused = {row.subject async for row in read_rows(self.engine, self.operator, stored_oauth.Revocation)
                    if row.kind == "user" and row.since >= self.erasure.begun_at}
         if users := sorted(self.whom.users - refused):
             await self.write(self.operator, lambda work: self.refuse_tokens(work, users), *REVOCATION_KEYS)
 
     def suspend(self, work: Work) -> None:
         """Refuse everybody of the tenant from now on."""
-        account = work.find_record(Account) or Account("", work.now)
+        account = work.find_record(stored.Account) or stored.Account("", work.now)
         if account.suspended_at is None:
             work.keep_record(replace(account, suspended_at=work.now))
 
-    def revoke_keys(self, work: Work, keys: list[Key]) -> None:
+    def revoke_keys(self, work: Work, keys: list[stored.Key]) -> None:
         """Refuse keys from now on."""
         for key in keys:
-            if (row := work.find_record(Key, key.key_id)) is not None and row.revoked_at is None:
+            if (row := work.find_record(stored.Key, key.key_id)) is not None and row.revoked_at is None:
                 work.keep_record(replace(row, revoked_at=work.now))
 
-    def end_sessions(self, work: Work, grants: list[Grant]) -> None:
+    def end_sessions(self, work: Work, grants: list[stored_oauth.Grant]) -> None:
         """End sessions, and refuse their access tokens; the rows of revocations name the session alone."""
         for grant in grants:
-            if (row := work.find_record(Grant, grant.grant_id)) is not None and row.ended_at is None:
+            if (row := work.find_record(stored_oauth.Grant, grant.grant_id)) is not None and row.ended_at is None:
                 work.keep_record(replace(row, ended_at=work.now, ended_why=WHY))
                 revoke(work, "session", row.grant_id, work.now + LONGEST_VALID_SECONDS, str(self.engine.gate), WHY)
 
@@ -194,63 +170,64 @@ class Eraser:
     async def end_work(self) -> None:
         """Give back leases, cancel tasks, end schedules, and close what is still owed to whom is erased."""
         if self.whom.principal is not None:
-            for lease, _ in await self.engine.backend.page(self.tenant_id, LeaseFilter(self.whom.principal)):
+            for lease, _ in await self.engine.backend.page(self.tenant_id, queries.LeaseFilter(self.whom.principal)):
                 await self.give_back(lease)
         for status in LIVE:
             async for tasks in self.tasks_in(status):
-                await self.write(self.tenant_id, lambda work, tasks=tasks: self.cancel(work, tasks),  # type: ignore[misc]
+                await self.write(self.tenant_id, lambda work,
+                                 tasks=tasks: self.cancel(work, tasks),  # type: ignore[misc]
                                  tasks=[task.task_id for task in tasks])
-        schedules = [one async for one in read_rows(self.engine, self.tenant_id, Schedule)
-                     if judge(self.whom, one, self.owned) is None]
+        schedules = [one async for one in read_rows(self.engine, self.tenant_id, stored.Schedule)
+                     if rules.judge(self.whom, one, self.owned) is None]
         for one in schedules:
             await self.close_obligation(one.created, one)
         after: str | None = None
         while owed := await self.engine.backend.page(
-                self.tenant_id, ObligationFilter(self.whom.principal, after, ROWS_PER_BATCH)):
+                self.tenant_id, queries.ObligationFilter(self.whom.principal, after, ROWS_PER_BATCH)):
             for receipt in owed:
                 await self.close_obligation(receipt.receipt_id)
             after = owed[-1].receipt_id
 
-    async def give_back(self, lease: Lease) -> None:
+    async def give_back(self, lease: stored.Lease) -> None:
         """Release a lease of the principal: the task waits for another worker."""
         assert self.whom.principal is not None
         worker = Caller(self.tenant_id, self.whom.principal, "worker", frozenset())
-        ask = ReleaseLease(task_id=lease.task_id, lease_id=lease.lease_id)
+        ask = wire.ReleaseLease(task_id=lease.task_id, lease_id=lease.lease_id)
 
-        def release(engine: Engine, work: Work, caller: Caller, ask: ReleaseLease) -> None:
-            with contextlib.suppress(GateError), work.undo_on_error():      # it has ended meanwhile
+        def release(engine: Engine, work: Work, caller: Caller, ask: wire.ReleaseLease) -> None:
+            with contextlib.suppress(errors.GateError), work.undo_on_error():      # it has ended meanwhile
                 engine.release_lease(work, caller, ask)
         await self.engine.write(release, its_end, worker, ask)
 
-    async def tasks_in(self, status: str) -> AsyncIterator[list[Task]]:
+    async def tasks_in(self, status: str) -> AsyncIterator[list[stored.Task]]:
         """Yield the tasks in a state, newest first."""
         before: str | None = None
         while rows := await self.engine.backend.page(
-                self.tenant_id, TaskFilter(self.whom.principal, status, None, before, ROWS_PER_BATCH)):
+                self.tenant_id, queries.TaskFilter(self.whom.principal, status, None, before, ROWS_PER_BATCH)):
             yield [task for task, *_ in rows]
             before = rows[-1][0].task_id
 
-    def cancel(self, work: Work, tasks: list[Task]) -> None:
+    def cancel(self, work: Work, tasks: list[stored.Task]) -> None:
         """Cancel tasks with their receipts."""
         own = self.engine.make_own_caller(self.tenant_id)
         for task in tasks:
             if task.task_id in work.tasks:
-                self.engine.cancel_task(work, own, CancelTask(task_id=task.task_id, reason=WHY))
+                self.engine.cancel_task(work, own, wire.CancelTask(task_id=task.task_id, reason=WHY))
 
-    async def close_obligation(self, receipt_id: str, schedule: Schedule | None = None) -> None:
+    async def close_obligation(self, receipt_id: str, schedule: stored.Schedule | None = None) -> None:
         """Write the receipt that discharges an obligation, and close it."""
         opened = await self.engine.backend.receipt(self.tenant_id, receipt_id)
         tasks = [opened.task_id] if opened and opened.task_id else []
-        records = [(Schedule, (schedule.schedule_id,))] if schedule else []
+        records = [(stored.Schedule, (schedule.schedule_id,))] if schedule else []
 
         def close(work: Work) -> None:
             if (receipt := work.receipts.get(receipt_id)) is not None:
                 self.discharge(work, receipt)
             if schedule is not None:
-                work.drop_record(Schedule, schedule.schedule_id)
+                work.drop_record(stored.Schedule, schedule.schedule_id)
         await self.write(self.tenant_id, close, *records, tasks=tasks, receipts=[receipt_id])
 
-    def discharge(self, work: Work, opened: Receipt) -> None:
+    def discharge(self, work: Work, opened: stored.Receipt) -> None:
         """Discharge an obligation, unless a receipt has done so."""
         ends = TERMINATES[opened.receipt_type]
         if any(one.receipt_type in ends and opened.receipt_id in one.parents for one in work.receipts.values()):
@@ -273,48 +250,48 @@ class Eraser:
         if named != self.erasure.segments:      # before anything comes back: whoever goes on must know the files
             await self.keep(lambda work, now: replace(now, segments=named))
         for pointers in segments.values():
-            chains: defaultdict[str, list[Archived]] = defaultdict(list)
+            chains: defaultdict[str, list[stored.Archived]] = defaultdict(list)
             for one in pointers:
                 chains[one.chain].append(one)
             for chain in chains.values():
-                await write_chain_back(self.engine, self.tenant_id, chain)
+                await archive.write_chain_back(self.engine, self.tenant_id, chain)
         if left := decode_list(self.erasure.segments):
             await self.delete_files(left)
 
-    async def find_segments(self) -> dict[str, list[Archived]]:
+    async def find_segments(self) -> dict[str, list[stored.Archived]]:
         """Return the segments that have anything to erase, with their pointers.
 
         Files to which nothing points have it, too: of receipts that were restored, or of a run that was interrupted.
         """
-        named: defaultdict[str, list[Archived]] = defaultdict(list)
-        async for one in read_rows(self.engine, self.tenant_id, Archived):
+        named: defaultdict[str, list[stored.Archived]] = defaultdict(list)
+        async for one in read_rows(self.engine, self.tenant_id, stored.Archived):
             named[one.segment].append(one)
         found = {}
         for segment, pointers in named.items():
-            path = archive_folder(self.engine.settings) / segment
-            rows = await asyncio.to_thread(read_segment, str(path), path.stat().st_mtime)
-            if any(judge(self.whom, row, self.owned) != row for row in rows if row is not None):
+            path = archive.archive_folder(self.engine.settings) / segment
+            rows = await asyncio.to_thread(archive.read_segment, str(path), path.stat().st_mtime)
+            if any(rules.judge(self.whom, row, self.owned) != row for row in rows if row is not None):
                 found[segment] = pointers
-        left_over = [name for name in list_files(self.engine.settings, self.tenant_id) if name not in named]
+        left_over = [name for name in archive.list_files(self.engine.settings, self.tenant_id) if name not in named]
         return found | {segment: [] for segment in left_over if await self.must_go(segment)}
 
     async def must_go(self, segment: str) -> bool:
         """Whether a file to which nothing points has anything to erase; one of another database is not ours."""
-        path = archive_folder(self.engine.settings) / segment
-        rows = await asyncio.to_thread(read_left_over, str(path))
-        ours = next((row for row in rows if judge(self.whom, row, self.owned) != row), None)
+        path = archive.archive_folder(self.engine.settings) / segment
+        rows = await asyncio.to_thread(archive.read_left_over, str(path))
+        ours = next((row for row in rows if rules.judge(self.whom, row, self.owned) != row), None)
         return ours is not None and (
             await self.engine.backend.receipt(self.tenant_id, ours.receipt_id) is not None
-            or await self.engine.backend.record(self.tenant_id, Archived, ours.receipt_id) is not None)
+            or await self.engine.backend.record(self.tenant_id, stored.Archived, ours.receipt_id) is not None)
 
     async def delete_files(self, segments: list[str]) -> None:
         """Delete files of the archive to which nothing points any more."""
-        used = {one.segment async for one in read_rows(self.engine, self.tenant_id, Archived)}
-        folder = archive_folder(self.engine.settings)
+        used = {one.segment async for one in read_rows(self.engine, self.tenant_id, stored.Archived)}
+        folder = archive.archive_folder(self.engine.settings)
         for segment in segments:
             if segment not in used:
                 (folder / segment).unlink(missing_ok=True)
-        read_segment.cache_clear()
+        archive.read_segment.cache_clear()
 
     # Rows.
 
@@ -324,7 +301,7 @@ class Eraser:
         for tenant_id, kind in places(self.engine, self.whom):
             whom = here_or_there(self.whom, tenant_id)
             async for rows in self.find_changes(tenant_id, whom, kind):
-                for part in slices_of(rows, ROWS_PER_BATCH):
+                for part in archive.slices_of(rows, ROWS_PER_BATCH):
                     await self.erase(tenant_id, whom, kind, part)
         await self.engine.backend.drop_lanes(self.tenant_id)
 
@@ -332,7 +309,7 @@ class Eraser:
         """Yield the rows that the rules change, some hundred at a time."""
         found = []
         async for row in read_rows(self.engine, tenant_id, kind):
-            if judge(whom, row, self.owned) != row:
+            if rules.judge(whom, row, self.owned) != row:
                 found.append(row)
             if len(found) >= ROWS_PER_BATCH * 5:
                 yield found
@@ -342,35 +319,36 @@ class Eraser:
 
     async def erase(self, tenant_id: str, whom: Whom, kind: type[Struct], rows: list[Any]) -> None:
         """Change rows of one kind in one transaction, with the counts."""
-        records = [(kind, key_of(row)) for row in rows] if kind in RECORDS else []
-        notes = [(Erased, place_of_row(row)) for row in rows] if kind in (Receipt, Audit, Entry) else []
-        tasks = [row.task_id for row in rows] if kind in (Task, Lease) else []
+        records = [(kind, stored.key_of(row)) for row in rows] if kind in stored.RECORDS else []
+        notes = [(stored.Erased, place_of_row(row)) for row in rows] if kind in (stored.Receipt, stored.Audit,
+                                                                                 stored.Entry) else []
+        tasks = [row.task_id for row in rows] if kind in (stored.Task, stored.Lease) else []
 
         def change(work: Work) -> None:
-            now = work.find_record(Erasure, whom.erasure_id)
+            now = work.find_record(stored.Erasure, whom.erasure_id)
             if now is None or now.ended_at is not None:
                 return      # somebody else has ended it
             done = [self.change_row(work, whom, current) for row in rows
                     if (current := find_current(work, kind, row)) is not None]
-            work.keep_record(replace(now, counts=add_counts(now.counts, TABLES[kind], done)))
+            work.keep_record(replace(now, counts=add_counts(now.counts, stored.TABLES[kind], done)))
         await self.write(tenant_id, change, *records, *notes, tasks=tasks)
 
     def change_row(self, work: Work, whom: Whom, row: Any) -> str:
         """Carry out what the rules say of one row; return what was done."""
-        after = judge(whom, row, self.owned)
+        after = rules.judge(whom, row, self.owned)
         if after == row or (after is None and must_end_first(row)):
             return ""
         if after is None:
-            work.drop_record(type(row), *key_of(row))
-            work.count_usage(terminal=-isinstance(row, Task))
+            work.drop_record(type(row), *stored.key_of(row))
+            work.count_usage(terminal=-isinstance(row, stored.Task))
             return "deleted"
         if not CARDS[type(row)].erasable:
             work.keep_record(after)
             return "changed"
-        if isinstance(row, Receipt | Audit | Entry):
+        if isinstance(row, stored.Receipt | stored.Audit | stored.Entry):
             note_erased(work, whom, row)
         freed = measure_text(row.body) - measure_text(after.body) if isinstance(
-            row, Receipt) and isinstance(after, Receipt) else 0
+            row, stored.Receipt) and isinstance(after, stored.Receipt) else 0
         work.erase_row(after, freed)
         return "changed"
 
@@ -398,10 +376,10 @@ class Eraser:
                 return False
         return not await self.find_segments()
 
-    async def end(self, sign: Callable[[dict[str, Any]], str | None], said: dict[str, Any]) -> Erasure:
+    async def end(self, sign: Callable[[dict[str, Any]], str | None], said: dict[str, Any]) -> stored.Erasure:
         """Destroy the key and the name, and keep the proof; the rows in the operator's tenant come first."""
         if self.operator != self.tenant_id and await self.engine.backend.record(
-                self.operator, Erasure, self.erasure.erasure_id):
+                self.operator, stored.Erasure, self.erasure.erasure_id):
             await self.close(self.operator, sign, said)
         await self.close(self.tenant_id, sign, said)
         return self.erasure
@@ -409,11 +387,11 @@ class Eraser:
     async def close(self, tenant_id: str, sign: Callable[[dict[str, Any]], str | None], said: dict[str, Any]) -> None:
         """End the erasure in one tenant."""
         who, id = self.whom.principal, self.erasure.erasure_id
-        digest = digest_of_list([row async for row in read_rows(self.engine, tenant_id, Erased)
+        digest = digest_of_list([row async for row in read_rows(self.engine, tenant_id, stored.Erased)
                                  if row.erasure_id == id])
         pseudonym = self.whom.pseudonym(*((who.kind, who.id) if who else ("tenant", self.tenant_id)))
 
-        def finish(work: Work, now: Erasure) -> Erasure:
+        def finish(work: Work, now: stored.Erasure) -> stored.Erasure:
             ended = {**said, "erasure_id": id, "tenant_id": tenant_id, "of": pseudonym, "digest": digest,
                      "counts": decode_counts(now.counts), "begun_at": now.begun_at, "ended_at": work.now}
             add_line(work, "erasure_ended", "critical", to_canonical(
@@ -425,30 +403,30 @@ class Eraser:
 
 def must_end_first(row: Any) -> bool:
     """Whether a row may not go yet, because it came while the erasure was under way; another round ends it first."""
-    if isinstance(row, Task):
-        return row.status not in TERMINAL or bool(row.owed)
-    return isinstance(row, Key) and row.revoked_at is None
+    if isinstance(row, stored.Task):
+        return row.status not in stored.TERMINAL or bool(row.owed)
+    return isinstance(row, stored.Key) and row.revoked_at is None
 
 
 def find_current(work: Work, kind: type[Struct], row: Any) -> Any:
     """Return a row as it is now; rows that never change otherwise are as they were read."""
-    if kind is Entry:
+    if kind is stored.Entry:
         return row
-    if kind in RECORDS:
-        return work.find_record(kind, *key_of(row))
-    if kind in (Task, Lease):
-        return (work.tasks if kind is Task else work.leases).get(row.task_id)
+    if kind in stored.RECORDS:
+        return work.find_record(kind, *stored.key_of(row))
+    if kind in (stored.Task, stored.Lease):
+        return (work.tasks if kind is stored.Task else work.leases).get(row.task_id)
     return row
 
 
-def note_erased(work: Work, whom: Whom, row: Receipt | Audit | Entry) -> None:
+def note_erased(work: Work, whom: Whom, row: stored.Receipt | stored.Audit | stored.Entry) -> None:
     """Note that a row is erased, with the digest that others have of it; once for each row."""
     source, row_id = place_of_row(row)
-    if work.find_record(Erased, source, row_id) is not None:
+    if work.find_record(stored.Erased, source, row_id) is not None:
         return
-    before = row.hash if isinstance(row, Audit) else (
-        receipt_digest(row) if isinstance(row, Receipt) else entry_digest(row)).hex()
-    work.keep_record(Erased(source, row_id, whom.erasure_id, before, digest_of_kept(row)))
+    before = row.hash if isinstance(row, stored.Audit) else (
+        receipt_digest(row) if isinstance(row, stored.Receipt) else entry_digest(row)).hex()
+    work.keep_record(stored.Erased(source, row_id, whom.erasure_id, before, digest_of_kept(row)))
 
 
 def add_counts(counts: str, table: str, done: list[str]) -> str:

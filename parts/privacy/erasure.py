@@ -16,43 +16,15 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from asyncgate import ANOMALY, Caller, Engine, Operation, Work, forbid, its_key, receipt_key
-from asyncgate.parts.identity.admin import (
-    audit_change,
-    change_record,
-    operates,
-    read_page,
-    require_operator,
-    target_tenant,
-    tenant_of,
-)
+from asyncgate.parts.identity import admin
 from asyncgate.parts.identity.notices import mark_once, read_rows, tell_admins
+from asyncgate.parts.model import errors, queries, stored, stored_oauth, wire, wire_erasure
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.database import FileBackend
-from asyncgate.parts.model.errors import Forbidden, InvalidConfirmation, InvalidRequest
 from asyncgate.parts.model.ids import mark_of
-from asyncgate.parts.model.queries import LeaseFilter, ObligationFilter, Rows, TaskFilter
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import TABLES, Erasure, SealHead
-from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
-from asyncgate.parts.model.wire import Created, CreateTask, Principal
-from asyncgate.parts.model.wire_erasure import (
-    ErasedRows,
-    ErasePrincipal,
-    EraseTenant,
-    ErasureRecord,
-    ErasureReport,
-    Erasures,
-    ListErasures,
-)
-from asyncgate.parts.privacy.erasing import (
-    LIVE,
-    Counts,
-    Eraser,
-    decode_counts,
-    here_or_there,
-    places,
-)
+from asyncgate.parts.privacy import erasing
 from asyncgate.parts.privacy.rules import judge
 from asyncgate.parts.privacy.whom import OURS
 from asyncgate.parts.receipts.archive import note_return
@@ -117,51 +89,57 @@ LEDGER_REQUEST = """Ask who runs the ledger to erase the receipts of this erasur
 list_erasures shows its pseudonym when it has ended, list_receipts the ids of the receipts by the pseudonym."""
 
 
-async def erase_principal(engine: Engine, caller: Caller, ask: ErasePrincipal) -> ErasureReport:
+async def erase_principal(engine: Engine, caller: Caller,
+                          ask: wire_erasure.ErasePrincipal) -> wire_erasure.ErasureReport:
     """Erase everything that is kept of a principal: first with plan, which changes nothing, then with confirm.
 
     Credentials go first, work in flight is canceled, obligations are discharged; receipts stay without content, so that
     seals and the chains of others stay sound.  An interrupted erasure goes on when it is called again.  Spec 21.12.1.
     """
-    tenant_id = await target_tenant(engine, caller, ask.tenant)
-    who = Principal(ask.principal_kind, ask.principal_id)
+    tenant_id = await admin.target_tenant(engine, caller, ask.tenant)
+    who = wire.Principal(ask.principal_kind, ask.principal_id)
     if who.kind in OURS:
-        raise InvalidRequest(f"nobody erases the gate itself, {who}; erase an agent, a worker, a service or a human")
+        raise errors.InvalidRequest(
+            f"nobody erases the gate itself, {who}; erase an agent, a worker, a service or a human")
     if caller.bound and who.same(caller.principal) and tenant_id == caller.tenant_id:
-        raise Forbidden("nobody erases itself, for it could not see how that ends; let another admin do it")
+        raise errors.Forbidden("nobody erases itself, for it could not see how that ends; let another admin do it")
     return await erase(engine, caller, ask, tenant_id, who, ask.principal_id)
 
 
-async def erase_tenant(engine: Engine, caller: Caller, ask: EraseTenant) -> ErasureReport:
+async def erase_tenant(engine: Engine, caller: Caller, ask: wire_erasure.EraseTenant) -> wire_erasure.ErasureReport:
     """Erase everything that is kept of a tenant: first with plan, which changes nothing, then with confirm.
 
     For the operator.  The tenant is suspended at once and stays so, without a name.  Receipts stay without content, so
     that its seals stay sound.  An interrupted erasure goes on when it is called again.  Spec 21.12.1.
     """
-    require_operator(engine, caller)
-    tenant_id = await tenant_of(engine, ask.tenant or "")
+    admin.require_operator(engine, caller)
+    tenant_id = await admin.tenant_of(engine, ask.tenant or "")
     if tenant_id == engine.settings.default_tenant_id:
-        raise Forbidden("the default tenant is the operator's own and cannot be erased; delete the database instead")
+        raise errors.Forbidden(
+            "the default tenant is the operator's own and cannot be erased; delete the database instead")
     return await erase(engine, caller, ask, tenant_id, None, ask.tenant or "")
 
 
-async def list_erasures(engine: Engine, caller: Caller, ask: ListErasures) -> Erasures:
+async def list_erasures(engine: Engine, caller: Caller, ask: wire_erasure.ListErasures) -> wire_erasure.Erasures:
     """List the tenant's erasures, the oldest first, with their counts and proofs."""
-    tenant_id = await target_tenant(engine, caller, ask.tenant)
-    rows, *ends = await read_page(engine, caller, ask, ("erasures", tenant_id),
-                                  lambda after: engine.backend.page(tenant_id, Rows(Erasure, after)),
-                                  lambda row: row.erasure_id, lambda row: row.of_tenant == tenant_id)
-    return Erasures([show_erasure(row) for row in rows], *ends)
+    tenant_id = await admin.target_tenant(engine, caller, ask.tenant)
+    rows, *ends = await admin.read_page(engine, caller, ask, ("erasures", tenant_id),
+                                        lambda after: engine.backend.page(tenant_id,
+                                                                          queries.Rows(stored.Erasure, after)),
+                                        lambda row: row.erasure_id, lambda row: row.of_tenant == tenant_id)
+    return wire_erasure.Erasures([show_erasure(row) for row in rows], *ends)
 
 
-async def erase(engine: Engine, caller: Caller, ask: ErasePrincipal | EraseTenant, tenant_id: str,
-                who: Principal | None, name: str) -> ErasureReport:
+async def erase(engine: Engine, caller: Caller, ask: wire_erasure.ErasePrincipal | wire_erasure.EraseTenant,
+                tenant_id: str,
+                who: wire.Principal | None, name: str) -> wire_erasure.ErasureReport:
     """Plan an erasure, begin it, or go on with it."""
     if caller.capabilities is not None or caller.task_types is not None:
         raise forbid(caller, "a key that is limited to capabilities or task types cannot erase")
     if not ask.plan and ask.confirm != name:
-        raise InvalidConfirmation(f"confirm must be {name!r}, the name of what is erased for ever; call with plan "
-                                  "first to see what goes and what stays")
+        raise errors.InvalidConfirmation(
+            f"confirm must be {name!r}, the name of what is erased for ever; call with plan "
+                                         "first to see what goes and what stays")
     under_way = await find_open(engine, tenant_id, who)
     if ask.plan or under_way is None:
         planned = await make_plan(engine, tenant_id, who, under_way)
@@ -181,29 +159,31 @@ async def erase(engine: Engine, caller: Caller, ask: ErasePrincipal | EraseTenan
     return report_erasure(engine.settings, erasure, request)
 
 
-async def compact_if_asked(engine: Engine, caller: Caller, ask: ErasePrincipal | EraseTenant) -> None:
+async def compact_if_asked(engine: Engine, caller: Caller,
+                           ask: wire_erasure.ErasePrincipal | wire_erasure.EraseTenant) -> None:
     """Rewrite the file for an operator that asks for it, so that no page keeps old bytes."""
-    if ask.vacuum and operates(engine, caller) and isinstance(engine.backend, FileBackend):
+    if ask.vacuum and admin.operates(engine, caller) and isinstance(engine.backend, FileBackend):
         await engine.backend.compact()
 
 
-async def ask_ledger(engine: Engine, caller: Caller, erasure: Erasure) -> str | None:
+async def ask_ledger(engine: Engine, caller: Caller, erasure: stored.Erasure) -> str | None:
     """Ask for erasure at the ledger, by a task that its caller is owed until somebody completes it; once."""
     if engine.settings.receipt_mode == "standalone":
         return None
-    order = CreateTask(type=LEDGER_TYPE, payload=Raw(to_canonical({
+    order = wire.CreateTask(type=LEDGER_TYPE, payload=Raw(to_canonical({
         "erasure_id": erasure.erasure_id, "tenant": erasure.of_tenant})), idempotency_key=erasure.erasure_id,
         task_summary="Ask for erasure at the ledger", instructions=LEDGER_REQUEST)
-    made: Created = await engine.write(Engine.create_task, its_key, replace(caller, bound=True), order)
+    made: wire.Created = await engine.write(Engine.create_task, its_key, replace(caller, bound=True), order)
     return made.task_id
 
 
-async def go_on(engine: Engine, caller: Caller, erasure: Erasure) -> Erasure:
+async def go_on(engine: Engine, caller: Caller, erasure: stored.Erasure) -> stored.Erasure:
     """Go on with an erasure that has begun; return how far it is."""
     operator = engine.settings.default_tenant_id
-    if operator != erasure.of_tenant and await engine.backend.record(operator, Erasure, erasure.erasure_id) is None:
+    if operator != erasure.of_tenant and await engine.backend.record(operator, stored.Erasure,
+                                                                     erasure.erasure_id) is None:
         await keep_erasure(engine, caller, operator, erasure)       # an interrupted call may not have come this far
-    eraser = Eraser(engine, erasure)
+    eraser = erasing.Eraser(engine, erasure)
     erasure = await eraser.run()
     if erasure.step == "end" and erasure.ended_at is None:
         await tell_caller(engine, caller, erasure)
@@ -226,17 +206,17 @@ class ErasureFinisher:
 
     async def finish(self, tenant_id: str) -> int:
         """Go on with those of a tenant; return how many have ended."""
-        under_way = [row async for row in read_rows(self.engine, tenant_id, Erasure)
+        under_way = [row async for row in read_rows(self.engine, tenant_id, stored.Erasure)
                      if row.ended_at is None and row.of_tenant == tenant_id]
         own = replace(self.engine.make_own_caller(tenant_id), bound=False)      # nobody asks, so nobody is told
         ended = [await go_on(self.engine, own, row) for row in under_way]
         return sum(row.ended_at is not None for row in ended)
 
 
-async def find_open(engine: Engine, tenant_id: str, who: Principal | None) -> Erasure | None:
+async def find_open(engine: Engine, tenant_id: str, who: wire.Principal | None) -> stored.Erasure | None:
     """Return the erasure of a principal or a tenant that is under way."""
     kind, id = (who.kind, who.id) if who else ("", "")
-    async for row in read_rows(engine, tenant_id, Erasure):
+    async for row in read_rows(engine, tenant_id, stored.Erasure):
         if row.ended_at is None and (row.of_tenant, row.principal_kind, row.principal_id) == (tenant_id, kind, id):
             return row
     return None
@@ -248,7 +228,7 @@ async def find_open(engine: Engine, tenant_id: str, who: Principal | None) -> Er
 class Planned(Struct):
     """What an erasure would do."""
 
-    counts: Counts
+    counts: erasing.Counts
     in_flight: int
     leases: int
     obligations: int
@@ -262,32 +242,34 @@ class Planned(Struct):
                     or self.at_least)
 
 
-async def make_plan(engine: Engine, tenant_id: str, who: Principal | None, under_way: Erasure | None) -> Planned:
+async def make_plan(engine: Engine, tenant_id: str, who: wire.Principal | None,
+                    under_way: stored.Erasure | None) -> Planned:
     """Judge each row, and count what would change, for a few seconds: nobody waits longer for a plan."""
     until, over = asyncio.get_running_loop().time() + PLAN_SECONDS, False
-    eraser = Eraser(engine, under_way or await draft(engine, tenant_id, who))
-    counts: Counts = {}
-    for place, kind in places(engine, eraser.whom):
-        whom = here_or_there(eraser.whom, place)
+    eraser = erasing.Eraser(engine, under_way or await draft(engine, tenant_id, who))
+    counts: erasing.Counts = {}
+    for place, kind in erasing.places(engine, eraser.whom):
+        whom = erasing.here_or_there(eraser.whom, place)
         async for row in read_rows(engine, place, kind):
             if (after := judge(whom, row, eraser.owned)) != row:
-                of = counts.setdefault(TABLES[kind], {})
+                of = counts.setdefault(stored.TABLES[kind], {})
                 what = "deleted" if after is None else "changed"
                 of[what] = of.get(what, 0) + 1
             if over := asyncio.get_running_loop().time() > until:
                 break
         if over:
             break
-    in_flight = sum([await count_tasks(engine, tenant_id, TaskFilter(who, status, None, None, COUNTED_TOGETHER), until)
-                     for status in LIVE])
+    in_flight = sum([await count_tasks(engine, tenant_id, queries.TaskFilter(who, status, None, None, COUNTED_TOGETHER),
+                                       until)
+                     for status in erasing.LIVE])
     over = over or asyncio.get_running_loop().time() > until
-    leases = await engine.backend.page(tenant_id, LeaseFilter(who)) if who else []
-    owed = await engine.backend.page(tenant_id, ObligationFilter(who, None, MOST_COUNTED))
+    leases = await engine.backend.page(tenant_id, queries.LeaseFilter(who)) if who else []
+    owed = await engine.backend.page(tenant_id, queries.ObligationFilter(who, None, MOST_COUNTED))
     return Planned(counts, in_flight, len(leases), len(owed),
                    0 if over else len(await eraser.find_segments()), over)
 
 
-async def count_tasks(engine: Engine, tenant_id: str, of: TaskFilter, until: float) -> int:
+async def count_tasks(engine: Engine, tenant_id: str, of: queries.TaskFilter, until: float) -> int:
     """Count tasks up to a number and a time, few of them read together: each may have a megabyte."""
     found = 0
     while rows := await engine.backend.page(tenant_id, of):
@@ -297,22 +279,22 @@ async def count_tasks(engine: Engine, tenant_id: str, of: TaskFilter, until: flo
     return found
 
 
-async def draft(engine: Engine, tenant_id: str, who: Principal | None) -> Erasure:
+async def draft(engine: Engine, tenant_id: str, who: wire.Principal | None) -> stored.Erasure:
     """Return a new erasure, with all that names the people who act as the principal."""
     now = engine.backend.now()
     id = engine.backend.ids.new(now, mark_of(tenant_id))
     kind, name = (who.kind, who.id) if who else ("", "")
-    return Erasure(id, tenant_id, kind, name, to_canonical(await find_names(engine, tenant_id, who)).decode(),
-                   secrets.token_hex(32), "credentials", "[]", "{}", now)
+    return stored.Erasure(id, tenant_id, kind, name, to_canonical(await find_names(engine, tenant_id, who)).decode(),
+                          secrets.token_hex(32), "credentials", "[]", "{}", now)
 
 
-async def find_names(engine: Engine, tenant_id: str, who: Principal | None) -> list[str]:
+async def find_names(engine: Engine, tenant_id: str, who: wire.Principal | None) -> list[str]:
     """Return the ids of the users who act as a principal, and their names with their providers.
 
     Only what a provider has proven is a `name`; what an admin or the person has `chosen` may be anybody's, or a word.
     """
     users, proven, texts = set[str](), set[str](), set[str]()
-    async for user in read_rows(engine, engine.settings.default_tenant_id, User):
+    async for user in read_rows(engine, engine.settings.default_tenant_id, stored_oauth.User):
         if user.tenant == tenant_id and who in (None, user.principal):
             users.add(user.user_id)
             texts |= {text for text in (user.email, user.subject, user.name) if len(text) >= SHORTEST_NAME}
@@ -321,17 +303,19 @@ async def find_names(engine: Engine, tenant_id: str, who: Principal | None) -> l
             *(f"chosen {text}" for text in sorted(texts - proven))]
 
 
-def report_plan(settings: Settings, planned: Planned, state: Literal["planned", "nothing"]) -> ErasureReport:
+def report_plan(settings: Settings, planned: Planned,
+                state: Literal["planned", "nothing"]) -> wire_erasure.ErasureReport:
     """Show a plan, or that there is nothing to erase."""
-    return ErasureReport(
+    return wire_erasure.ErasureReport(
         state, show_counts(planned.counts), planned.in_flight, planned.leases,
         planned.obligations, planned.segments, GOES if state == "planned" else [], STAYS, list_afterwards(settings),
         at_least=planned.at_least)
 
 
-def show_counts(counts: Counts) -> list[ErasedRows]:
+def show_counts(counts: erasing.Counts) -> list[wire_erasure.ErasedRows]:
     """Show what happens to the rows of each table."""
-    return [ErasedRows(table, of.get("changed", 0), of.get("deleted", 0)) for table, of in sorted(counts.items())]
+    return [wire_erasure.ErasedRows(table, of.get("changed", 0), of.get("deleted", 0)) for table,
+            of in sorted(counts.items())]
 
 
 def list_afterwards(settings: Settings) -> list[str]:
@@ -344,7 +328,7 @@ def list_afterwards(settings: Settings) -> list[str]:
 # Its beginning and its end.
 
 
-async def keep_erasure(engine: Engine, caller: Caller, tenant_id: str, erasure: Erasure) -> None:
+async def keep_erasure(engine: Engine, caller: Caller, tenant_id: str, erasure: stored.Erasure) -> None:
     """Store the beginning of an erasure; the audit line of an erased tenant names nobody.
 
     In the same transaction the head of the seals changes, so that no run of the archive goes on that began before.
@@ -354,20 +338,22 @@ async def keep_erasure(engine: Engine, caller: Caller, tenant_id: str, erasure: 
         note_return(work)
         if tenant_id == caller.tenant_id:
             scope = "principal" if erasure.principal_kind else "tenant"
-            audit_change(engine, work, "erasure_begun", "critical", caller, erasure_id=erasure.erasure_id, scope=scope,
-                         tenant=erasure.of_tenant)
-    await change_record(engine, caller, tenant_id, Erasure, (erasure.erasure_id,), keep, beside=[(SealHead, ())])
+            admin.audit_change(engine, work, "erasure_begun", "critical", caller, erasure_id=erasure.erasure_id,
+                               scope=scope,
+                               tenant=erasure.of_tenant)
+    await admin.change_record(engine, caller, tenant_id, stored.Erasure, (erasure.erasure_id,), keep,
+                              beside=[(stored.SealHead, ())])
 
 
-async def audit_end(engine: Engine, caller: Caller, erasure: Erasure) -> None:
+async def audit_end(engine: Engine, caller: Caller, erasure: stored.Erasure) -> None:
     """Note in the caller's audit log that an erasure has ended."""
     def note(work: Work) -> None:
-        audit_change(engine, work, "erasure_confirmed", "critical", caller, erasure_id=erasure.erasure_id,
-                     tenant=erasure.of_tenant, digest=erasure.digest)
-    await change_record(engine, caller, caller.tenant_id, Erasure, (erasure.erasure_id,), note)
+        admin.audit_change(engine, work, "erasure_confirmed", "critical", caller, erasure_id=erasure.erasure_id,
+                           tenant=erasure.of_tenant, digest=erasure.digest)
+    await admin.change_record(engine, caller, caller.tenant_id, stored.Erasure, (erasure.erasure_id,), note)
 
 
-async def tell_caller(engine: Engine, caller: Caller, erasure: Erasure) -> None:
+async def tell_caller(engine: Engine, caller: Caller, erasure: stored.Erasure) -> None:
     """Write the receipt of an erasure into the inbox of who asked for it; once."""
     if not caller.bound:
         return
@@ -376,7 +362,7 @@ async def tell_caller(engine: Engine, caller: Caller, erasure: Erasure) -> None:
 
     def tell(work: Work) -> None:
         tell_admins(engine, work, [caller.principal], kind, once=id, erasure_id=id, tenant=erasure.of_tenant,
-                    counts=decode_counts(erasure.counts))
+                    counts=erasing.decode_counts(erasure.counts))
     key = receipt_key(ANOMALY, "", engine.gate, None, (), mark_once(kind, id, caller.principal))
     await engine.change(caller.tenant_id, tell, stated=[("", key)])
 
@@ -395,20 +381,22 @@ async def make_signer(settings: Settings) -> Callable[[dict[str, Any]], str | No
 # What is shown.
 
 
-def report_erasure(settings: Settings, erasure: Erasure, request: str | None) -> ErasureReport:
+def report_erasure(settings: Settings, erasure: stored.Erasure, request: str | None) -> wire_erasure.ErasureReport:
     """Show how far an erasure is."""
-    return ErasureReport(
-        "erased" if erasure.ended_at is not None else "erasing", show_counts(decode_counts(erasure.counts)), 0, 0, 0,
+    return wire_erasure.ErasureReport(
+        "erased" if erasure.ended_at is not None else "erasing", show_counts(erasing.decode_counts(erasure.counts)), 0,
+        0, 0,
         len(msgspec.json.decode(erasure.segments)), [], STAYS, list_afterwards(settings), erasure.erasure_id,
         to_utc(erasure.begun_at), to_utc_or_none(erasure.ended_at), erasure.digest or None, erasure.proof, request)
 
 
-def show_erasure(row: Erasure) -> ErasureRecord:
+def show_erasure(row: stored.Erasure) -> wire_erasure.ErasureRecord:
     """Show an erasure without its key and without the name of whom it is of."""
-    return ErasureRecord(
+    return wire_erasure.ErasureRecord(
         row.erasure_id, row.of_tenant, "principal" if row.principal_kind else "tenant",
         row.principal_id if row.ended_at is not None else None, row.ended_at is not None,
-        show_counts(decode_counts(row.counts)), to_utc(row.begun_at), to_utc_or_none(row.ended_at), row.digest or None,
+        show_counts(erasing.decode_counts(row.counts)), to_utc(row.begun_at), to_utc_or_none(row.ended_at),
+        row.digest or None,
         row.proof)
 
 

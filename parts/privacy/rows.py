@@ -13,12 +13,11 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import fields
 
-from asyncgate.parts.model.cards import Form, Says, list_columns, list_fields
+from asyncgate.parts.model import cards, stored
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.stored import TABLES, export_order
 from asyncgate.parts.model.views import to_utc
 
-TABLE_OF_KIND: dict[str, type[Struct]] = {table: kind for kind, table in TABLES.items()}
+TABLE_OF_KIND: dict[str, type[Struct]] = {table: kind for kind, table in stored.TABLES.items()}
 
 TIMES = frozenset({"at", "until", "since", "before"})   # the last words of the names of times
 
@@ -27,12 +26,12 @@ require_json = msgspec.json.Decoder(Raw).decode
 
 def list_proofs(table: type[Struct]) -> list[str]:
     """Return the fields of a table that are never exported."""
-    return list_fields(table, Says.PROOF)
+    return cards.list_fields(table, cards.Says.PROOF)
 
 
 def has_open_keys(table: type[Struct]) -> bool:
     """Whether the keys of a table may be shown; a cursor shows one."""
-    return not set(export_order(table)) & set(list_proofs(table))
+    return not set(stored.export_order(table)) & set(list_proofs(table))
 
 
 def encode_row(row: Struct, **more: Struct | None) -> bytes:
@@ -50,7 +49,7 @@ def show_row(row: Struct) -> dict[str, Any]:
 def plan_fields(table: type[Struct]) -> list[tuple[str, Callable[[Any], Any]]]:
     """Return the exported fields of a table, and how each is shown."""
     proofs = list_proofs(table)
-    nested = [column.name for column in list_columns(table) if column.form is Form.JSON]
+    nested = [column.name for column in cards.list_columns(table) if column.form is cards.Form.JSON]
     return [(field.name, choose_form(field.name, field.type, nested)) for field in fields(table)
             if field.name not in proofs]
 

@@ -14,34 +14,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncgate.parts.model import erased, stored, stored_oauth, stored_webhooks
 from asyncgate.parts.model.cards import CARDS, OF_TASK
 from asyncgate.parts.model.content import to_canonical
-from asyncgate.parts.model.erased import PSEUDONYM, SALT, read_note, write_note
 from asyncgate.parts.model.pausing import decode_pauses, encode_pauses
-from asyncgate.parts.model.stored import (
-    Account,
-    Audit,
-    Bulk,
-    Entry,
-    Event,
-    Key,
-    Lease,
-    Outgoing,
-    Pauses,
-    Presence,
-    Receipt,
-    Schedule,
-    Task,
-    read_details,
-)
-from asyncgate.parts.model.stored_oauth import (
-    Consent,
-    Grant,
-    OAuthClient,
-    SignInLink,
-    User,
-)
-from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery, WebhookHead
 from asyncgate.parts.privacy.whom import Whom
 from asyncgate.parts.receipts.seals import entry_digest, receipt_digest
 
@@ -71,7 +47,7 @@ def leave(whom: Whom, row: Struct, owned: set[str]) -> Struct:
 # Work.
 
 
-def erase_task(whom: Whom, row: Task, owned: set[str]) -> Task | None:
+def erase_task(whom: Whom, row: stored.Task, owned: set[str]) -> stored.Task | None:
     """Take the tasks of the principal away, and its name from those that it has lost."""
     if whom.is_everybody or whom.covers(row.owner_kind, row.owner_id):
         return None
@@ -83,7 +59,7 @@ def erase_task(whom: Whom, row: Task, owned: set[str]) -> Task | None:
     return replace(row, lost_to=to_canonical(named).decode())
 
 
-def erase_lease(whom: Whom, row: Lease, owned: set[str]) -> Lease:
+def erase_lease(whom: Whom, row: stored.Lease, owned: set[str]) -> stored.Lease:
     """Replace the name of who held a lease."""
     if not whom.covers(row.worker_kind, row.worker_id):
         return row
@@ -91,20 +67,20 @@ def erase_lease(whom: Whom, row: Lease, owned: set[str]) -> Lease:
                    resumed_by=None)
 
 
-def erase_event(whom: Whom, row: Event, owned: set[str]) -> Event:
+def erase_event(whom: Whom, row: stored.Event, owned: set[str]) -> stored.Event:
     """Empty an event of another principal's task that names the principal."""
     if row.task_id in owned or not whom.is_mentioned(msgspec.json.decode(row.payload)):
         return row
     return replace(row, payload=f'{{"erased":"{whom.erasure_id}"}}')
 
 
-def erase_schedule(whom: Whom, row: Schedule, owned: set[str]) -> Schedule | None:
+def erase_schedule(whom: Whom, row: stored.Schedule, owned: set[str]) -> stored.Schedule | None:
     """Take a schedule of the principal away, whose end was told before, and its name from what others call theirs."""
     gone = whom.is_everybody or whom.covers(row.owner_kind, row.owner_id) or whom.covers(
         row.scheduler_kind, row.scheduler_id)
     if gone:
         return None
-    told = read_details(row.details)
+    told = stored.read_details(row.details)
     left = replace(told, name=blot_or_none(whom, told.name), last_status=blot_or_none(whom, told.last_status))
     return row if left == told else replace(row, details=msgspec.json.encode(left).decode())
 
@@ -112,9 +88,9 @@ def erase_schedule(whom: Whom, row: Schedule, owned: set[str]) -> Schedule | Non
 # Receipts.
 
 
-def erase_receipt(whom: Whom, row: Receipt, owned: set[str]) -> Receipt:
+def erase_receipt(whom: Whom, row: stored.Receipt, owned: set[str]) -> stored.Receipt:
     """Empty the receipts from and to the principal and those of its tasks, and the gate's own that name it."""
-    note, sent = read_note(row.body), whom.covers(row.from_kind, row.from_id)
+    note, sent = erased.read_note(row.body), whom.covers(row.from_kind, row.from_id)
     if row.receipt_type == "task.assigned" and (sent or is_by_pseudonym(whom, row)):
         owned.add(row.task_id)
     named = sent or whom.covers(row.to_kind, row.to_id)
@@ -129,52 +105,52 @@ def erase_receipt(whom: Whom, row: Receipt, owned: set[str]) -> Receipt:
     about = row.schedule_id
     emptied = replace(
         row, receipt_key=whom.keyed(row.receipt_key), hash=whom.keyed(row.hash),
-        schedule_id=about if about is None or about.startswith(PSEUDONYM) else whom.pseudonym("schedule", about),
-        body=write_note(whom.erasure_id, receipt_digest(row).hex()) if row.body else "", salt="")
+        schedule_id=about if about is None or about.startswith(erased.PSEUDONYM) else whom.pseudonym("schedule", about),
+        body=erased.write_note(whom.erasure_id, receipt_digest(row).hex()) if row.body else "", salt="")
     return rename(whom, emptied)
 
 
-def is_by_pseudonym(whom: Whom, row: Receipt) -> bool:
+def is_by_pseudonym(whom: Whom, row: stored.Receipt) -> bool:
     """Whether the sender of a receipt is the principal by its pseudonym, because this erasure was here before."""
     who = whom.principal
     return who is not None and row.from_id == whom.pseudonym(who.kind, who.id)
 
 
-def rename(whom: Whom, row: Receipt) -> Receipt:
+def rename(whom: Whom, row: stored.Receipt) -> stored.Receipt:
     """Replace the names of a receipt's sender and recipient."""
     return replace(row, from_id=whom.replace_id(row.from_kind, row.from_id),
                    to_id=whom.replace_id(row.to_kind, row.to_id))
 
 
-def erase_outgoing(whom: Whom, row: Outgoing, owned: set[str]) -> Outgoing | None:
+def erase_outgoing(whom: Whom, row: stored.Outgoing, owned: set[str]) -> stored.Outgoing | None:
     """Do not send what names the principal or belongs to its tasks."""
     gone = whom.is_everybody or row.task_id in owned or whom.is_within(msgspec.json.decode(row.content))
     return None if gone else row
 
 
-def erase_entry(whom: Whom, row: Entry, owned: set[str]) -> Entry:
+def erase_entry(whom: Whom, row: stored.Entry, owned: set[str]) -> stored.Entry:
     """Empty what the principal has stored in this ledger, and what was stored there for it."""
     ends = ((row.from_kind, row.from_id), (row.to_kind, row.to_id), (row.stated_kind, row.stated_id))
     if not any(whom.covers(*end) for end in ends):
         return row
-    note = read_note(row.content)
-    named = row.receipt_id.startswith(PSEUDONYM)
+    note = erased.read_note(row.content)
+    named = row.receipt_id.startswith(erased.PSEUDONYM)
     return replace(
         row, receipt_id=row.receipt_id if named else whom.pseudonym("receipt", row.receipt_id),
         from_id=whom.replace_id(*ends[0]), to_id=whom.replace_id(*ends[1]), stated_id=whom.replace_id(*ends[2]),
         digest=row.digest if note else whom.keyed(row.digest),
-        content=row.content if note else write_note(whom.erasure_id, entry_digest(row).hex()))
+        content=row.content if note else erased.write_note(whom.erasure_id, entry_digest(row).hex()))
 
 
 # Who was here, and what an admin did.
 
 
-def erase_presence(whom: Whom, row: Presence, owned: set[str]) -> Presence | None:
+def erase_presence(whom: Whom, row: stored.Presence, owned: set[str]) -> stored.Presence | None:
     """Forget when the principal was here."""
     return None if whom.is_everybody or whom.covers(row.kind, row.id) else row
 
 
-def erase_key(whom: Whom, row: Key, owned: set[str]) -> Key | None:
+def erase_key(whom: Whom, row: stored.Key, owned: set[str]) -> stored.Key | None:
     """Take the keys of the principal away, and its name from those that it has issued."""
     if whom.is_everybody or whom.covers(row.principal_kind, row.principal_id):
         return None
@@ -192,19 +168,19 @@ def rename_text(whom: Whom, text: str) -> str:
     return f"{kind} {whom.replace_id(kind, id)}" if id else text
 
 
-def erase_account(whom: Whom, row: Account, owned: set[str]) -> Account:
+def erase_account(whom: Whom, row: stored.Account, owned: set[str]) -> stored.Account:
     """Take the name of a tenant away that is erased as a whole; it stays suspended."""
     if not whom.is_everybody:
         return replace(row, exempt_why=blot_or_none(whom, row.exempt_why),
                        stricter_why=blot_or_none(whom, row.stricter_why))
-    name = row.name if row.name.startswith(PSEUDONYM) else whom.pseudonym("tenant", whom.tenant_id)
+    name = row.name if row.name.startswith(erased.PSEUDONYM) else whom.pseudonym("tenant", whom.tenant_id)
     return replace(row, name=name, exempt_why=None, stricter_why=None)
 
 
-def erase_pauses(whom: Whom, row: Pauses, owned: set[str]) -> Pauses:
+def erase_pauses(whom: Whom, row: stored.Pauses, owned: set[str]) -> stored.Pauses:
     """Take the name of the principal from what it has paused, and what is paused for it alone."""
     if whom.is_everybody:
-        return Pauses("[]")
+        return stored.Pauses("[]")
     left = [replace(one, by_id=whom.pseudonym(one.by_kind, one.by_id), reason=None)
             if whom.covers(one.by_kind, one.by_id) else replace(one, reason=blot_or_none(whom, one.reason))
             for one in decode_pauses(row.listed)
@@ -212,7 +188,7 @@ def erase_pauses(whom: Whom, row: Pauses, owned: set[str]) -> Pauses:
     return encode_pauses(left)
 
 
-def erase_bulk(whom: Whom, row: Bulk, owned: set[str]) -> Bulk:
+def erase_bulk(whom: Whom, row: stored.Bulk, owned: set[str]) -> stored.Bulk:
     """Take the principal's name and words from what was done to many tasks."""
     asked = msgspec.json.decode(row.asked)
     told = whom.here and (whom.is_told(asked.get("reason")) or whom.is_told(row.problem))
@@ -222,10 +198,10 @@ def erase_bulk(whom: Whom, row: Bulk, owned: set[str]) -> Bulk:
     return replace(row, by_id=whom.replace_id(row.by_kind, row.by_id), asked="{}", problem=None)
 
 
-def erase_line(whom: Whom, row: Audit, owned: set[str]) -> Audit:
+def erase_line(whom: Whom, row: stored.Audit, owned: set[str]) -> stored.Audit:
     """Leave of an audit line what is needed to see what was done, and pseudonyms of who did it."""
     said = msgspec.json.decode(row.body)
-    said.pop(SALT, None)        # it goes with anything else, and not alone
+    said.pop(erased.SALT, None)        # it goes with anything else, and not alone
     kind, id = str(said.get("principal_kind", "")), str(said.get("principal_id", ""))
     own = whom.is_everybody or whom.covers(kind, id)
     left = {name: value for name, value in said.items() if (not own or name in KEPT_MEMBERS) and (
@@ -249,7 +225,7 @@ def names_whom(whom: Whom, said: dict[str, Any], name: str) -> bool:
     return named.is_within(said[name]) or (name in FOR_PEOPLE and named.is_told(said[name]))
 
 
-def erase_webhook(whom: Whom, row: Webhook, owned: set[str]) -> Webhook | None:
+def erase_webhook(whom: Whom, row: stored_webhooks.Webhook, owned: set[str]) -> stored_webhooks.Webhook | None:
     """Take the name of the principal from the endpoints of its tenant."""
     if whom.is_everybody:
         return None
@@ -264,20 +240,21 @@ def erase_webhook(whom: Whom, row: Webhook, owned: set[str]) -> Webhook | None:
     return left if is_off else replace(left, state="disabled", reason=RENAMED)
 
 
-def erase_delivery(whom: Whom, row: WebhookDelivery, owned: set[str]) -> WebhookDelivery | None:
+def erase_delivery(whom: Whom, row: stored_webhooks.WebhookDelivery,
+                   owned: set[str]) -> stored_webhooks.WebhookDelivery | None:
     """Forget deliveries with their endpoint, and the name of the principal in what was answered."""
     return None if whom.is_everybody else replace(row, reason=blot_or_none(whom, row.reason))
 
 
-def erase_webhook_head(whom: Whom, row: WebhookHead, owned: set[str]) -> WebhookHead:
+def erase_webhook_head(whom: Whom, row: stored_webhooks.WebhookHead, owned: set[str]) -> stored_webhooks.WebhookHead:
     """Count no endpoints where all have gone."""
-    return WebhookHead(0) if whom.is_everybody else row
+    return stored_webhooks.WebhookHead(0) if whom.is_everybody else row
 
 
 # The authorization server.
 
 
-def erase_user(whom: Whom, row: User, owned: set[str]) -> User | None:
+def erase_user(whom: Whom, row: stored_oauth.User, owned: set[str]) -> stored_oauth.User | None:
     """Forget who acts as the principal, and its name at those it has let in."""
     if whom.covers_person(row.tenant, row.principal_kind, row.principal_id) or row.accepted_as in whom.users:
         return None
@@ -292,23 +269,23 @@ def rename_author(whom: Whom, tenant: str | None, text: str) -> str:
     return f"{who.kind} {whom.pseudonym(who.kind, who.id)}"
 
 
-def erase_consent(whom: Whom, row: Consent, owned: set[str]) -> Consent | None:
+def erase_consent(whom: Whom, row: stored_oauth.Consent, owned: set[str]) -> stored_oauth.Consent | None:
     """Forget what the principal has allowed."""
     return None if row.user_id in whom.users else row
 
 
-def erase_grant(whom: Whom, row: Grant, owned: set[str]) -> Grant | None:
+def erase_grant(whom: Whom, row: stored_oauth.Grant, owned: set[str]) -> stored_oauth.Grant | None:
     """Forget the sessions of the principal; their tokens were revoked before."""
     gone = whom.covers_person(row.tenant, row.principal_kind, row.principal_id) or row.user_id in whom.users
     return None if gone else row
 
 
-def erase_link(whom: Whom, row: SignInLink, owned: set[str]) -> SignInLink | None:
+def erase_link(whom: Whom, row: stored_oauth.SignInLink, owned: set[str]) -> stored_oauth.SignInLink | None:
     """Forget links that sign the principal in."""
     return None if whom.covers_person(row.tenant, row.principal_kind, row.principal_id) else row
 
 
-def erase_client(whom: Whom, row: OAuthClient, owned: set[str]) -> OAuthClient | None:
+def erase_client(whom: Whom, row: stored_oauth.OAuthClient, owned: set[str]) -> stored_oauth.OAuthClient | None:
     """Forget the programs of a tenant that is erased; take the principal's name from others, and addresses with it.
 
     Security: a tenant chooses names of its people, which change no program of the operator or of another tenant.
@@ -326,11 +303,15 @@ def erase_client(whom: Whom, row: OAuthClient, owned: set[str]) -> OAuthClient |
 
 # In this order: a receipt tells whose its task is, before other rows of that task are looked at.
 ERASE_RULES: dict[type[Struct], EraseRule] = {
-    Receipt: erase_receipt, Outgoing: erase_outgoing, Entry: erase_entry, Lease: erase_lease, Event: erase_event,
-    Webhook: erase_webhook, WebhookDelivery: erase_delivery, WebhookHead: erase_webhook_head,
-    Schedule: erase_schedule, Bulk: erase_bulk, Pauses: erase_pauses, Key: erase_key, Task: erase_task,
-    Account: erase_account, Presence: erase_presence, User: erase_user, Consent: erase_consent, Grant: erase_grant,
-    SignInLink: erase_link, OAuthClient: erase_client, Audit: erase_line}
+    stored.Receipt: erase_receipt, stored.Outgoing: erase_outgoing, stored.Entry: erase_entry,
+    stored.Lease: erase_lease, stored.Event: erase_event,
+    stored_webhooks.Webhook: erase_webhook, stored_webhooks.WebhookDelivery: erase_delivery,
+    stored_webhooks.WebhookHead: erase_webhook_head,
+    stored.Schedule: erase_schedule, stored.Bulk: erase_bulk, stored.Pauses: erase_pauses, stored.Key: erase_key,
+    stored.Task: erase_task,
+    stored.Account: erase_account, stored.Presence: erase_presence, stored_oauth.User: erase_user,
+    stored_oauth.Consent: erase_consent, stored_oauth.Grant: erase_grant,
+    stored_oauth.SignInLink: erase_link, stored_oauth.OAuthClient: erase_client, stored.Audit: erase_line}
 
 # Kinds whose rows go with their tasks, so that nothing else is done to those of the tasks that go.
 WITH_TASK = tuple(kind for kind, card in CARDS.items() if card.lifetime.how_long == OF_TASK)

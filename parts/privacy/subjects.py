@@ -14,31 +14,8 @@ from msgspec import Struct
 from asyncgate import Engine
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.revocations import name_principal
-from asyncgate.parts.model.cards import CARDS, Says, is_personal, list_fields
+from asyncgate.parts.model import cards, queries, stored, stored_oauth, stored_webhooks, wire
 from asyncgate.parts.model.content import decode_json
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import (
-    Account,
-    Archived,
-    Audit,
-    Event,
-    Key,
-    Lease,
-    Outgoing,
-    Pauses,
-    Progress,
-    Receipt,
-    Task,
-)
-from asyncgate.parts.model.stored_oauth import (
-    Consent,
-    Grant,
-    OAuthClient,
-    Revocation,
-    User,
-)
-from asyncgate.parts.model.stored_webhooks import WebhookDelivery
-from asyncgate.parts.model.wire import Principal
 
 # Fields that hold an id alone, and members of an audit line that do.
 BARE_FIELDS = {"principal_ai", "lost_to", "principals"}
@@ -46,22 +23,25 @@ LISTS = {"lost_to", "principals"}       # several ids, as JSON
 BARE_MEMBERS = {"link_for", "worker", "worker_id"}
 # Members of an audit line that are ids, and the rows that these belong to.
 REFERENCES: dict[str, type[Struct]] = {
-    "key_id": Key, "issued": Key, "rotated": Key, "rotated_to": Key, "revoked": Key, "about_key": Key,
-    "session_id": Grant, "about_session": Grant, "user_id": User, "about_user": User, "about_users": User}
+    "key_id": stored.Key, "issued": stored.Key, "rotated": stored.Key, "rotated_to": stored.Key, "revoked": stored.Key,
+    "about_key": stored.Key,
+    "session_id": stored_oauth.Grant, "about_session": stored_oauth.Grant, "user_id": stored_oauth.User,
+    "about_user": stored_oauth.User, "about_users": stored_oauth.User}
 
 
-REVOKED: dict[str, type[Struct]] = {"session": Grant, "client": OAuthClient, "user": User}
+REVOKED: dict[str, type[Struct]] = {"session": stored_oauth.Grant, "client": stored_oauth.OAuthClient,
+                                    "user": stored_oauth.User}
 
 
 def may_name(table: type[Struct]) -> bool:
     """Whether rows of a table may be about a principal; those about the tenant as a whole are not."""
-    return table is Archived or (table is not Account and is_personal(table))
+    return table is stored.Archived or (table is not stored.Account and cards.is_personal(table))
 
 
 class Subject:
     """A tenant, or one principal of it; remembers what it has looked up."""
 
-    def __init__(self, engine: Engine, tenant_id: str, whom: Principal | None) -> None:
+    def __init__(self, engine: Engine, tenant_id: str, whom: wire.Principal | None) -> None:
         self.engine, self.tenant_id, self.whom = engine, tenant_id, whom
         self.directory = Directory(engine)
         self.tasks: dict[str, bool] = {}
@@ -69,24 +49,24 @@ class Subject:
 
     def home_of(self, table: type[Struct]) -> str:
         """Return the tenant in which rows of a table stand."""
-        return self.directory.tenant_id if CARDS[table].of_operator else self.tenant_id
+        return self.directory.tenant_id if cards.CARDS[table].of_operator else self.tenant_id
 
     def shares(self, table: type[Struct]) -> bool:
         """Whether rows of other tenants stand in the same table, in the operator's tenant."""
         return self.home_of(table) != self.tenant_id
 
-    async def has(self, row: Struct, receipt: Receipt | None = None) -> bool:
+    async def has(self, row: Struct, receipt: stored.Receipt | None = None) -> bool:
         """Whether a row, perhaps with its archived receipt, is about this tenant and this principal."""
-        if CARDS[type(row)].of_operator and await self._tenant_of(row) != self.tenant_id:
+        if cards.CARDS[type(row)].of_operator and await self._tenant_of(row) != self.tenant_id:
             return False
         return self.whom is None or await self._names(row, receipt, self.whom)
 
     async def look_ahead(self, rows: list[Any], after: str) -> None:
         """Learn who worked on the tasks behind a key in one read, where each alone would need one."""
-        tasks = [row for row in rows if isinstance(row, Task)]
+        tasks = [row for row in rows if isinstance(row, stored.Task)]
         if self.whom is None or not tasks:
             return
-        leases = await self.engine.backend.page(self.tenant_id, Rows(Lease, after, len(tasks)))
+        leases = await self.engine.backend.page(self.tenant_id, queries.Rows(stored.Lease, after, len(tasks)))
         last = leases[-1].task_id if len(leases) == len(tasks) else tasks[-1].task_id
         busy = {lease.task_id for lease in leases if names_principal(lease, self.whom)}
         self.tasks.update((task.task_id, task.task_id in busy or names_principal(task, self.whom))
@@ -96,9 +76,9 @@ class Subject:
 
     async def _tenant_of(self, row: Any) -> str:
         """Return the tenant that a row of the authorization server is for: the operator's, unless it names another."""
-        if isinstance(row, Consent):
-            row = await self._find(User, row.user_id)
-        if isinstance(row, Revocation):
+        if isinstance(row, stored_oauth.Consent):
+            row = await self._find(stored_oauth.User, row.user_id)
+        if isinstance(row, stored_oauth.Revocation):
             if row.kind in ("principal", "token"):
                 return str(row.subject).partition(" ")[0]
             row = await self._find(REVOKED[row.kind], row.subject)
@@ -112,25 +92,26 @@ class Subject:
 
     # Principals.
 
-    async def _names(self, row: Any, receipt: Receipt | None, whom: Principal) -> bool:
+    async def _names(self, row: Any, receipt: stored.Receipt | None, whom: wire.Principal) -> bool:
         if names_principal(row, whom) or (receipt is not None and names_principal(receipt, whom)):
             return True
         match row:
-            case Task() | Lease() | Progress() | Event() | WebhookDelivery():
+            case stored.Task() | stored.Lease() | stored.Progress() | stored.Event() | stored_webhooks.WebhookDelivery(
+                ):
                 return await self._has_task(row.task_id, whom)
-            case Outgoing():
+            case stored.Outgoing():
                 return await self._has_receipt(row, whom)
-            case Consent():
+            case stored_oauth.Consent():
                 return await self._acts_as(row.user_id, whom)
-            case Revocation():
+            case stored_oauth.Revocation():
                 return await self._is_revoked(row, whom)
-            case Audit():
+            case stored.Audit():
                 return await self._has_line(decode_json(row.body), whom)
-            case Pauses():
+            case stored.Pauses():
                 return mentions(decode_json(row.listed), whom)
         return False
 
-    async def _has_task(self, task_id: str, whom: Principal) -> bool:
+    async def _has_task(self, task_id: str, whom: wire.Principal) -> bool:
         """Whether the principal owns a task, or was the last that worked on it."""
         if task_id not in self.tasks:
             found = await self.engine.backend.task(self.tenant_id, task_id)
@@ -138,26 +119,26 @@ class Subject:
                 row is not None and names_principal(row, whom) for row in found[:2])
         return self.tasks[task_id]
 
-    async def _has_receipt(self, row: Outgoing, whom: Principal) -> bool:
+    async def _has_receipt(self, row: stored.Outgoing, whom: wire.Principal) -> bool:
         """Whether a receipt on its way to the ledger is from or to the principal."""
         receipt = await self.engine.backend.receipt(self.tenant_id, row.receipt_id)
         return receipt is not None and names_principal(receipt, whom)
 
-    async def _acts_as(self, user_id: str, whom: Principal) -> bool:
+    async def _acts_as(self, user_id: str, whom: wire.Principal) -> bool:
         """Whether a person acts as the principal."""
-        user = await self._find(User, user_id)
+        user = await self._find(stored_oauth.User, user_id)
         return user is not None and names_principal(user, whom)
 
-    async def _is_revoked(self, row: Revocation, whom: Principal) -> bool:
+    async def _is_revoked(self, row: stored_oauth.Revocation, whom: wire.Principal) -> bool:
         """Whether a revocation is of the principal, of a session of it, or of a person who acts as it."""
         if row.kind == "principal":
             return row.subject == name_principal(self.tenant_id, whom.kind, whom.id)
         if row.kind not in ("session", "user"):
             return False        # of a token only its id is known, and a program is used by many
-        owner = await self._find(Grant if row.kind == "session" else User, row.subject)
+        owner = await self._find(stored_oauth.Grant if row.kind == "session" else stored_oauth.User, row.subject)
         return owner is not None and names_principal(owner, whom)
 
-    async def _has_line(self, said: Any, whom: Principal) -> bool:
+    async def _has_line(self, said: Any, whom: wire.Principal) -> bool:
         """Whether a line of the audit log names the principal, or a credential, a session or a person of it.
 
         The log of the default tenant also has what the authorization server did for other tenants.
@@ -173,25 +154,25 @@ class Subject:
                     return True
         return False
 
-    def _is_held(self, row: Any, whom: Principal) -> bool:
+    def _is_held(self, row: Any, whom: wire.Principal) -> bool:
         """Whether a credential, a session or a person stands for the principal."""
         return getattr(row, "tenant", self.tenant_id) == self.tenant_id and whom.same(
-            Principal(row.principal_kind, row.principal_id))
+            wire.Principal(row.principal_kind, row.principal_id))
 
 
-def names_principal(row: Struct, whom: Principal) -> bool:
+def names_principal(row: Struct, whom: wire.Principal) -> bool:
     """Whether a field that is declared to name persons names a principal."""
     return has_name(type(row), row, whom)
 
 
-def has_name(table: type[Struct], row: Any, whom: Principal) -> bool:
+def has_name(table: type[Struct], row: Any, whom: wire.Principal) -> bool:
     """Whether a row of a table names a principal."""
     pairs, singles = list_names(table)
     return (any(getattr(row, kind) == whom.kind and getattr(row, id) == whom.id for kind, id in pairs)
             or any(is_name(name, getattr(row, name), whom) for name in singles))
 
 
-def is_name(field: str, value: str | None, whom: Principal) -> bool:
+def is_name(field: str, value: str | None, whom: wire.Principal) -> bool:
     """Whether one text names a principal: by kind and id, or in some fields by the id alone."""
     if value is None or field not in BARE_FIELDS:
         return value == str(whom)
@@ -201,14 +182,14 @@ def is_name(field: str, value: str | None, whom: Principal) -> bool:
 @cache
 def list_names(table: type[Struct]) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the fields of a table that name a principal: the pairs of kind and id, and the single ones."""
-    named = list_fields(table, Says.PRINCIPAL)
+    named = cards.list_fields(table, cards.Says.PRINCIPAL)
     pairs = [(name, id) for name in named
              if name.endswith("kind") and (id := f"{name.removesuffix('kind')}id") in named]
     paired = {name for pair in pairs for name in pair}
     return pairs, [name for name in named if name not in paired]
 
 
-def mentions(said: Any, whom: Principal) -> bool:
+def mentions(said: Any, whom: wire.Principal) -> bool:
     """Whether JSON has a principal: as members for kind and id, or as a text of both."""
     if isinstance(said, list):
         return any(mentions(one, whom) for one in said)

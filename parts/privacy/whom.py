@@ -17,9 +17,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncgate.parts.model import stored, wire
 from asyncgate.parts.model.erased import PSEUDONYM
-from asyncgate.parts.model.stored import Erasure
-from asyncgate.parts.model.wire import Principal
 
 OURS = frozenset({"asyncgate", "system"})       # kinds of principals that are the gate itself
 # Members of what the gate writes that hold the id of a principal without its kind.
@@ -33,7 +32,7 @@ class Whom(Struct, frozen=True, dict=True):
 
     erasure_id: str
     tenant_id: str                      # of the principal, or the one that is erased as a whole
-    principal: Principal | None         # None: everybody
+    principal: wire.Principal | None         # None: everybody
     names: frozenset[str]               # texts that name the principal: its id, its e-mail address, its user id
     users: frozenset[str]               # user ids of the people who act as the principal
     key: bytes
@@ -41,10 +40,10 @@ class Whom(Struct, frozen=True, dict=True):
     chosen: frozenset[str] = frozenset()        # names that its own tenant has chosen, so they may be anything
 
     @classmethod
-    def of(cls, erasure: Erasure, tenant_id: str) -> Whom:
+    def of(cls, erasure: stored.Erasure, tenant_id: str) -> Whom:
         """Return whom an erasure is of that is under way, as rows of a tenant name them."""
         named = decode_known_names(erasure.names)
-        who = Principal(erasure.principal_kind, erasure.principal_id) if erasure.principal_kind else None
+        who = wire.Principal(erasure.principal_kind, erasure.principal_id) if erasure.principal_kind else None
         users = frozenset(one.removeprefix("user ") for one in named if one.startswith("user "))
         proven = frozenset(one.removeprefix("name ") for one in named if one.startswith("name ")) | users
         own = frozenset({who.id, str(who)}) if who is not None else frozenset[str]()

@@ -10,9 +10,8 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 
+from asyncgate.parts.model import queries, wire
 from asyncgate.parts.model.news import Change, News
-from asyncgate.parts.model.queries import wanted_is
-from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.process.readers import Wants, resolve
 
 MOST_KEPT = 200             # changes that wait for one follower; of more it learns the number
@@ -46,7 +45,8 @@ class Follower:
     def _fits(self, change: Change) -> bool:
         if not change.task_id:      # of workers, of pauses, or of all owners together
             return self.sees_all
-        return self.wants.task_id in (None, change.task_id) and wanted_is(self.wants.to, Principal(*change.owner))
+        return self.wants.task_id in (None, change.task_id) and queries.wanted_is(self.wants.to,
+                                                                                  wire.Principal(*change.owner))
 
     def take(self) -> list[Change]:
         """Return what waits, at the end of it how many are left out."""
@@ -64,7 +64,7 @@ class Followers:
         self.here: defaultdict[str, dict[Follower, None]] = defaultdict(dict)
         self.elsewhere: dict[str, float] = {}       # until when
         self.announced: dict[str, float] = {}
-        self.seen: dict[tuple[str, Principal], float] = {}
+        self.seen: dict[tuple[str, wire.Principal], float] = {}
 
     def join(self, tenant_id: str, follower: Follower) -> None:
         """Tell a follower of a tenant's changes from now on."""
@@ -121,7 +121,7 @@ class Followers:
             for change in changes:
                 follower.offer(change)
 
-    def see(self, tenant_id: str, worker: Principal, now: float) -> None:
+    def see(self, tenant_id: str, worker: wire.Principal, now: float) -> None:
         """Tell that a worker has asked for tasks, unless that was told a moment ago."""
         key = tenant_id, worker
         if now - self.seen.get(key, -SEEN_SECONDS) < SEEN_SECONDS:

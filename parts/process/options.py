@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.settings import Configured, SettingsError, load_settings
 
 __all__ = ["add_settings_loader", "add_settings_options"]
@@ -29,7 +29,7 @@ def add_settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(load: Callable[[], Configured], **options: Any) -> Any:
         try:
             return command(load(), **options)
-        except (SettingsError, StartupError) as wrong:
+        except (SettingsError, errors.StartupError) as wrong:
             raise StartFailed(str(wrong), wrong.exit_status) from None
     return run
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model import errors
 
 OFTEN = {"often": True}     # `extra` of a record that an outage repeats
 EVERY_SECONDS = 10.0
@@ -29,7 +29,7 @@ class Sparse(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to write a record."""
         error = record.exc_info[1] if record.exc_info else None
-        away = (record.name in DRIVERS or (isinstance(error, GateError) and error.status == 503)
+        away = (record.name in DRIVERS or (isinstance(error, errors.GateError) and error.status == 503)
                 or is_left(record, error))
         if not away and not getattr(record, "often", False) and record.msg not in REPEATED:
             return True

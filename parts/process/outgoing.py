@@ -20,8 +20,8 @@ from typing import Any
 
 import httpx2
 
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.connection import Address
-from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.process.authorities import load_authorities
 from asyncgate.parts.process.lookups import Lookups
 
@@ -286,7 +286,7 @@ def split_exceptions(
             networks.append(ipaddress.ip_network(text.strip("[]")))
         except ValueError:
             if "/" in text or ":" in text:
-                raise StartupError(f"{setting}: {text!r} is neither a host nor a network such as "
-                                   f"10.0.0.0/8") from None
+                raise errors.StartupError(f"{setting}: {text!r} is neither a host nor a network such as "
+                                          f"10.0.0.0/8") from None
             hosts.add(text.lower().rstrip("."))
     return frozenset(hosts), networks

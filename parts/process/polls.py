@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Any
 
-from asyncgate.parts.model.errors import TooManyWaiting
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.wire import Principal
 
 
 class Polls:
@@ -21,7 +20,7 @@ class Polls:
         self.principals: Counter[tuple[str, str, str]] = Counter()
 
     @contextlib.contextmanager
-    def place(self, tenant_id: str, who: Principal) -> Iterator[None]:
+    def place(self, tenant_id: str, who: wire.Principal) -> Iterator[None]:
         """Hold a place for a waiting call; raises TooManyWaiting if the tenant or the principal is at its limit.
 
         Callers with the shared token choose their names, so only the tenant's limit can stop them.
@@ -40,10 +39,11 @@ class Polls:
             release_place(self.tenants, tenant_id)
 
 
-def make_full_error(whose: str, limit: int) -> TooManyWaiting:
+def make_full_error(whose: str, limit: int) -> errors.TooManyWaiting:
     """Return the refusal of a call above the limit."""
-    return TooManyWaiting(f"{limit} calls of this {whose} are waiting already; call without wait_seconds, or retry "
-                          "when one of them has ended", retry_after=1, limit=limit)
+    return errors.TooManyWaiting(
+        f"{limit} calls of this {whose} are waiting already; call without wait_seconds, or retry "
+                                 "when one of them has ended", retry_after=1, limit=limit)
 
 
 def release_place(count: Counter[Any], key: Hashable) -> None:

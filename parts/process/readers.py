@@ -9,11 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from asyncgate.parts.model.errors import TooManyWaiting
+from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.news import Announced, News
-from asyncgate.parts.model.queries import wanted_is
-from asyncgate.parts.model.stored import TERMINAL, Receipt, Task
-from asyncgate.parts.model.wire import Principal
 
 MOST_ANNOUNCED = 20         # receipts that one News names: it must fit into what a database passes on
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 2.0
@@ -24,7 +21,7 @@ class Wants(Struct, frozen=True):
     """What a waiting read is called for: the end of a task, or a receipt that passes a filter."""
 
     end_of: str | None = None
-    to: Principal | None = None         # None: everybody; of ANY_KIND: whoever has that id
+    to: wire.Principal | None = None         # None: everybody; of ANY_KIND: whoever has that id
     task_id: str | None = None
     types: frozenset[str] | None = None
 
@@ -37,9 +34,9 @@ class Wants(Struct, frozen=True):
             return "task", self.task_id
         return ("to", self.to.id) if self.to is not None else ("all", "")
 
-    def fits(self, receipt: Receipt) -> bool:
+    def fits(self, receipt: stored.Receipt) -> bool:
         """Whether a receipt passes the filter."""
-        return (wanted_is(self.to, receipt.to) and self.task_id in (None, receipt.task_id)
+        return (queries.wanted_is(self.to, receipt.to) and self.task_id in (None, receipt.task_id)
                 and (self.types is None or receipt.receipt_type in self.types))
 
     def may_fit(self, to_id: str, receipt_type: str, task_id: str) -> bool:
@@ -99,8 +96,9 @@ class Readers:
     def take_seat(self, tenant_id: str, wants: Wants) -> Iterator[Seat]:
         """Take a seat for a waiting read; raises TooManyWaiting if none is free."""
         if self.count >= self.most:
-            raise TooManyWaiting(f"{self.most} reads are waiting already, the most (max_waiting_readers); read without "
-                                 "wait_seconds, or come back when one has been answered", retry_after=1)
+            raise errors.TooManyWaiting(
+                f"{self.most} reads are waiting already, the most (max_waiting_readers); read without "
+                                        "wait_seconds, or come back when one has been answered", retry_after=1)
         seat, topics = Seat(wants), self.seats[tenant_id]
         topics.setdefault(wants.topic, {})[seat] = None
         self.count += 1
@@ -115,7 +113,7 @@ class Readers:
             if not topics:
                 self.seats.pop(tenant_id, None)
 
-    def announce(self, tenant_id: str, changed: Iterable[Task], receipts: Iterable[Receipt]) -> None:
+    def announce(self, tenant_id: str, changed: Iterable[stored.Task], receipts: Iterable[stored.Receipt]) -> None:
         """Call the reads that wait for what a batch of this process has committed."""
         if not (topics := self.seats.get(tenant_id)):
             return
@@ -161,17 +159,17 @@ def list_seats(topics: Topics) -> list[Seat]:
     return [seat for seats in topics.values() for seat in seats]
 
 
-def list_ended(changed: Iterable[Task]) -> list[str]:
+def list_ended(changed: Iterable[stored.Task]) -> list[str]:
     """Return those of the changed tasks that have ended."""
-    return [task.task_id for task in changed if task.status in TERMINAL]
+    return [task.task_id for task in changed if task.status in stored.TERMINAL]
 
 
-def is_awaited(receipts: Iterable[Receipt]) -> bool:
+def is_awaited(receipts: Iterable[stored.Receipt]) -> bool:
     """Whether somebody may wait for one of these receipts in its inbox; nobody does in that of a gate."""
     return any(receipt.to_kind != "asyncgate" for receipt in receipts)
 
 
-def list_announced(receipts: Iterable[Receipt]) -> tuple[Announced, ...]:
+def list_announced(receipts: Iterable[stored.Receipt]) -> tuple[Announced, ...]:
     """Return what to tell other processes about new receipts; the more there are, the less about each."""
     exact = {(one.to_id, one.receipt_type, one.task_id): None for one in receipts}
     if len(exact) <= MOST_ANNOUNCED:

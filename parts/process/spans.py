@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.trace import Trace
 
 if TYPE_CHECKING:
@@ -111,13 +111,13 @@ class Tracing:
         for link in self._links(offer.traceparent or None for offer in offers):
             span.add_link(link.context)
 
-    def note_status(self, span: Span, no: GateError | None, status: int) -> None:
+    def note_status(self, span: Span, no: errors.GateError | None, status: int) -> None:
         """Add the status of an HTTP answer."""
         span.set_attribute("http.response.status_code", no.status if no else status)
         if no is not None:
             self.note_refusal(span, no)
 
-    def note_refusal(self, span: Span, no: GateError) -> None:
+    def note_refusal(self, span: Span, no: errors.GateError) -> None:
         """Add a refusal to a span; only what the server could not do is an error of the server."""
         span.set_attribute("asyncgate.refusal", no.code)
         if no.status >= 500:

@@ -9,19 +9,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.content import needs_of
-from asyncgate.parts.model.errors import TooManyWaiting
 from asyncgate.parts.model.news import News
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Task
 from asyncgate.parts.model.views import to_raw
-from asyncgate.parts.model.wire import LeaseNext, Offer
 from asyncgate.parts.process.readers import resolve
 
 log = logging.getLogger("asyncgate")
 
 Wanted = tuple[str, frozenset[str]]     # the type of a task, and the capabilities that it needs
-Matches = Callable[[str, frozenset[str], LeaseNext], bool]
+Matches = Callable[[str, frozenset[str], wire.LeaseNext], bool]
 
 
 class Asked(Protocol):
@@ -38,7 +36,7 @@ class Asked(Protocol):
 class Place:
     """A waiting claim's place in the queue of its tenant."""
 
-    def __init__(self, engine: Asked, ask: LeaseNext, worker_id: str) -> None:
+    def __init__(self, engine: Asked, ask: wire.LeaseNext, worker_id: str) -> None:
         self.engine, self.ask, self.worker_id = engine, ask, worker_id
         self.call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.calls: list[Wanted | None] = []      # for what it was called
@@ -51,7 +49,7 @@ class Place:
         self.call, self.spent, self.calls = asyncio.get_running_loop().create_future(), self.calls, []
         return True
 
-    def leave_rest(self, offers: list[Offer]) -> None:
+    def leave_rest(self, offers: list[wire.Offer]) -> None:
         """Leave to others what this place was called for, if its claim got something else instead."""
         kinds = [kind for kind in self.spent if kind is not None] if offers else []
         if kinds:
@@ -76,10 +74,11 @@ class Waiting:
         self.count = 0
 
     @contextlib.contextmanager
-    def take_place(self, tenant_id: str, ask: LeaseNext, worker_id: str) -> Iterator[Place]:
+    def take_place(self, tenant_id: str, ask: wire.LeaseNext, worker_id: str) -> Iterator[Place]:
         """Take a place in the tenant's queue; when it is left, its unused calls go to the next that match."""
         if self.count >= self.engine.settings.max_waiting_claims:
-            raise TooManyWaiting(f"{self.count} claims are waiting already; claim without wait_seconds", retry_after=1)
+            raise errors.TooManyWaiting(f"{self.count} claims are waiting already; claim without wait_seconds",
+                                        retry_after=1)
         place, queue = Place(self.engine, ask, worker_id), self.places[tenant_id]
         queue[place] = None
         self.count += 1
@@ -98,7 +97,7 @@ class Waiting:
             if not queue:
                 self._forget_tenant(tenant_id)
 
-    def offer_task(self, tenant_id: str, task: Task, now: float) -> None:
+    def offer_task(self, tenant_id: str, task: stored.Task, now: float) -> None:
         """Call the first waiting claim that a queued task fits, now or when its time comes."""
         if not self.places.get(tenant_id) or task.held:
             return

@@ -6,17 +6,15 @@ import msgspec
 
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.identity.admin import read_page
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Seal, SealHead
+from asyncgate.parts.model import queries, stored, wire_receipts
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire_receipts import ListSeals, SealEnd, SealReceipts, SealRecord, Seals
 from asyncgate.parts.receipts.carry import export_receipts, import_receipts, load_import
 from asyncgate.parts.receipts.sealing import require_bodies, seal
 
 decode_names = msgspec.json.Decoder(list[str]).decode
 
 
-async def seal_receipts(engine: Engine, caller: Caller, ask: SealReceipts) -> SealEnd:
+async def seal_receipts(engine: Engine, caller: Caller, ask: wire_receipts.SealReceipts) -> wire_receipts.SealEnd:
     """Seal all unsealed receipts, and return the last seal's number and hash; upkeep does it every minute.
 
     Keep the number and the hash elsewhere: `asyncgate verify --ledger --seal NUMBER:HASH` proves later that no receipt
@@ -24,21 +22,23 @@ async def seal_receipts(engine: Engine, caller: Caller, ask: SealReceipts) -> Se
     """
     require_bodies(engine)
     head = await seal(engine, caller.tenant_id)
-    return SealEnd(caller.tenant_id, head.number, head.last_id or None, head.hash)
+    return wire_receipts.SealEnd(caller.tenant_id, head.number, head.last_id or None, head.hash)
 
 
-async def list_seals(engine: Engine, caller: Caller, ask: ListSeals) -> Seals:
+async def list_seals(engine: Engine, caller: Caller, ask: wire_receipts.ListSeals) -> wire_receipts.Seals:
     """List the seals over the tenant's receipts, oldest first."""
     begin = ask.after
     if ask.last is not None:
-        head = await engine.backend.record(caller.tenant_id, SealHead)
+        head = await engine.backend.record(caller.tenant_id, stored.SealHead)
         begin = max(begin, head.number - ask.last) if head else begin
     rows, *ends = await read_page(
         engine, caller, ask, ("seals", ask.after, ask.last),
-        lambda after: engine.backend.page(caller.tenant_id, Rows(Seal, after or f"{begin:012d}")),
+        lambda after: engine.backend.page(caller.tenant_id, queries.Rows(stored.Seal, after or f"{begin:012d}")),
         lambda row: row.seal_id, lambda row: True)
-    return Seals([SealRecord(row.number, row.last_id, row.count, row.digest, row.marks, to_utc(row.sealed_at),
-                             row.hash, decode_names(row.late) if row.late else None) for row in rows], *ends)
+    return wire_receipts.Seals([wire_receipts.SealRecord(row.number, row.last_id, row.count, row.digest, row.marks,
+                                                         to_utc(row.sealed_at),
+                                                         row.hash, decode_names(row.late) if row.late else None)
+                                for row in rows], *ends)
 
 
 SEALING = [

@@ -23,19 +23,16 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from asyncgate import ANOMALY, COMPLETED, FAILED, Caller, Needs, receipt_hash
+from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.content import encode_json, to_canonical
-from asyncgate.parts.model.errors import GateError, InvalidRequest, LeaseInvalid, ParentsRequired, TaskNotFound
-from asyncgate.parts.model.queries import EntryFilter
-from asyncgate.parts.model.stored import LedgerMark, Receipt, SealHead
 from asyncgate.parts.model.views import LONGEST_ID
-from asyncgate.parts.model.wire import Ask, Complete, Fail, Principal
 from asyncgate.parts.receipts.marks import ADOPTED_PREFIX, STATED_PREFIX
 from asyncgate.parts.receipts.may import MAY
 from asyncgate.parts.receipts.sinks import Filed, Garbled, Outage
 
 if TYPE_CHECKING:
     from asyncgate import Engine, Work
-    from asyncgate.parts.model.stored import Lease, Task
+    from asyncgate.parts.model import stored
     from asyncgate.parts.receipts.reading import Reading
 
 log = logging.getLogger("asyncgate.ledger")
@@ -46,11 +43,11 @@ WORDS = ("result_summary", "artifacts", "delivery_proof", "completion_metadata",
 LONG_AGO, SOON = 86_400.0, 60.0     # seconds by which a worker's clock may be behind, and ahead
 
 
-class Adopt(Ask, kw_only=True):
+class Adopt(wire.Ask, kw_only=True):
     """Internal request: adopt a receipt that a worker stated in the ledger."""
 
     found: Filed
-    ask: Complete | Fail
+    ask: wire.Complete | wire.Fail
     whole: bool = False     # the gate keeps receipts with bodies: this step's too, which is not sent to the ledger
 
 
@@ -65,7 +62,7 @@ class Adopter:
         while (pause := self.engine.settings.ledger.adopt_seconds) > 0:
             try:
                 await self.poll()
-            except (Outage, GateError) as away:
+            except (Outage, errors.GateError) as away:
                 log.warning("receipts that workers stated in the ledger cannot be read now: %s", away)
             except Exception:
                 log.exception("adopting receipts from the ledger failed; the next poll tries again")
@@ -81,8 +78,8 @@ class Adopter:
         """Poll for one tenant; what fails because of its receipts must not hold up another tenant's."""
         try:
             await self._poll_tenant(tenant_id)
-        except (Garbled, GateError) as no:
-            if isinstance(no, GateError) and no.status >= 500:
+        except (Garbled, errors.GateError) as no:
+            if isinstance(no, errors.GateError) and no.status >= 500:
                 raise
             log.warning("receipts that workers of tenant %s stated in the ledger cannot be read now: %s", tenant_id, no)
 
@@ -91,18 +88,19 @@ class Adopter:
             await self._poll_type(tenant_id, contract.type)
 
     async def _poll_type(self, tenant_id: str, receipt_type: str) -> None:
-        known = await self.engine.backend.record(tenant_id, LedgerMark, receipt_type)
+        known = await self.engine.backend.record(tenant_id, stored.LedgerMark, receipt_type)
         after = known.receipt_id if known else None
         while True:
-            of = EntryFilter(None, None, receipt_type, None, after, ENTRIES_PER_PAGE)
-            page = await self.reading.ask_ledger(lambda of=of: self.reading.sink.page(tenant_id, of))  # type: ignore[misc]
+            of = queries.EntryFilter(None, None, receipt_type, None, after, ENTRIES_PER_PAGE)
+            page = await self.reading.ask_ledger(lambda of=of: self.reading.sink.page(tenant_id,
+                                                                                      of))  # type: ignore[misc]
             for found in page.receipts:
                 await self._request(tenant_id, found)
             if page.cursor in (None, after):
                 return
             after = page.cursor
-            mark = LedgerMark(receipt_type, after)
-            await self.engine.change(tenant_id, partial(store_mark, mark), (LedgerMark, (receipt_type,)))
+            mark = stored.LedgerMark(receipt_type, after)
+            await self.engine.change(tenant_id, partial(store_mark, mark), (stored.LedgerMark, (receipt_type,)))
 
     async def _request(self, tenant_id: str, found: Filed) -> None:
         """Check and adopt one receipt; skip a receipt of a gate, or about a task of another gate."""
@@ -111,7 +109,7 @@ class Adopter:
             return log.warning("a receipt in the ledger was skipped: its id has %d characters", len(found.receipt_id))
         if found.receipt_key or found.task_id is None or await backend.receipt(tenant_id, found.receipt_id) is not None:
             return
-        if await backend.record(tenant_id, LedgerMark, ADOPTED_PREFIX + found.receipt_id) is not None:
+        if await backend.record(tenant_id, stored.LedgerMark, ADOPTED_PREFIX + found.receipt_id) is not None:
             return
         if (row := await backend.task(tenant_id, found.task_id)) is None:
             return
@@ -120,22 +118,22 @@ class Adopter:
             require_author(found)
             require_parents(found, task, lease)
             if lease is None or found.lease_id is None:
-                raise LeaseInvalid("the receipt names no lease of this task", reason="unknown")
-            worker = Principal(found.sender.kind, found.sender.id, lease.worker_instance)
+                raise errors.LeaseInvalid("the receipt names no lease of this task", reason="unknown")
+            worker = wire.Principal(found.sender.kind, found.sender.id, lease.worker_instance)
             caller = Caller(tenant_id, worker, "worker", frozenset({"tasks:lease"}))
             await self.engine.write(adopt, load_step, caller, Adopt(
                 found=found, ask=request_of(found), whole=not self.reading.sink.reads))
-        except TaskNotFound:
+        except errors.TaskNotFound:
             return
-        except (GateError, msgspec.ValidationError) as refusal:
-            if isinstance(refusal, GateError) and refusal.status >= 500:
+        except (errors.GateError, msgspec.ValidationError) as refusal:
+            if isinstance(refusal, errors.GateError) and refusal.status >= 500:
                 raise
             log.warning("receipt %s in the ledger was rejected: %s", found.receipt_id, refusal)
             tell = partial(report, self.engine, found, str(refusal))
             await self.engine.change(tenant_id, tell, tasks=[found.task_id])
 
 
-def request_of(found: Filed) -> Complete | Fail:
+def request_of(found: Filed) -> wire.Complete | wire.Fail:
     """Return the request that a receipt stands for; raises ValidationError if a field is invalid."""
     body = msgspec.json.decode(found.body) if found.body else {}
     body = body if isinstance(body, dict) else {}
@@ -143,22 +141,22 @@ def request_of(found: Filed) -> Complete | Fail:
               "worker_id": found.sender.id, **{name: body[name] for name in WORDS if body.get(name) is not None}}
     if found.receipt_type == COMPLETED.type:
         result = body.get("result_payload", body.get("result"))
-        return msgspec.json.decode(encode_json({**common, "result": result}), type=Complete)
+        return msgspec.json.decode(encode_json({**common, "result": result}), type=wire.Complete)
     return msgspec.json.decode(encode_json({**common, "error": body.get("error"),
-                                            "retryable": bool(body.get("retry_recommended"))}), type=Fail)
+                                            "retryable": bool(body.get("retry_recommended"))}), type=wire.Fail)
 
 
 def require_author(found: Filed) -> None:
     """Check that, by the ledger's word, the sender of a receipt stored it; raises LeaseInvalid."""
     if found.stated_by is None:
-        raise LeaseInvalid("the ledger does not say who stored the receipt; complete the task at the gate",
-                           reason="unknown")
+        raise errors.LeaseInvalid("the ledger does not say who stored the receipt; complete the task at the gate",
+                                  reason="unknown")
     if not found.stated_by.same(found.sender):
-        raise LeaseInvalid(f"the receipt names {found.sender} as its sender, but {found.stated_by} stored it",
-                           reason="unknown")
+        raise errors.LeaseInvalid(f"the receipt names {found.sender} as its sender, but {found.stated_by} stored it",
+                                  reason="unknown")
 
 
-def require_parents(found: Filed, task: Task, lease: Lease | None) -> None:
+def require_parents(found: Filed, task: stored.Task, lease: stored.Lease | None) -> None:
     """Check that a receipt names the task's task.assigned, or for a failed attempt its task.accepted, as parent (PH.2).
 
     Raises ParentsRequired.
@@ -167,18 +165,19 @@ def require_parents(found: Filed, task: Task, lease: Lease | None) -> None:
     if found.receipt_type == FAILED.type and lease is not None:
         needed.add(lease.accepted)
     if needed.isdisjoint(found.parents):
-        raise ParentsRequired(f"a {found.receipt_type} of task {task.task_id} must name the task's task.assigned, "
-                              f"{task.duty}, among its parents (PH.2)")
+        raise errors.ParentsRequired(
+            f"a {found.receipt_type} of task {task.task_id} must name the task's task.assigned, "
+                                     f"{task.duty}, among its parents (PH.2)")
 
 
 def load_step(needs: Needs, caller: Caller, ask: Adopt) -> None:
     """Load the task, the receipts that ended the lease, and the last seal from before the ledger was used."""
     needs.tasks.add(ask.ask.task_id)
-    needs.records.add((SealHead, ()))
+    needs.records.add((stored.SealHead, ()))
     needs.endings.add((ask.ask.task_id, ask.ask.lease_id))
 
 
-def store_mark(mark: LedgerMark, work: Work) -> None:
+def store_mark(mark: stored.LedgerMark, work: Work) -> None:
     """Store how far the ledger was read."""
     work.keep_record(mark)
 
@@ -189,7 +188,7 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
     The step's receipt gets the id that the ledger knows, so that task.result_ready names the ledger's receipt.
     """
     if ask.found.receipt_type not in MAY["adopted"].types:
-        raise InvalidRequest(f"a receipt of the type {ask.found.receipt_type} is not adopted")
+        raise errors.InvalidRequest(f"a receipt of the type {ask.found.receipt_type} is not adopted")
     found = ask.found
     if ask.whole:
         take_step(engine, work, caller, ask.ask)
@@ -202,16 +201,17 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
     said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
                         receipt.schedule_id, receipt.parents, to_canonical(Raw(found.body)))
     work.keep_skeleton(replace(receipt, hash=found.hash or said))
-    sealed = (work.find_record(SealHead) or SealHead()).last_id
+    sealed = (work.find_record(stored.SealHead) or stored.SealHead()).last_id
     if not is_ordered(found.receipt_id, work.now) or found.receipt_id <= sealed:
         work.rename_receipt(found.receipt_id, own)
-        work.keep_record(LedgerMark(ADOPTED_PREFIX + found.receipt_id, own))
-        work.keep_record(LedgerMark(STATED_PREFIX + own, found.receipt_id))
+        work.keep_record(stored.LedgerMark(ADOPTED_PREFIX + found.receipt_id, own))
+        work.keep_record(stored.LedgerMark(STATED_PREFIX + own, found.receipt_id))
 
 
-def take_step(engine: Engine, work: Work, caller: Caller, ask: Complete | Fail, receipt_id: str | None = None) -> None:
+def take_step(engine: Engine, work: Work, caller: Caller, ask: wire.Complete | wire.Fail,
+              receipt_id: str | None = None) -> None:
     """Complete or fail the task as the worker stated."""
-    if isinstance(ask, Complete):
+    if isinstance(ask, wire.Complete):
         engine.complete(work, caller, ask, receipt_id)
     else:
         engine.fail(work, caller, ask, receipt_id)
@@ -235,10 +235,10 @@ def report(engine: Engine, statement: Filed, reason: str, work: Work) -> None:
         engine.write_receipt(work, ANOMALY, task, body, mark=f"ledger_receipt_rejected {statement.receipt_id}")
 
 
-def write_anomaly(engine: Engine, work: Work, receipt: Receipt | None, kind: str, mark: str, advice: str,
+def write_anomaly(engine: Engine, work: Work, receipt: stored.Receipt | None, kind: str, mark: str, advice: str,
             **details: Any) -> None:
     """Write a system.anomaly to a task's owner, or else to a receipt's recipient, or else to the fallback owner."""
     task = work.tasks.get(receipt.task_id) if receipt else None
-    nobody = Principal(engine.settings.default_fallback_owner_kind, engine.settings.default_fallback_owner_id)
+    nobody = wire.Principal(engine.settings.default_fallback_owner_kind, engine.settings.default_fallback_owner_id)
     body = {"kind": kind, "details": details, "recommended_action": advice}
     engine.write_receipt(work, ANOMALY, task, body, to=receipt.to if receipt else nobody, mark=f"{kind} {mark}")

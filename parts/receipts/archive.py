@@ -27,14 +27,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncgate import TERMINATES, Engine, Work
+from asyncgate.parts.model import errors, queries, stored
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.database import ArchivingBackend
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
-from asyncgate.parts.model.queries import ArchivedFilter, ObligationFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Erasure, Receipt, SealHead, Task, Usage
 from asyncgate.parts.model.walking import walk, walk_rows
 from asyncgate.parts.process.folders import fsync_folder, replacing
 from asyncgate.parts.receipts.files import Header, Reading, pack_receipts
@@ -53,7 +51,7 @@ decode_tasks = msgspec.json.Decoder(list[str]).decode
 class ReceiptChain(Struct):
     """Receipts and tasks that move together."""
 
-    receipts: dict[str, Receipt] = field(default_factory=dict)
+    receipts: dict[str, stored.Receipt] = field(default_factory=dict)
     tasks: set[str] = field(default_factory=set)
 
     @property
@@ -72,7 +70,7 @@ class Ages(Struct, frozen=True):
     imports: int = 0
 
     @classmethod
-    def of(cls, settings: Settings, now: float, head: SealHead) -> Ages:
+    def of(cls, settings: Settings, now: float, head: stored.SealHead) -> Ages:
         """Compute the times from the settings."""
         return cls(now - settings.receipt_retention_days * DAY_SECONDS,
                    now - settings.archive.terminal_days * DAY_SECONDS,
@@ -104,8 +102,8 @@ async def free_storage(engine: Engine, tenant_id: str) -> int:
 
 async def is_storage_full(engine: Engine, tenant_id: str) -> bool:
     """Whether a tenant's receipts use nine tenths of its storage."""
-    usage = await engine.backend.record(tenant_id, Usage)
-    account = await engine.backend.record(tenant_id, Account)
+    usage = await engine.backend.record(tenant_id, stored.Usage)
+    account = await engine.backend.record(tenant_id, stored.Account)
     most = find_allowance(engine.settings, account, engine.backend.now()).receipt_storage_gb * GIGABYTE
     return usage is not None and 0 <= 0.9 * most <= usage.receipt_bytes
 
@@ -138,13 +136,14 @@ async def archive_receipts(engine: Engine, tenant_id: str, most: int, *, urgent:
 
 async def is_being_erased(engine: Engine, tenant_id: str) -> bool:
     """Whether an erasure is under way in a tenant."""
-    return bool([row async for row in walk_rows(engine.backend, tenant_id, Rows(Erasure)) if row.ended_at is None])
+    return bool([row async for row in walk_rows(engine.backend, tenant_id, queries.Rows(stored.Erasure))
+                 if row.ended_at is None])
 
 
 def archive_folder(settings: Settings) -> Path:
     """Return the folder of the archive."""
     if not settings.archive.directory:
-        raise ArchiveUnavailable("archive.directory is not set; set it to the folder of the archive")
+        raise errors.ArchiveUnavailable("archive.directory is not set; set it to the folder of the archive")
     return Path(settings.archive.directory)
 
 
@@ -159,7 +158,7 @@ def count_receipts(chains: Iterable[ReceiptChain]) -> int:
 async def old_chains(engine: Engine, tenant_id: str, ages: Ages) -> Any:
     """Yield the chains that may move, oldest first; the transaction checks each one again."""
     seen = set[str]()
-    oldest = ReceiptFilter(None, None, None, None, RECEIPTS_PER_PAGE)
+    oldest = queries.ReceiptFilter(None, None, None, None, RECEIPTS_PER_PAGE)
     async for row in walk_rows(engine.backend, tenant_id, oldest):
         if row.created_at > ages.receipt:
             return
@@ -172,7 +171,7 @@ async def old_chains(engine: Engine, tenant_id: str, ages: Ages) -> Any:
             yield chain
 
 
-async def gather_chain(engine: Engine, tenant_id: str, row: Receipt) -> ReceiptChain | None:
+async def gather_chain(engine: Engine, tenant_id: str, row: stored.Receipt) -> ReceiptChain | None:
     """Return the chain of a receipt: all joined by tasks, parents and children; None if it is too large."""
     chain, wanted, asked = ReceiptChain(), {row.receipt_id}, set[str]()
     while wanted:
@@ -189,14 +188,14 @@ async def gather_chain(engine: Engine, tenant_id: str, row: Receipt) -> ReceiptC
     return chain
 
 
-async def add_to_chain(engine: Engine, tenant_id: str, chain: ReceiptChain, found: Receipt) -> None:
+async def add_to_chain(engine: Engine, tenant_id: str, chain: ReceiptChain, found: stored.Receipt) -> None:
     """Add a receipt to a chain, and with it all receipts of its task."""
     if not found.task_id:
         chain.receipts[found.receipt_id] = found
     if not found.task_id or found.task_id in chain.tasks:
         return
     chain.tasks.add(found.task_id)
-    of_task = ReceiptFilter(None, found.task_id, None, None, RECEIPTS_PER_PAGE)
+    of_task = queries.ReceiptFilter(None, found.task_id, None, None, RECEIPTS_PER_PAGE)
     async for page in walk(engine.backend, tenant_id, of_task):
         chain.receipts |= {receipt.receipt_id: receipt for receipt in page}
         if count_receipts([chain]) > MOST_RECEIPTS_PER_CHAIN:
@@ -230,7 +229,7 @@ async def has_open_obligation(engine: Engine, tenant_id: str, chain: ReceiptChai
     for one in chain.receipts.values():
         if one.receipt_type in TERMINATES:
             before = one.receipt_id[:-1] + chr(ord(one.receipt_id[-1]) - 1)     # so the next row is this one, if open
-            found = await engine.backend.page(tenant_id, ObligationFilter(one.to, before, 1))
+            found = await engine.backend.page(tenant_id, queries.ObligationFilter(one.to, before, 1))
             if [row.receipt_id for row in found] == [one.receipt_id]:
                 return True
     return False
@@ -262,7 +261,7 @@ async def move_chains(engine: Engine, tenant_id: str, ages: Ages, chains: list[R
     done.receipts, done.segments = done.receipts + moved, done.segments + bool(moved)
 
 
-def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
+def write_segment(directory: Path, tenant_id: str, rows: list[stored.Receipt]) -> str:
     """Write a segment file atomically; return its name in the archive."""
     text = pack_receipts(Header("asyncgate-archive", tenant_id), rows)
     name = f"{tenant_id}/{rows[0].receipt_id}-{segment_digest(rows)}.jsonl.gz"
@@ -279,7 +278,7 @@ def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)     # on a full disk each further run would leave another one
-        raise ArchiveUnavailable(f"the archive cannot write a segment: {error.strerror or error}") from error
+        raise errors.ArchiveUnavailable(f"the archive cannot write a segment: {error.strerror or error}") from error
     return name
 
 
@@ -291,7 +290,7 @@ def remove_dead_partials(folder: Path) -> None:
             partial.unlink()
 
 
-def segment_digest(rows: list[Receipt]) -> str:
+def segment_digest(rows: list[stored.Receipt]) -> str:
     """Return a hash of receipts, so that equal receipts make an equal file name."""
     return hashlib.sha256(b"".join(receipt_digest(one) for one in rows)).hexdigest()[:16]
 
@@ -300,12 +299,12 @@ async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains
                               lines: dict[str, int]) -> int | None:
     """Replace the receipts of unchanged chains by pointers; return how many moved, or None if the run has to stop."""
     def go(work: Work) -> int | None:
-        if (work.find_record(SealHead) or START).imports != ages.imports:
+        if (work.find_record(stored.SealHead) or START).imports != ages.imports:
             return None     # an erased receipt still has the digest that it had, so is_unchanged does not see it
         return sum(replace_chain(work, chain, segment, lines) for chain in chains if is_unchanged(work, chain, ages))
 
     return await engine.change(
-        tenant_id, go, (SealHead, ()), tasks={task_id for chain in chains for task_id in chain.tasks},
+        tenant_id, go, (stored.SealHead, ()), tasks={task_id for chain in chains for task_id in chain.tasks},
         receipts={receipt_id for chain in chains for receipt_id in chain.receipts})
 
 
@@ -321,20 +320,20 @@ def is_unchanged(work: Work, chain: ReceiptChain, ages: Ages) -> bool:
     return all(is_over(work.tasks.get(task_id), ages.ended) for task_id in chain.tasks)
 
 
-def is_over(task: Task | None, ended: float) -> bool:
+def is_over(task: stored.Task | None, ended: float) -> bool:
     """Whether a task ended by a time and is not owed; true for a task that is not stored here."""
-    return task is None or (task.status in TERMINAL and not task.owed and (task.completed_at or 0.0) <= ended)
+    return task is None or (task.status in stored.TERMINAL and not task.owed and (task.completed_at or 0.0) <= ended)
 
 
 def replace_chain(work: Work, chain: ReceiptChain, segment: str, lines: dict[str, int]) -> int:
     """Replace the receipts of a chain by pointers; return how many."""
     first, tasks = chain.first, to_canonical(sorted(chain.tasks)).decode()
     for receipt_id, one in chain.receipts.items():
-        work.keep_record(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id],
-                                  receipt_digest(one).hex(), first, tasks))
+        work.keep_record(stored.Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id],
+                                         receipt_digest(one).hex(), first, tasks))
         work.count_usage(receipt_bytes=-len(one.body.encode()))
     for receipt_id in chain.receipts:
-        work.drop_record(Receipt, receipt_id)
+        work.drop_record(stored.Receipt, receipt_id)
     return len(chain.receipts)
 
 
@@ -344,9 +343,9 @@ def replace_chain(work: Work, chain: ReceiptChain, segment: str, lines: dict[str
 async def prune_tasks(engine: Engine, tenant_id: str, ages: Ages) -> int:
     """Delete tasks that ended long ago and whose receipts are all in the archive; return how many."""
     pruned = 0
-    async for rows in walk(engine.backend, tenant_id, Rows(Task)):
+    async for rows in walk(engine.backend, tenant_id, queries.Rows(stored.Task)):
         old = [task.task_id for task in rows if task.created_at <= ages.pruned and is_over(task, ages.pruned)
-               and task.status in TERMINAL and await is_archived(engine, tenant_id, task.task_id)]
+               and task.status in stored.TERMINAL and await is_archived(engine, tenant_id, task.task_id)]
         for part in slices_of(old, RECEIPTS_PER_TRANSACTION):
             pruned += await drop_tasks(engine, tenant_id, ages, part)
         if rows[-1].created_at > ages.pruned:
@@ -356,8 +355,9 @@ async def prune_tasks(engine: Engine, tenant_id: str, ages: Ages) -> int:
 
 async def is_archived(engine: Engine, tenant_id: str, task_id: str) -> bool:
     """Whether a task has receipts in the archive and nowhere else."""
-    return bool(await engine.backend.page(tenant_id, ArchivedFilter(task_id))) and not await engine.backend.page(
-        tenant_id, ReceiptFilter(None, task_id, None, None, 1))
+    return bool(await engine.backend.page(tenant_id,
+                                          queries.ArchivedFilter(task_id))) and not await engine.backend.page(
+        tenant_id, queries.ReceiptFilter(None, task_id, None, None, 1))
 
 
 async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str]) -> int:
@@ -365,7 +365,7 @@ async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str])
     def go(work: Work) -> int:
         over = [task_id for task_id in ids if task_id in work.tasks and is_over(work.tasks[task_id], ages.pruned)]
         for task_id in over:
-            work.drop_record(Task, task_id)
+            work.drop_record(stored.Task, task_id)
         work.count_usage(terminal=-len(over))
         return len(over)
 
@@ -382,7 +382,7 @@ def list_files(settings: Settings, tenant_id: str) -> list[str]:
     return sorted(f"{tenant_id}/{path.name}" for path in (archive_folder(settings) / tenant_id).glob("*.jsonl*"))
 
 
-def read_left_over(path: str) -> list[Receipt]:
+def read_left_over(path: str) -> list[stored.Receipt]:
     """Return the receipts of a file to which nothing points, as far as it can be read."""
     try:
         return list(Reading(path).rows())
@@ -391,16 +391,17 @@ def read_left_over(path: str) -> list[Receipt]:
 
 
 @lru_cache(4)
-def read_segment(path: str, written: float) -> tuple[Receipt | None, ...]:
+def read_segment(path: str, written: float) -> tuple[stored.Receipt | None, ...]:
     """Return the receipts of a segment by line, None for the header; raises ArchiveUnavailable if it is damaged."""
     reading = Reading(path)
     rows = tuple([line.receipt for line in reading.lines()])
     if reading.problems:
-        raise ArchiveUnavailable(f"segment {os.path.basename(path)} of the archive is damaged: {reading.problems[0]}")
+        raise errors.ArchiveUnavailable(
+            f"segment {os.path.basename(path)} of the archive is damaged: {reading.problems[0]}")
     return rows
 
 
-def read_archived(directory: Path, pointers: list[Archived]) -> list[Receipt]:
+def read_archived(directory: Path, pointers: list[stored.Archived]) -> list[stored.Receipt]:
     """Return the receipts of pointers, byte for byte as they were archived."""
     found = []
     for pointer in pointers:
@@ -408,65 +409,65 @@ def read_archived(directory: Path, pointers: list[Archived]) -> list[Receipt]:
         try:
             rows = read_segment(str(path), path.stat().st_mtime)
         except OSError as error:
-            raise ArchiveUnavailable(f"segment {path.name} of the archive cannot be read: "
-                                     f"{error.strerror or error}") from error
+            raise errors.ArchiveUnavailable(f"segment {path.name} of the archive cannot be read: "
+                                            f"{error.strerror or error}") from error
         row = rows[pointer.line - 1] if pointer.line <= len(rows) else None
         if row is None or row.receipt_id != pointer.receipt_id or receipt_digest(row).hex() != pointer.digest:
-            raise ArchiveUnavailable(f"line {pointer.line} of segment {path.name} is not the archived receipt "
-                                     f"{pointer.receipt_id}")
+            raise errors.ArchiveUnavailable(f"line {pointer.line} of segment {path.name} is not the archived receipt "
+                                            f"{pointer.receipt_id}")
         found.append(row)
     return found
 
 
-async def load_archived(engine: Engine, pointers: list[Archived]) -> list[Receipt]:
+async def load_archived(engine: Engine, pointers: list[stored.Archived]) -> list[stored.Receipt]:
     """Read archived receipts, on a thread."""
     return await asyncio.to_thread(read_archived, archive_folder(engine.settings), pointers) if pointers else []
 
 
 async def restore_chain(engine: Engine, tenant_id: str, task_id: str) -> tuple[list[str], int]:
     """Restore the chain of a task to the database; return its tasks, and how many receipts it has."""
-    chains = defaultdict[str, list[Archived]](list)
-    for pointer in await engine.backend.page(tenant_id, ArchivedFilter(task_id)):
+    chains = defaultdict[str, list[stored.Archived]](list)
+    for pointer in await engine.backend.page(tenant_id, queries.ArchivedFilter(task_id)):
         chains[pointer.chain].append(pointer)
     if not chains:
-        raise ReceiptNotFound(f"the archive has no receipts of task {task_id}")
+        raise errors.ReceiptNotFound(f"the archive has no receipts of task {task_id}")
     tasks, count = set[str](), 0
     for chain, (pointer, *_) in chains.items():
         tasks |= {*decode_tasks(pointer.tasks)}
         pointers = [one for id in (*decode_tasks(pointer.tasks), "")
-                    for one in await engine.backend.page(tenant_id, ArchivedFilter(id)) if one.chain == chain]
+                    for one in await engine.backend.page(tenant_id, queries.ArchivedFilter(id)) if one.chain == chain]
         count += await write_chain_back(engine, tenant_id, pointers)
     return sorted(tasks), count
 
 
 def note_return(work: Work) -> None:
     """Note that receipts return, or that an erasure goes on: readers begin again, and no run of the archive goes on."""
-    head = work.find_record(SealHead) or START
+    head = work.find_record(stored.SealHead) or START
     work.keep_record(replace(head, imports=head.imports + 1))
 
 
 async def count_returns(engine: Engine, tenant_id: str) -> int:
     """Return how often receipts were imported or restored: each time some may stand behind a reader's cursor."""
-    head = await engine.backend.record(tenant_id, SealHead) or START
+    head = await engine.backend.record(tenant_id, stored.SealHead) or START
     return head.imports
 
 
-async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archived]) -> int:
+async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[stored.Archived]) -> int:
     """Write the receipts of a chain back, delete its pointers and count the return, in one transaction."""
     rows = await load_archived(engine, pointers)
 
     def write(work: Work) -> int:
-        back = [one for one in rows if work.find_record(Archived, one.receipt_id)]
+        back = [one for one in rows if work.find_record(stored.Archived, one.receipt_id)]
         for one in back:
             work.written[one.receipt_id] = replace(one, delivered_at=None)
             work.count_usage(receipt_bytes=len(one.body.encode()))
             if one.delivered_at is not None:
                 work.delivered[one.receipt_id] = one.delivered_at
         for one in back:
-            work.drop_record(Archived, one.receipt_id)
+            work.drop_record(stored.Archived, one.receipt_id)
         if back:
             note_return(work)
         return len(back)
 
-    return await engine.change(tenant_id, write, (SealHead, ()),
-                               *((Archived, (pointer.receipt_id,)) for pointer in pointers))
+    return await engine.change(tenant_id, write, (stored.SealHead, ()),
+                               *((stored.Archived, (pointer.receipt_id,)) for pointer in pointers))

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from asyncgate import ACCEPTED, ASSIGNED, Caller, Engine, Operation, forbid
 from asyncgate.parts.identity.admin import operates
+from asyncgate.parts.model import errors, queries, stored, wire, wire_receipts
 from asyncgate.parts.model.database import FileBackend
-from asyncgate.parts.model.errors import InvalidRequest
-from asyncgate.parts.model.queries import ArchivedFilter, Rows
-from asyncgate.parts.model.stored import Archived
 from asyncgate.parts.model.views import show_receipt
-from asyncgate.parts.model.wire import Receipts
-from asyncgate.parts.model.wire_receipts import ArchiveRun, ListArchivedReceipts, RestoreArchive, Restored, RunArchive
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.sealing import require_bodies
 
 
-async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> ArchiveRun:
+async def run_archive(engine: Engine, caller: Caller, ask: wire_receipts.RunArchive) -> wire_receipts.ArchiveRun:
     """Move old receipts to the archive, and prune tasks that ended long ago; the operator does it for all tenants.
 
     With archive.enabled upkeep does it every hour.  Call again while the answer has more.  Spec H.11.
     """
     require_bodies(engine)
     if not engine.settings.archive.directory:
-        raise InvalidRequest("this gate has no archive; set archive.directory to a folder for it")
+        raise errors.InvalidRequest("this gate has no archive; set archive.directory to a folder for it")
     total, everybody = archive.ArchiveTally(), operates(engine, caller)
     for tenant_id in await engine.backend.tenants() if everybody else [caller.tenant_id]:
         done = await archive.archive_receipts(engine, tenant_id, ask.most - total.receipts)
@@ -32,10 +28,11 @@ async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> Archiv
             break
     if ask.vacuum and not total.more and everybody and isinstance(engine.backend, FileBackend):
         await engine.backend.compact()
-    return ArchiveRun(total.receipts, total.segments, total.pruned, total.more)
+    return wire_receipts.ArchiveRun(total.receipts, total.segments, total.pruned, total.more)
 
 
-async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchivedReceipts) -> Receipts:
+async def list_archived_receipts(engine: Engine, caller: Caller,
+                                 ask: wire_receipts.ListArchivedReceipts) -> wire.Receipts:
     """List archived receipts, oldest first: of a task, one by its id, or all; no other list shows them.
 
     Whoever could read a receipt before can read it here: the owner of its task, the worker that had its last lease, its
@@ -55,12 +52,12 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
                 if ours or row.to.same(caller.principal) or row.sender.same(caller.principal)]
         places = [row.receipt_id for row in rows]
     ends = engine.seal_cursors(caller, places, limit, ask.cursor, *mark)
-    return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
+    return wire.Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
 
 async def is_party_of_task(engine: Engine, caller: Caller, task_id: str) -> bool:
     """Whether the caller owns a task or had its last lease, as the archived receipts prove: the task may be pruned."""
-    pointers = await engine.backend.page(caller.tenant_id, ArchivedFilter(task_id)) if task_id else []
+    pointers = await engine.backend.page(caller.tenant_id, queries.ArchivedFilter(task_id)) if task_id else []
     rows = await archive.load_archived(
         engine, [one for one in pointers if one.receipt_type in (ASSIGNED.type, ACCEPTED.type)])
     owners = [row.to for row in rows if row.receipt_type == ASSIGNED.type]
@@ -68,23 +65,24 @@ async def is_party_of_task(engine: Engine, caller: Caller, task_id: str) -> bool
     return any(one.same(caller.principal) for one in (*owners, *holders[-1:]))
 
 
-async def find_pointers(engine: Engine, tenant_id: str, ask: ListArchivedReceipts, after: str) -> list[Archived]:
+async def find_pointers(engine: Engine, tenant_id: str, ask: wire_receipts.ListArchivedReceipts,
+                        after: str) -> list[stored.Archived]:
     """Return the pointers to the requested receipts."""
     if ask.receipt_id is not None:
-        one = await engine.backend.record(tenant_id, Archived, ask.receipt_id)
+        one = await engine.backend.record(tenant_id, stored.Archived, ask.receipt_id)
         return [one] if one and one.receipt_id > after and ask.task_id in (None, one.task_id) else []
     if ask.task_id is not None:
-        about = await engine.backend.page(tenant_id, ArchivedFilter(ask.task_id))
+        about = await engine.backend.page(tenant_id, queries.ArchivedFilter(ask.task_id))
         return [one for one in about if one.receipt_id > after]
-    return await engine.backend.page(tenant_id, Rows(Archived, after))
+    return await engine.backend.page(tenant_id, queries.Rows(stored.Archived, after))
 
 
-async def restore_archive(engine: Engine, caller: Caller, ask: RestoreArchive) -> Restored:
+async def restore_archive(engine: Engine, caller: Caller, ask: wire_receipts.RestoreArchive) -> wire_receipts.Restored:
     """Restore a task's receipts from the archive, byte for byte, with those of the tasks joined to it.
 
     They stay in the database until the archive runs again.  One transaction.  Spec H.11.
     """
-    return Restored(*await archive.restore_chain(engine, caller.tenant_id, ask.task_id))
+    return wire_receipts.Restored(*await archive.restore_chain(engine, caller.tenant_id, ask.task_id))
 
 
 OPERATIONS = [

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.screening import MAX_DEPTH, screen_body
 from asyncgate.parts.process.authorities import load_authorities
-from asyncgate.parts.receipts.sinks import Garbled, Missing, Outage, Refusal, Unanswered
+from asyncgate.parts.receipts import sinks
 
 if TYPE_CHECKING:
     import httpx2
@@ -69,9 +69,9 @@ class Calls:
             late = isinstance(error, TimeoutError | httpx2.ReadTimeout | httpx2.WriteTimeout)
             untaken = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
             why = f"{type(error).__name__}: {error}"[:MOST_TOLD]
-            raise (Unanswered if late else Outage)(why, untaken=untaken) from None
+            raise (sinks.Unanswered if late else sinks.Outage)(why, untaken=untaken) from None
         except (httpx2.RequestError, httpx2.InvalidURL) as error:
-            raise Garbled(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
+            raise sinks.Garbled(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
         return LedgerAnswer(answer.status_code, answer.headers, content)
 
     async def close(self) -> None:
@@ -83,19 +83,19 @@ class Calls:
 async def read_content(answer: httpx2.Response, most_bytes: int) -> bytes:
     """Read an answer; raises Garbled if it is compressed, too large, or nested too deep."""
     if answer.headers.get("content-encoding", "identity") != "identity":
-        raise Garbled("the ledger compressed its answer, which was not requested")
+        raise sinks.Garbled("the ledger compressed its answer, which was not requested")
     pieces, size = list[bytes](), 0
     async for piece in answer.aiter_raw():
         pieces.append(piece)
         size += len(piece)
         if size > most_bytes:
-            raise Garbled(f"the ledger's answer is larger than {most_bytes} bytes")
+            raise sinks.Garbled(f"the ledger's answer is larger than {most_bytes} bytes")
     content = b"".join(pieces)
     try:
         await screen_body(content, ANY_NUMBER, MOST_ANSWER_DEPTH)
-    except (GateError, UnicodeDecodeError) as wrong:
+    except (errors.GateError, UnicodeDecodeError) as wrong:
         if answer.status_code == 200:
-            raise Garbled(f"the ledger's answer cannot be read: {wrong}") from None
+            raise sinks.Garbled(f"the ledger's answer cannot be read: {wrong}") from None
     return content
 
 
@@ -103,11 +103,11 @@ def answer_error(verb: str, answer: LedgerAnswer) -> Exception:
     """Turn a failed answer into an error: a refusal of the receipt, an outage, or an invalid answer."""
     said = f"{answer.status_code} {answer.text}"[:MOST_TOLD]
     if answer.status_code == 404 and verb == "GET":
-        return Missing(said)
+        return sinks.Missing(said)
     if answer.status_code in AWAY_STATUSES:
         after = answer.headers.get("retry-after", "")
-        return Outage(said, float(after) if after.isascii() and after.isdigit() else 0.0,
-                      untaken=answer.status_code not in ON_THE_WAY)
+        return sinks.Outage(said, float(after) if after.isascii() and after.isdigit() else 0.0,
+                            untaken=answer.status_code not in ON_THE_WAY)
     if 400 <= answer.status_code < 500 and answer.status_code not in NOT_ABOUT_THE_RECEIPT:
-        return Refusal(said)
-    return Garbled(said, untaken=answer.status_code in NOT_ABOUT_THE_RECEIPT)
+        return sinks.Refusal(said)
+    return sinks.Garbled(said, untaken=answer.status_code in NOT_ABOUT_THE_RECEIPT)

@@ -16,11 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import ANOMALY, TERMINATES, receipt_hash
-from asyncgate.parts.model.content import decode_json, encode_json, sha256, to_canonical
+from asyncgate.parts.model import content, errors, queries, stored
 from asyncgate.parts.model.erased import read_note
-from asyncgate.parts.model.errors import NoAnswer
-from asyncgate.parts.model.queries import EntryFilter
-from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.files import SealedReading
 from asyncgate.parts.receipts.marks import OVERTAKEN, WITHDRAWN
 from asyncgate.parts.receipts.may import broken_rule
@@ -41,10 +38,10 @@ CREATE TABLE edges (parent TEXT, child_type TEXT, child TEXT, PRIMARY KEY (paren
 """
 CountCopied = Callable[[int], None]
 
-decode_receipt = msgspec.json.Decoder(Receipt).decode
+decode_receipt = msgspec.json.Decoder(stored.Receipt).decode
 
 
-class Unreadable(NoAnswer):
+class Unreadable(errors.NoAnswer):
     """The ledger or the file cannot be read to its end, so nothing is compared and nothing is changed."""
 
 
@@ -62,19 +59,19 @@ class Collected:
         """Close the file."""
         self.file.close()
 
-    def add(self, receipts: Iterable[Receipt]) -> None:
+    def add(self, receipts: Iterable[stored.Receipt]) -> None:
         """Add receipts; a receipt without a key was not written by a gate."""
         receipts = list(receipts)
         self.undone.update(id for one in receipts for id in list_undone(one))
         self.file.execute("BEGIN")
         self.file.executemany("INSERT OR IGNORE INTO receipts VALUES (?, ?, ?, ?, ?, ?, 0, ?)", [
             (one.receipt_id, one.task_id, one.receipt_type, one.receipt_key, one.asyncgate_instance,
-             self._is_sound(one), encode_json(one)) for one in receipts])
+             self._is_sound(one), content.encode_json(one)) for one in receipts])
         self.file.executemany("INSERT OR IGNORE INTO edges VALUES (?, ?, ?)", [
             (parent, one.receipt_type, one.receipt_id) for one in receipts for parent in one.parents])
         self.file.execute("COMMIT")
 
-    def _is_sound(self, receipt: Receipt) -> bool:
+    def _is_sound(self, receipt: stored.Receipt) -> bool:
         return is_sound(receipt) or (self.takes_erased and read_note(receipt.body) is not None)
 
     def count(self) -> int:
@@ -106,35 +103,35 @@ class Collected:
         for receipt_id in self.undone:
             self.forget(receipt_id)
 
-    def replace(self, receipt: Receipt) -> None:
+    def replace(self, receipt: stored.Receipt) -> None:
         """Replace a receipt by a changed one."""
         self.forget(receipt.receipt_id)
         self.add([receipt])
 
-    def get(self, receipt_ids: Iterable[str]) -> dict[str, Receipt]:
+    def get(self, receipt_ids: Iterable[str]) -> dict[str, stored.Receipt]:
         """Return the receipts with these ids, as far as they are here."""
         found = self.file.execute("SELECT content FROM receipts WHERE receipt_id IN (SELECT value FROM json_each(?))",
-                                  (encode_json(list(receipt_ids)).decode(),))
+                                  (content.encode_json(list(receipt_ids)).decode(),))
         return {one.receipt_id: one for one in (decode_receipt(row[0]) for row in found)}
 
     def know(self, receipt_ids: Iterable[str]) -> None:
         """Note that the other side has these receipts."""
         self.file.execute("UPDATE receipts SET known = 1 WHERE receipt_id IN (SELECT value FROM json_each(?))",
-                          (encode_json(list(receipt_ids)).decode(),))
+                          (content.encode_json(list(receipt_ids)).decode(),))
 
-    def all(self) -> Iterator[Receipt]:
+    def all(self) -> Iterator[stored.Receipt]:
         """Yield every receipt, in the order of the ids."""
         return self._rows("")
 
-    def unsound(self) -> Iterator[Receipt]:
+    def unsound(self) -> Iterator[stored.Receipt]:
         """Yield receipts of gates whose hash does not match their content."""
         return self._rows("AND sound = 0")
 
-    def unknown(self) -> Iterator[Receipt]:
+    def unknown(self) -> Iterator[stored.Receipt]:
         """Yield the receipts that the other side lacks."""
         return self._rows("AND known = 0")
 
-    def of_task(self, task_id: str) -> list[Receipt]:
+    def of_task(self, task_id: str) -> list[stored.Receipt]:
         """Return the receipts of a task, oldest first."""
         rows = self.file.execute("SELECT content FROM receipts WHERE task_id = ? ORDER BY receipt_id", (task_id,))
         return [decode_receipt(row[0]) for row in rows]
@@ -152,7 +149,7 @@ class Collected:
         """Yield the ids of the tasks of which the other side lacks a receipt."""
         return self.tasks("AND known = 0")
 
-    def answered(self, receipt: Receipt) -> bool:
+    def answered(self, receipt: stored.Receipt) -> bool:
         """Whether one of these receipts discharges the obligation that `receipt` opened (PH.1.3)."""
         ids = [child for by in sorted(TERMINATES[receipt.receipt_type])
                for child in self.children(receipt.receipt_id, by)]
@@ -164,7 +161,7 @@ class Collected:
                                  (receipt_id, receipt_type))
         return [row[0] for row in rows]
 
-    def _rows(self, which: str) -> Iterator[Receipt]:
+    def _rows(self, which: str) -> Iterator[stored.Receipt]:
         """Yield rows a page at a time, so that the reader may write meanwhile."""
         last = ""
         while rows := self.file.execute(
@@ -175,17 +172,17 @@ class Collected:
             last = one.receipt_id
 
 
-def list_undone(receipt: Receipt) -> list[str]:
+def list_undone(receipt: stored.Receipt) -> list[str]:
     """Return the receipts that never counted, as a gate's receipt says: with its own id if it withdraws another one."""
     if receipt.from_kind != "asyncgate" or not is_sound(receipt):
         return []
-    if receipt.parents and receipt.receipt_key == sha256(WITHDRAWN, receipt.parents[0]):
+    if receipt.parents and receipt.receipt_key == content.sha256(WITHDRAWN, receipt.parents[0]):
         return [receipt.receipt_id, receipt.parents[0]]
     body = body_of(receipt) if receipt.receipt_type == ANOMALY.type else {}
     return [body["details"]["receipt_id"]] if body.get("kind") == OVERTAKEN else []
 
 
-def computed_hash(receipt: Receipt) -> str:
+def computed_hash(receipt: stored.Receipt) -> str:
     """Return the hash of a receipt's content; empty if the content cannot be read."""
     try:
         return receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
@@ -194,21 +191,21 @@ def computed_hash(receipt: Receipt) -> str:
         return ""
 
 
-def is_sound(receipt: Receipt) -> bool:
+def is_sound(receipt: stored.Receipt) -> bool:
     """Whether a receipt's hash matches its content; true for one that no gate wrote, which has no hash."""
     return not receipt.receipt_key or computed_hash(receipt) == receipt.hash
 
 
-def as_stored(found: Filed) -> Receipt:
+def as_stored(found: Filed) -> stored.Receipt:
     """Return a ledger's receipt as a gate stores it, whatever the order of its JSON members."""
-    receipt = Receipt(
+    receipt = stored.Receipt(
         found.receipt_id, found.receipt_key, found.receipt_type, found.created_at.timestamp(), found.sender.kind,
         found.sender.id, found.to.kind, found.to.id, found.task_id or "", found.lease_id, found.schedule_id,
         found.asyncgate_instance, found.hash, bytes(found.body).decode() or "null",
         parents=tuple(sorted(found.parents)))
     if is_sound(receipt):
         return receipt
-    return replace(receipt, body=to_canonical(decode_json(receipt.body)).decode())
+    return replace(receipt, body=content.to_canonical(content.decode_json(receipt.body)).decode())
 
 
 # Where receipts are read from.
@@ -221,7 +218,7 @@ async def collect_from_ledger(sink: Sink, tenant_id: str, count: CountCopied, *,
     try:
         while True:
             page = await retry_read(lambda after=after: sink.page(    # type: ignore[misc]
-                tenant_id, EntryFilter(None, None, None, None, after, RECEIPTS_PER_COPY)))
+                tenant_id, queries.EntryFilter(None, None, None, None, after, RECEIPTS_PER_COPY)))
             if page.unread:
                 raise Unreadable(f"{page.unread} receipts in the ledger cannot be read; the log names them")
             collected.add([as_stored(one) for one in page.receipts])

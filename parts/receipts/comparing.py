@@ -20,13 +20,12 @@ from typing import Any
 
 from asyncgate import ASSIGNED, Engine, Work
 from asyncgate.parts.identity.admin import audit_change
-from asyncgate.parts.model.queries import EntryFilter, OutboxOf, ReceiptFilter, Rows
+from asyncgate.parts.model import queries, stored, wire
 from asyncgate.parts.model.settings import allow_slow_reads
-from asyncgate.parts.model.stored import TERMINAL, AuditHead, LedgerMark, Receipt, Task
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.walking import walk
-from asyncgate.parts.model.wire import LedgerComparison
 from asyncgate.parts.process.duties import Alarm
+from asyncgate.parts.receipts import reconcile
 from asyncgate.parts.receipts.adoption import JOB
 from asyncgate.parts.receipts.collected import (
     READ_PAUSE_SECONDS,
@@ -39,14 +38,6 @@ from asyncgate.parts.receipts.collected import (
 from asyncgate.parts.receipts.marks import STATED_PREFIX
 from asyncgate.parts.receipts.mending import resend
 from asyncgate.parts.receipts.outbox import Compared, Ledger
-from asyncgate.parts.receipts.reconcile import (
-    STATED_TYPES,
-    Comparison,
-    Difference,
-    Findings,
-    is_erased,
-    list_known_receipts,
-)
 from asyncgate.parts.receipts.reconcile_receiptgate import GateComparison
 from asyncgate.parts.receipts.restated import ENDING_STATUSES
 from asyncgate.parts.receipts.restoring import restore_bodies
@@ -102,7 +93,7 @@ class Comparer:
                 await TenantComparison(self.engine, ledger, sink, tenant_id, found).run()
         finally:
             await sink.close()
-        ledger.last_comparison = LedgerComparison(
+        ledger.last_comparison = wire.LedgerComparison(
             to_utc(self.engine.backend.now()), found.receipts, found.sent_again, dict(found.differences))
         return found.sent_again
 
@@ -116,7 +107,7 @@ class TenantComparison:
         self.settled_at = self.backend.now() - SETTLED_SECONDS
         self.own = Compared()
         self.counts = self.own, found, ledger.compared      # of this tenant, of this round, since the start
-        self.named: list[Difference] = []
+        self.named: list[reconcile.Difference] = []
         self.places = dict[str, str | None]()   # in the ledger's list of the receipts of each instance
         self.listed = set[str]()                # instances whose list was read to its end
 
@@ -132,7 +123,7 @@ class TenantComparison:
         """Compare the receipts of a gate that keeps only skeletons."""
         collected = Collected()
         try:
-            every = ReceiptFilter(None, None, None, None, RECEIPTS_PER_LOOK)
+            every = queries.ReceiptFilter(None, None, None, None, RECEIPTS_PER_LOOK)
             async for page in walk(self.backend, self.tenant_id, every):
                 await self._compare_page([one for one in page if one.created_at <= self.settled_at], collected)
                 for one in page:
@@ -143,10 +134,11 @@ class TenantComparison:
         finally:
             collected.close()
 
-    async def _compare_page(self, page: list[Receipt], collected: Collected) -> None:
-        with closing(Findings()) as findings:
+    async def _compare_page(self, page: list[stored.Receipt], collected: Collected) -> None:
+        with closing(reconcile.Findings()) as findings:
             await self._collect(page, collected)
-            comparison = Comparison(self.backend, self.sink, self.tenant_id, set(), collected, findings, count_none)
+            comparison = reconcile.Comparison(self.backend, self.sink, self.tenant_id, set(), collected, findings,
+                                              count_none)
             comparison.stated = await self._list_stated(page)
             await comparison.compare_page(page)
             await self._check_ends(page, findings)
@@ -154,15 +146,15 @@ class TenantComparison:
 
     async def _compare_tasks(self) -> None:
         """Compare task by task with a ledger that cannot list all receipts; here the receipts are whole."""
-        async for page in walk(self.backend, self.tenant_id, Rows(Task, limit=TASKS_PER_LOOK)):
-            with closing(Findings()) as findings:
+        async for page in walk(self.backend, self.tenant_id, queries.Rows(stored.Task, limit=TASKS_PER_LOOK)):
+            with closing(reconcile.Findings()) as findings:
                 for task in (one for one in page if one.updated_at <= self.settled_at):
                     await self._compare_task(task, findings)
                 await self._settle(findings, None, findings.receipts)
 
-    async def _compare_task(self, task: Task, findings: Findings) -> None:
+    async def _compare_task(self, task: stored.Task, findings: reconcile.Findings) -> None:
         """Compare one task; look twice before something counts, because the sender may deliver between two reads."""
-        with closing(Findings()) as first:
+        with closing(reconcile.Findings()) as first:
             await GateComparison(self.backend, self.sink, self.tenant_id, first, count_none).compare_task(task)
             if not first.counts.keys() - TOLD_ELSEWHERE:
                 findings.receipts += first.receipts
@@ -170,25 +162,25 @@ class TenantComparison:
         await asyncio.sleep(READ_PAUSE_SECONDS)
         await GateComparison(self.backend, self.sink, self.tenant_id, findings, count_none).compare_task(task)
 
-    async def _collect(self, page: list[Receipt], collected: Collected) -> None:
+    async def _collect(self, page: list[stored.Receipt], collected: Collected) -> None:
         """Read from the ledger the receipts of a page, and all of the tasks of those that it lacks.
 
         Order: the outbox is read before the ledger.  What has left it by then is at the ledger.
         """
         ids = tuple(one.receipt_id for one in page)
-        waiting = {row.receipt_id for row in await self.backend.page(self.tenant_id, OutboxOf(ids))}
-        sent = {one.receipt_id: one for one in page if one.receipt_id not in waiting and not is_erased(one)}
+        waiting = {row.receipt_id for row in await self.backend.page(self.tenant_id, queries.OutboxOf(ids))}
+        sent = {one.receipt_id: one for one in page if one.receipt_id not in waiting and not reconcile.is_erased(one)}
         await self._read_ahead(sent, collected)
         there = collected.get(sent)
         if left := [id for id in sent if id not in there]:
             collected.add([as_stored(one) for one in await retry_read(lambda: self.sink.fetch(self.tenant_id, left))])
             there = collected.get(left) | there
         for task_id in {one.task_id for id, one in sent.items() if id not in there} - {""}:
-            of = EntryFilter(None, task_id, None, None, None, RECEIPTS_PER_COPY)
+            of = queries.EntryFilter(None, task_id, None, None, None, RECEIPTS_PER_COPY)
             theirs = await retry_read(partial(self.sink.page, self.tenant_id, of))
             collected.add([as_stored(one) for one in theirs.receipts])
 
-    async def _read_ahead(self, sent: dict[str, Receipt], collected: Collected) -> None:
+    async def _read_ahead(self, sent: dict[str, stored.Receipt], collected: Collected) -> None:
         """Read the ledger's list in step with the gate's, so that one call finds many receipts.
 
         Both lists are in the order of time, but not exactly; what is not found in this way is fetched by its id.
@@ -199,38 +191,38 @@ class TenantComparison:
                 before = self.places.get(instance)
                 if len(collected.get(wanted)) == len(wanted) or instance in self.listed:
                     break
-                of = EntryFilter(None, None, None, instance, before, RECEIPTS_PER_COPY)
+                of = queries.EntryFilter(None, None, None, instance, before, RECEIPTS_PER_COPY)
                 listed = await retry_read(partial(self.sink.page, self.tenant_id, of))
                 collected.add([as_stored(one) for one in listed.receipts])
                 self.places[instance] = listed.cursor
                 if listed.cursor in (None, before):
                     self.listed.add(instance)
 
-    async def _list_stated(self, page: Iterable[Receipt]) -> dict[str, str]:
+    async def _list_stated(self, page: Iterable[stored.Receipt]) -> dict[str, str]:
         """Return the ids at the ledger of ends that workers stated there themselves, by their ids here."""
         found = dict[str, str]()
         for one in page:
-            if one.receipt_type in STATED_TYPES and (mark := await self.backend.record(
-                    self.tenant_id, LedgerMark, STATED_PREFIX + one.receipt_id)) is not None:
+            if one.receipt_type in reconcile.STATED_TYPES and (mark := await self.backend.record(
+                    self.tenant_id, stored.LedgerMark, STATED_PREFIX + one.receipt_id)) is not None:
                 found[one.receipt_id] = mark.receipt_id
         return found
 
-    async def _check_ends(self, page: Iterable[Receipt], findings: Findings) -> None:
+    async def _check_ends(self, page: Iterable[stored.Receipt], findings: reconcile.Findings) -> None:
         """Check that each task that has ended also has a receipt of its end; whether the ledger has it is compared."""
         for duty in page:
             if duty.receipt_type != ASSIGNED.type:
                 continue
             found = await self.backend.task(self.tenant_id, duty.task_id)
-            if found is None or found[0].status not in TERMINAL:
+            if found is None or found[0].status not in stored.TERMINAL:
                 continue
-            receipts = await list_known_receipts(self.backend, self.tenant_id, duty.task_id)
+            receipts = await reconcile.list_known_receipts(self.backend, self.tenant_id, duty.task_id)
             if not any(ENDING_STATUSES.get(one.receipt_type) == found[0].status for one in receipts):
                 findings.add("end_unproven", self.tenant_id, f"the task is {found[0].status}, and no receipt of the "
                              "gate states that", None, duty.task_id)
 
     # What follows.
 
-    async def _settle(self, findings: Findings, collected: Collected | None, receipts: int) -> None:
+    async def _settle(self, findings: reconcile.Findings, collected: Collected | None, receipts: int) -> None:
         """Count what was compared, and send again what the ledger lacks; raises Interrupted."""
         real = [one for one in findings.all() if one.kind not in TOLD_ELSEWHERE and await self._is_current(one)]
         for one in real:
@@ -249,14 +241,14 @@ class TenantComparison:
         if real and (await self.backend.lag(self.tenant_id)).waiting > most:
             raise Interrupted(f"more than {most} receipts wait for the ledger")
 
-    async def _is_current(self, one: Difference) -> bool:
+    async def _is_current(self, one: reconcile.Difference) -> bool:
         """Whether the receipt of a difference is still here as it was: it may have been pruned or erased since."""
         if not one.receipt_id or one.kind in ("never_granted", "ended_there"):
             return True
         receipt = await self.backend.receipt(self.tenant_id, one.receipt_id)
-        return receipt is not None and not is_erased(receipt)
+        return receipt is not None and not reconcile.is_erased(receipt)
 
-    async def _send_again(self, differences: list[Difference], collected: Collected | None) -> None:
+    async def _send_again(self, differences: list[reconcile.Difference], collected: Collected | None) -> None:
         """Put what the ledger lacks into the outbox, with its body from here, or restored from its task."""
         lost, bodies = [one for one in differences if one.kind == "lost_by_ledger"], dict[str, str]()
         if collected is not None:
@@ -279,7 +271,7 @@ class TenantComparison:
         def write(work: Work) -> None:
             audit_change(self.engine, work, "ledger_differs", severity, self.engine.make_own_caller(self.tenant_id),
                          differences=dict(self.own.differences), sent_again=self.own.sent_again, named=named)
-        await self.engine.change(self.tenant_id, write, (AuditHead, ()))
+        await self.engine.change(self.tenant_id, write, (stored.AuditHead, ()))
 
 
 def count_none(count: int) -> None:

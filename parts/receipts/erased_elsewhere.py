@@ -13,35 +13,36 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from asyncgate.parts.model import erased, stored
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.erased import PSEUDONYM, digest_of_kept, digest_of_list, read_note, write_note
-from asyncgate.parts.model.stored import Erased, Erasure, Receipt
 
 if TYPE_CHECKING:
     from asyncgate import Work
 
 
-def list_as_erased(work: Work, receipts: Iterable[Receipt]) -> list[Receipt]:
+def list_as_erased(work: Work, receipts: Iterable[stored.Receipt]) -> list[stored.Receipt]:
     """List those receipts that have no content under erasures of this gate; return all as they are to be stored."""
-    ids, listed, stored = defaultdict[str, str](work.new_id), defaultdict[str, list[Erased]](list), list[Receipt]()
+    ids, listed, kept = defaultdict[str, str](work.new_id), defaultdict[str, list[stored.Erased]](
+        list), list[stored.Receipt]()
     for receipt in receipts:
-        if (note := read_note(receipt.body)) is None:
-            stored.append(receipt)
+        if (note := erased.read_note(receipt.body)) is None:
+            kept.append(receipt)
             continue
         id = ids[note.erasure_id]
-        stored.append(replace(receipt, body=write_note(id, note.sealed), salt=""))
+        kept.append(replace(receipt, body=erased.write_note(id, note.sealed), salt=""))
         listed[note.erasure_id].append(
-            Erased("receipts", receipt.receipt_id, id, note.sealed, digest_of_kept(receipt)))
+            stored.Erased("receipts", receipt.receipt_id, id, note.sealed, erased.digest_of_kept(receipt)))
     for source, rows in listed.items():
         end_erasure(work, ids[source], source, sorted(rows, key=lambda row: row.row_id))
-    return stored
+    return kept
 
 
-def end_erasure(work: Work, erasure_id: str, source: str, rows: list[Erased]) -> None:
+def end_erasure(work: Work, erasure_id: str, source: str, rows: list[stored.Erased]) -> None:
     """Store an erasure of another gate as one of this gate that has ended, with the rows that it lists here."""
     for row in rows:
         work.keep_record(row)
     counts = encode_json({"receipts": {"changed": len(rows)}}).decode()
-    work.keep_record(Erasure(
-        erasure_id, work.tenant_id, "asyncgate", f"{PSEUDONYM}{source}", "[]", "", "ended", "[]", counts, work.now,
-        work.now, digest_of_list(rows)))
+    work.keep_record(stored.Erasure(
+        erasure_id, work.tenant_id, "asyncgate", f"{erased.PSEUDONYM}{source}", "[]", "", "ended", "[]", counts,
+        work.now,
+        work.now, erased.digest_of_list(rows)))

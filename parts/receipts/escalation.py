@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncgate import ESCALATED, Extension
+from asyncgate.parts.model import wire
 from asyncgate.parts.model.content import decode_json
 from asyncgate.parts.model.views import decode_terms
-from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
     from asyncgate import Engine, Work
+    from asyncgate.parts.model import stored
     from asyncgate.parts.model.settings import Settings
-    from asyncgate.parts.model.stored import Lease, Task
 
 
 class Escalation(Extension):
@@ -25,12 +25,12 @@ class Escalation(Extension):
     def __init__(self, engine: Engine) -> None:
         self.engine, self.settings = engine, engine.settings
 
-    def report_loss(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+    def report_loss(self, work: Work, task: stored.Task, lease: stored.Lease, reason: str) -> None:
         """Write a task.escalated for a task whose worker was lost or whose last attempt has failed."""
         chosen = class_of(self.settings, task, reason)
         if (target := self.settings.escalation.target(work.tenant_id, chosen)) is None:
             return
-        to, terms = Principal(target.to_kind, target.to_id), decode_terms(task.terms)
+        to, terms = wire.Principal(target.to_kind, target.to_id), decode_terms(task.terms)
         body: dict[str, Any] = {
             "escalation_class": chosen, "escalation_reason": reason, "escalation_to": to, "type": task.type,
             "attempt": task.attempt, "expiries": task.expiries, "previous_worker_id": lease.worker_id,
@@ -39,7 +39,7 @@ class Escalation(Extension):
         self.engine.write_receipt(work, ESCALATED, task, body, to=to, lease=lease, mark=reason)
 
 
-def class_of(settings: Settings, task: Task, reason: str) -> int:
+def class_of(settings: Settings, task: stored.Task, reason: str) -> int:
     """Return the escalation class that a task's payload names, or else that of the settings."""
     payload, usual = decode_json(task.payload), settings.escalation
     wished = payload.get("escalation_class") if isinstance(payload, dict) else None

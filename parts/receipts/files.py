@@ -15,10 +15,9 @@ from typing import IO, Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from asyncgate.parts.model import errors, stored
 from asyncgate.parts.model.erased import read_note
-from asyncgate.parts.model.errors import GateError, Stopped
 from asyncgate.parts.model.screening import BodyScreen, cut_slices
-from asyncgate.parts.model.stored import Receipt, Seal
 from asyncgate.parts.receipts.seals import SealChain, receipt_digest
 
 MAGIC = b"\x1f\x8b"
@@ -53,8 +52,8 @@ class Line(Struct, frozen=True, omit_defaults=True):
     """One line of a file: exactly one of these."""
 
     header: Header | None = None
-    seal: Seal | None = None
-    receipt: Receipt | None = None
+    seal: stored.Seal | None = None
+    receipt: stored.Receipt | None = None
     trailer: Trailer | None = None
 
 
@@ -62,7 +61,7 @@ encode_line = msgspec.json.Encoder().encode
 decode_line = msgspec.json.Decoder(Line).decode
 
 
-class Damaged(Stopped):
+class Damaged(errors.Stopped):
     """A file of receipts was changed after it was written."""
 
 
@@ -88,7 +87,7 @@ class Writer:
         self.file.write(encode_line(Line(trailer=Trailer(self.receipts, self.seals, self.sum.hexdigest()))) + b"\n")
 
 
-def pack_receipts(header: Header, receipts: Iterable[Receipt]) -> bytes:
+def pack_receipts(header: Header, receipts: Iterable[stored.Receipt]) -> bytes:
     """Return a whole file of receipts, compressed; equal receipts make equal bytes."""
     import io
 
@@ -155,7 +154,7 @@ class Reading:
         if self.trailer is None:
             self.problems.append("the file has no trailer: its end is missing")
 
-    def rows(self) -> Iterator[Receipt]:
+    def rows(self) -> Iterator[stored.Receipt]:
         """Yield the receipts; the problems are complete behind the last one."""
         return (line.receipt for line in self.lines() if line.receipt is not None)
 
@@ -166,7 +165,7 @@ class Reading:
         try:
             require_shallow(text)
             line = decode_line(text)
-        except (GateError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+        except (errors.GateError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
             self.problems.append(f"line {number} cannot be read: {wrong}")
             line = Line()
         if number == 1:
@@ -219,7 +218,7 @@ class SealedReading(Reading):
         self.problems += [f"receipt {parent}, a parent of {child}, is not in the file"
                           for parent, child in self.parents.items() if parent not in self.ids]
 
-    def _see(self, receipt: Receipt) -> None:
+    def _see(self, receipt: stored.Receipt) -> None:
         self.chain.see(receipt.receipt_id, receipt_digest(receipt))
         self.ids.add(receipt.receipt_id)
         self.erased += read_note(receipt.body) is not None

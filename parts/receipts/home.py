@@ -17,12 +17,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncgate.parts.model import errors, queries, stored
 from asyncgate.parts.model.content import decode_json, to_canonical
 from asyncgate.parts.model.database import Around
-from asyncgate.parts.model.errors import Conflicting
-from asyncgate.parts.model.queries import OutboxOf, Query, Rows
-from asyncgate.parts.model.stored import Receipt
-from asyncgate.parts.receipts.collected import Collected, CountCopied, collect_from_ledger, computed_hash
+from asyncgate.parts.receipts import collected
 from asyncgate.parts.receipts.marks import list_adopted
 from asyncgate.parts.receipts.reconcile import Comparison, Findings
 
@@ -31,11 +29,11 @@ REPAIRED = ("ended_at_ledger", "lease_ended_at_ledger", "lease_unbacked", "not_c
 FINAL = ("lost_by_ledger", "tampered")
 
 
-class Unsettled(Conflicting):
+class Unsettled(errors.Conflicting):
     """The gate and the ledger differ; the differences must be settled before the copy."""
 
 
-class MissingBody(Conflicting):
+class MissingBody(errors.Conflicting):
     """Neither the outbox nor the ledger has the body of a skeleton."""
 
 
@@ -53,16 +51,16 @@ class LedgerBackedGate(Around):
     def __init__(self, backend: Any, sink: Any, *, lenient: bool) -> None:
         super().__init__(backend)
         self.sink, self.lenient = sink, lenient
-        self.collected: dict[str, Collected] = {}
+        self.collected: dict[str, collected.Collected] = {}
         self.stated: dict[str, dict[str, str]] = {}     # ids at the ledger of what workers stated under their own
         self.brought: dict[str, CopyCounts] = {}
 
-    async def collect(self, instances: Iterable[str], count: CountCopied) -> Findings:
+    async def collect(self, instances: Iterable[str], count: collected.CountCopied) -> Findings:
         """Read the whole ledger and compare it with the gate; raises Unreadable."""
         findings = Findings()
         try:
             for tenant_id in await self.backend.tenants():
-                self.collected[tenant_id] = found = await collect_from_ledger(self.sink, tenant_id, count)
+                self.collected[tenant_id] = found = await collected.collect_from_ledger(self.sink, tenant_id, count)
                 self.stated[tenant_id] = {
                     ours: theirs for theirs, ours in (await list_adopted(self.backend, tenant_id)).items()}
                 comparison = Comparison(self.backend, self.sink, tenant_id, set(instances), found, findings, count)
@@ -74,26 +72,26 @@ class LedgerBackedGate(Around):
 
     def close(self) -> None:
         """Delete the temporary copy of the ledger."""
-        for collected in self.collected.values():
-            collected.close()
+        for copy in self.collected.values():
+            copy.close()
 
-    async def page(self, tenant_id: str, query: Query[Any]) -> list[Any]:
+    async def page(self, tenant_id: str, query: queries.Query[Any]) -> list[Any]:
         """Return a page of rows; exported receipts have their bodies."""
         rows: list[Any] = await self.backend.page(tenant_id, query)
-        if isinstance(query, Rows) and query.table is Receipt:
+        if isinstance(query, queries.Rows) and query.table is stored.Receipt:
             return await self._whole(tenant_id, rows, query.after)
         return rows
 
-    async def _whole(self, tenant_id: str, receipts: list[Receipt], after: str) -> list[Receipt]:
+    async def _whole(self, tenant_id: str, receipts: list[stored.Receipt], after: str) -> list[stored.Receipt]:
         bare = [one.receipt_id for one in receipts if not one.body]
         there = {self.stated.get(tenant_id, {}).get(id, id): id for id in bare}
         found = self.collected[tenant_id].get(there) if bare and tenant_id in self.collected else {}
         theirs = {there[id]: one for id, one in found.items()}
         waiting = {row.receipt_id: self.sink.body(row.content.encode())
-                   for row in await self.backend.page(tenant_id, OutboxOf(tuple(bare)))} if bare else {}
+                   for row in await self.backend.page(tenant_id, queries.OutboxOf(tuple(bare)))} if bare else {}
         if not after:
             self.brought[tenant_id] = CopyCounts()
-        brought, whole = self.brought[tenant_id], list[Receipt]()
+        brought, whole = self.brought[tenant_id], list[stored.Receipt]()
         for receipt in receipts:
             row = receipt
             if not receipt.body:
@@ -104,7 +102,7 @@ class LedgerBackedGate(Around):
             whole.append(row)
         return whole
 
-    def _filled(self, receipt: Receipt, waiting: bytes | None, theirs: Receipt | None) -> Receipt:
+    def _filled(self, receipt: stored.Receipt, waiting: bytes | None, theirs: stored.Receipt | None) -> stored.Receipt:
         for body in (*([waiting.decode()] if waiting else ()), *([theirs.body] if theirs else ())):
             if (row := with_body(receipt, body, theirs)) is not None:
                 return row
@@ -113,7 +111,7 @@ class LedgerBackedGate(Around):
         return receipt
 
 
-def with_body(receipt: Receipt, body: str, theirs: Receipt | None) -> Receipt | None:
+def with_body(receipt: stored.Receipt, body: str, theirs: stored.Receipt | None) -> stored.Receipt | None:
     """Return a receipt with the given body, or None if its hash does not match.
 
     A worker that stated a receipt in the ledger may have chosen its hash itself, and the skeleton keeps that hash.  If
@@ -123,10 +121,10 @@ def with_body(receipt: Receipt, body: str, theirs: Receipt | None) -> Receipt | 
     with suppress(msgspec.MsgspecError, UnicodeError):
         texts.append(to_canonical(decode_json(body)).decode())
     for text in texts:
-        if computed_hash(row := replace(receipt, body=text)) == receipt.hash:
+        if collected.computed_hash(row := replace(receipt, body=text)) == receipt.hash:
             return row
     stated = theirs is not None and not theirs.receipt_key and theirs.hash == receipt.hash
-    return replace(first := replace(receipt, body=body), hash=computed_hash(first)) if stated else None
+    return replace(first := replace(receipt, body=body), hash=collected.computed_hash(first)) if stated else None
 
 
 def require_settled(findings: Findings, lenient: bool) -> None:

@@ -15,39 +15,13 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Operation, Work, __version__, forbid
-from asyncgate.parts.identity.admin import DEFAULT_TENANT, UUID_TEXT, operates, tenant_of
+from asyncgate.parts.identity import admin
+from asyncgate.parts.model import errors, queries, stored, wire, wire_ledger
 from asyncgate.parts.model.content import decode_json, sha256
-from asyncgate.parts.model.errors import (
-    GateError,
-    InvalidCursor,
-    InvalidRequest,
-    ReceiptIdCollision,
-    ReceiptNotFound,
-    ReceiptTooLarge,
-    TenantMismatch,
-    TooManyParents,
-)
 from asyncgate.parts.model.members import find_marked
 from asyncgate.parts.model.naming import make_filter
-from asyncgate.parts.model.queries import EntryFilter, wanted_is
 from asyncgate.parts.model.screening import MAX_DEPTH
-from asyncgate.parts.model.stored import Account, Entry
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Problem
-from asyncgate.parts.model.wire_ledger import (
-    Arriving,
-    Chain,
-    Filed,
-    GetChain,
-    GetFiled,
-    Linked,
-    ListFiled,
-    Stored,
-    StoredAll,
-    StoreReceipt,
-    StoreReceipts,
-    principal_of,
-)
 
 MOST_AT_ONCE = 500          # receipts of one call
 LONGEST_CHAIN = 2048        # receipts of one chain
@@ -57,74 +31,75 @@ OF_GATES = {"admin", "system"}      # the roles of credentials that store receip
 CAPABILITIES = ["receipt_storage", "receipt_chains", "receipt_seals", "stated_by", "key_issuing"]
 NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # added by the gate or ledger that stores, not by the author
 
-decode_arriving = msgspec.json.Decoder(Arriving).decode
-decode_linked = msgspec.json.Decoder(Linked).decode
+decode_arriving = msgspec.json.Decoder(wire_ledger.Arriving).decode
+decode_linked = msgspec.json.Decoder(wire_ledger.Linked).decode
 list_of = msgspec.json.Decoder(list[Raw]).decode
 
 
-class FiledReceipts(Ask, kw_only=True):
+class FiledReceipts(wire.Ask, kw_only=True):
     """Receipts to store in one tenant's ledger, and an error in the place of each invalid one."""
 
-    entries: list[Entry | GateError]
+    entries: list[stored.Entry | errors.GateError]
 
 
-async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> Stored | StoredAll:
+async def store_receipt(engine: Engine, caller: Caller,
+                        ask: wire_ledger.StoreReceipts) -> wire_ledger.Stored | wire_ledger.StoredAll:
     """Store one receipt unchanged, or up to 500 receipts of one tenant; storing a receipt again is a no-op.
 
     Each is stored or refused by itself.  The same receipt_id with different content is 409 receipt_id_collision.
     """
     if not 1 <= len(ask.receipts) <= MOST_AT_ONCE:
-        raise InvalidRequest(f"{len(ask.receipts)} receipts; one call stores 1 to {MOST_AT_ONCE}")
-    named, entries = dict[str | None, str](), list[Entry | GateError]()
+        raise errors.InvalidRequest(f"{len(ask.receipts)} receipts; one call stores 1 to {MOST_AT_ONCE}")
+    named, entries = dict[str | None, str](), list[stored.Entry | errors.GateError]()
     for at, content in enumerate(ask.receipts):
         try:
             name, entry = parse_receipt(engine, caller, bytes(content), "receipt" if ask.alone else f"receipts[{at}]")
             if name not in named:
                 named[name] = await find_tenant(engine, caller, name)
             entries.append(entry)
-        except GateError as no:
+        except errors.GateError as no:
             entries.append(no)
     if len(tenants := set(named.values())) > 1:
-        raise InvalidRequest("all receipts of one call must belong to one tenant; send one call for each tenant")
+        raise errors.InvalidRequest("all receipts of one call must belong to one tenant; send one call for each tenant")
     into = replace(caller, tenant_id=tenants.pop() if tenants else caller.tenant_id)
-    results: list[Stored | GateError] = await engine.write(
+    results: list[wire_ledger.Stored | errors.GateError] = await engine.write(
         store_entries, load_entries, into, FiledReceipts(entries=entries))
     if not ask.alone:
-        return StoredAll([stored_problem(ask, at, one) if isinstance(one, GateError) else one
-                          for at, one in enumerate(results)])
-    if isinstance(results[0], GateError):
+        return wire_ledger.StoredAll([stored_problem(ask, at, one) if isinstance(one, errors.GateError) else one
+                                      for at, one in enumerate(results)])
+    if isinstance(results[0], errors.GateError):
         raise results[0]
     return results[0]
 
 
-def stored_problem(ask: StoreReceipts, at: int, no: GateError) -> Stored:
+def stored_problem(ask: wire_ledger.StoreReceipts, at: int, no: errors.GateError) -> wire_ledger.Stored:
     """Return the error of one receipt of many, with its receipt_id if that is readable."""
     try:
         said = decode_json(ask.receipts[at])["receipt_id"]
     except (msgspec.DecodeError, KeyError, TypeError):
         said = None
-    return Stored(said if isinstance(said, str) else None, error=Problem(no.code, str(no), str(no)))
+    return wire_ledger.Stored(said if isinstance(said, str) else None, error=wire.Problem(no.code, str(no), str(no)))
 
 
-def parse_receipt(engine: Engine, caller: Caller, content: bytes, place: str) -> tuple[str | None, Entry]:
+def parse_receipt(engine: Engine, caller: Caller, content: bytes, place: str) -> tuple[str | None, stored.Entry]:
     """Parse and check a receipt; return the tenant that it names, and the row to store."""
     if refusal := find_marked(content, place):
         raise refusal
     try:
         said, whole = decode_arriving(content), decode_json(content)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
-        raise InvalidRequest(f"{place}: {wrong}") from None
+        raise errors.InvalidRequest(f"{place}: {wrong}") from None
     limits = engine.settings.receipts
     if len(bytes(said.body)) > limits.max_body_size_bytes:
-        raise ReceiptTooLarge(
+        raise errors.ReceiptTooLarge(
             f"the body has {len(bytes(said.body))} bytes; at most {limits.max_body_size_bytes} are allowed")
     if (parents := len(said.parents or ())) > limits.max_parents:
-        raise TooManyParents(f"{parents} parents; a receipt may have at most {limits.max_parents} (PH.5)")
-    sender = principal_of(said.sender)
+        raise errors.TooManyParents(f"{parents} parents; a receipt may have at most {limits.max_parents} (PH.5)")
+    sender = wire_ledger.principal_of(said.sender)
     if caller.bound and not caller.unlimited and not sender.same(caller.principal):
         raise forbid(caller, f"this credential may store only receipts from {caller.principal}")
     digest = sha256({name: value for name, value in whole.items() if name not in NOT_SAID})
-    return said.tenant_id, Entry(
+    return said.tenant_id, stored.Entry(
         said.receipt_id, "", said.receipt_type, said.task_id or "", sender.kind, sender.id, said.to.kind, said.to.id,
         said.asyncgate_instance or "", digest, content.decode(),
         caller.principal.kind, caller.principal.id, caller.role)
@@ -133,39 +108,41 @@ def parse_receipt(engine: Engine, caller: Caller, content: bytes, place: str) ->
 async def find_tenant(engine: Engine, caller: Caller, named: str | None) -> str:
     """Return the id of the tenant that is named, by its id or its name; only the operator may name a foreign one."""
     at_home = caller.tenant_id == engine.settings.default_tenant_id
-    if named in (None, caller.tenant_id, DEFAULT_TENANT if at_home else None):
+    if named in (None, caller.tenant_id, admin.DEFAULT_TENANT if at_home else None):
         return caller.tenant_id
-    if operates(engine, caller):
-        return await tenant_of(engine, named)
-    account = None if UUID_TEXT.match(named) else await engine.backend.record(caller.tenant_id, Account)
+    if admin.operates(engine, caller):
+        return await admin.tenant_of(engine, named)
+    account = None if admin.UUID_TEXT.match(named) else await engine.backend.record(caller.tenant_id, stored.Account)
     if account is None or account.name != named:
-        raise TenantMismatch("this credential belongs to another tenant than the request names")
+        raise errors.TenantMismatch("this credential belongs to another tenant than the request names")
     return caller.tenant_id
 
 
 def load_entries(needs: Needs, caller: Caller, ask: FiledReceipts) -> None:
     """Load the receipts that are already stored under the same ids."""
-    needs.records.update((Entry, (entry.receipt_id,)) for entry in ask.entries if isinstance(entry, Entry))
+    needs.records.update((stored.Entry, (entry.receipt_id,)) for entry in ask.entries
+                         if isinstance(entry, stored.Entry))
 
 
-def store_entries(engine: Engine, work: Work, caller: Caller, ask: FiledReceipts) -> list[Stored | GateError]:
+def store_entries(engine: Engine, work: Work, caller: Caller,
+                  ask: FiledReceipts) -> list[wire_ledger.Stored | errors.GateError]:
     """Store the new receipts; pass the errors through in their places."""
-    return [entry if isinstance(entry, GateError) else store_entry(work, entry) for entry in ask.entries]
+    return [entry if isinstance(entry, errors.GateError) else store_entry(work, entry) for entry in ask.entries]
 
 
-def store_entry(work: Work, entry: Entry) -> Stored | GateError:
+def store_entry(work: Work, entry: stored.Entry) -> wire_ledger.Stored | errors.GateError:
     """Store one receipt; a no-op if the same receipt is stored already."""
-    if (first := work.find_record(Entry, entry.receipt_id)) is None:
+    if (first := work.find_record(stored.Entry, entry.receipt_id)) is None:
         work.keep_record(replace(entry, arrival=work.new_id()))
-        return Stored(entry.receipt_id, work.tenant_id, to_utc(work.now))
+        return wire_ledger.Stored(entry.receipt_id, work.tenant_id, to_utc(work.now))
     if first.digest != entry.digest:
-        return ReceiptIdCollision(f"another receipt is stored as {entry.receipt_id}, and receipts never change; "
-                                  "use a new receipt_id",
-                                  receipt_id=entry.receipt_id)
-    return Stored(entry.receipt_id, work.tenant_id, replay=True)
+        return errors.ReceiptIdCollision(f"another receipt is stored as {entry.receipt_id}, and receipts never change; "
+                                         "use a new receipt_id",
+                                         receipt_id=entry.receipt_id)
+    return wire_ledger.Stored(entry.receipt_id, work.tenant_id, replay=True)
 
 
-async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed:
+async def list_receipts(engine: Engine, caller: Caller, ask: wire_ledger.ListFiled) -> wire_ledger.Filed:
     """List receipts unchanged, in the order of arrival: an inbox, a task, the receipts of one gate, or all.
 
     Pass the reply's cursor as since_receipt_id: every receipt is listed exactly once.  An admin may list everything.
@@ -174,17 +151,18 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     tenant_id = await find_tenant(engine, caller, ask.tenant)
     to = make_filter("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
-        if not wanted_is(to, caller.principal):
+        if not queries.wanted_is(to, caller.principal):
             raise forbid(caller, f"this credential may list only receipts to {caller.principal}")
         if to is not None or ask.task_id is None or not await takes_part(engine, tenant_id, caller, ask.task_id):
             to = caller.principal
     after = await arrival_of(engine, tenant_id, ask.since_receipt_id) if ask.since_receipt_id else None
     limit = engine.limit_page(ask.limit)
-    rows = await engine.backend.page(tenant_id, EntryFilter(
+    rows = await engine.backend.page(tenant_id, queries.EntryFilter(
         to, ask.task_id, ask.receipt_type, ask.asyncgate_instance, after, limit + 1))
     last = rows[:limit][-1].receipt_id if rows else ask.since_receipt_id
-    return Filed([Raw(row.content.encode()) for row in rows[:limit]], last if len(rows) > limit else None, last,
-                 [row.stated_by for row in rows[:limit]])
+    return wire_ledger.Filed([Raw(row.content.encode()) for row in rows[:limit]], last if len(rows) > limit else None,
+                             last,
+                             [row.stated_by for row in rows[:limit]])
 
 
 async def takes_part(engine: Engine, tenant_id: str, caller: Caller, task_id: str) -> bool:
@@ -195,7 +173,8 @@ async def takes_part(engine: Engine, tenant_id: str, caller: Caller, task_id: st
     """
     after = None
     for _ in range(LOOKS):
-        rows = await engine.backend.page(tenant_id, EntryFilter(None, task_id, None, None, after, ENTRIES_PER_PAGE))
+        rows = await engine.backend.page(tenant_id,
+                                         queries.EntryFilter(None, task_id, None, None, after, ENTRIES_PER_PAGE))
         if any(row.stated_role in OF_GATES and caller.principal.same(end)
                for row in rows for end in (row.sender, row.to)):
             return True
@@ -207,27 +186,27 @@ async def takes_part(engine: Engine, tenant_id: str, caller: Caller, task_id: st
 
 async def arrival_of(engine: Engine, tenant_id: str, receipt_id: str) -> str:
     """Return the arrival id of a stored receipt, by which receipts are listed in order."""
-    if (entry := await engine.backend.record(tenant_id, Entry, receipt_id)) is None:
-        raise InvalidCursor(f"no receipt {receipt_id} is stored here; start again without since_receipt_id")
+    if (entry := await engine.backend.record(tenant_id, stored.Entry, receipt_id)) is None:
+        raise errors.InvalidCursor(f"no receipt {receipt_id} is stored here; start again without since_receipt_id")
     return entry.arrival
 
 
-async def get_receipt(engine: Engine, caller: Caller, ask: GetFiled) -> Raw:
+async def get_receipt(engine: Engine, caller: Caller, ask: wire_ledger.GetFiled) -> Raw:
     """Return one receipt unchanged."""
     return Raw((await readable_entry(engine, caller, ask)).content.encode())
 
 
-async def readable_entry(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
+async def readable_entry(engine: Engine, caller: Caller, ask: wire_ledger.GetFiled) -> stored.Entry:
     """Return a stored receipt; raises an error if the caller may not read it."""
     tenant_id = await find_tenant(engine, caller, ask.tenant)
-    if (entry := await engine.backend.record(tenant_id, Entry, ask.receipt_id)) is None:
-        raise ReceiptNotFound(f"no receipt {ask.receipt_id} is stored here")
+    if (entry := await engine.backend.record(tenant_id, stored.Entry, ask.receipt_id)) is None:
+        raise errors.ReceiptNotFound(f"no receipt {ask.receipt_id} is stored here")
     if not caller.sees_all and not (entry.to.same(caller.principal) or entry.sender.same(caller.principal)):
         raise forbid(caller, f"receipt {ask.receipt_id} is neither from {caller.principal} nor to {caller.principal}")
     return entry
 
 
-async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Chain:
+async def get_receipt_chain(engine: Engine, caller: Caller, ask: wire_ledger.GetChain) -> wire_ledger.Chain:
     """Return a receipt and all its ancestors: its parents, their parents, and so on (spec 20.13)."""
     tenant_id, first = await find_tenant(engine, caller, ask.tenant), await readable_entry(engine, caller, ask)
     chain, seen, missing = [first], {first.receipt_id}, list[str]()
@@ -236,26 +215,26 @@ async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Ch
             if parent in seen or len(seen) >= LONGEST_CHAIN:
                 continue
             seen.add(parent)
-            stored = await engine.backend.record(tenant_id, Entry, parent)
-            missing += [] if stored else [parent]
-            chain += [stored] if stored else []
-    return Chain(first.receipt_id, [Raw(entry.content.encode()) for entry in chain], missing)
+            above = await engine.backend.record(tenant_id, stored.Entry, parent)
+            missing += [] if above else [parent]
+            chain += [above] if above else []
+    return wire_ledger.Chain(first.receipt_id, [Raw(entry.content.encode()) for entry in chain], missing)
 
 
-async def get_config(engine: Engine, caller: Caller, ask: GetConfig) -> GateConfig:
+async def get_config(engine: Engine, caller: Caller, ask: wire.GetConfig) -> wire.GateConfig:
     """Return that this server is a ledger, with its name, version and capabilities."""
-    return GateConfig("ledger", None, engine.instance, CAPABILITIES, __version__)
+    return wire.GateConfig("ledger", None, engine.instance, CAPABILITIES, __version__)
 
 
-async def store_receipt_of_tool(engine: Engine, caller: Caller, ask: StoreReceipt) -> StoredAll:
+async def store_receipt_of_tool(engine: Engine, caller: Caller, ask: wire_ledger.StoreReceipt) -> wire_ledger.StoredAll:
     """Store one receipt unchanged, or up to 500; storing a receipt again is a no-op.
 
     The same receipt_id with different content gives an error receipt_id_collision in its place.  One transaction.
     """
     receipts = [*([ask.receipt] if bytes(ask.receipt) != b"null" else []), *ask.receipts]
-    stored = await store_receipt(engine, caller, StoreReceipts(receipts=receipts))
-    assert isinstance(stored, StoredAll)
-    return stored
+    reply = await store_receipt(engine, caller, wire_ledger.StoreReceipts(receipts=receipts))
+    assert isinstance(reply, wire_ledger.StoredAll)
+    return reply
 
 
 def operation(run: Callable[..., Any], rest: str, scopes: str) -> Operation:

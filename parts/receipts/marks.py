@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import LedgerMark
+from asyncgate.parts.model import queries, stored
 from asyncgate.parts.model.walking import walk_rows
 
 ADOPTED_PREFIX = "adopted "     # the gate's id of a receipt, by its author's id
@@ -17,4 +16,5 @@ WITHDRAWN = "never_committed"   # the reason of a receipt that undoes another on
 async def list_adopted(backend: Any, tenant_id: str) -> dict[str, str]:
     """Return the gate's ids of adopted receipts, by their authors' ids."""
     return {mark.name.removeprefix(ADOPTED_PREFIX): mark.receipt_id
-            async for mark in walk_rows(backend, tenant_id, Rows(LedgerMark)) if mark.name.startswith(ADOPTED_PREFIX)}
+            async for mark in walk_rows(backend, tenant_id, queries.Rows(stored.LedgerMark))
+            if mark.name.startswith(ADOPTED_PREFIX)}

@@ -13,8 +13,8 @@ from typing import Literal
 from msgspec import Struct
 
 from asyncgate import COMPLETED, FAILED, RECEIPT_TYPES, SCHEDULED, TERMINATES, UNSCHEDULED
+from asyncgate.parts.model import stored
 from asyncgate.parts.model.erased import PSEUDONYM, read_note
-from asyncgate.parts.model.stored import Receipt
 
 Way = Literal["emitted", "adopted", "imported", "rebuilt"]
 EVERY = frozenset(RECEIPT_TYPES)
@@ -36,7 +36,7 @@ MAY: Mapping[Way, May] = {
 }
 
 
-def discharges(child: Receipt, parent: Receipt) -> bool:
+def discharges(child: stored.Receipt, parent: stored.Receipt) -> bool:
     """Whether a receipt discharges an obligation: right type, named as parent, and about the same task or schedule."""
     if child.receipt_type not in TERMINATES.get(parent.receipt_type, ()) or parent.receipt_id not in child.parents:
         return False
@@ -45,14 +45,14 @@ def discharges(child: Receipt, parent: Receipt) -> bool:
     return child.task_id == parent.task_id
 
 
-def is_erased_schedule(child: Receipt, parent: Receipt) -> bool:
+def is_erased_schedule(child: stored.Receipt, parent: stored.Receipt) -> bool:
     """Whether an erasure has taken the schedule's id from one of two receipts; which schedule it was shows no more."""
     return any(read_note(one.body) is not None and (one.schedule_id or "").startswith(PSEUDONYM)
                for one in (child, parent))
 
 
-def broken_rule(way: Way, child: Receipt, parents: Iterable[Receipt],
-                own: Callable[[Receipt], bool] = lambda _: True) -> str | None:
+def broken_rule(way: Way, child: stored.Receipt, parents: Iterable[stored.Receipt],
+                own: Callable[[stored.Receipt], bool] = lambda _: True) -> str | None:
     """Return a message about the rule that a receipt breaks; None if it breaks none."""
     may = MAY[way]
     if child.receipt_type not in may.types:

@@ -29,10 +29,10 @@ from asyncgate import (
     UNSCHEDULED,
     Needs,
 )
-from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Lease, Outgoing, Receipt, Schedule, Task
+from asyncgate.parts.model import stored
+from asyncgate.parts.receipts import restated
 from asyncgate.parts.receipts.collected import is_sound
 from asyncgate.parts.receipts.reconcile import describe_lead, find_behind
-from asyncgate.parts.receipts.restated import Story, body_of, restate_lease, story_of
 from asyncgate.parts.receipts.settling import undo, write_overtaken
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Mender:
             return False
         return await self.engine.change(
             one.tenant_id, partial(take_over, seen=task, behind=behind),
-            *((Schedule, (receipt.schedule_id,)) for receipt in behind.ahead if receipt.schedule_id),
+            *((stored.Schedule, (receipt.schedule_id,)) for receipt in behind.ahead if receipt.schedule_id),
             tasks=[task.task_id], receipts=[parent for receipt in behind.ahead for parent in receipt.parents])
 
     async def send(self) -> int:
@@ -137,7 +137,7 @@ async def resend(engine: Engine, sink: Sink, tenant_id: str, lacking: list[Diffe
 
     def put(work: Work) -> None:
         for receipt_id in ids:
-            receipt, row = work.receipts.get(receipt_id), work.find_record(Outgoing, receipt_id)
+            receipt, row = work.receipts.get(receipt_id), work.find_record(stored.Outgoing, receipt_id)
             if receipt is None:         # it was pruned meanwhile
                 continue
             if row is None and not receipt.body and receipt_id in bodies:
@@ -148,11 +148,11 @@ async def resend(engine: Engine, sink: Sink, tenant_id: str, lacking: list[Diffe
             elif receipt.body:
                 task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
                 if (content := sink.render(work.tenant_id, receipt, task, lease)) is not None:
-                    work.keep_record(Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
+                    work.keep_record(stored.Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
 
     # A ledger that does not read receipts is also told of tasks.
     tasks = [] if sink.reads else [one.task_id for one in lacking if one.task_id]
-    await engine.change(tenant_id, put, *((Outgoing, (id,)) for id in ids), tasks=tasks, receipts=ids)
+    await engine.change(tenant_id, put, *((stored.Outgoing, (id,)) for id in ids), tasks=tasks, receipts=ids)
 
 
 def end_unbacked_lease(work: Work, task_id: str, accepted: str) -> bool:
@@ -167,7 +167,7 @@ def end_unbacked_lease(work: Work, task_id: str, accepted: str) -> bool:
     return True
 
 
-def take_over(work: Work, seen: Task, behind: Behind) -> bool:
+def take_over(work: Work, seen: stored.Task, behind: Behind) -> bool:
     """Change a task to the state that the ledger's receipts describe; tell whether it was changed."""
     task, lease, ahead = work.require_task(seen.task_id), work.leases.get(seen.task_id), behind.ahead
     if (task.status, task.fence) != (seen.status, seen.fence):
@@ -175,8 +175,8 @@ def take_over(work: Work, seen: Task, behind: Behind) -> bool:
     for receipt in ahead:
         work.keep_skeleton(work.add_receipt(receipt))
         _open_and_close(work, receipt)
-    story, leased = story_of(behind.whole), sum(receipt.receipt_type == ACCEPTED.type for receipt in ahead)
-    over, was_over = bool(story.ends), task.status in TERMINAL
+    story, leased = restated.story_of(behind.whole), sum(receipt.receipt_type == ACCEPTED.type for receipt in ahead)
+    over, was_over = bool(story.ends), task.status in stored.TERMINAL
     loose = _end_lease(work, task, lease, story, ahead, leased)
     skipped = FENCES_SKIPPED if not over and loose else 0
     changes: dict[str, Any] = {"fence": task.fence + leased + skipped, "owed": bool(task.owed) and story.owed,
@@ -184,7 +184,7 @@ def take_over(work: Work, seen: Task, behind: Behind) -> bool:
     if over and not was_over:
         work.count_usage(active=-1, terminal=1)
         changes |= {"status": story.status, "completed_at": story.ended_at, "outcome": story.outcome, "held": None}
-    elif task.status in ACTIVE and loose:
+    elif task.status in stored.ACTIVE and loose:
         changes |= {"status": "queued", "started_at": None, "next_eligible_at": None}
     if story.artifacts is not None:
         changes["artifacts"] = story.artifacts
@@ -194,7 +194,7 @@ def take_over(work: Work, seen: Task, behind: Behind) -> bool:
     return True
 
 
-def _open_and_close(work: Work, receipt: Receipt) -> None:
+def _open_and_close(work: Work, receipt: stored.Receipt) -> None:
     """Close obligations, and keep or drop schedules, as a receipt says; `work.record` has opened the obligations."""
     if receipt.receipt_type in DISCHARGING:
         for parent in receipt.parents:
@@ -202,15 +202,16 @@ def _open_and_close(work: Work, receipt: Receipt) -> None:
             if opened is not None and receipt.receipt_type in TERMINATES.get(opened.receipt_type, ()):
                 work.close_obligation(parent, opened.to)
     if receipt.receipt_type == SCHEDULED.type and receipt.schedule_id:
-        work.keep_record(Schedule(receipt.schedule_id, receipt.to_kind, receipt.to_id, receipt.from_kind,
-                                  receipt.from_id, receipt.receipt_id))
+        work.keep_record(stored.Schedule(receipt.schedule_id, receipt.to_kind, receipt.to_id, receipt.from_kind,
+                                         receipt.from_id, receipt.receipt_id))
     elif receipt.receipt_type == UNSCHEDULED.type and receipt.schedule_id:
-        work.drop_record(Schedule, receipt.schedule_id)
+        work.drop_record(stored.Schedule, receipt.schedule_id)
 
 
-def _end_lease(work: Work, task: Task, lease: Lease | None, story: Story, ahead: list[Receipt], leased: int) -> bool:
+def _end_lease(work: Work, task: stored.Task, lease: stored.Lease | None, story: restated.Story,
+               ahead: list[stored.Receipt], leased: int) -> bool:
     """Store the lease as the ledger's receipts describe it; tell whether a lease began or ended."""
-    last = restate_lease(story)
+    last = restated.restate_lease(story)
     if leased and last is not None:
         work.set_lease(replace(last, fence=task.fence + leased))
         return True
@@ -221,8 +222,8 @@ def _end_lease(work: Work, task: Task, lease: Lease | None, story: Story, ahead:
     return True
 
 
-def count_losses(task: Task, ahead: list[Receipt]) -> dict[str, int]:
+def count_losses(task: stored.Task, ahead: list[stored.Receipt]) -> dict[str, int]:
     """Return how often the task failed and how often its lease expired, with the receipts that only the ledger has."""
     failed = sum(one.receipt_type == FAILED.type and task.duty not in one.parents for one in ahead)
-    lost = sum(one.receipt_type == EXPIRED.type and body_of(one).get("reason") != "released" for one in ahead)
+    lost = sum(one.receipt_type == EXPIRED.type and restated.body_of(one).get("reason") != "released" for one in ahead)
     return {"attempt": task.attempt + failed, "expiries": task.expiries + lost}

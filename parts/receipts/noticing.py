@@ -17,9 +17,8 @@ import msgspec
 from msgspec import Raw
 
 from asyncgate import COMPLETED, FAILED
+from asyncgate.parts.model import queries, stored
 from asyncgate.parts.model.content import to_canonical
-from asyncgate.parts.model.queries import TaskFilter
-from asyncgate.parts.model.stored import Lease, Task
 from asyncgate.parts.process.kit import Bounded
 from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.sinks import Filed, Garbled
@@ -54,7 +53,7 @@ class Noticer(Adopter):
 
     async def _poll_status(self, tenant_id: str, status: str) -> None:
         before = self.places.get((tenant_id, status))
-        rows = await self.engine.backend.page(tenant_id, TaskFilter(None, status, None, before, TASKS_PER_POLL))
+        rows = await self.engine.backend.page(tenant_id, queries.TaskFilter(None, status, None, before, TASKS_PER_POLL))
         self.places[tenant_id, status] = rows[-1][0].task_id if len(rows) == TASKS_PER_POLL else None
         for task, lease, _ in rows:
             try:
@@ -63,7 +62,7 @@ class Noticer(Adopter):
             except Garbled as no:       # what the ledger says of one task must not hold up the others
                 log.warning("receipts in the ledger about task %s cannot be read now: %s", task.task_id, no)
 
-    async def _adopt_ends(self, tenant_id: str, task: Task, lease: Lease) -> None:
+    async def _adopt_ends(self, tenant_id: str, task: stored.Task, lease: stored.Lease) -> None:
         sink: Any = self.reading.sink
         theirs = await self.reading.ask_ledger(lambda: sink.of_task(tenant_id, task.task_id))
         if sink.binds is not True:
@@ -75,7 +74,7 @@ class Noticer(Adopter):
                 self.judged.put((tenant_id, found.receipt_id), None)
 
 
-def stated_ending(one: dict[str, Any], task: Task, lease: Lease, source: str) -> Filed | None:
+def stated_ending(one: dict[str, Any], task: stored.Task, lease: stored.Lease, source: str) -> Filed | None:
     """Return a worker's statement that its task has ended, in the form of a gate's receipt; None for other receipts."""
     receipt_type = RECEIPT_TYPE_OF_STATUS.get(one.get("status", "")) if one.get("phase") == "complete" else None
     by = one.get("source_system")

@@ -24,22 +24,20 @@ from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from asyncgate import ACCEPTED, ANOMALY, COMPLETED, FAILED, Caller, Engine, Extension, News
-from asyncgate.parts.model.queries import OutboxFilter
+from asyncgate.parts.model import queries, stored, wire
 from asyncgate.parts.model.settings import CircuitBreaker
-from asyncgate.parts.model.stored import Lag, Outgoing
-from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Healthy, LedgerComparison, LedgerLag
 from asyncgate.parts.process.rounds import Rounds, store_meanwhile
+from asyncgate.parts.receipts import sinks
 from asyncgate.parts.receipts.adoption import JOB, Adopter, write_anomaly
 from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading
 from asyncgate.parts.receipts.routing import Routes
-from asyncgate.parts.receipts.sinks import Garbled, Outage, Refusal, Singly, Unanswered, open_sink
 from asyncgate.parts.receipts.strict import Strict
 from asyncgate.parts.receipts.wires import Wires, pace_of
 
 if TYPE_CHECKING:
     from asyncgate import Instead, Work
-    from asyncgate.parts.model.stored import Receipt
+    from asyncgate.parts.model import stored
 
 log = logging.getLogger("asyncgate.ledger")
 
@@ -70,7 +68,7 @@ class Ledger(Extension):
     """The extension of a gate in integrated mode: stores receipts in the outbox, sends them, and reads the ledger."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.sink = engine, open_sink(engine.settings)
+        self.engine, self.sink = engine, sinks.open_sink(engine.settings)
         self.sender = Sender(engine, self.sink)
         # Reading and strict commits have circuit breakers of their own: when one opens, the sender still delivers.
         circuit = engine.settings.ledger.circuit_breaker
@@ -78,11 +76,11 @@ class Ledger(Extension):
         self.routes = Routes(engine, self.sink, self.lag)
         self.adopting: asyncio.Task[None] | None = None
         self.settling: asyncio.Task[None] | None = None
-        self.measuring: asyncio.Task[LedgerLag] | None = None
-        self.known_lag: LedgerLag | UnsetType = UNSET
+        self.measuring: asyncio.Task[wire.LedgerLag] | None = None
+        self.known_lag: wire.LedgerLag | UnsetType = UNSET
         self.strict: Strict | None = None
         self.compared: Compared = Compared(differences=Counter(dict.fromkeys(DIFFERENCES, 0)))
-        self.last_comparison: LedgerComparison | None = None
+        self.last_comparison: wire.LedgerComparison | None = None
 
     async def __aenter__(self) -> Ledger:
         self.open()
@@ -120,7 +118,7 @@ class Ledger(Extension):
         """Whether workers may end their tasks by receipts in the ledger."""
         return bool(self.sink.binds) and self.engine.settings.ledger.adopt_seconds > 0
 
-    def after_decision(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
+    def after_decision(self, work: Work, ask: wire.Ask, receipts: tuple[stored.Receipt, ...]) -> None:
         """Store the receipts of an operation in the outbox."""
         for receipt in receipts:
             if not receipt.body or (getattr(ask, "whole", False) and receipt.receipt_type in ENDS):
@@ -133,27 +131,27 @@ class Ledger(Extension):
             if task is not None and (back := self.sink.handed(receipt, task, lease, by_worker)) is not None:
                 work.change_task(task, handed=back)      # the task's next receipts are rendered with it
             if content is not None:
-                row = Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
+                row = stored.Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
                 work.post_receipt(row, skeleton=self.sink.reads)
 
     def substitutes(self) -> Mapping[str, Instead]:
         """Return the operation that tells where workers may end their tasks."""
         return {"get_config": self.get_config}
 
-    async def get_config(self, engine: Engine, caller: Caller, ask: GetConfig) -> GateConfig:
+    async def get_config(self, engine: Engine, caller: Caller, ask: wire.GetConfig) -> wire.GateConfig:
         """Return how this gate is set up."""
         reply = await Engine.get_config(engine, caller, ask)
         reply.worker_completion = "gate_or_ledger" if self.adopts else "gate"
         return reply
 
-    async def describe_health(self, health: Healthy) -> None:
+    async def describe_health(self, health: wire.Healthy) -> None:
         """Add to a health reply how far the ledger lags, and what the last comparison with it has found."""
         if health.database == "ok":
             health.receipt_ledger_lag = await self._find_lag()
         if self.last_comparison is not None:
             health.ledger_comparison = self.last_comparison
 
-    async def _find_lag(self) -> LedgerLag | UnsetType:
+    async def _find_lag(self) -> wire.LedgerLag | UnsetType:
         """Return how far the ledger lags for all tenants; if the database takes long to count, as it was last known."""
         if self.measuring is None or self.measuring.done():
             self.measuring = asyncio.create_task(self.lag())
@@ -161,7 +159,7 @@ class Ledger(Extension):
         self.known_lag = measuring.result() if measuring.done() else self.known_lag
         return self.known_lag
 
-    async def lag(self, tenant_id: str | None = None) -> LedgerLag:
+    async def lag(self, tenant_id: str | None = None) -> wire.LedgerLag:
         """Return how far the ledger lags, for one tenant or all."""
         found = await self.sender.lag(tenant_id)
         unsettled = 0
@@ -169,7 +167,7 @@ class Ledger(Extension):
             tenants = [tenant_id] if tenant_id is not None else await self.engine.backend.unsent()
             unsettled = await self.strict.count_unsettled(tenants)
         age = max(self.engine.backend.now() - found.oldest_at, 0.0) if found.oldest_at is not None else 0.0
-        return LedgerLag(found.waiting, found.parked, round(age, 3), self.circuit, unsettled)
+        return wire.LedgerLag(found.waiting, found.parked, round(age, 3), self.circuit, unsettled)
 
     @property
     def circuit(self) -> Literal["closed", "open", "half_open"]:
@@ -230,8 +228,8 @@ class Outcome(Struct):
     """The results of sending a page of the outbox."""
 
     sent: list[str] = field(default_factory=list)
-    tried: list[Outgoing] = field(default_factory=list)
-    parked: list[Outgoing] = field(default_factory=list)
+    tried: list[stored.Outgoing] = field(default_factory=list)
+    parked: list[stored.Outgoing] = field(default_factory=list)
     stuck: dict[str, float] = field(default_factory=dict)      # by task: seconds until the next retry
 
     def take(self) -> Outcome:
@@ -254,7 +252,7 @@ class Sender(Extension):
         self.overflown: set[str] = set()
         self.answers = {"stored": 0, "refused": 0, "unanswered": 0}     # of the ledger, by receipts
         self.singly_until = 0.0                                 # until then, one receipt per call
-        self.measured: tuple[float, Lag] = (-FRESH_SECONDS, Lag())
+        self.measured: tuple[float, stored.Lag] = (-FRESH_SECONDS, stored.Lag())
         self.following_until = 0.0                              # until then, another process sends
         self.polling: asyncio.Task[None] | None = None
         self.closed = True
@@ -321,7 +319,7 @@ class Sender(Extension):
                 return
             left, stuck = 0, dict[str, float]()
             while True:
-                rows = await self.engine.backend.page(tenant_id, OutboxFilter("", ROWS_PER_BATCH + left))
+                rows = await self.engine.backend.page(tenant_id, queries.OutboxFilter("", ROWS_PER_BATCH + left))
                 gone = await self._send_and_settle(tenant_id, rows, stuck)
                 if self.closed or self.breaker.state == "open" or (not gone and len(rows) < ROWS_PER_BATCH + left):
                     break
@@ -333,7 +331,7 @@ class Sender(Extension):
             log.exception("receipts of tenant %s are not sent now: the outbox cannot be read or written", tenant_id)
             self.rounds[tenant_id].call_later(self.engine.settings.database.poll_seconds)
 
-    async def _send_and_settle(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float]) -> int:
+    async def _send_and_settle(self, tenant_id: str, rows: list[stored.Outgoing], stuck: dict[str, float]) -> int:
         """Send a page, and store the results every second; return how many receipts have left the outbox."""
         outcome, gone = Outcome(), 0
 
@@ -346,10 +344,10 @@ class Sender(Extension):
         stuck |= outcome.stuck
         return gone
 
-    async def _send_page(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float],
+    async def _send_page(self, tenant_id: str, rows: list[stored.Outgoing], stuck: dict[str, float],
                          outcome: Outcome) -> None:
         """Send a page: the receipts of one task one after another, those of different tasks concurrently."""
-        chains = defaultdict[str, list[Outgoing]](list)
+        chains = defaultdict[str, list[stored.Outgoing]](list)
         retried = {id for tenant, id in self.later if tenant == tenant_id}
         behind = {chain_of(row) for row in rows if row.receipt_id in retried}
         due = [row for row in rows if chain_of(row) not in stuck]
@@ -358,19 +356,19 @@ class Sender(Extension):
             chains[chain_of(row)].append(row)
         await asyncio.gather(*(self._send_chain(tenant_id, key, chain, outcome) for key, chain in chains.items()))
 
-    async def _send_many(self, tenant_id: str, rows: list[Outgoing], outcome: Outcome) -> list[Outgoing]:
+    async def _send_many(self, tenant_id: str, rows: list[stored.Outgoing], outcome: Outcome) -> list[stored.Outgoing]:
         """Send many receipts per call while the ledger accepts that; return the rest, to be sent one by one."""
         send_many: Callable[..., Any] | None = getattr(self.sink, "send_many", None)
         while send_many and len(rows) > FEW and self.breaker.state == "closed" and not (
                 self._time() < self.singly_until or self.closed):
             try:
                 refusals = await send_many(tenant_id, [row.content.encode() for row in rows[:MANY]])
-            except Singly as why:
+            except sinks.Singly as why:
                 log.info("the ledger accepts only one receipt per call: %s", why)
                 self.singly_until = self._time() + SINGLY_SECONDS
                 break
-            except Outage as away:      # the first receipt that is sent alone will show the reason
-                if not isinstance(away, Unanswered | Garbled):
+            except sinks.Outage as away:      # the first receipt that is sent alone will show the reason
+                if not isinstance(away, sinks.Unanswered | sinks.Garbled):
                     self.breaker.note_outage()
                 self.answers["unanswered"] += len(rows[:MANY])
                 log.warning("the ledger did not accept %d receipts: %s", len(rows[:MANY]), away)
@@ -380,7 +378,7 @@ class Sender(Extension):
             rows = rows[MANY:]
         return rows
 
-    def _note_answer(self, row: Outgoing, no: Refusal | None, tenant_id: str, outcome: Outcome) -> None:
+    def _note_answer(self, row: stored.Outgoing, no: sinks.Refusal | None, tenant_id: str, outcome: Outcome) -> None:
         """Note that the ledger stored or refused a receipt; either answer shows that the ledger works."""
         self.answers["stored" if no is None else "refused"] += 1
         if no is None:
@@ -399,7 +397,7 @@ class Sender(Extension):
                 if rounds.timer is not None:
                     rounds.call_later(0.0)
 
-    async def _send_chain(self, tenant_id: str, key: str, rows: list[Outgoing], outcome: Outcome) -> None:
+    async def _send_chain(self, tenant_id: str, key: str, rows: list[stored.Outgoing], outcome: Outcome) -> None:
         """Send the receipts of one task, until one of them must wait."""
         for row in rows:
             async with self.wires:
@@ -410,18 +408,18 @@ class Sender(Extension):
                 if not await self._send(tenant_id, key, row, outcome):
                     return
 
-    async def _send(self, tenant_id: str, key: str, row: Outgoing, outcome: Outcome) -> bool:
+    async def _send(self, tenant_id: str, key: str, row: stored.Outgoing, outcome: Outcome) -> bool:
         """Send one receipt; return whether the next one may follow."""
         try:
             await self.wires.send(self.sink, tenant_id, row.content.encode())
             self._note_answer(row, None, tenant_id, outcome)
-        except Refusal as no:
+        except sinks.Refusal as no:
             self._note_answer(row, no, tenant_id, outcome)
         except asyncio.CancelledError:
             self.breaker.cancel_probe()
             raise
-        except Outage as away:
-            self._note_alive() if isinstance(away, Unanswered | Garbled) else self.breaker.note_outage()
+        except sinks.Outage as away:
+            self._note_alive() if isinstance(away, sinks.Unanswered | sinks.Garbled) else self.breaker.note_outage()
             self.answers["unanswered"] += 1
             outcome.tried.append(row := replace(row, tries=row.tries + 1, reason=str(away)))
             pause = max(self._pause(row.tries), away.retry_after)
@@ -460,7 +458,7 @@ class Sender(Extension):
                 self.engine, work, None, "receipt_backlog", str(work.now), "Find out why the ledger does not answer.",
                 waiting=waiting, buffer_size=self.retry.buffer_size))
 
-    async def lag(self, tenant_id: str | None) -> Lag:
+    async def lag(self, tenant_id: str | None) -> stored.Lag:
         """Return the lag of one tenant, or that of all tenants, which may be a second old."""
         if tenant_id is not None:
             return await self.engine.backend.lag(tenant_id)
@@ -470,22 +468,22 @@ class Sender(Extension):
         return self.measured[1]
 
 
-def chain_of(row: Outgoing) -> str:
+def chain_of(row: stored.Outgoing) -> str:
     """Return the id of the receipts that are sent in order: the task's, or the receipt's own if it has no task."""
     return row.task_id or row.receipt_id
 
 
-def add_lags(lags: Iterable[Lag]) -> Lag:
+def add_lags(lags: Iterable[stored.Lag]) -> stored.Lag:
     """Add up the lags of several tenants."""
     lags = list(lags)
-    return Lag(sum(lag.waiting for lag in lags), sum(lag.parked for lag in lags),
-               min((lag.oldest_at for lag in lags if lag.oldest_at is not None), default=None))
+    return stored.Lag(sum(lag.waiting for lag in lags), sum(lag.parked for lag in lags),
+                      min((lag.oldest_at for lag in lags if lag.oldest_at is not None), default=None))
 
 
 def settle(engine: Engine, outcome: Outcome, work: Work) -> None:
     """Store the results of sending; tell the owners of parked receipts."""
     for receipt_id in outcome.sent:
-        work.drop_record(Outgoing, receipt_id)
+        work.drop_record(stored.Outgoing, receipt_id)
     for row in (*outcome.tried, *outcome.parked):
         work.keep_record(row)
     for row in outcome.parked:

@@ -20,10 +20,8 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import Engine
+from asyncgate.parts.model import errors, queries, stored
 from asyncgate.parts.model.erased import read_note
-from asyncgate.parts.model.errors import NoAnswer
-from asyncgate.parts.model.queries import OutboxOf
-from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.carry import as_stored_receipt, export_page
 from asyncgate.parts.receipts.collected import as_stored
 from asyncgate.parts.receipts.reconcile import differing_facts
@@ -31,8 +29,8 @@ from asyncgate.parts.receipts.sinks import Outage, Refusal, Singly
 from asyncgate.parts.receipts.wires import Wires, pace_of
 
 if TYPE_CHECKING:
+    from asyncgate.parts.model import stored
     from asyncgate.parts.model.settings import Settings
-    from asyncgate.parts.model.stored import Lease, Task
 
 log = logging.getLogger("asyncgate.ledger")
 
@@ -41,14 +39,14 @@ STILL_THERE = "; it was erased here: if the ledger still has its content, ask wh
 FIRST_RETRY_SECONDS = 0.1          # the pause before the first retry; each further pause is twice as long
 
 
-class LedgerAway(NoAnswer):
+class LedgerAway(errors.NoAnswer):
     """The ledger does not answer, after all retries."""
 
 
 class Ready(Struct, frozen=True):
     """A receipt, and the bytes to send; no bytes if its body is at a ledger already."""
 
-    receipt: Receipt
+    receipt: stored.Receipt
     content: bytes | None
 
 
@@ -93,7 +91,7 @@ class Push:
                 chains[one.receipt.task_id or one.receipt.receipt_id].append(one)
             await send_chains(self._send_chain(tenant_id, chain) for chain in chains.values())
 
-    async def _look_up(self, tenant_id: str, bare: list[Receipt]) -> None:
+    async def _look_up(self, tenant_id: str, bare: list[stored.Receipt]) -> None:
         """Check that the ledger has the receipts of which this gate keeps only a hash."""
         theirs = await self._fetch(tenant_id, [one.receipt_id for one in bare]) if bare else {}
         for receipt in bare:
@@ -131,7 +129,7 @@ class Push:
                 else:
                     await self._count_answer(tenant_id, one.receipt, None)
 
-    async def _count_answer(self, tenant_id: str, receipt: Receipt, no: Refusal | None) -> None:
+    async def _count_answer(self, tenant_id: str, receipt: stored.Receipt, no: Refusal | None) -> None:
         """Count an answer; a refused receipt counts as taken if the ledger has the worker's own statement of it."""
         erased = read_note(receipt.body) is not None
         if no is not None and not await self._is_there(tenant_id, receipt):
@@ -139,11 +137,11 @@ class Push:
         self.tally.taken += 1
         self.tally.erased += erased
 
-    async def _is_there(self, tenant_id: str, receipt: Receipt) -> bool:
+    async def _is_there(self, tenant_id: str, receipt: stored.Receipt) -> bool:
         theirs = (await self._fetch(tenant_id, [receipt.receipt_id])).get(receipt.receipt_id)
         return theirs is not None and not differing_facts(receipt, theirs)
 
-    async def _fetch(self, tenant_id: str, receipt_ids: list[str]) -> dict[str, Receipt]:
+    async def _fetch(self, tenant_id: str, receipt_ids: list[str]) -> dict[str, stored.Receipt]:
         """Return the ledger's copies of some receipts."""
         try:
             found = await self._ask(lambda: self.sink.fetch(tenant_id, receipt_ids))
@@ -151,7 +149,7 @@ class Push:
             raise LedgerAway(f"the ledger cannot be read: {wrong}") from None
         return {one.receipt_id: as_stored(one) for one in found}
 
-    def _refuse(self, receipt: Receipt, why: str) -> None:
+    def _refuse(self, receipt: stored.Receipt, why: str) -> None:
         self.tally.refused += 1
         self.refused(receipt.receipt_id, why)
 
@@ -208,10 +206,10 @@ class FromDatabase:
             after = page[-1].receipt_id
             yield await self._ready(tenant_id, page)
 
-    async def _ready(self, tenant_id: str, page: list[Receipt]) -> list[Ready]:
+    async def _ready(self, tenant_id: str, page: list[stored.Receipt]) -> list[Ready]:
         backend, ready = self.engine.backend, list[Ready]()
         outbox = {row.receipt_id: row.content.encode()
-                  for row in await backend.page(tenant_id, OutboxOf(tuple([one.receipt_id for one in page])))}
+                  for row in await backend.page(tenant_id, queries.OutboxOf(tuple([one.receipt_id for one in page])))}
         tasks = {} if self.push.sink.reads else {
             task_id: await backend.task(tenant_id, task_id) for task_id in {one.task_id for one in page} - {""}}
         for receipt in page:
@@ -224,17 +222,17 @@ class FromDatabase:
             ready.append(Ready(receipt, content))
         return ready
 
-    def _render(self, tenant_id: str, receipt: Receipt, found: Any) -> bytes | None:
+    def _render(self, tenant_id: str, receipt: stored.Receipt, found: Any) -> bytes | None:
         if not self.push.sink.reads and read_note(receipt.body) is not None:
             return None         # a ReceiptGate has receipts in a form of its own, and none for what was erased
-        task: Task | None
-        lease: Lease | None
+        task: stored.Task | None
+        lease: stored.Lease | None
         task, lease = found[:2] if found else (None, None)
         content: bytes | None = self.push.sink.render(tenant_id, receipt, task, lease)
         return content
 
 
-async def read_exported(push: Push, tenant_id: str, batches: Iterable[list[Receipt]],
+async def read_exported(push: Push, tenant_id: str, batches: Iterable[list[stored.Receipt]],
                         after: str) -> AsyncIterator[list[Ready]]:
     """Yield the receipts of an exported file, after a given one; the file was verified before."""
     for batch in batches:

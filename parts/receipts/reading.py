@@ -19,23 +19,7 @@ from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from asyncgate import TERMINATES, Caller, Engine, Extension
-from asyncgate.parts.model.errors import ReceiptNotFound
-from asyncgate.parts.model.queries import EntryFilter, OutboxOf
-from asyncgate.parts.model.stored import Archived, LedgerMark
-from asyncgate.parts.model.wire import (
-    AckReceipt,
-    Bootstrap,
-    GetReceipt,
-    GetTaskHistory,
-    History,
-    ListOpenObligations,
-    ListReceipts,
-    Obligations,
-    Principal,
-    ReceiptRecord,
-    Receipts,
-    Welcome,
-)
+from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.receipts.marks import ADOPTED_PREFIX, STATED_PREFIX
 from asyncgate.parts.receipts.routing import Routes
 from asyncgate.parts.receipts.sinks import Filed, Garbled, Outage
@@ -60,7 +44,7 @@ class Shelf(Struct):
     """A cache of the receipts that others stated to one principal or about one task, as far as the ledger was read."""
 
     after: str | None = None
-    rows: dict[str, ReceiptRecord] = field(default_factory=dict)       # in the order of arrival
+    rows: dict[str, wire.ReceiptRecord] = field(default_factory=dict)       # in the order of arrival
     closed: set[str] = field(default_factory=set)      # ids of the discharged obligations among the rows
     size: int = ROW_BYTES
     most: int = SHELF_BYTES
@@ -77,7 +61,7 @@ class Shelf(Struct):
         self.until.update(dict.fromkeys((id for id in self.latest if id in self.rows), self.last_own))
         self.latest.clear()
 
-    def place(self, one: ReceiptRecord) -> tuple[datetime, int]:
+    def place(self, one: wire.ReceiptRecord) -> tuple[datetime, int]:
         """Return by what a receipt is sorted among the gate's own: its time, within the limits of its arrival.
 
         Its author may have any clock.  By that alone one receipt from the future would stand above all others for
@@ -88,7 +72,7 @@ class Shelf(Struct):
             return until, -1
         return (since, 1) if since is not None and one.created_at <= since else (one.created_at, 0)
 
-    def add(self, one: ReceiptRecord) -> None:
+    def add(self, one: wire.ReceiptRecord) -> None:
         """Append a receipt; drop the oldest rows if the cache is too large."""
         self.rows[one.receipt_id] = one
         self.latest.append(one.receipt_id)
@@ -105,7 +89,7 @@ class Shelf(Struct):
             self.latest = [id for id in self.latest if id in self.rows]
 
 
-Where = tuple[str, Principal | None, str | None]       # tenant, inbox, task
+Where = tuple[str, wire.Principal | None, str | None]       # tenant, inbox, task
 
 
 class Reading(Extension):
@@ -125,7 +109,7 @@ class Reading(Extension):
 
     # The operations.
 
-    async def list_receipts(self, engine: Engine, caller: Caller, ask: ListReceipts) -> Receipts:
+    async def list_receipts(self, engine: Engine, caller: Caller, ask: wire.ListReceipts) -> wire.Receipts:
         """List this gate's receipts, then those that others stated; a cursor holds the position in both lists."""
         where = (caller.tenant_id, to := await engine.choose_inbox(caller, ask), ask.task_id)
         seal = ("ledger", to, ask.task_id, ask.receipt_type)
@@ -145,33 +129,34 @@ class Reading(Extension):
             reply.next_cursor = reply.cursor if more else None
         return add_warnings(reply, warnings)
 
-    async def get_receipt(self, engine: Engine, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
+    async def get_receipt(self, engine: Engine, caller: Caller, ask: wire.GetReceipt) -> wire.ReceiptRecord:
         """Return a receipt of this gate, or one that others stated."""
         try:
             record = await Engine.get_receipt(engine, caller, ask)
-        except ReceiptNotFound:
+        except errors.ReceiptNotFound:
             record = await self._foreign(caller, ask)
             engine.check_party(caller, caller.principal, record, caller.sees_all)
             return record
         await self._fill(caller.tenant_id, [record])
         return record
 
-    async def _foreign(self, caller: Caller, ask: GetReceipt | AckReceipt) -> ReceiptRecord:
+    async def _foreign(self, caller: Caller, ask: wire.GetReceipt | wire.AckReceipt) -> wire.ReceiptRecord:
         try:
             found = await self.ask_ledger(lambda: self.sink.fetch(caller.tenant_id, [ask.receipt_id]))
         except Outage:
             found = []
         if not found:
-            raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
+            raise errors.ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
         return found[0].shown()
 
-    async def get_task_history(self, engine: Engine, caller: Caller, ask: GetTaskHistory) -> History:
+    async def get_task_history(self, engine: Engine, caller: Caller, ask: wire.GetTaskHistory) -> wire.History:
         """Return what happened to a task at this gate, with the bodies of its receipts."""
         reply = await Engine.get_task_history(engine, caller, ask)
         await self._fill(caller.tenant_id, [event.receipt for event in reply.events if event.receipt is not None])
         return reply
 
-    async def list_open_obligations(self, engine: Engine, caller: Caller, ask: ListOpenObligations) -> Obligations:
+    async def list_open_obligations(self, engine: Engine, caller: Caller,
+                                    ask: wire.ListOpenObligations) -> wire.Obligations:
         """List the obligations owed to a principal at this gate, then those that others opened in the ledger."""
         who = engine.require_subject(caller, ask)
         where, seal = (caller.tenant_id, who, None), ("ledger", who)
@@ -188,7 +173,7 @@ class Reading(Extension):
             reply.beside = warnings     # type: ignore[attr-defined]  # not a member: PH.6.2 forbids other members
         return reply
 
-    async def bootstrap(self, engine: Engine, caller: Caller, ask: Bootstrap) -> Welcome:
+    async def bootstrap(self, engine: Engine, caller: Caller, ask: wire.Bootstrap) -> wire.Welcome:
         """Begin a session; tell where the receipts are and how far the ledger lags (spec 20.5)."""
         who = engine.require_subject(caller, ask)
         where, seal = (caller.tenant_id, who, None), ("ledger", who)
@@ -213,10 +198,10 @@ class Reading(Extension):
 
     # Bodies.
 
-    async def _fill(self, tenant_id: str, records: list[ReceiptRecord]) -> list[str]:
+    async def _fill(self, tenant_id: str, records: list[wire.ReceiptRecord]) -> list[str]:
         """Fill in the bodies of skeletons, from the outbox or the ledger; return warnings."""
         bare = {one.receipt_id: one for one in records if bytes(one.body) == b"null"}
-        for row in await self.engine.backend.page(tenant_id, OutboxOf(tuple(bare))) if bare else ():
+        for row in await self.engine.backend.page(tenant_id, queries.OutboxOf(tuple(bare))) if bare else ():
             bare.pop(row.receipt_id).body = Raw(self.sink.body(row.content.encode()))
         for receipt_id in [id for id in bare if (tenant_id, id) in self.bodies]:
             bare.pop(receipt_id).body = self.bodies[tenant_id, receipt_id]
@@ -234,14 +219,15 @@ class Reading(Extension):
             await self._fill_stated(tenant_id, bare)
         return [MISSING.format(len(bare))] if bare else []
 
-    async def _fill_stated(self, tenant_id: str, bare: dict[str, ReceiptRecord]) -> None:
+    async def _fill_stated(self, tenant_id: str, bare: dict[str, wire.ReceiptRecord]) -> None:
         """Fill in the bodies of receipts that workers stored under ids of their own; remove these from `bare`."""
         for receipt_id in list(bare):
-            stated = await self.engine.backend.record(tenant_id, LedgerMark, STATED_PREFIX + receipt_id)
+            stated = await self.engine.backend.record(tenant_id, stored.LedgerMark, STATED_PREFIX + receipt_id)
             if stated is None:
                 continue
             with contextlib.suppress(Outage):
-                for one in await self.ask_ledger(lambda id=stated.receipt_id: self.sink.fetch(tenant_id, [id])):  # type: ignore[misc]
+                for one in await self.ask_ledger(
+                    lambda id=stated.receipt_id: self.sink.fetch(tenant_id, [id])):  # type: ignore[misc]
                     bare.pop(receipt_id).body = one.body
                     self._remember((tenant_id, receipt_id), one.body)
 
@@ -298,7 +284,7 @@ class Reading(Extension):
         while size > SHELVES_BYTES and len(self.shelves) > 1:
             size -= self.shelves.popitem(last=False)[1].size
 
-    async def _list_others(self, where: Where, after: str | None, warnings: list[str]) -> list[ReceiptRecord]:
+    async def _list_others(self, where: Where, after: str | None, warnings: list[str]) -> list[wire.ReceiptRecord]:
         """Return the receipts that others stated, after one of them."""
         shelf = self._shelf(where)
         try:
@@ -313,7 +299,7 @@ class Reading(Extension):
         places = {one.receipt_id: at for at, one in enumerate(rows, 1)}
         return rows[places.get(after or "", 0):]
 
-    async def _list_uncached(self, where: Where, after: str | None, warnings: list[str]) -> list[ReceiptRecord]:
+    async def _list_uncached(self, where: Where, after: str | None, warnings: list[str]) -> list[wire.ReceiptRecord]:
         """Return others' receipts that are no longer in the cache, read from the ledger itself."""
         passing, before = Shelf(after, most=ANY_SIZE), ""
         try:
@@ -328,7 +314,7 @@ class Reading(Extension):
         """Read the receipts that the ledger got since the last read, and cache those of others."""
         tenant_id, to, task_id = where
         for _ in range(pages):
-            of = EntryFilter(to, task_id, None, None, shelf.after, BODIES_PER_READ)
+            of = queries.EntryFilter(to, task_id, None, None, shelf.after, BODIES_PER_READ)
             page = await self.ask_ledger(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
             found = [(one, await self._is_ours(tenant_id, one)) for one in page.receipts]
             if shelf.after != of.after:
@@ -345,15 +331,15 @@ class Reading(Extension):
             return True
         backend = self.engine.backend
         here = await backend.receipt(tenant_id, one.receipt_id) is not None or (
-            await backend.record(tenant_id, Archived, one.receipt_id) is not None)
+            await backend.record(tenant_id, stored.Archived, one.receipt_id) is not None)
         if here and one.receipt_key:
             self.ours.add(one.asyncgate_instance)
-        return here or await backend.record(tenant_id, LedgerMark, ADOPTED_PREFIX + one.receipt_id) is not None
+        return here or await backend.record(tenant_id, stored.LedgerMark, ADOPTED_PREFIX + one.receipt_id) is not None
 
     async def _list_owed(self, where: Where, after: str | None, most: int,
-                         warnings: list[str]) -> list[ReceiptRecord]:
+                         warnings: list[str]) -> list[wire.ReceiptRecord]:
         """Return the obligations that others opened and that no receipt in the ledger discharges."""
-        shelf, owed = self._shelf(where), list[ReceiptRecord]()
+        shelf, owed = self._shelf(where), list[wire.ReceiptRecord]()
         for one in await self._list_others(where, after, warnings):
             if one.receipt_type not in TERMINATES or one.receipt_id in shelf.closed:
                 continue
@@ -367,11 +353,11 @@ class Reading(Extension):
                 owed.append(one)
         return owed
 
-    async def _is_discharged(self, tenant_id: str, opened: ReceiptRecord) -> bool:
+    async def _is_discharged(self, tenant_id: str, opened: wire.ReceiptRecord) -> bool:
         """Whether a receipt in the ledger discharges an obligation (PH.1.3)."""
         after, by = None, TERMINATES[opened.receipt_type]
         while True:
-            of = EntryFilter(None, opened.task_id, None, None, after, BODIES_PER_READ)
+            of = queries.EntryFilter(None, opened.task_id, None, None, after, BODIES_PER_READ)
             page = await self.ask_ledger(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
             if any(one.receipt_type in by and opened.receipt_id in one.parents for one in page.receipts):
                 return True
@@ -380,7 +366,7 @@ class Reading(Extension):
             after = page.cursor
 
 
-def receipt_weight(one: ReceiptRecord) -> int:
+def receipt_weight(one: wire.ReceiptRecord) -> int:
     """Estimate the size of a receipt in bytes."""
     return len(bytes(one.body)) + ROW_BYTES
 

@@ -28,24 +28,13 @@ from asyncgate import (
     Work,
     receipt_key,
 )
+from asyncgate.parts.model import errors, stored
 from asyncgate.parts.model.content import find_location, needs_of
 from asyncgate.parts.model.erased import read_note
-from asyncgate.parts.model.errors import Conflicting, GateError, Stopped
-from asyncgate.parts.model.stored import Receipt, Schedule
+from asyncgate.parts.receipts import restated
 from asyncgate.parts.receipts.collected import Collected, computed_hash
 from asyncgate.parts.receipts.erased_elsewhere import list_as_erased
 from asyncgate.parts.receipts.outbox import Ledger
-from asyncgate.parts.receipts.restated import (
-    Story,
-    body_of,
-    list_overtaken,
-    list_ready,
-    restate_lease,
-    restate_progress,
-    restate_task,
-    story_of,
-    unknown_fields,
-)
 
 if TYPE_CHECKING:
     from asyncgate import Contract
@@ -59,19 +48,19 @@ WITHIN = {"status", "completion_metadata", "schema_version"}    # members that t
 T = TypeVar("T")
 
 
-class NotEmpty(Conflicting):
+class NotEmpty(errors.Conflicting):
     """The database is not empty: rebuilt rows would mix with its rows."""
 
 
-class Damaged(Conflicting):
+class Damaged(errors.Conflicting):
     """The hash of some receipts does not match their content."""
 
 
-class SeveralGates(Conflicting):
+class SeveralGates(errors.Conflicting):
     """More than one gate wrote the receipts, and no option says which gates to rebuild."""
 
 
-class RebuildFailed(Stopped):
+class RebuildFailed(errors.Stopped):
     """The database refused a write."""
 
 
@@ -113,11 +102,11 @@ def choose(collected: Collected, instances: frozenset[str] | None) -> None:
             collected.replace(taken)
 
 
-def _keyless(collected: Collected) -> Iterator[Receipt]:
+def _keyless(collected: Collected) -> Iterator[stored.Receipt]:
     return (one for one in collected.all() if not one.receipt_key)
 
 
-def find_adopted(collected: Collected, statement: Receipt) -> Receipt | None:
+def find_adopted(collected: Collected, statement: stored.Receipt) -> stored.Receipt | None:
     """Return a worker's statement in the form in which a gate that adopted it stores it; None if no gate did."""
     contract: Contract | None = {COMPLETED.type: COMPLETED, FAILED.type: FAILED}.get(statement.receipt_type)
     ready = collected.children(statement.receipt_id, RESULT_READY.type)
@@ -125,7 +114,7 @@ def find_adopted(collected: Collected, statement: Receipt) -> Receipt | None:
         return None
     told = collected.get(ready)[ready[0]]
     duties = [one for one in collected.of_task(statement.task_id) if one.receipt_type == "task.assigned"]
-    body = body_of(told)
+    body = restated.body_of(told)
     located = contract is FAILED or bool(find_location(body.get("artifacts") or [], body.get("delivery_proof")))
     parents = (duties[0].receipt_id,) if duties and located else ()
     mark = "located" if located and contract is COMPLETED else ""
@@ -168,7 +157,7 @@ class Rebuild:
 
     async def run(self) -> RebuildTally:
         """Write tasks, then receipts with their obligations and schedules, then the lost task.result_ready."""
-        late: list[tuple[str, Receipt]] = []
+        late: list[tuple[str, stored.Receipt]] = []
         self.backend.ids.after(self.collected.last())       # where clocks differ, new ids could seem older
         for page in split_batches(self._stories(), TASKS_PER_BATCH):
             await self._write(partial(self._put_tasks, page))
@@ -191,13 +180,13 @@ class Rebuild:
             await ledger.sink.close()
         return self.tally
 
-    def _stories(self) -> Iterator[tuple[str, Story]]:
+    def _stories(self) -> Iterator[tuple[str, restated.Story]]:
         """Yield the tasks that can be rebuilt; note each other task as a problem."""
         for task_id in self.collected.tasks():
             told = self.collected.of_task(task_id)
-            for receipt_id in list_overtaken(told, list_ready(told)):
+            for receipt_id in restated.list_overtaken(told, restated.list_ready(told)):
                 self.collected.forget(receipt_id)       # an end that never happened
-            story = story_of(told)
+            story = restated.story_of(told)
             if story.duty is not None and read_note(story.duty.body) is not None:
                 continue        # the task went with its owner
             if story.duty is None:
@@ -213,11 +202,12 @@ class Rebuild:
         except Exception as error:      # whatever a database may raise
             raise RebuildFailed(f"the database refused a write: {error}") from error
 
-    def _put_tasks(self, stories: list[tuple[str, Story]], work: Work) -> None:
+    def _put_tasks(self, stories: list[tuple[str, restated.Story]], work: Work) -> None:
         for _, story in stories:
             put_task(work, self.settings, story)
 
-    def _put_receipts(self, receipts: list[Receipt], opened: list[Receipt], schedules: list[Schedule],
+    def _put_receipts(self, receipts: list[stored.Receipt], opened: list[stored.Receipt],
+                      schedules: list[stored.Schedule],
                       work: Work) -> None:
         for receipt in receipts if self.skeletons else list_as_erased(work, receipts):
             bare = {"body": ""} if self.skeletons else {}
@@ -226,39 +216,40 @@ class Rebuild:
         for schedule in schedules:
             work.keep_record(schedule)
 
-    async def _announce(self, ends: list[tuple[str, Receipt]]) -> None:
+    async def _announce(self, ends: list[tuple[str, stored.Receipt]]) -> None:
         """Write the task.result_ready that were lost with the old gate: their owners may wait for them."""
         try:
             await self.engine.change(self.tenant_id, partial(announce, self.engine, ends), tasks=[id for id, _ in ends])
-        except GateError as error:
+        except errors.GateError as error:
             raise RebuildFailed(f"the database refused a write: {error}") from error
         self.tally.told += len(ends)
 
 
-def put_task(work: Work, settings: Settings, story: Story) -> None:
+def put_task(work: Work, settings: Settings, story: restated.Story) -> None:
     """Add a rebuilt task to the unit of work without checking the rules, with events that say where it comes from."""
     assert story.duty is not None
-    task, open_fences = restate_task(story, settings, REBUILT), 0 if story.ends else FENCES_SKIPPED
+    task, open_fences = restated.restate_task(story, settings, REBUILT), 0 if story.ends else FENCES_SKIPPED
     work.add_task(replace(task, fence=task.fence + open_fences), needs_of(Raw(task.requirements.encode())))
-    if (lease := restate_lease(story)) is not None:
+    if (lease := restated.restate_lease(story)) is not None:
         work.set_lease(lease)
-    if (progress := restate_progress(story)) is not None and not story.ends:
+    if (progress := restated.restate_progress(story)) is not None and not story.ends:
         work.progress[task.task_id] = work.progressed[task.task_id] = progress
     if earlier := story.fence - len(story.accepted):    # the old gate was moved or rebuilt before
         work.add_event(task.task_id, "task.moved", fences_skipped=earlier)
-    work.add_event(task.task_id, "task.rebuilt", fences_skipped=open_fences, unknown=unknown_fields(story))
+    work.add_event(task.task_id, "task.rebuilt", fences_skipped=open_fences, unknown=restated.unknown_fields(story))
 
 
-def restore_schedule(created: Receipt) -> Schedule:
+def restore_schedule(created: stored.Receipt) -> stored.Schedule:
     """Return a schedule with its id, scheduler and owner; its scheduler reports the other fields later."""
-    return Schedule(created.schedule_id or "", created.to_kind, created.to_id, created.from_kind, created.from_id,
-                    created.receipt_id)
+    return stored.Schedule(created.schedule_id or "", created.to_kind, created.to_id, created.from_kind,
+                           created.from_id,
+                           created.receipt_id)
 
 
-def announce(engine: Engine, ends: list[tuple[str, Receipt]], work: Work) -> None:
+def announce(engine: Engine, ends: list[tuple[str, stored.Receipt]], work: Work) -> None:
     """Write the task.result_ready of ended tasks to their owners."""
     for task_id, end in ends:
-        said = {name: value for name, value in body_of(end).items() if name not in WITHIN}
+        said = {name: value for name, value in restated.body_of(end).items() if name not in WITHIN}
         if end.receipt_type not in (COMPLETED.type, FAILED.type):
             said = {}
         if end.receipt_type == FAILED.type:

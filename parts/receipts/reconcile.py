@@ -20,9 +20,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, RESULT_READY, TERMINATES
+from asyncgate.parts.model import queries, stored
 from asyncgate.parts.model.erased import PSEUDONYM, read_note
-from asyncgate.parts.model.queries import OutboxFilter, OutboxOf, ReceiptFilter, Rows
-from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Archived, Lease, Outgoing, Receipt, Task
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.walking import walk, walk_rows
 from asyncgate.parts.receipts.collected import (
@@ -111,7 +110,7 @@ class Findings:
         self.counts: Counter[str] = Counter()
         self.receipts = self.tasks = self.waiting = self.foreign = 0
 
-    def add(self, kind: str, tenant_id: str, detail: str, receipt: Receipt | None = None, task_id: str = "",
+    def add(self, kind: str, tenant_id: str, detail: str, receipt: stored.Receipt | None = None, task_id: str = "",
             receipt_id: str = "") -> None:
         """Add a difference."""
         self.counts[kind] += 1
@@ -186,34 +185,34 @@ class Comparison:
         """Search the ledger for each receipt of the gate, then the gate for each receipt of the ledger."""
         self.stated = {ours: theirs for theirs, ours in (await list_adopted(self.backend, self.tenant_id)).items()}
         await self._leave_out_offered()
-        async for page in self._pages(Receipt):
+        async for page in self._pages(stored.Receipt):
             await self.compare_page(page)
             self.findings.receipts += len(page)
             self.count(len(page))
-        async for pointers in self._pages(Archived):
+        async for pointers in self._pages(stored.Archived):
             self._away([one.receipt_id for one in pointers])
         await self._leases()
         await self._there()
 
     async def _leave_out_offered(self) -> None:
         """Leave out what a strict gate has offered and settles by itself when it serves."""
-        async for row in walk_rows(self.backend, self.tenant_id, OutboxFilter("", 500, "offered")):
+        async for row in walk_rows(self.backend, self.tenant_id, queries.OutboxFilter("", 500, "offered")):
             self.collected.forget(row.receipt_id)
             self.findings.waiting += 1
 
     def _pages(self, table: type[T]) -> AsyncIterator[list[T]]:
-        return walk(self.backend, self.tenant_id, Rows(table))
+        return walk(self.backend, self.tenant_id, queries.Rows(table))
 
-    def _found(self, kind: str, detail: str, receipt: Receipt | None = None, task_id: str = "") -> None:
+    def _found(self, kind: str, detail: str, receipt: stored.Receipt | None = None, task_id: str = "") -> None:
         self.findings.add(kind, self.tenant_id, detail, receipt, task_id)
 
     # Receipts of the gate.
 
-    async def compare_page(self, page: list[Receipt]) -> None:
+    async def compare_page(self, page: list[stored.Receipt]) -> None:
         """Search the ledger for some receipts of the gate."""
         self.instances.update(one.asyncgate_instance for one in page)
         ids = [one.receipt_id for one in page]
-        outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, OutboxOf(tuple(ids)))}
+        outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, queries.OutboxOf(tuple(ids)))}
         there = [self.stated.get(id, id) for id in ids]     # a worker's statement may have another id at the ledger
         theirs = self.collected.get(there)
         if late := [one for one in there if one not in theirs and one not in outbox]:   # may have arrived since
@@ -224,7 +223,7 @@ class Comparison:
         for receipt, id in zip(page, there, strict=True):
             await self._one(receipt, outbox.get(receipt.receipt_id), theirs.get(id))
 
-    async def _one(self, receipt: Receipt, row: Outgoing | None, theirs: Receipt | None) -> None:
+    async def _one(self, receipt: stored.Receipt, row: stored.Outgoing | None, theirs: stored.Receipt | None) -> None:
         if is_erased(receipt) and (theirs is not None or not receipt.body):
             return      # the ledger has the content, until an erasure there takes it and the receipt's id
         if theirs is not None:
@@ -244,7 +243,7 @@ class Comparison:
             owes = " and counts an obligation as open" if receipt.parents and receipt.receipt_type in DUTY_ENDS else ""
             self._found(kind, f"the ledger does not have the {receipt.receipt_type}{owes}", receipt)
 
-    def _accepted_itself(self, receipt: Receipt) -> bool:
+    def _accepted_itself(self, receipt: stored.Receipt) -> bool:
         """Whether the worker has stated its acceptance in the ledger itself, as the lease protocol allows."""
         return any(one.receipt_type == ACCEPTED.type and not one.receipt_key and one.sender.same(receipt.sender)
                    and one.lease_id in (None, receipt.lease_id) for one in self.collected.of_task(receipt.task_id))
@@ -259,10 +258,10 @@ class Comparison:
 
     async def _leases(self) -> None:
         """Check that the ledger has, or the outbox will deliver, the task.accepted of each live lease."""
-        async for page in self._pages(Lease):
+        async for page in self._pages(stored.Lease):
             live = {lease.accepted: lease for lease in page if lease.ending == "live"}
             known = self.collected.get(live)
-            outbox = {row.receipt_id for row in await self.backend.page(self.tenant_id, OutboxOf(tuple(live)))}
+            outbox = {row.receipt_id for row in await self.backend.page(self.tenant_id, queries.OutboxOf(tuple(live)))}
             for receipt_id, lease in live.items():
                 receipt = await self.backend.receipt(self.tenant_id, receipt_id)
                 if receipt_id not in known and receipt_id not in outbox and not (receipt and receipt.body):
@@ -283,7 +282,7 @@ class Comparison:
             if (found := await self.backend.task(self.tenant_id, task_id)) is not None:
                 await self._behind(*found[:2])
 
-    async def _unknown(self, receipt: Receipt) -> None:
+    async def _unknown(self, receipt: stored.Receipt) -> None:
         """Judge one receipt that only the ledger has; the receipts of a known task are also judged together."""
         task = await self.backend.task(self.tenant_id, receipt.task_id) if receipt.task_id else None
         if not (receipt.receipt_key and (receipt.asyncgate_instance in self.instances or task)):
@@ -297,12 +296,13 @@ class Comparison:
             self._found("obligation_unknown", f"the ledger has a {receipt.receipt_type} to {receipt.to} that no "
                         "receipt discharges, and this gate does not know it", receipt)
 
-    def _stated(self, receipt: Receipt, task: Any) -> None:
-        if receipt.receipt_type in STATED_TYPES and not receipt.receipt_key and task and task[0].status not in TERMINAL:
+    def _stated(self, receipt: stored.Receipt, task: Any) -> None:
+        unkeyed = receipt.receipt_type in STATED_TYPES and not receipt.receipt_key
+        if unkeyed and task and task[0].status not in stored.TERMINAL:
             self._found("stated_by_worker", f"{receipt.sender} states a {receipt.receipt_type} there, but the task is "
                         f"{task[0].status}", receipt)
 
-    async def _behind(self, task: Task, lease: Lease | None) -> None:
+    async def _behind(self, task: stored.Task, lease: stored.Lease | None) -> None:
         """Judge the receipts of a task that only the ledger has."""
         behind = await find_behind(self.backend, self.tenant_id, self.collected, task)
         for receipt in behind.twice:
@@ -319,16 +319,16 @@ class Comparison:
                     behind.ahead[0])
 
 
-def describe_lead(task: Task, lease: Lease | None, behind: Behind) -> str:
+def describe_lead(task: stored.Task, lease: stored.Lease | None, behind: Behind) -> str:
     """Return the kind of difference when the ledger has newer receipts of a task than the gate."""
-    story, over = story_of(behind.whole), task.status in TERMINAL
+    story, over = story_of(behind.whole), task.status in stored.TERMINAL
     if over and (story.contradicts or story.status != task.status):
         return "ended_otherwise"
     if story.ends and story.unready:
         return "half_stated"
     if (story.ends and not over) or (task.owed and not story.owed):
         return "ended_at_ledger"
-    if lease and task.status in ACTIVE and any(one.lease_id == lease.lease_id for one in behind.ahead):
+    if lease and task.status in stored.ACTIVE and any(one.lease_id == lease.lease_id for one in behind.ahead):
         return "lease_ended_at_ledger"
     return "not_committed"
 
@@ -336,13 +336,13 @@ def describe_lead(task: Task, lease: Lease | None, behind: Behind) -> str:
 DUTY_ENDS = TERMINATES[ASSIGNED.type]
 
 
-def is_erased(receipt: Receipt) -> bool:
+def is_erased(receipt: stored.Receipt) -> bool:
     """Whether an erasure has changed a receipt, so that it cannot be compared any more."""
     return receipt.from_id.startswith(PSEUDONYM) or receipt.to_id.startswith(PSEUDONYM) or (
         read_note(receipt.body) is not None)
 
 
-def differing_facts(ours: Receipt, theirs: Receipt) -> list[str]:
+def differing_facts(ours: stored.Receipt, theirs: stored.Receipt) -> list[str]:
     """Name the fields in which the ledger's copy of a receipt differs."""
     names = FACTS if theirs.receipt_key else OF_A_STATEMENT
     wrong = [name for name in names if getattr(ours, name) != getattr(theirs, name)]
@@ -356,14 +356,14 @@ def differing_facts(ours: Receipt, theirs: Receipt) -> list[str]:
 class Behind(Struct):
     """The receipts of a task that only the ledger has."""
 
-    whole: list[Receipt]        # the gate's receipts and those to take over, oldest first, with bodies
-    ahead: list[Receipt]        # newer than all steps known here, and their parents are known: to take over
-    overtaken: list[Receipt]
-    twice: list[Receipt]
-    unmade: list[Receipt]       # ends that did not count
+    whole: list[stored.Receipt]        # the gate's receipts and those to take over, oldest first, with bodies
+    ahead: list[stored.Receipt]        # newer than all steps known here, and their parents are known: to take over
+    overtaken: list[stored.Receipt]
+    twice: list[stored.Receipt]
+    unmade: list[stored.Receipt]       # ends that did not count
 
 
-async def find_behind(backend: Backend, tenant_id: str, collected: Collected, task: Task) -> Behind:
+async def find_behind(backend: Backend, tenant_id: str, collected: Collected, task: stored.Task) -> Behind:
     """Sort the receipts of a task that only the ledger has."""
     here = await list_known_receipts(backend, tenant_id, task.task_id)
     known, keys = {one.receipt_id for one in here}, {one.receipt_key for one in here}
@@ -376,7 +376,7 @@ async def find_behind(backend: Backend, tenant_id: str, collected: Collected, ta
     unmade = [one for one in fresh if one.receipt_id in false]
     fresh = [one for one in fresh if one.receipt_id not in false]
     twice = [one for one in fresh if one.receipt_key in keys]
-    ahead: list[Receipt] = []
+    ahead: list[stored.Receipt] = []
     for one in fresh:       # oldest first, so a receipt whose parent is not taken over is not taken over either
         if one not in twice and one.receipt_id > newest and known.issuperset(one.parents):
             ahead.append(one)
@@ -386,6 +386,6 @@ async def find_behind(backend: Backend, tenant_id: str, collected: Collected, ta
     return Behind([*whole, *ahead], ahead, overtaken, twice, unmade)
 
 
-async def list_known_receipts(backend: Backend, tenant_id: str, task_id: str) -> list[Receipt]:
+async def list_known_receipts(backend: Backend, tenant_id: str, task_id: str) -> list[stored.Receipt]:
     """Return all receipts of a task at this gate."""
-    return [row async for row in walk_rows(backend, tenant_id, ReceiptFilter(None, task_id, None, None, 500))]
+    return [row async for row in walk_rows(backend, tenant_id, queries.ReceiptFilter(None, task_id, None, None, 500))]

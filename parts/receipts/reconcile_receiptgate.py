@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncgate import ANOMALY
+from asyncgate.parts.model import queries, stored
 from asyncgate.parts.model.content import to_canonical
-from asyncgate.parts.model.queries import OutboxOf, Rows
-from asyncgate.parts.model.stored import TERMINAL, Outgoing, Receipt, Task
 from asyncgate.parts.model.walking import walk_rows
-from asyncgate.parts.receipts.collected import READ_PAUSE_SECONDS, CountCopied, is_sound, retry_read
+from asyncgate.parts.receipts import collected
 from asyncgate.parts.receipts.marks import OVERTAKEN
 from asyncgate.parts.receipts.reconcile import Findings, is_erased, list_known_receipts
 from asyncgate.parts.receipts.restated import body_of
 from asyncgate.parts.receipts.settling import Memo, offer_row
-from asyncgate.parts.receipts.sinks.receiptgate_schema import UNDONE, gives_back, is_forwarded, write_canonical
+from asyncgate.parts.receipts.sinks import receiptgate_schema
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -34,30 +33,32 @@ Theirs = dict[str, dict[str, Any]]
 class GateComparison:
     """Compares one tenant of the gate with ReceiptGate."""
 
-    def __init__(self, backend: Backend, sink: Any, tenant_id: str, findings: Findings, count: CountCopied) -> None:
+    def __init__(self, backend: Backend, sink: Any, tenant_id: str, findings: Findings,
+                 count: collected.CountCopied) -> None:
         self.backend, self.sink, self.tenant_id = backend, sink, tenant_id
         self.findings, self.count = findings, count
         self.overtaken = set[str]()     # receipts that, as this gate has said, did not count
 
     async def run(self) -> None:
         """Compare every task of the gate."""
-        async for task in walk_rows(self.backend, self.tenant_id, Rows(Task)):
+        async for task in walk_rows(self.backend, self.tenant_id, queries.Rows(stored.Task)):
             await self.compare_task(task)
             self.count(1)
 
-    async def compare_task(self, task: Task) -> None:
+    async def compare_task(self, task: stored.Task) -> None:
         """Compare the receipts of one task."""
-        rows = await retry_read(lambda: self.sink.of_task(self.tenant_id, task.task_id))
+        rows = await collected.retry_read(lambda: self.sink.of_task(self.tenant_id, task.task_id))
         theirs = {one["receipt_id"]: one for one in rows if isinstance(one.get("receipt_id"), str)}
         ours = await list_known_receipts(self.backend, self.tenant_id, task.task_id)
         self.findings.receipts += len(ours)
         ids = [*theirs, *(one.receipt_id for one in ours)]
-        outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, OutboxOf(tuple(ids)))}
+        outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, queries.OutboxOf(tuple(ids)))}
         self.overtaken = {body_of(one)["details"]["receipt_id"] for one in ours if one.receipt_type == ANOMALY.type
                           and body_of(one).get("kind") == OVERTAKEN}
         keeps_custody = any("obligation_id" in one for one in rows)
         for receipt in ours:
-            sent = is_forwarded(receipt, task) and (keeps_custody or not gives_back(receipt, task))
+            sent = receiptgate_schema.is_forwarded(receipt, task) and (
+                keeps_custody or not receiptgate_schema.gives_back(receipt, task))
             if sent and not is_erased(receipt):
                 self._ours(receipt, outbox.get(receipt.receipt_id), theirs)
         known = {one.receipt_id for one in ours} | outbox.keys()
@@ -68,7 +69,7 @@ class GateComparison:
     def _found(self, kind: str, detail: str, receipt_id: str, task_id: str) -> None:
         self.findings.add(kind, self.tenant_id, detail, None, task_id, receipt_id)
 
-    def _ours(self, receipt: Receipt, row: Outgoing | None, theirs: Theirs) -> None:
+    def _ours(self, receipt: stored.Receipt, row: stored.Outgoing | None, theirs: Theirs) -> None:
         """Compare a receipt of the gate with the ledger's copy."""
         there, what = theirs.get(receipt.receipt_id), receipt.receipt_type
         if there is not None:
@@ -82,36 +83,37 @@ class GateComparison:
         elif not self._stated_by_its_worker(receipt, theirs):
             self.findings.add("missing_at_ledger", self.tenant_id, f"the ledger does not have the {what}", receipt)
 
-    def _stated_by_its_worker(self, receipt: Receipt, theirs: Theirs) -> bool:
+    def _stated_by_its_worker(self, receipt: stored.Receipt, theirs: Theirs) -> bool:
         """Whether the worker stated this acceptance or end at the ledger itself, so that the gate did not send it."""
         phase = "accepted" if receipt.receipt_type == "task.accepted" else "complete"
         return any(one.get("phase") == phase and one.get("source_system") not in (None, self.sink.source)
                    for one in theirs.values())
 
-    async def _theirs(self, task: Task, one: dict[str, Any], theirs: Theirs) -> None:
+    async def _theirs(self, task: stored.Task, one: dict[str, Any], theirs: Theirs) -> None:
         """Judge a receipt that only the ledger has."""
         id, ended = one["receipt_id"], one.get("phase") == "complete"
         if one.get("source_system") != self.sink.source:
             self.findings.foreign += 1
-            if ended and task.status not in TERMINAL:
+            if ended and task.status not in stored.TERMINAL:
                 self._found("stated_by_worker", f"{one.get('source_system')} states an end there, but the task is "
                             f"{task.status}", id, task.task_id)
         elif metadata_of(one).get("receipt_type") == "task.accepted":
             if await self._is_open(task, one, theirs):
                 self._found("never_granted", f"the ledger has an acceptance by {one.get('for_principal')} that this "
                             "gate never granted", id, task.task_id)
-        elif ended and metadata_of(one).get("receipt_type") != UNDONE and id not in self.overtaken:
-            kind = "ended_twice" if task.status in TERMINAL else "ended_there"
+        elif ended and metadata_of(one).get("receipt_type") != receiptgate_schema.UNDONE and id not in self.overtaken:
+            kind = "ended_twice" if task.status in stored.TERMINAL else "ended_there"
             self._found(kind, f"the ledger has an end of the task ({one.get('status')}), but here the task is "
                         f"{task.status}", id, task.task_id)
 
-    async def _is_open(self, task: Task, one: dict[str, Any], theirs: Theirs) -> bool:
+    async def _is_open(self, task: stored.Task, one: dict[str, Any], theirs: Theirs) -> bool:
         """Whether an acceptance at the ledger is still open, and this gate has not just committed it."""
         over = any(other.get("phase") == "complete" or other.get("dedupe_key") == f"undo {one['receipt_id']}"
                    for other in theirs.values())
-        if over or task.status in TERMINAL:
+        if over or task.status in stored.TERMINAL:
             return False
-        await asyncio.sleep(READ_PAUSE_SECONDS)      # a strict gate commits only after the ledger has the receipt
+        # a strict gate commits only after the ledger has the receipt
+        await asyncio.sleep(collected.READ_PAUSE_SECONDS)
         return await self.backend.receipt(self.tenant_id, one["receipt_id"]) is None
 
 
@@ -121,7 +123,7 @@ def metadata_of(one: dict[str, Any]) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-async def find_stated_end(sink: Any, tenant_id: str, task: Task, receipt_id: str) -> Outgoing | None:
+async def find_stated_end(sink: Any, tenant_id: str, task: stored.Task, receipt_id: str) -> stored.Outgoing | None:
     """Return a gate's end of a task at the ledger as an offered row; None if its body is not there as it was."""
     for one in await sink.of_task(tenant_id, task.task_id):
         known = metadata_of(one)
@@ -131,19 +133,20 @@ async def find_stated_end(sink: Any, tenant_id: str, task: Task, receipt_id: str
             receipt = msgspec.convert({
                 **known, "receipt_id": receipt_id, "receipt_key": one["dedupe_key"], "task_id": task.task_id,
                 "created_at": datetime.fromisoformat(one["created_at"]).timestamp(), "schedule_id": None,
-                "body": to_canonical(one["body"]).decode()}, type=Receipt)
+                "body": to_canonical(one["body"]).decode()}, type=stored.Receipt)
         except (KeyError, ValueError, TypeError, msgspec.ValidationError):
             return None
-        content = write_canonical({**one, "obligation_id": task.duty}).decode()
-        row = Outgoing(receipt_id, task.task_id, content, receipt.created_at)
-        return offer_row(row, Memo(receipt)) if is_sound(receipt) else None
+        content = receiptgate_schema.write_canonical({**one, "obligation_id": task.duty}).decode()
+        row = stored.Outgoing(receipt_id, task.task_id, content, receipt.created_at)
+        return offer_row(row, Memo(receipt)) if collected.is_sound(receipt) else None
     return None
 
 
-async def find_acceptance(sink: Any, tenant_id: str, task: Task, receipt_id: str, at: float) -> Outgoing | None:
+async def find_acceptance(sink: Any, tenant_id: str, task: stored.Task, receipt_id: str,
+                          at: float) -> stored.Outgoing | None:
     """Return an acceptance at the ledger as a row of the outbox, so that it can be undone."""
     for one in await sink.of_task(tenant_id, task.task_id):
         if one.get("receipt_id") == receipt_id and metadata_of(one).get("receipt_type") == "task.accepted":
-            content = write_canonical({**one, "obligation_id": task.duty})
-            return Outgoing(receipt_id, task.task_id, content.decode(), at)
+            content = receiptgate_schema.write_canonical({**one, "obligation_id": task.duty})
+            return stored.Outgoing(receipt_id, task.task_id, content.decode(), at)
     return None

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw, Struct, field
 
 from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, PROGRESSED, RESULT_READY, lane_of
+from asyncgate.parts.model import stored
 from asyncgate.parts.model.content import decode_json, needs_of, to_canonical
 from asyncgate.parts.model.erased import read_note
-from asyncgate.parts.model.stored import KeptTerms, Lease, Progress, Receipt, Task
 from asyncgate.parts.model.views import decode_terms
 
 if TYPE_CHECKING:
+    from asyncgate.parts.model import wire
     from asyncgate.parts.model.settings import Settings
-    from asyncgate.parts.model.wire import Status
 
-ENDING_STATUSES: dict[str, Status] = {
+ENDING_STATUSES: dict[str, wire.Status] = {
     COMPLETED.type: "succeeded", FAILED.type: "failed", CANCELED.type: "canceled"}
 UNSTATED = ("priority", "max_attempts", "retry_backoff_seconds", "max_expiries", "idempotency_key", "principal_ai")
 NO_PAYLOAD = hashlib.sha256(b"null").hexdigest()
@@ -32,27 +32,27 @@ NO_PAYLOAD = hashlib.sha256(b"null").hexdigest()
 class Story(Struct):
     """The state of one task as its receipts describe it."""
 
-    duty: Receipt | None = None
-    status: Status = "queued"
+    duty: stored.Receipt | None = None
+    status: wire.Status = "queued"
     owed: bool = True
     attempt: int = 0
     expiries: int = 0
     lost_to: list[str] = field(default_factory=list)
-    accepted: list[Receipt] = field(default_factory=list)
+    accepted: list[stored.Receipt] = field(default_factory=list)
     fence: int = 0
     ending: str = "superseded"                  # how the last lease ended; superseded unless a receipt says otherwise
     ended_at: float | None = None
     outcome: str | None = None
     artifacts: str | None = None
     unknown: list[str] = field(default_factory=list)
-    progress: Receipt | None = None
+    progress: stored.Receipt | None = None
     updated_at: float = 0.0
     contradicts: bool = False                   # the receipts state different ends
-    ends: list[Receipt] = field(default_factory=list)
-    unready: list[Receipt] = field(default_factory=list)       # ends without a task.result_ready
+    ends: list[stored.Receipt] = field(default_factory=list)
+    unready: list[stored.Receipt] = field(default_factory=list)       # ends without a task.result_ready
 
 
-def story_of(receipts: Sequence[Receipt]) -> Story:
+def story_of(receipts: Sequence[stored.Receipt]) -> Story:
     """Derive a task's state from its receipts, given oldest first and with their bodies."""
     story, ready = Story(), list_ready(receipts)
     overtaken = list_overtaken(receipts, ready)
@@ -66,12 +66,12 @@ def story_of(receipts: Sequence[Receipt]) -> Story:
     return story
 
 
-def list_ready(receipts: Sequence[Receipt]) -> set[str]:
+def list_ready(receipts: Sequence[stored.Receipt]) -> set[str]:
     """Return the ends that have a task.result_ready, which is written only with an end that was committed."""
     return {parent for one in receipts if one.receipt_type == RESULT_READY.type for parent in one.parents}
 
 
-def list_overtaken(receipts: Sequence[Receipt], ready: set[str]) -> set[str]:
+def list_overtaken(receipts: Sequence[stored.Receipt], ready: set[str]) -> set[str]:
     """Return the ends that a strict gate offered and never committed: another end of the task has a result_ready."""
     duties = {one.receipt_id for one in receipts if one.receipt_type == ASSIGNED.type}
     ends = {one.receipt_id for one in receipts if one.receipt_type in ENDING_STATUSES and (
@@ -79,28 +79,28 @@ def list_overtaken(receipts: Sequence[Receipt], ready: set[str]) -> set[str]:
     return ends - ready if ends & ready else set()
 
 
-def body_of(receipt: Receipt) -> dict[str, Any]:
+def body_of(receipt: stored.Receipt) -> dict[str, Any]:
     """Return the body of a receipt, or an empty object if it has none, or had one before an erasure."""
     body = decode_json(receipt.body) if receipt.body and read_note(receipt.body) is None else {}
     return body if isinstance(body, dict) else {}
 
 
-def _assigned(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+def _assigned(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
     story.duty = story.duty or receipt
 
 
-def _accepted(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+def _accepted(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
     story.accepted.append(receipt)
     story.ending = "superseded"
     fence = body.get("fence")
     story.fence = max(story.fence + 1, fence if isinstance(fence, int) else 0)
 
 
-def _progressed(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+def _progressed(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
     story.progress = receipt
 
 
-def _expired(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+def _expired(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
     reason = "released" if body.get("reason") == "released" else "expired"
     _end_lease(story, receipt, reason)
     if reason == "expired":
@@ -108,7 +108,7 @@ def _expired(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
         story.lost_to = [*story.lost_to, str(body.get("previous_worker_id", ""))][-10:]
 
 
-def _failed(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+def _failed(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
     _end_lease(story, receipt, "failed")
     if _answers_duty(story, receipt):
         _end(story, receipt, body, "error")
@@ -116,14 +116,14 @@ def _failed(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
         story.attempt += 1
 
 
-def _completed(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+def _completed(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
     _end_lease(story, receipt, "completed")
     _end(story, receipt, body, "result_payload")
     if (where := body.get("artifacts")) is not None:
         story.artifacts = to_canonical(where).decode()
 
 
-def _canceled(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+def _canceled(story: Story, receipt: stored.Receipt, body: dict[str, Any]) -> None:
     if story.ending == "superseded":
         story.ending = "canceled"
     _end(story, receipt, body, "")
@@ -133,16 +133,16 @@ TELLING = {ASSIGNED.type: _assigned, ACCEPTED.type: _accepted, PROGRESSED.type: 
            FAILED.type: _failed, COMPLETED.type: _completed, CANCELED.type: _canceled}
 
 
-def _answers_duty(story: Story, receipt: Receipt) -> bool:
+def _answers_duty(story: Story, receipt: stored.Receipt) -> bool:
     return story.duty is not None and story.duty.receipt_id in receipt.parents
 
 
-def _end_lease(story: Story, receipt: Receipt, ending: str) -> None:
+def _end_lease(story: Story, receipt: stored.Receipt, ending: str) -> None:
     if story.accepted and story.accepted[-1].lease_id == receipt.lease_id:
         story.ending = ending
 
 
-def _end(story: Story, receipt: Receipt, body: dict[str, Any], name: str) -> None:
+def _end(story: Story, receipt: stored.Receipt, body: dict[str, Any], name: str) -> None:
     """Note an end; a success whose location was given only later has two receipts, and the first has the result."""
     status = ENDING_STATUSES[receipt.receipt_type]
     story.contradicts |= bool(story.ends) and status != story.status
@@ -160,15 +160,15 @@ def _end(story: Story, receipt: Receipt, body: dict[str, Any], name: str) -> Non
 # From the story to stored rows.
 
 
-def restate_task(story: Story, settings: Settings, held: str) -> Task:
+def restate_task(story: Story, settings: Settings, held: str) -> stored.Task:
     """Return the task of a story: fields that no receipt states are as in a new task; an open task is on hold."""
     assert story.duty is not None
     duty, body, is_open = story.duty, body_of(story.duty), not story.ends
     requirements = to_canonical(body.get("requirements")).decode()
-    terms = to_canonical({name: body[name] for name in KeptTerms.__struct_fields__ if name in body}).decode()
+    terms = to_canonical({name: body[name] for name in stored.KeptTerms.__struct_fields__ if name in body}).decode()
     timeouts = decode_terms(terms).timeouts
     deadline = timeouts.deadline if timeouts and is_open else None
-    return Task(
+    return stored.Task(
         task_id=duty.task_id, lane=lane_of(body["type"], needs_of(Raw(requirements.encode()))), type=body["type"],
         payload="null", payload_pointer=body.get("payload_pointer"), requirements=requirements, terms=terms,
         owner_kind=duty.to_kind, owner_id=duty.to_id, principal_ai=duty.to_id, priority=settings.default_priority,
@@ -182,23 +182,24 @@ def restate_task(story: Story, settings: Settings, held: str) -> Task:
         artifacts=story.artifacts)
 
 
-def restate_lease(story: Story) -> Lease | None:
+def restate_lease(story: Story) -> stored.Lease | None:
     """Return the last lease of a story, always as ended, because no receipt states when it would have expired."""
     if not story.accepted:
         return None
     last = story.accepted[-1]
     over = max([last.created_at, *([story.ended_at] if story.ended_at else [])])
-    return Lease(last.task_id, last.lease_id or "", last.from_kind, last.from_id, None, story.fence, last.created_at,
-                 over, 0, last.receipt_id, None, story.ending)
+    return stored.Lease(last.task_id, last.lease_id or "", last.from_kind, last.from_id, None, story.fence,
+                        last.created_at,
+                        over, 0, last.receipt_id, None, story.ending)
 
 
-def restate_progress(story: Story) -> Progress | None:
+def restate_progress(story: Story) -> stored.Progress | None:
     """Return the last progress of a story, if it had a receipt."""
     if (receipt := story.progress) is None:
         return None
     body = body_of(receipt)
     progress = to_canonical(body.get("progress")).decode()
-    return Progress(receipt.task_id, progress, int(body.get("sequence", 1)), story.fence, receipt.created_at)
+    return stored.Progress(receipt.task_id, progress, int(body.get("sequence", 1)), story.fence, receipt.created_at)
 
 
 def unknown_fields(story: Story) -> list[str]:

@@ -29,15 +29,7 @@ from asyncgate import (
     RESULT_READY,
     SCHEMA_VERSION,
 )
-from asyncgate.parts.model.content import (
-    decode_json,
-    enclose_digest,
-    enclose_whole,
-    find_summary,
-    needs_of,
-    to_canonical,
-)
-from asyncgate.parts.model.stored import Claimed, Lease, LedgerMark, Presence, Receipt, Task
+from asyncgate.parts.model import content, stored
 from asyncgate.parts.receipts.collected import computed_hash
 from asyncgate.parts.receipts.marks import STATED_PREFIX
 from asyncgate.parts.receipts.restated import body_of
@@ -57,9 +49,9 @@ Draft = dict[str, Any]
 class Evidence(Struct):
     """What is known about the task of a lost receipt."""
 
-    task: Task | None
-    lease: Lease | None
-    others: dict[str, Receipt]                  # receipts of the task at the ledger, by id
+    task: stored.Task | None
+    lease: stored.Lease | None
+    others: dict[str, stored.Receipt]                  # receipts of the task at the ledger, by id
     capabilities: Sequence[list[str]] = ()      # of the worker, as it claims tasks
 
 
@@ -71,7 +63,7 @@ async def restore_bodies(backend: Backend, tenant_id: str, lost: Iterable[tuple[
     """
     by_task, bodies = defaultdict[str, list[str]](list), dict[str, str]()
     for task_id, receipt_id in lost:
-        if await backend.record(tenant_id, LedgerMark, STATED_PREFIX + receipt_id) is None:
+        if await backend.record(tenant_id, stored.LedgerMark, STATED_PREFIX + receipt_id) is None:
             by_task[task_id].append(receipt_id)
     for task_id, ids in by_task.items():
         known = await gather_evidence(backend, tenant_id, task_id, collected)
@@ -89,36 +81,36 @@ async def gather_evidence(backend: Backend, tenant_id: str, task_id: str, collec
     others = {one.receipt_id: one for one in collected.of_task(task_id)}
     if lease is None:
         return Evidence(task, lease, others)
-    presence = await backend.record(tenant_id, Presence, lease.worker_kind, lease.worker_id)
-    claims = msgspec.json.decode(presence.claims, type=list[Claimed]) if presence else []
+    presence = await backend.record(tenant_id, stored.Presence, lease.worker_kind, lease.worker_id)
+    claims = msgspec.json.decode(presence.claims, type=list[stored.Claimed]) if presence else []
     return Evidence(task, lease, others, [one.capabilities for one in claims])
 
 
-def restore_body(receipt: Receipt, known: Evidence) -> str | None:
+def restore_body(receipt: stored.Receipt, known: Evidence) -> str | None:
     """Return the body of a receipt; None if it cannot be restored."""
     draft = DRAFTS.get(receipt.receipt_type)
     for said in islice(draft(receipt, known), MOST_DRAFTS) if draft else ():
         whole = {name: value for name, value in said.items() if value is not None} | {"schema_version": SCHEMA_VERSION}
-        body = to_canonical(whole).decode()
+        body = content.to_canonical(whole).decode()
         if computed_hash(replace(receipt, body=body)) == receipt.hash:
             return body
     return None
 
 
-def _assigned(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
+def _assigned(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     if (task := known.task) is None:
         return
-    terms = {name: said for name, said in decode_json(task.terms).items() if name not in NOT_SAID}
-    digest = hashlib.sha256(to_canonical(decode_json(task.payload))).hexdigest()
-    yield {**terms, "type": task.type, "requirements": decode_json(task.requirements),
+    terms = {name: said for name, said in content.decode_json(task.terms).items() if name not in NOT_SAID}
+    digest = hashlib.sha256(content.to_canonical(content.decode_json(task.payload))).hexdigest()
+    yield {**terms, "type": task.type, "requirements": content.decode_json(task.requirements),
            "payload_pointer": task.payload_pointer, "payload_sha256": digest,
            "payload_bytes": len(task.payload.encode())}
 
 
-def _accepted(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
+def _accepted(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     if (task := known.task) is None:
         return
-    needed = sorted(needs_of(Raw(task.requirements.encode())))
+    needed = sorted(content.needs_of(Raw(task.requirements.encode())))
     fences: Iterable[int] = range(task.fence, 0, -1)
     if known.lease is not None and known.lease.accepted == receipt.receipt_id:
         fences = (known.lease.fence,)
@@ -127,13 +119,13 @@ def _accepted(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
             yield {"worker_capabilities": can, "attempt": attempt, "fence": fence, **session}
 
 
-def _completed(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
+def _completed(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     said = [*_told(receipt, known), *_succeeded(known)]
     for body, session in product(said, _sessions(receipt, known)):
         yield {**body, **session}
 
 
-def _failed(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
+def _failed(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     if (task := known.task) is None:
         return
     said = [*_told(receipt, known), *_enclosed("error", task)]
@@ -141,12 +133,12 @@ def _failed(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
         yield {**error, "attempt": task.attempt, "requeued": False, "retry_recommended": again, **session}
 
 
-def _canceled(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
+def _canceled(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     yield from _told(receipt, known)
     yield {"canceled_by": {"kind": receipt.from_kind, "id": receipt.from_id}}
 
 
-def _result_ready(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
+def _result_ready(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     if (task := known.task) is None:
         return
     for end in (known.others[id] for id in receipt.parents if id in known.others):
@@ -158,7 +150,7 @@ def _result_ready(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
         yield {"status": task.status, **said}
 
 
-def _expired(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
+def _expired(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     if (task := known.task) is None:
         return
     accepted = [known.others[id] for id in receipt.parents if id in known.others]
@@ -169,18 +161,18 @@ def _expired(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
                "reason": reason}
 
 
-def _acknowledged(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
+def _acknowledged(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     for parent in receipt.parents:
         yield {"receipt_id": parent}
 
 
-DRAFTS: dict[str, Callable[[Receipt, Evidence], Iterator[Draft]]] = {
+DRAFTS: dict[str, Callable[[stored.Receipt, Evidence], Iterator[Draft]]] = {
     ASSIGNED.type: _assigned, ACCEPTED.type: _accepted, COMPLETED.type: _completed, FAILED.type: _failed,
     CANCELED.type: _canceled, RESULT_READY.type: _result_ready, EXPIRED.type: _expired,
     ACKNOWLEDGED.type: _acknowledged}
 
 
-def _told(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
+def _told(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     """Yield what the owner was told of an end."""
     for one in known.others.values():
         if one.receipt_type == RESULT_READY.type and receipt.receipt_id in one.parents:
@@ -191,22 +183,22 @@ def _succeeded(known: Evidence) -> Iterator[Draft]:
     """Yield what a success says, as far as the task says it."""
     if (task := known.task) is None or task.outcome is None:
         return
-    summary = find_summary(decode_json(task.outcome))
-    located = {"artifacts": decode_json(task.artifacts)} if task.artifacts else {}
+    summary = content.find_summary(content.decode_json(task.outcome))
+    located = {"artifacts": content.decode_json(task.artifacts)} if task.artifacts else {}
     for enclosed in _enclosed("result", task):
         yield {"result_summary": summary, **enclosed, **located}
 
 
-def _enclosed(name: str, task: Task) -> Iterator[Draft]:
+def _enclosed(name: str, task: stored.Task) -> Iterator[Draft]:
     """Yield an outcome as receipts enclose it: itself, or as hash and size if it is large."""
-    if task.outcome is None or (value := decode_json(task.outcome)) is None:
+    if task.outcome is None or (value := content.decode_json(task.outcome)) is None:
         yield {}
         return
-    yield enclose_whole(name, value)
-    yield enclose_digest(name, value, len(task.outcome.encode()), task.task_id)
+    yield content.enclose_whole(name, value)
+    yield content.enclose_digest(name, value, len(task.outcome.encode()), task.task_id)
 
 
-def _sessions(receipt: Receipt, known: Evidence) -> Iterator[Draft]:
+def _sessions(receipt: stored.Receipt, known: Evidence) -> Iterator[Draft]:
     """Yield the instance of the worker, as its receipts name it, and none."""
     lease = known.lease
     if lease is not None and lease.worker_instance is not None and lease.lease_id == receipt.lease_id:

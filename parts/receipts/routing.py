@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from asyncgate import Caller, Engine, Extension
-from asyncgate.parts.model.wire import Bootstrap, LedgerLag, Principal, Routing, Welcome
+from asyncgate.parts.model import wire
 from asyncgate.parts.process.kit import Bounded
 from asyncgate.parts.receipts.sinks import Outage, Refusal, ledger_profile
 
@@ -31,7 +31,7 @@ Holder = tuple[str, str, str]       # tenant, kind and id
 class Routes(Extension):
     """Adds to the reply of bootstrap what a caller must know of the ledger."""
 
-    def __init__(self, engine: Engine, sink: Sink, lag: Callable[[str], Awaitable[LedgerLag]]) -> None:
+    def __init__(self, engine: Engine, sink: Sink, lag: Callable[[str], Awaitable[wire.LedgerLag]]) -> None:
         self.engine, self.sink, self.lag = engine, sink, lag
         self.tokens: Bounded[Holder, tuple[str, float]] = Bounded()     # and until when each is good
 
@@ -39,23 +39,24 @@ class Routes(Extension):
         """Return the operation that tells of the ledger."""
         return {"bootstrap": self.bootstrap}
 
-    async def bootstrap(self, engine: Engine, caller: Caller, ask: Bootstrap) -> Welcome:
+    async def bootstrap(self, engine: Engine, caller: Caller, ask: wire.Bootstrap) -> wire.Welcome:
         """Begin a session; tell where receipts are sent and how far the ledger lags."""
         reply = await Engine.bootstrap(engine, caller, ask)
         await self.add_routing(caller, engine.require_subject(caller, ask), reply)
         return reply
 
-    async def add_routing(self, caller: Caller, who: Principal, reply: Welcome) -> None:
+    async def add_routing(self, caller: Caller, who: wire.Principal, reply: wire.Welcome) -> None:
         """Add the ledger's lag, its address and a worker's key to a reply of bootstrap (20.5, 20.10)."""
         lag = await self.lag(caller.tenant_id)
         behind = lag.waiting or lag.parked or lag.unsettled or lag.circuit != "closed"
         reply.receipt_ledger_lag = lag if behind else None
         settings = self.engine.settings
         if settings.worker_bootstrap.include_memorygate_routing:
-            reply.receipt_routing = Routing(settings.receipt_mode, settings.ledger.address, ledger_profile(settings),
-                                            False, await self._token(caller, who))
+            reply.receipt_routing = wire.Routing(settings.receipt_mode, settings.ledger.address,
+                                                 ledger_profile(settings),
+                                                 False, await self._token(caller, who))
 
-    async def _token(self, caller: Caller, who: Principal) -> str | None:
+    async def _token(self, caller: Caller, who: wire.Principal) -> str | None:
         """Return a worker's own key for the ledger; a caller never gets another worker's key."""
         its_own = caller.principal.same(who) or not caller.bound
         if who.kind != "worker" or not its_own or not self.engine.settings.ledger.worker_tokens:

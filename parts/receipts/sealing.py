@@ -13,21 +13,18 @@ import asyncio
 import logging
 
 from asyncgate import Caller, Engine, Extension, Needs, Work
-from asyncgate.parts.model.errors import GateError, InvalidRequest
-from asyncgate.parts.model.queries import EntryFilter, ReceiptFilter
+from asyncgate.parts.model import errors, queries, stored, wire
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Entry, SealHead
-from asyncgate.parts.model.wire import Ask
-from asyncgate.parts.receipts.seals import START, entry_digest, make_seal, receipt_digest, seal_head
+from asyncgate.parts.receipts import seals
 from asyncgate.parts.receipts.sinks import ledger_profile
 
 log = logging.getLogger("asyncgate.ledger")
 RECEIPTS_PER_SEAL = 1000      # receipts of one seal, at most
 
 
-def load_head(needs: Needs, caller: Caller, ask: Ask) -> None:
+def load_head(needs: Needs, caller: Caller, ask: wire.Ask) -> None:
     """Load and lock the head of the chain of seals."""
-    needs.records.add((SealHead, ()))
+    needs.records.add((stored.SealHead, ()))
 
 
 def keeps_bodies(settings: Settings) -> bool:
@@ -38,34 +35,37 @@ def keeps_bodies(settings: Settings) -> bool:
 def require_bodies(engine: Engine) -> None:
     """Refuse to seal or archive at a gate that keeps only skeletons of receipts; raises InvalidRequest."""
     if not keeps_bodies(engine.settings):
-        raise InvalidRequest(f"receipt_mode is {engine.settings.receipt_mode}: the ledger keeps the receipts, so it "
-                             "seals and archives them")
+        raise errors.InvalidRequest(
+            f"receipt_mode is {engine.settings.receipt_mode}: the ledger keeps the receipts, so it "
+                                    "seals and archives them")
 
 
-async def seal(engine: Engine, tenant_id: str) -> SealHead:
+async def seal(engine: Engine, tenant_id: str) -> stored.SealHead:
     """Seal all receipts of a tenant that can be sealed; return the new head of the chain.
 
     A receipt without its body is never sealed: `asyncgate receipts home` could not restore the body any more.
     """
     while True:
-        head = await engine.backend.record(tenant_id, SealHead) or START
+        head = await engine.backend.record(tenant_id, stored.SealHead) or seals.START
         digests = await next_digests(engine, tenant_id, head.last_id)
         if not digests:
             return head
 
-        def write(work: Work, head: SealHead = head, digests: dict[str, bytes] = digests) -> None:
-            if (work.find_record(SealHead) or START) == head:   # else another process was faster, or an import came in
-                made = make_seal(head, list(digests.values()), max(digests), round(work.now, 3))
+        def write(work: Work, head: stored.SealHead = head, digests: dict[str, bytes] = digests) -> None:
+            # else another process was faster, or an import came in
+            if (work.find_record(stored.SealHead) or seals.START) == head:
+                made = seals.make_seal(head, list(digests.values()), max(digests), round(work.now, 3))
                 work.keep_record(made)
-                work.keep_record(seal_head(made, head.imports))
+                work.keep_record(seals.seal_head(made, head.imports))
 
-        await engine.change(tenant_id, write, (SealHead, ()))
+        await engine.change(tenant_id, write, (stored.SealHead, ()))
 
 
 async def next_digests(engine: Engine, tenant_id: str, after: str) -> dict[str, bytes]:
     """Return the digests of the next receipts to seal, oldest first; in a ledger, of the receipts stored there."""
-    receipts = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, RECEIPTS_PER_SEAL))
-    entries = await engine.backend.page(tenant_id, EntryFilter(None, None, None, None, after, RECEIPTS_PER_SEAL))
+    receipts = await engine.backend.page(tenant_id, queries.ReceiptFilter(None, None, None, after, RECEIPTS_PER_SEAL))
+    entries = await engine.backend.page(tenant_id,
+                                        queries.EntryFilter(None, None, None, None, after, RECEIPTS_PER_SEAL))
     elsewhere = next((row.receipt_id for row in receipts if not row.body), None)
     if elsewhere is not None:
         receipts = [row for row in receipts if row.receipt_id < elsewhere]
@@ -73,8 +73,8 @@ async def next_digests(engine: Engine, tenant_id: str, after: str) -> dict[str, 
         if not receipts and not entries:
             log.error("receipts of tenant %s are not sealed: the body of receipt %s is in a ledger; restore it with "
                       "`asyncgate receipts home`", tenant_id, elsewhere)
-    found = await asyncio.to_thread(lambda: {**{row.receipt_id: receipt_digest(row) for row in receipts},
-                                             **{row.arrival: entry_digest(row) for row in entries}})
+    found = await asyncio.to_thread(lambda: {**{row.receipt_id: seals.receipt_digest(row) for row in receipts},
+                                             **{row.arrival: seals.entry_digest(row) for row in entries}})
     return {id: found[id] for id in sorted(found)[:RECEIPTS_PER_SEAL]}
 
 
@@ -89,7 +89,7 @@ class Sealer(Extension):
 
     def after_commit(self, work: Work) -> None:
         """Note the newest receipt of a committed batch."""
-        arrived = [row.arrival for row in work.kept.values() if isinstance(row, Entry)]
+        arrived = [row.arrival for row in work.kept.values() if isinstance(row, stored.Entry)]
         if work.written or arrived:
             self.newest[work.tenant_id] = max(*work.written, *arrived, self.newest.get(work.tenant_id, ""))
 
@@ -102,10 +102,10 @@ class Sealer(Extension):
         return sum([await self._seal(tenant_id) for tenant_id in list(self.newest)])
 
     async def _seal(self, tenant_id: str) -> int:
-        before = await self.engine.backend.record(tenant_id, SealHead) or START
+        before = await self.engine.backend.record(tenant_id, stored.SealHead) or seals.START
         try:
             head = await seal(self.engine, tenant_id)
-        except GateError:
+        except errors.GateError:
             log.exception("the receipts of tenant %s could not be sealed; the next run tries again", tenant_id)
             return 0
         if head.last_id >= self.newest[tenant_id]:      # else an open transaction keeps some receipts from being sealed

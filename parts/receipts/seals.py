@@ -16,17 +16,17 @@ from itertools import chain
 import msgspec
 from msgspec.structs import astuple
 
+from asyncgate.parts.model import stored
 from asyncgate.parts.model.erased import read_note
-from asyncgate.parts.model.stored import Entry, Receipt, Seal, SealHead
 
 MARK = 8        # bytes of each digest that a seal keeps
 
 _encode = msgspec.json.Encoder().encode
 _ids = msgspec.json.Decoder(list[str]).decode
-START = SealHead()
+START = stored.SealHead()
 
 
-def receipt_digest(receipt: Receipt) -> bytes:
+def receipt_digest(receipt: stored.Receipt) -> bytes:
     """Hash every byte of a stored receipt, without its delivery time; of an erased one return the hash that it had.
 
     A receipt of a ledger or of an older release has no salt; its hash leaves the salt out.
@@ -37,7 +37,7 @@ def receipt_digest(receipt: Receipt) -> bytes:
     return hashlib.sha256(_encode((*facts, parents, salt) if salt else (*facts, parents))).digest()
 
 
-def entry_digest(entry: Entry) -> bytes:
+def entry_digest(entry: stored.Entry) -> bytes:
     """Hash every byte of a ledger's entry.
 
     An entry of an older release has no author; its hash leaves the author out, as when it was sealed.
@@ -48,10 +48,11 @@ def entry_digest(entry: Entry) -> bytes:
     return hashlib.sha256(_encode(row if entry.stated_kind else row[:-3])).digest()
 
 
-def make_seal(head: SealHead, digests: list[bytes], last_id: str, at: float, late: Iterable[str] = ()) -> Seal:
+def make_seal(head: stored.SealHead, digests: list[bytes], last_id: str, at: float,
+              late: Iterable[str] = ()) -> stored.Seal:
     """Make the next seal over receipts with these digests; the time must be a whole number of milliseconds."""
     named = list(late)
-    return link_seal(head, Seal(
+    return link_seal(head, stored.Seal(
         f"{head.number + 1:012d}", head.number + 1, last_id, len(digests), hash_digests(digests),
         base64.b64encode(b"".join([one[:MARK] for one in digests])).decode(),
         _encode(named).decode() if named else "", at, ""))
@@ -62,15 +63,15 @@ def hash_digests(digests: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def link_seal(head: SealHead, seal: Seal) -> Seal:
+def link_seal(head: stored.SealHead, seal: stored.Seal) -> stored.Seal:
     """Return a seal with its hash, which covers the seal before it."""
     return msgspec.structs.replace(
         seal, hash=hashlib.sha256(_encode((head.hash, *astuple(seal)[:-1]))).hexdigest())
 
 
-def seal_head(seal: Seal, imports: int = 0) -> SealHead:
+def seal_head(seal: stored.Seal, imports: int = 0) -> stored.SealHead:
     """Return the head of the chain that ends with this seal."""
-    return SealHead(seal.number, seal.last_id, seal.hash, imports)
+    return stored.SealHead(seal.number, seal.last_id, seal.hash, imports)
 
 
 class SealChain:
@@ -78,16 +79,16 @@ class SealChain:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
-        self.ranges: list[Seal] = []
+        self.ranges: list[stored.Seal] = []
         self.head = START
-        self.late: dict[str, Seal] = {}             # the seal of each receipt that a seal lists
-        self.listed: dict[str, Seal] = {}           # those seals by id
+        self.late: dict[str, stored.Seal] = {}             # the seal of each receipt that a seal lists
+        self.listed: dict[str, stored.Seal] = {}           # those seals by id
         self.found: dict[str, bytes] = {}           # digests of listed receipts
         self.at = 0                                 # index of the current range in `ranges`
         self.pending: list[tuple[str, bytes]] = []  # receipts seen in that range
         self.seen, self.unsealed, self.before = 0, 0, ""
 
-    def add(self, seal: Seal) -> None:
+    def add(self, seal: stored.Seal) -> None:
         """Add the next seal; a wrong one is reported and does not stop the check."""
         if seal.number != self.head.number + 1:
             self.problems.append(f"seal {self.head.number + 1} is missing: the next one is number {seal.number}")
@@ -100,13 +101,13 @@ class SealChain:
         self.listed[seal.seal_id] = seal
         self.late.update(dict.fromkeys(self._listed(seal), seal))
 
-    def _listed(self, seal: Seal) -> list[str]:
+    def _listed(self, seal: stored.Seal) -> list[str]:
         try:
             return _ids(seal.late)
         except msgspec.DecodeError:
             return []       # its hash does not fit either
 
-    def ends(self, head: SealHead | None) -> None:
+    def ends(self, head: stored.SealHead | None) -> None:
         """Compare the last seal with the stored head of the chain."""
         head = head or START
         if (head.number, head.hash) != (self.head.number, self.head.hash):
@@ -149,7 +150,7 @@ class SealChain:
             self.problems += find_differences(seal, held)
 
 
-def find_differences(seal: Seal, held: list[tuple[str, bytes]], ids: list[str] | None = None) -> Iterator[str]:
+def find_differences(seal: stored.Seal, held: list[tuple[str, bytes]], ids: list[str] | None = None) -> Iterator[str]:
     """Describe each receipt that differs from its seal: changed, missing, or added."""
     try:
         marks = base64.b64decode(seal.marks)
@@ -166,7 +167,8 @@ def find_differences(seal: Seal, held: list[tuple[str, bytes]], ids: list[str] |
     return iter(told or [f"the receipts of seal {seal.number} are not those that were sealed"])
 
 
-def find_listed_differences(seal: Seal, held: dict[str, bytes], sealed: list[tuple[str, bytes]]) -> Iterator[str]:
+def find_listed_differences(seal: stored.Seal, held: dict[str, bytes],
+                            sealed: list[tuple[str, bytes]]) -> Iterator[str]:
     """Describe each wrong receipt that a seal lists."""
     for receipt_id, mark in sealed:
         if receipt_id not in held:
@@ -175,7 +177,7 @@ def find_listed_differences(seal: Seal, held: dict[str, bytes], sealed: list[tup
             yield f"receipt {receipt_id} is not what was sealed (seal {seal.number})"
 
 
-def describe_step(seal: Seal, held: list[tuple[str, bytes]], was: tuple[int, int],
+def describe_step(seal: stored.Seal, held: list[tuple[str, bytes]], was: tuple[int, int],
                   now: tuple[int, int]) -> Iterator[str]:
     """Describe the changes of one run of neighbouring receipts."""
     there = [receipt_id for receipt_id, _ in held[now[0]:now[1]]]

@@ -36,19 +36,8 @@ from asyncgate import (
     Needs,
     Sweep,
 )
+from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.content import decode_json, encode_json
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Outgoing, Receipt
-from asyncgate.parts.model.wire import (
-    Ask,
-    AttachArtifacts,
-    CancelTask,
-    Complete,
-    Fail,
-    LeaseNext,
-    Principal,
-    ReleaseLease,
-)
 from asyncgate.parts.receipts.adoption import WORDS
 from asyncgate.parts.receipts.marks import OVERTAKEN
 
@@ -62,7 +51,7 @@ BIRTHS = {ASSIGNED.type, SCHEDULED.type}        # what they begin exists only wi
 class Memo(Struct, frozen=True):
     """What settling a receipt needs, besides the bytes that were sent."""
 
-    receipt: Receipt
+    receipt: stored.Receipt
     outcome: str | None = None          # of the task that it ended; of a large one the receipt has only the hash
     claim_id: str | None = None
     ttl_seconds: float | None = None    # of the lease that it began
@@ -73,11 +62,11 @@ class Memo(Struct, frozen=True):
 class Tried(Struct, frozen=True):
     """A receipt that was offered to the ledger, and is not committed."""
 
-    row: Outgoing
+    row: stored.Outgoing
     memo: Memo
 
     @property
-    def receipt(self) -> Receipt:
+    def receipt(self) -> stored.Receipt:
         """Return the receipt, with its body."""
         return self.memo.receipt
 
@@ -100,11 +89,11 @@ class Tried(Struct, frozen=True):
             yield (self.receipt.from_kind, self.receipt.from_id, self.memo.key), self.receipt.task_id
 
 
-def write_row(row: Outgoing, work: Work, sink: Sink) -> Outgoing:
+def write_row(row: stored.Outgoing, work: Work, sink: Sink) -> stored.Outgoing:
     """Return the row that remembers a receipt just decided, for as long as it is not committed."""
     receipt, task, lease = work.written[row.receipt_id], work.tasks.get(row.task_id), work.leases.get(row.task_id)
     whole = receipt if receipt.body else replace(receipt, body=sink.body(row.content.encode()).decode())
-    memo = Memo(whole, outcome=task.outcome if task and task.status in TERMINAL else None)
+    memo = Memo(whole, outcome=task.outcome if task and task.status in stored.TERMINAL else None)
     if receipt.receipt_type == ACCEPTED.type and lease is not None:
         memo = replace(memo, claim_id=lease.claim_id, ttl_seconds=lease.ttl_seconds, instance=lease.worker_instance)
     if receipt.receipt_type == ASSIGNED.type and task is not None:
@@ -112,12 +101,12 @@ def write_row(row: Outgoing, work: Work, sink: Sink) -> Outgoing:
     return offer_row(row, memo)
 
 
-def offer_row(row: Outgoing, memo: Memo) -> Outgoing:
+def offer_row(row: stored.Outgoing, memo: Memo) -> stored.Outgoing:
     """Return the row that remembers a receipt for as long as it is not committed."""
     return replace(row, state="offered", reason=encode_json(memo).decode())
 
 
-def read_row(row: Outgoing) -> Tried:
+def read_row(row: stored.Outgoing) -> Tried:
     """Read what `write_row` has written."""
     return Tried(row, msgspec.json.decode(row.reason or "", type=Memo))
 
@@ -134,7 +123,7 @@ def needs_of(group: list[Tried]) -> Needs:
     """Return what settling receipts of one task needs loaded."""
     ids = {one.row.receipt_id for one in group}
     return Needs(tasks={one.row.task_id for one in group if one.row.task_id}, receipts=ids,
-                 records={(Outgoing, (id,)) for id in ids},
+                 records={(stored.Outgoing, (id,)) for id in ids},
                  endings={(one.row.task_id, one.receipt.lease_id) for one in group if one.receipt.lease_id})
 
 
@@ -142,8 +131,8 @@ def drop_committed(group: list[Tried], work: Work) -> list[Tried]:
     """Forget receipts that are committed after all; return those that are still to be settled."""
     for one in group:
         if one.row.receipt_id in work.receipts:
-            work.drop_record(Outgoing, one.row.receipt_id)
-    return [one for one in group if work.find_record(Outgoing, one.row.receipt_id) is not None]
+            work.drop_record(stored.Outgoing, one.row.receipt_id)
+    return [one for one in group if work.find_record(stored.Outgoing, one.row.receipt_id) is not None]
 
 
 # Withdrawn.
@@ -154,16 +143,16 @@ def withdraw(sink: Sink, group: list[Tried], work: Work) -> None:
     undo(sink, [one.row for one in drop_committed(group, work)], work)
 
 
-def undo(sink: Sink, rows: list[Outgoing], work: Work) -> None:
+def undo(sink: Sink, rows: list[stored.Outgoing], work: Work) -> None:
     """Put receipts whose change was never committed into the outbox, each with the receipt that undoes it."""
     for row in rows:
         task, lease = work.tasks.get(row.task_id), work.leases.get(row.task_id)
         back = work.new_id()
         if (content := sink.undone(row.content.encode(), back, work.now)) is None:
-            work.drop_record(Outgoing, row.receipt_id)
+            work.drop_record(stored.Outgoing, row.receipt_id)
             continue
         work.keep_record(replace(row, state="waiting", reason=None))
-        work.keep_record(Outgoing(back, row.task_id, content.decode(), work.now))
+        work.keep_record(stored.Outgoing(back, row.task_id, content.decode(), work.now))
         if task is not None and (handed := sink.taken_back(back, task, lease)) is not None:
             work.change_task(task, handed=handed)
 
@@ -174,7 +163,7 @@ def undo(sink: Sink, rows: list[Outgoing], work: Work) -> None:
 def act_as(engine: Engine, instance: str) -> Engine:
     """Return the engine under the name of the process that has offered a receipt."""
     same = copy.copy(engine)
-    same.instance, same.gate = instance, Principal("asyncgate", instance)
+    same.instance, same.gate = instance, wire.Principal("asyncgate", instance)
     return same
 
 
@@ -188,14 +177,14 @@ def decide_again(engine: Engine, group: list[Tried], work: Work) -> None:
         with work.undo_on_error():
             if left[0].receipt.receipt_type == ACCEPTED.type:
                 now.decide_write(lease_again, work, by_worker(work, left[0]), Repeated(tried=left[0]))
-            elif (call := call_of(work, left[0], task.status in ACTIVE)) is not None:
+            elif (call := call_of(work, left[0], task.status in stored.ACTIVE)) is not None:
                 run, by, ask = call
                 now.decide_write(run, work, replace(by, no_new_tasks=None), ask)
-    except (GateError, msgspec.ValidationError):
+    except (errors.GateError, msgspec.ValidationError):
         return
 
 
-class Repeated(Ask, kw_only=True):
+class Repeated(wire.Ask, kw_only=True):
     """Internal request: grant the lease of a claim that is repeated."""
 
     tried: Tried
@@ -203,7 +192,8 @@ class Repeated(Ask, kw_only=True):
 
 def by_worker(work: Work, one: Tried) -> Caller:
     """Return the worker of a receipt as the caller."""
-    return Caller(work.tenant_id, Principal(one.receipt.from_kind, one.receipt.from_id, one.memo.instance), "worker",
+    return Caller(work.tenant_id, wire.Principal(one.receipt.from_kind, one.receipt.from_id, one.memo.instance),
+                  "worker",
                   frozenset({"tasks:lease"}))
 
 
@@ -213,18 +203,18 @@ def lease_again(engine: Engine, work: Work, caller: Caller, ask: Repeated) -> No
     wanted = decode_json(memo.receipt.body)
     if task.fence + 1 != wanted["fence"] or not task.offerable(work.now) or task.status != "queued":
         return
-    claim = LeaseNext(claim_id=memo.claim_id, capabilities=frozenset(wanted["worker_capabilities"]),
-                      lease_ttl_seconds=None if memo.ttl_seconds is None else int(memo.ttl_seconds))
+    claim = wire.LeaseNext(claim_id=memo.claim_id, capabilities=frozenset(wanted["worker_capabilities"]),
+                           lease_ttl_seconds=None if memo.ttl_seconds is None else int(memo.ttl_seconds))
     engine.lease_task(work, caller.principal, claim, task)
     lease = work.leases[task.task_id]
     length = lease.expires_at - lease.acquired_at
     work.set_lease(replace(lease, expires_at=max(lease.expires_at, engine.backend.now() + length)))
 
 
-def call_of(work: Work, one: Tried, active: bool) -> tuple[Any, Caller, Ask] | None:
+def call_of(work: Work, one: Tried, active: bool) -> tuple[Any, Caller, wire.Ask] | None:
     """Return the call that has led to a receipt: what it runs, for whom, and what was asked."""
     receipt, lease, body = one.receipt, work.leases.get(one.row.task_id), decode_json(one.receipt.body)
-    by = Caller(work.tenant_id, Principal(receipt.from_kind, receipt.from_id, body.get("principal_instance_id")),
+    by = Caller(work.tenant_id, wire.Principal(receipt.from_kind, receipt.from_id, body.get("principal_instance_id")),
                 "system", frozenset())
     held: dict[str, Any] = {"task_id": receipt.task_id, "lease_id": receipt.lease_id or ""}
     said = {name: body[name] for name in WORDS if name in body}
@@ -232,18 +222,19 @@ def call_of(work: Work, one: Tried, active: bool) -> tuple[Any, Caller, Ask] | N
         by = replace(by, principal=lease.worker)
     match receipt.receipt_type:
         case COMPLETED.type if active:
-            return Engine.complete, by, Complete(**held, **said, result=outcome_of(one, body.get("result_payload")))
+            return Engine.complete, by, wire.Complete(**held, **said,
+                                                      result=outcome_of(one, body.get("result_payload")))
         case COMPLETED.type:
-            return Engine.attach_artifacts, replace(by, principal=receipt.sender), AttachArtifacts(
+            return Engine.attach_artifacts, replace(by, principal=receipt.sender), wire.AttachArtifacts(
                 task_id=receipt.task_id, artifacts=body.get("artifacts"), delivery_proof=body.get("delivery_proof"))
         case FAILED.type:
-            return Engine.fail, by, Fail(**held, error=outcome_of(one, body.get("error")),
-                                         retryable=bool(body.get("retry_recommended")),
-                                         retry_after_seconds=body.get("retry_after_seconds"))
+            return Engine.fail, by, wire.Fail(**held, error=outcome_of(one, body.get("error")),
+                                              retryable=bool(body.get("retry_recommended")),
+                                              retry_after_seconds=body.get("retry_after_seconds"))
         case CANCELED.type:
-            return Engine.cancel_task, by, CancelTask(task_id=receipt.task_id, reason=body.get("reason"))
+            return Engine.cancel_task, by, wire.CancelTask(task_id=receipt.task_id, reason=body.get("reason"))
         case EXPIRED.type if body.get("reason") == "released":
-            return Engine.release_lease, by, ReleaseLease(**held)
+            return Engine.release_lease, by, wire.ReleaseLease(**held)
         case EXPIRED.type:
             return Engine.sweep, by, Sweep(tasks=[receipt.task_id])
     return None
@@ -257,7 +248,7 @@ def outcome_of(one: Tried, told: Any) -> Raw:
 # Overtaken.
 
 
-class Overtaken(Ask, kw_only=True):
+class Overtaken(wire.Ask, kw_only=True):
     """Internal request: tell that the ledger has receipts that did not count."""
 
     tried: list[Tried]
@@ -274,7 +265,7 @@ def overtake(engine: Engine, group: list[Tried], known: set[str], work: Work) ->
 def tell_overtaken(engine: Engine, work: Work, caller: Caller, ask: Overtaken) -> None:
     """Write the anomalies about receipts that did not count."""
     for one in ask.tried:
-        work.drop_record(Outgoing, one.row.receipt_id)
+        work.drop_record(stored.Outgoing, one.row.receipt_id)
         if one.row.receipt_id in ask.known:
             write_overtaken(engine, work, one.row.task_id, one.row.receipt_id)
 

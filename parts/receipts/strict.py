@@ -28,23 +28,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncgate import ACCEPTED, ACKNOWLEDGED, ANOMALY, PROGRESSED, RESULT_READY, Extension, Needs
-from asyncgate.parts.model.errors import DatabaseUnavailable, GateError, LedgerUnavailable, Refused
+from asyncgate.parts.model import errors, queries, stored
 from asyncgate.parts.model.ids import Ids
-from asyncgate.parts.model.queries import OutboxFilter
-from asyncgate.parts.model.stored import Outgoing
+from asyncgate.parts.receipts import settling, sinks
 from asyncgate.parts.receipts.adoption import JOB
-from asyncgate.parts.receipts.settling import (
-    Tried,
-    decide_again,
-    drop_committed,
-    group_by_task,
-    needs_of,
-    overtake,
-    read_row,
-    withdraw,
-    write_row,
-)
-from asyncgate.parts.receipts.sinks import Garbled, Outage, Refusal, Unanswered
 
 if TYPE_CHECKING:
     from asyncgate import Engine, Transact, Work
@@ -93,25 +80,26 @@ class Draft(Struct):
     """The result of deciding a batch."""
 
     sink: Sink
-    earlier: dict[str, Tried]           # what other calls have offered, by receipt
+    earlier: dict[str, settling.Tried]           # what other calls have offered, by receipt
     hidden: frozenset[str] = frozenset()    # tasks that another process is about to change
     only: frozenset[str] = frozenset()  # the receipts that it must have, if it is decided to settle these
     now: float | None = None
     given: dict[Any, str] = field(default_factory=dict)
     leased: list[str] = field(default_factory=list)         # tasks that its claims got, in order
-    posted: list[Outgoing] = field(default_factory=list)    # receipts that the ledger must store before the commit
-    stored: list[Outgoing] = field(default_factory=list)    # those of the result that the ledger has stored
+    # receipts that the ledger must store before the commit
+    posted: list[stored.Outgoing] = field(default_factory=list)
+    accepted: list[stored.Outgoing] = field(default_factory=list)    # those of the result that the ledger has stored
     kept: bool = False
     differs: bool = False               # it has others than `only`
-    blocked: list[Tried] = field(default_factory=list)      # what must be settled first
-    tried: dict[str, Tried] = field(default_factory=dict)   # its own rows in the outbox, of all attempts
+    blocked: list[settling.Tried] = field(default_factory=list)      # what must be settled first
+    tried: dict[str, settling.Tried] = field(default_factory=dict)   # its own rows in the outbox, of all attempts
     offered: set[str] = field(default_factory=set)          # receipts that the ledger may have
 
     def load(self, needs: Needs) -> Needs:
         """Return what deciding needs: when it is decided again, the same rows, and what it has offered."""
         if self.now is None:        # as many claimable tasks as are left when some are hidden
             return replace(needs, claims=needs.claims * 2) if self.hidden else needs
-        rows = {(Outgoing, (row.receipt_id,)) for row in self.stored}
+        rows = {(stored.Outgoing, (row.receipt_id,)) for row in self.accepted}
         return replace(needs, claims=[], tasks=needs.tasks | set(self.leased), records=needs.records | rows)
 
     def decide(self, decide: Decide, work: Work) -> None:
@@ -134,7 +122,7 @@ class Draft(Struct):
                        if work.written[row.receipt_id].receipt_type not in INFORMS]
         self.blocked = [*self._find_blocking(same)]
         self.differs = bool(self.only) and {row.receipt_id for row in self.posted} != self.only
-        self.kept = not (self.blocked or self.differs) and self.posted == self.stored
+        self.kept = not (self.blocked or self.differs) and self.posted == self.accepted
         if self.kept:
             self._forget_rows(work)
         else:
@@ -151,30 +139,31 @@ class Draft(Struct):
                 same.add(id)
         return same
 
-    def _find_blocking(self, same: set[str]) -> Iterable[Tried]:
+    def _find_blocking(self, same: set[str]) -> Iterable[settling.Tried]:
         tasks, ids = {row.task_id for row in self.posted} - {""}, {row.receipt_id for row in self.posted}
         for id, before in self.earlier.items():
             if id not in same and (id in ids or before.row.task_id in tasks):
                 yield before
 
     def _forget_rows(self, work: Work) -> None:
-        if any(work.find_record(Outgoing, row.receipt_id) is None for row in self.posted):
+        if any(work.find_record(stored.Outgoing, row.receipt_id) is None for row in self.posted):
             self.kept = False
-            raise DatabaseUnavailable("this took so long that another process has settled it; try again", retry_after=1)
+            raise errors.DatabaseUnavailable("this took so long that another process has settled it; try again",
+                                             retry_after=1)
         for row in self.posted:
             del work.posted[row.receipt_id]
-            work.drop_record(Outgoing, row.receipt_id)
+            work.drop_record(stored.Outgoing, row.receipt_id)
 
     def _roll_back(self, work: Work, mark: int, ids: Ids, now: float) -> None:
         """Take the changes back, and keep only what is to be offered."""
         self.now = work.now
         self.leased = [one.task_id for one in work.written.values() if one.receipt_type == ACCEPTED.type]
-        rows = [] if self.blocked or self.differs else [write_row(row, work, self.sink) for row in self.posted]
+        rows = [] if self.blocked or self.differs else [settling.write_row(row, work, self.sink) for row in self.posted]
         work.take_back(mark)
         work.replay(ids, now)
         for row in rows:
             work.keep_record(row)
-            self.tried[row.receipt_id] = read_row(row)
+            self.tried[row.receipt_id] = settling.read_row(row)
 
 
 class Strict(Extension):
@@ -201,32 +190,33 @@ class Strict(Extension):
             busy = self._find_busy(earlier)
             named = [one for one in earlier if one.row.receipt_id not in busy and (
                 one.row.task_id in needs.tasks or one.claim in needs.repeats)]
-            with contextlib.suppress(LedgerUnavailable):    # a call that needs no ledger goes on
+            with contextlib.suppress(errors.LedgerUnavailable):    # a call that needs no ledger goes on
                 earlier = await self._settle_before(tenant_id, needs, named) if named else earlier
             draft = self._draft(earlier)
             while not await self._carry_out(tenant_id, needs, decide, draft):
                 if not busy.isdisjoint(one.row.receipt_id for one in draft.blocked):
-                    later = DatabaseUnavailable("another process is changing this task; try again", retry_after=1)
-                    raise Refused("another process is about to commit") from later
+                    later = errors.DatabaseUnavailable("another process is changing this task; try again",
+                                                       retry_after=1)
+                    raise errors.Refused("another process is about to commit") from later
                 draft = self._draft(await self._settle_before(tenant_id, needs, draft.blocked))
 
-    def _draft(self, earlier: list[Tried]) -> Draft:
+    def _draft(self, earlier: list[settling.Tried]) -> Draft:
         given = {(name, 1): id for one in earlier if one.memo.key is not None for name, id in one.names()}
         busy = self._find_busy(earlier)
         return Draft(self.sink, {one.row.receipt_id: one for one in earlier}, given=given,
                      hidden=frozenset(one.row.task_id for one in earlier if one.row.receipt_id in busy))
 
-    def _find_busy(self, earlier: list[Tried]) -> set[str]:
+    def _find_busy(self, earlier: list[settling.Tried]) -> set[str]:
         """Return what another process may be about to commit: its call has neither failed nor taken too long."""
         if self.engine.is_alone():
             return set()
         since = self.engine.backend.now() - BUSY_SECONDS
         return {one.row.receipt_id for one in earlier if not one.row.tries and one.row.posted_at > since}
 
-    async def find_offered(self, tenant_id: str) -> list[Tried]:
+    async def find_offered(self, tenant_id: str) -> list[settling.Tried]:
         """Return what is offered and not committed."""
-        rows = await self.engine.backend.page(tenant_id, OutboxFilter("", OFFERED_AT_ONCE, "offered"))
-        return [read_row(row) for row in rows if row.state == "offered"]
+        rows = await self.engine.backend.page(tenant_id, queries.OutboxFilter("", OFFERED_AT_ONCE, "offered"))
+        return [settling.read_row(row) for row in rows if row.state == "offered"]
 
     async def _carry_out(self, tenant_id: str, needs: Needs, decide: Decide, draft: Draft) -> bool:
         """Decide, offer and commit a batch; return False if something must be settled before."""
@@ -237,11 +227,11 @@ class Strict(Extension):
                 if draft.kept or draft.differs or draft.blocked:
                     done = draft.kept
                     return not draft.blocked
-                await self._store(tenant_id, [row for row in draft.posted if row not in draft.stored], draft)
-                draft.stored = draft.posted
+                await self._store(tenant_id, [row for row in draft.posted if row not in draft.accepted], draft)
+                draft.accepted = draft.posted
         finally:
             await self._leave(tenant_id, draft, {row.receipt_id for row in draft.posted} if done else set())
-        raise DatabaseUnavailable("other calls keep changing the same tasks; try again", retry_after=1)
+        raise errors.DatabaseUnavailable("other calls keep changing the same tasks; try again", retry_after=1)
 
     async def _leave(self, tenant_id: str, draft: Draft, committed: set[str]) -> None:
         """Forget what the ledger surely does not have; withdraw at once what no repeat of the call could take up."""
@@ -250,10 +240,10 @@ class Strict(Extension):
         kept = [one for one in left if one.row.receipt_id in draft.offered and one.may_be_repeated()]
         lost = [one for one in left if one.row.receipt_id in draft.offered and not one.may_be_repeated()]
         try:
-            for group in group_by_task(never):
-                await self.within(tenant_id, needs_of(group), partial(forget, group))
-            for group in group_by_task(kept):
-                await self.within(tenant_id, needs_of(group), partial(note_failure, group))
+            for group in settling.group_by_task(never):
+                await self.within(tenant_id, settling.needs_of(group), partial(forget, group))
+            for group in settling.group_by_task(kept):
+                await self.within(tenant_id, settling.needs_of(group), partial(note_failure, group))
             await self.settle(tenant_id, lost)
         except Exception as error:
             log.warning("what the ledger may have of a failed call is settled later: %s", error)
@@ -280,16 +270,16 @@ class Strict(Extension):
             async with self.turns[tenant_id]:
                 offered = await self.find_offered(tenant_id)
                 left += len(offered)
-                for group in group_by_task(offered):
+                for group in settling.group_by_task(offered):
                     if group[-1].row.posted_at <= since:
                         await self._settle_later(tenant_id, group)
         return left
 
-    async def _settle_later(self, tenant_id: str, group: list[Tried]) -> None:
+    async def _settle_later(self, tenant_id: str, group: list[settling.Tried]) -> None:
         """Settle the receipts of one task; what fails is tried again, and holds up no other task."""
         try:
             await self.settle(tenant_id, group)
-        except GateError as error:
+        except errors.GateError as error:
             log.warning("receipts of task %s are settled later: %s", group[0].row.task_id, error)
 
     async def count_unsettled(self, tenants: Iterable[str]) -> int:
@@ -298,7 +288,7 @@ class Strict(Extension):
         return sum([one.row.posted_at <= now - POLL_OFFERED_SECONDS for tenant_id in tenants
                     for one in await self.find_offered(tenant_id)])
 
-    async def _settle_before(self, tenant_id: str, needs: Needs, tried: list[Tried]) -> list[Tried]:
+    async def _settle_before(self, tenant_id: str, needs: Needs, tried: list[settling.Tried]) -> list[settling.Tried]:
         """Settle receipts that a batch meets, with all others of their tasks; return what is offered then."""
         tasks = {one.row.task_id or one.row.receipt_id for one in tried}
         offered = await self.find_offered(tenant_id)
@@ -306,23 +296,23 @@ class Strict(Extension):
                           needs.repeats)
         return await self.find_offered(tenant_id)
 
-    async def settle(self, tenant_id: str, tried: list[Tried],
+    async def settle(self, tenant_id: str, tried: list[settling.Tried],
                      claims: set[tuple[str, str, str]] | frozenset[tuple[str, str, str]] = frozenset()) -> None:
         """Adopt, withdraw or overtake receipts; a claim that is among `claims` is repeated, and so its lease granted.
 
         Raises LedgerUnavailable.
         """
-        for group in group_by_task(tried):
+        for group in settling.group_by_task(tried):
             begins = self.sink.undone(group[0].row.content.encode(), "", 0.0) is not None
             if (not begins or group[0].claim in claims) and await self._adopt(tenant_id, group):
                 continue
             if begins:
-                await self.within(tenant_id, needs_of(group), partial(withdraw, self.sink, group))
+                await self.within(tenant_id, settling.needs_of(group), partial(settling.withdraw, self.sink, group))
                 self.sent(tenant_id)
             else:
                 await self._overtake(tenant_id, group)
 
-    async def _adopt(self, tenant_id: str, group: list[Tried]) -> bool:
+    async def _adopt(self, tenant_id: str, group: list[settling.Tried]) -> bool:
         """Commit what the receipts of one task say, if it was lawful and still is; return whether it is.
 
         If deciding it again gives other bytes, the ledger refuses these under the same id.
@@ -333,55 +323,56 @@ class Strict(Extension):
         decided: list[Work] = []
 
         def decide(work: Work) -> None:
-            decide_again(self.engine, group, work)
+            settling.decide_again(self.engine, group, work)
             decided[:] = [work]
-        with contextlib.suppress(Refused):
-            await self._carry_out(tenant_id, needs_of(group), decide, draft)
+        with contextlib.suppress(errors.Refused):
+            await self._carry_out(tenant_id, settling.needs_of(group), decide, draft)
         if draft.kept:
             self.engine.batches.after_commit(decided[0])
         return draft.kept
 
-    async def _overtake(self, tenant_id: str, group: list[Tried]) -> None:
+    async def _overtake(self, tenant_id: str, group: list[settling.Tried]) -> None:
         """Tell that receipts of one task did not count, as far as the ledger has them."""
         try:
             known = {one.row.receipt_id for one in group
                      if await self.sink.holds(tenant_id, one.row.content.encode())}
-        except Outage as away:
-            raise LedgerUnavailable(f"the receipt ledger does not answer: {away}", retry_after=1) from None
-        await self.within(tenant_id, needs_of(group), partial(overtake, self.engine, group, known))
+        except sinks.Outage as away:
+            raise errors.LedgerUnavailable(f"the receipt ledger does not answer: {away}", retry_after=1) from None
+        await self.within(tenant_id, settling.needs_of(group), partial(settling.overtake, self.engine, group, known))
         self.sent(tenant_id)
 
     # Sending.
 
-    async def _store(self, tenant_id: str, rows: list[Outgoing], draft: Draft) -> None:
+    async def _store(self, tenant_id: str, rows: list[stored.Outgoing], draft: Draft) -> None:
         """Store receipts at the ledger: those of one task in order, those of different tasks concurrently."""
-        chains: defaultdict[str, list[Outgoing]] = defaultdict(list)
+        chains: defaultdict[str, list[stored.Outgoing]] = defaultdict(list)
         for row in rows:
             chains[row.task_id or row.receipt_id].append(row)
         problems = await asyncio.gather(*(self._store_chain(tenant_id, chain, draft) for chain in chains.values()))
         for problem in problems:
-            if isinstance(problem, Outage):
-                raise LedgerUnavailable(f"the receipt ledger does not answer, and this gate is strict: {problem}",
-                                        retry_after=max(1, round(problem.retry_after)))
+            if isinstance(problem, sinks.Outage):
+                raise errors.LedgerUnavailable(
+                    f"the receipt ledger does not answer, and this gate is strict: {problem}",
+                                               retry_after=max(1, round(problem.retry_after)))
         for problem in problems:
             if problem is not None:     # Refused: each job of the batch is then tried alone, and only this one fails
-                no = LedgerUnavailable(f"the receipt ledger refuses this, and this gate is strict: {problem}")
-                raise Refused("the ledger refuses a receipt") from no
+                no = errors.LedgerUnavailable(f"the receipt ledger refuses this, and this gate is strict: {problem}")
+                raise errors.Refused("the ledger refuses a receipt") from no
 
-    async def _store_chain(self, tenant_id: str, rows: list[Outgoing], draft: Draft) -> Exception | None:
+    async def _store_chain(self, tenant_id: str, rows: list[stored.Outgoing], draft: Draft) -> Exception | None:
         for row in rows:
             for left in reversed(range(OFFERS)):
                 problem = await self._offer(tenant_id, row, draft)
-                if not (left and isinstance(problem, Unanswered)):
+                if not (left and isinstance(problem, sinks.Unanswered)):
                     break
             if problem is not None:
                 return problem
         return None
 
-    async def _offer(self, tenant_id: str, row: Outgoing, draft: Draft) -> Exception | None:
+    async def _offer(self, tenant_id: str, row: stored.Outgoing, draft: Draft) -> Exception | None:
         """Send one receipt; from then on the ledger may have it, unless the error says that it does not."""
         if not self.breaker.let_through():
-            return Outage("the circuit breaker is open", self.breaker.wait())
+            return sinks.Outage("the circuit breaker is open", self.breaker.wait())
         before = row.receipt_id in draft.offered
         draft.offered.add(row.receipt_id)
         try:
@@ -390,12 +381,13 @@ class Strict(Extension):
         except asyncio.CancelledError:
             self.breaker.cancel_probe()
             raise
-        except Outage as away:
+        except sinks.Outage as away:
             if away.untaken and not before:
                 draft.offered.discard(row.receipt_id)
-            self.breaker.note_answer() if isinstance(away, Unanswered | Garbled) else self.breaker.note_outage()
+            self.breaker.note_answer() if isinstance(away,
+                                                     sinks.Unanswered | sinks.Garbled) else self.breaker.note_outage()
             return away
-        except Refusal as no:
+        except sinks.Refusal as no:
             draft.offered.discard(row.receipt_id)
             self.breaker.note_answer()
             return no
@@ -403,13 +395,13 @@ class Strict(Extension):
         return None
 
 
-def forget(group: list[Tried], work: Work) -> None:
+def forget(group: list[settling.Tried], work: Work) -> None:
     """Forget receipts that the ledger does not have."""
-    for one in drop_committed(group, work):
-        work.drop_record(Outgoing, one.row.receipt_id)
+    for one in settling.drop_committed(group, work):
+        work.drop_record(stored.Outgoing, one.row.receipt_id)
 
 
-def note_failure(group: list[Tried], work: Work) -> None:
+def note_failure(group: list[settling.Tried], work: Work) -> None:
     """Note that the call has failed, so that no other process waits for it."""
-    for one in drop_committed(group, work):
+    for one in settling.drop_committed(group, work):
         work.keep_record(replace(one.row, tries=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from asyncgate import Engine
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model import errors
 from asyncgate.parts.process.duties import Duty
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.sealing import Sealer, keeps_bodies
@@ -24,7 +24,7 @@ def duties(engine: Engine) -> dict[str, Duty]:
     found["seal"] = Duty(settings.receipts.seal_interval_seconds, Sealer(engine).run)
     if settings.archive.enabled:
         if not settings.archive.directory:
-            raise StartupError("archive.enabled needs archive.directory; set it to the folder for old receipts")
+            raise errors.StartupError("archive.enabled needs archive.directory; set it to the folder for old receipts")
         found["archive"] = Duty(settings.archive.interval_seconds, Archiver(engine).run)
     return found
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from asyncgate.parts.receipts.sinks import Outage, Refusal, Unanswered, ledger_profile
+from asyncgate.parts.receipts import sinks
 
 if TYPE_CHECKING:
     from asyncgate.parts.model.settings import Settings
@@ -40,7 +40,7 @@ FAST = Pace(0.5, 16, 16)                            # spec 20.12
 
 def pace_of(settings: Settings) -> Pace:
     """Return the pace for the ledger of the settings."""
-    usual, ours = BY_PROFILE.get(ledger_profile(settings), FAST), settings.ledger
+    usual, ours = BY_PROFILE.get(sinks.ledger_profile(settings), FAST), settings.ledger
     most = ours.parallel or usual.most
     return Pace(ours.timeout_ms / 1000 or usual.timeout_seconds, most, min(usual.first, most))
 
@@ -77,11 +77,11 @@ class Wires:
         began = self.clock()
         try:
             await sink.send(tenant_id, content)
-        except Unanswered:
+        except sinks.Unanswered:
             self.late(began)
             if not await self._look(sink, tenant_id, content):
                 raise
-        except Refusal:
+        except sinks.Refusal:
             self.in_time(began)
             raise
         else:
@@ -92,10 +92,10 @@ class Wires:
         came = self.clock()
         async with self.looking:
             if self.unanswered_at > came:       # an earlier query got no answer meanwhile, so this one would not either
-                raise Outage("the ledger answers neither receipts nor queries in time")
+                raise sinks.Outage("the ledger answers neither receipts nor queries in time")
             try:
                 return await sink.holds(tenant_id, content)
-            except Outage:
+            except sinks.Outage:
                 self.unanswered_at = self.clock()
                 raise
 

@@ -27,8 +27,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from asyncgate import Engine, Extension, News
-from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored_webhooks import Webhook
+from asyncgate.parts.model import queries, stored_webhooks
 from asyncgate.parts.webhooks.sources import has_event, has_usage
 
 if TYPE_CHECKING:
@@ -147,7 +146,8 @@ class Webhooks(Extension):
         async with self.turns:
             # Security: where another tenant was the operator's before, its endpoints are told of other tenants no more.
             operator = self.engine.settings.default_tenant_id
-            found = {row.webhook_id: row for row in await self.engine.backend.page(tenant_id, Rows(Webhook))
+            found = {row.webhook_id: row
+                     for row in await self.engine.backend.page(tenant_id, queries.Rows(stored_webhooks.Webhook))
                      if row.reached is None or tenant_id == operator}
             post, self.places = self.open_post(), self.places or Places()
             theirs = self.couriers[tenant_id]

@@ -14,8 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from asyncgate.parts.model.stored import Receipt, UsageEvent
-from asyncgate.parts.model.stored_webhooks import Webhook
+from asyncgate.parts.model import stored, stored_webhooks
 from asyncgate.parts.model.views import show_receipt, to_utc
 
 MOST_EARLIER = 2            # secrets that still sign besides the newest one and the one before it
@@ -37,25 +36,25 @@ def read_names(names: str) -> frozenset[str]:
     return msgspec.json.decode(names, type=frozenset[str])
 
 
-def wants(webhook: Webhook, receipt: Receipt) -> bool:
+def wants(webhook: stored_webhooks.Webhook, receipt: stored.Receipt) -> bool:
     """Whether an endpoint is told of a receipt."""
     types, principals = read_names(webhook.types), read_names(webhook.principals)
     return (not types or receipt.receipt_type in types) and (not principals or receipt.to_id in principals)
 
 
-def tells_usage(webhook: Webhook) -> bool:
+def tells_usage(webhook: stored_webhooks.Webhook) -> bool:
     """Whether an endpoint is told of usage events instead of receipts."""
     return USAGE in read_names(webhook.types)
 
 
-def render_usage(tenant_id: str, event: UsageEvent) -> bytes:
+def render_usage(tenant_id: str, event: stored.UsageEvent) -> bytes:
     """Return the body for a usage event: what was used, in whole numbers, so that sums are exact."""
     data = {"tenant_id": tenant_id, **asdict(event), "begins": to_utc(event.begins), "ends": to_utc(event.ends)}
     del data["period"]
     return msgspec.json.encode(WebhookBody(USAGE, to_utc(event.ends), data))
 
 
-def render_receipt(tenant_id: str, receipt: Receipt) -> bytes:
+def render_receipt(tenant_id: str, receipt: stored.Receipt) -> bytes:
     """Return the body for a receipt: the receipt as get_receipt shows it, without its telemetry, which changes."""
     record = show_receipt(tenant_id, receipt)
     record.delivered_at = None
@@ -82,13 +81,14 @@ def show_secret(secret: bytes) -> str:
     return "whsec_" + base64.b64encode(secret).decode()
 
 
-def secrets_of(gate_secret: bytes, tenant_id: str, webhook: Webhook, now: float) -> list[bytes]:
+def secrets_of(gate_secret: bytes, tenant_id: str, webhook: stored_webhooks.Webhook, now: float) -> list[bytes]:
     """Return the secrets that sign now: the newest one, and each one before it until its own overlap is over."""
     newest = derive_secret(gate_secret, tenant_id, webhook.webhook_id, webhook.secret_id)
     return [newest, *(secret for secret, _ in find_previous(gate_secret, tenant_id, webhook, now))]
 
 
-def find_previous(gate_secret: bytes, tenant_id: str, webhook: Webhook, now: float) -> list[tuple[bytes, float]]:
+def find_previous(gate_secret: bytes, tenant_id: str, webhook: stored_webhooks.Webhook,
+                  now: float) -> list[tuple[bytes, float]]:
     """Return the secrets before the newest one that still sign, newest first, each with the end of its overlap."""
     found: list[tuple[bytes, float]] = []
     if webhook.previous_id is not None and webhook.previous_until is not None:
@@ -122,7 +122,7 @@ def cover(gate_secret: bytes, webhook_id: str, own: str, place: int, secret: byt
     return bytes(a ^ b for a, b in zip(secret, mask, strict=True))
 
 
-def find_end_of_overlap(webhook: Webhook) -> float | None:
+def find_end_of_overlap(webhook: stored_webhooks.Webhook) -> float | None:
     """Return until when a secret before the newest one signs; None if none does since the last rotation."""
     ends = [float(one.split("@")[1]) for one in webhook.secret_id.split(";")[1:]]
     return max([*ends, webhook.previous_until], default=None) if webhook.previous_until is not None else None

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from asyncgate.parts.model import stored_webhooks
 from asyncgate.parts.model.counted import PERIOD_SECONDS
-from asyncgate.parts.model.stored_webhooks import Webhook
 from asyncgate.parts.webhooks.sending import PAGE, Courier, read_reached
 from asyncgate.parts.webhooks.sources import Happened, read_usage
 
@@ -32,7 +32,7 @@ class Gatherer(Courier):
         self.unread[tenant_id] = None
         self.call()
 
-    def _take_over(self, webhook: Webhook) -> None:
+    def _take_over(self, webhook: stored_webhooks.Webhook) -> None:
         super()._take_over(webhook)
         if self.reached is None:
             self.reached, self.all_at = read_reached(webhook), 0.0

@@ -14,19 +14,11 @@ import httpx2
 from msgspec import Struct
 
 from asyncgate import __version__
-from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.process import outgoing
 from asyncgate.parts.process.authorities import load_authorities
 from asyncgate.parts.process.lookups import asking
-from asyncgate.parts.process.outgoing import (
-    Barred,
-    GuardedTransport,
-    Resolve,
-    is_public,
-    read_host,
-    split_exceptions,
-    unmap_ipv4,
-)
 
 SETTING = "webhooks.allow"
 UNREACHED = (f"not reached: the host must be public or listed in {SETTING}, and accept connections over https with a "
@@ -50,9 +42,10 @@ class Attempt(Struct, frozen=True):
 class Post:
     """Sends events; it follows no redirect, reads no answer, and calls only addresses that the gate may call."""
 
-    def __init__(self, settings: Settings, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, settings: Settings, resolve: outgoing.Resolve | None = None,
+                 tls: ssl.SSLContext | None = None) -> None:
         self.timeout_seconds = settings.webhooks.timeout_seconds
-        guard = GuardedTransport(
+        guard = outgoing.GuardedTransport(
             settings.webhooks.allow, False, self.timeout_seconds, 0, resolve, tls or load_authorities(),
             deny=settings.security.outgoing.deny, setting=SETTING)
         self.http = httpx2.AsyncClient(transport=guard, trust_env=False, timeout=self.timeout_seconds,
@@ -105,18 +98,19 @@ def read_retry_after(text: str) -> float:
 
 def check_url(settings: Settings, text: str) -> None:
     """Refuse a URL that could never be called; a name is looked up at each delivery, not here."""
-    hosts, networks = split_exceptions(settings.webhooks.allow, SETTING)
+    hosts, networks = outgoing.split_exceptions(settings.webhooks.allow, SETTING)
     try:
         url = httpx2.URL(text)
-        host = read_host(url)
-    except (httpx2.InvalidURL, Barred, ValueError) as no:
-        raise InvalidRequest(f"endpoint: {no}") from None
+        host = outgoing.read_host(url)
+    except (httpx2.InvalidURL, outgoing.Barred, ValueError) as no:
+        raise errors.InvalidRequest(f"endpoint: {no}") from None
     if url.fragment:
-        raise InvalidRequest("endpoint: a URL that is called has no fragment (#); leave it out")
+        raise errors.InvalidRequest("endpoint: a URL that is called has no fragment (#); leave it out")
     if url.scheme == "http" and not settings.webhooks.allow:
-        raise InvalidRequest(f"endpoint: {host} must be called over https; the operator can list a host without TLS "
-                             f"in the setting {SETTING}")
+        raise errors.InvalidRequest(
+            f"endpoint: {host} must be called over https; the operator can list a host without TLS "
+                                    f"in the setting {SETTING}")
     with contextlib.suppress(ValueError):       # it is a name
-        address = unmap_ipv4(ipaddress.ip_address(host.strip("[]")))
-        if not (is_public(address) or host.rstrip(".") in hosts or any(address in net for net in networks)):
-            raise InvalidRequest(f"endpoint: {host} is neither public nor listed in the setting {SETTING}")
+        address = outgoing.unmap_ipv4(ipaddress.ip_address(host.strip("[]")))
+        if not (outgoing.is_public(address) or host.rstrip(".") in hosts or any(address in net for net in networks)):
+            raise errors.InvalidRequest(f"endpoint: {host} is neither public nor listed in the setting {SETTING}")

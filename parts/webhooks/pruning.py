@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from asyncgate import Engine, Work
 from asyncgate.parts.identity.notices import read_rows
+from asyncgate.parts.model import queries, stored, stored_webhooks
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.queries import DeliveryFilter
-from asyncgate.parts.model.stored import key_of
-from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
 from asyncgate.parts.webhooks.admin import AT_ONCE, change_rows, finish_removal
 
 
@@ -23,7 +21,7 @@ class DeliveryPruner:
             return 0        # another process does
         done = 0
         for tenant_id in await self.engine.backend.webhook_tenants():
-            async for webhook in read_rows(self.engine, tenant_id, Webhook):
+            async for webhook in read_rows(self.engine, tenant_id, stored_webhooks.Webhook):
                 if webhook.state == "removing":
                     await finish_removal(self.engine, tenant_id, webhook.webhook_id)
                 else:
@@ -39,15 +37,17 @@ class DeliveryPruner:
                 done += len(rows)
         return done
 
-    async def _find_old(self, tenant_id: str, webhook_id: str, state: str, until: float) -> list[WebhookDelivery]:
-        rows = await self.engine.backend.page(tenant_id, DeliveryFilter(webhook_id, state, None, AT_ONCE))
+    async def _find_old(self, tenant_id: str, webhook_id: str, state: str,
+                        until: float) -> list[stored_webhooks.WebhookDelivery]:
+        rows = await self.engine.backend.page(tenant_id, queries.DeliveryFilter(webhook_id, state, None, AT_ONCE))
         return [row for row in rows if row.last_at is not None and row.last_at < until]
 
-    async def _drop(self, tenant_id: str, rows: list[WebhookDelivery], until: float) -> None:
+    async def _drop(self, tenant_id: str, rows: list[stored_webhooks.WebhookDelivery], until: float) -> None:
         def drop(work: Work) -> None:
             for row in rows:
-                now = work.find_record(WebhookDelivery, *key_of(row))
+                now = work.find_record(stored_webhooks.WebhookDelivery, *stored.key_of(row))
                 if now is not None and now.last_at == row.last_at:      # it may have been replayed meanwhile
-                    work.drop_record(WebhookDelivery, *key_of(row))
+                    work.drop_record(stored_webhooks.WebhookDelivery, *stored.key_of(row))
         caller = self.engine.make_own_caller(tenant_id)
-        await change_rows(self.engine, caller, tenant_id, [(WebhookDelivery, key_of(row)) for row in rows], drop)
+        await change_rows(self.engine, caller, tenant_id,
+                          [(stored_webhooks.WebhookDelivery, stored.key_of(row)) for row in rows], drop)

@@ -16,12 +16,9 @@ from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs
 from asyncgate.parts.identity.notices import list_admins, tell_admins
+from asyncgate.parts.model import queries, stored, stored_webhooks, wire
 from asyncgate.parts.model.database import read_together
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.queries import DeliveryFilter
-from asyncgate.parts.model.stored import Account
-from asyncgate.parts.model.stored_webhooks import Webhook, WebhookDelivery
-from asyncgate.parts.model.wire import Ask, Principal
 from asyncgate.parts.process.rounds import Rounds, store_meanwhile
 from asyncgate.parts.webhooks.events import secrets_of, sign
 from asyncgate.parts.webhooks.post import STATUS_GONE, Attempt, Post
@@ -47,7 +44,7 @@ read_orders = attrgetter("state", "url", "types", "principals", "secret_id", "pr
 class Results(Struct):
     """What became of some events since it was last stored."""
 
-    rows: dict[str, WebhookDelivery] = field(default_factory=dict)
+    rows: dict[str, stored_webhooks.WebhookDelivery] = field(default_factory=dict)
     succeeded_at: float | None = None
     gone: bool = False              # the receiver wants no more
 
@@ -58,7 +55,7 @@ class Results(Struct):
         return taken
 
 
-class Settled(Ask, kw_only=True):
+class Settled(wire.Ask, kw_only=True):
     """Internal request of a courier: store what became of some events."""
 
     webhook_id: str
@@ -71,7 +68,7 @@ class Settled(Ask, kw_only=True):
     reason: str | None              # of the last failure
     reached: dict[str, str] | None  # the positions by tenant, of an endpoint for all
     park: bool
-    whom: list[Principal]           # whom to tell if the endpoint or an event is given up
+    whom: list[wire.Principal]           # whom to tell if the endpoint or an event is given up
 
 
 class Places:
@@ -85,7 +82,8 @@ class Places:
 class Courier(Rounds):
     """Delivers the events of one endpoint, one page of receipts after another."""
 
-    def __init__(self, engine: Engine, post: Post, places: Places, tenant_id: str, webhook: Webhook) -> None:
+    def __init__(self, engine: Engine, post: Post, places: Places, tenant_id: str,
+                 webhook: stored_webhooks.Webhook) -> None:
         super().__init__(self._deliver, LOOK_REST_SECONDS)
         self.engine, self.post, self.tenant_id, self.webhook = engine, post, tenant_id, webhook
         self.ours, self.all_places = engine.settings.webhooks, places
@@ -130,7 +128,7 @@ class Courier(Rounds):
             return
         self._take_over(webhook)
         rows = await self.engine.backend.page(
-            self.tenant_id, DeliveryFilter(webhook.webhook_id, "waiting", None, MOST_KEPT))
+            self.tenant_id, queries.DeliveryFilter(webhook.webhook_id, "waiting", None, MOST_KEPT))
         if not (rows and self.is_down) and len(rows) < MOST_KEPT:
             rows += await self._read_new({row.delivery_id for row in rows})
         left = {row.delivery_id: row for row in rows}
@@ -138,11 +136,11 @@ class Courier(Rounds):
         if (pause := self._find_pause(left.values())) is not None:
             self.call_later(pause)
 
-    async def _find_endpoint(self) -> Webhook | None:
+    async def _find_endpoint(self) -> stored_webhooks.Webhook | None:
         """Return the endpoint; None if nothing is delivered to it now."""
         async with read_together(self.engine.backend, self.tenant_id):
-            webhook = await self.engine.backend.record(self.tenant_id, Webhook, self.webhook.webhook_id)
-            account = await self.engine.backend.record(self.tenant_id, Account)
+            webhook = await self.engine.backend.record(self.tenant_id, stored_webhooks.Webhook, self.webhook.webhook_id)
+            account = await self.engine.backend.record(self.tenant_id, stored.Account)
         is_suspended = account is not None and account.suspended_at is not None
         return None if webhook is None or webhook.state != "active" or is_suspended else webhook
 
@@ -154,7 +152,7 @@ class Courier(Rounds):
         self.called = True
         return False
 
-    def _take_over(self, webhook: Webhook) -> None:
+    def _take_over(self, webhook: stored_webhooks.Webhook) -> None:
         """Take over what an admin has changed: a new position is where to go on, and a reset ends the failures."""
         self.webhook = webhook
         if webhook.position != self.stored:
@@ -172,7 +170,7 @@ class Courier(Rounds):
         self.settled.clear()
         self.page, self.fresh = [], {}
 
-    async def _read_new(self, waiting: set[str]) -> list[WebhookDelivery]:
+    async def _read_new(self, waiting: set[str]) -> list[stored_webhooks.WebhookDelivery]:
         """Read the next page of events; return a new row for each that is to be delivered."""
         found, now = await self._read_page(), self.engine.backend.now()
         # Order: behind the events.  What happens after an admin's change is wanted, or not, as the change says.
@@ -180,8 +178,10 @@ class Courier(Rounds):
             return []
         self.settled |= {one.event_id for one in found if one.event_id in waiting or not one.wanted}
         self.fresh = {one.event_id: one for one in found if one.event_id not in self.settled}
-        return [WebhookDelivery(self.webhook.webhook_id, one.event_id, one.type, one.task_id, "waiting", 0, now, None,
-                                now, of_tenant=None if one.tenant_id == self.tenant_id else one.tenant_id)
+        return [stored_webhooks.WebhookDelivery(self.webhook.webhook_id, one.event_id, one.type, one.task_id, "waiting",
+                                                0, now, None,
+                                                now,
+                                                of_tenant=None if one.tenant_id == self.tenant_id else one.tenant_id)
                 for one in self.fresh.values()]
 
     async def _read_page(self) -> list[Happened]:
@@ -190,9 +190,9 @@ class Courier(Rounds):
         self.page = [one.event_id for one in found]
         return found
 
-    def _find_pause(self, left: Iterable[WebhookDelivery]) -> float | None:
+    def _find_pause(self, left: Iterable[stored_webhooks.WebhookDelivery]) -> float | None:
         """Return in how many seconds an event that waits is due."""
-        heads: dict[str, WebhookDelivery] = {}
+        heads: dict[str, stored_webhooks.WebhookDelivery] = {}
         for row in left:
             if row.state == "waiting" and (row.tries or row.delivery_id not in self.fresh):
                 heads.setdefault(chain_of(row), row)
@@ -203,21 +203,24 @@ class Courier(Rounds):
 
     # Sending.
 
-    async def _send_and_settle(self, rows: list[WebhookDelivery], left: dict[str, WebhookDelivery]) -> None:
+    async def _send_and_settle(self, rows: list[stored_webhooks.WebhookDelivery],
+                               left: dict[str, stored_webhooks.WebhookDelivery]) -> None:
         """Deliver rows, those of one task in order; store the results every second."""
-        chains = defaultdict[str, list[WebhookDelivery]](list)
+        chains = defaultdict[str, list[stored_webhooks.WebhookDelivery]](list)
         for row in rows:
             chains[chain_of(row)].append(row)
         await store_meanwhile(self._send_chains(list(chains.values()), left), self._settle, RESULTS_SECONDS)
 
-    async def _send_chains(self, chains: list[list[WebhookDelivery]], left: dict[str, WebhookDelivery]) -> None:
+    async def _send_chains(self, chains: list[list[stored_webhooks.WebhookDelivery]],
+                           left: dict[str, stored_webhooks.WebhookDelivery]) -> None:
         eager, self.eager = self.eager, False
         async with asyncio.TaskGroup() as tasks:
             for chain in chains:
                 tasks.create_task(self._send_chain(chain, left, eager, self.is_down))
 
     async def _send_chain(
-            self, rows: list[WebhookDelivery], left: dict[str, WebhookDelivery], eager: bool, probes: bool) -> None:
+            self, rows: list[stored_webhooks.WebhookDelivery], left: dict[str, stored_webhooks.WebhookDelivery],
+            eager: bool, probes: bool) -> None:
         """Deliver the events of one task, until one of them must wait; new ones are kept behind it."""
         due = eager or (rows[0].next_at or 0.0) <= self.engine.backend.now()
         for at, row in enumerate(rows):
@@ -237,12 +240,12 @@ class Courier(Rounds):
                         self._keep(one)
                 return
 
-    def _keep(self, row: WebhookDelivery) -> None:
+    def _keep(self, row: stored_webhooks.WebhookDelivery) -> None:
         """Have the row of an event stored."""
         self.outcome.rows[row.delivery_id] = row
         self.settled.add(row.delivery_id)
 
-    async def _try(self, row: WebhookDelivery) -> WebhookDelivery:
+    async def _try(self, row: stored_webhooks.WebhookDelivery) -> stored_webhooks.WebhookDelivery:
         """Try to deliver an event once; return its row as it is then."""
         event = self.fresh.get(row.delivery_id) or await find_event(self.engine, self.tenant_id, row)
         if event is None:
@@ -254,7 +257,7 @@ class Courier(Rounds):
         attempt = await self.post.send(self.webhook.url, headers, body, self.tenant_id)
         return self._note(row, attempt)
 
-    def _note(self, row: WebhookDelivery, attempt: Attempt) -> WebhookDelivery:
+    def _note(self, row: stored_webhooks.WebhookDelivery, attempt: Attempt) -> stored_webhooks.WebhookDelivery:
         """Note the result of an attempt; return the row of its event."""
         now = self.engine.backend.now()
         row = replace(row, tries=row.tries + 1, last_at=now, http_status=attempt.status, reason=attempt.reason,
@@ -294,7 +297,7 @@ class Courier(Rounds):
                       reason=self.reason, park=park, reached=self.reached,
                       whom=await list_admins(self.engine, self.tenant_id) if gives_up else [])
         caller = self.engine.make_own_caller(self.tenant_id)
-        stored: Webhook | None = await self.engine.write(store_results, load_webhook, caller, ask)
+        stored: stored_webhooks.Webhook | None = await self.engine.write(store_results, load_webhook, caller, ask)
         if stored is None:
             return
         if stored.position == ask.position:
@@ -316,19 +319,19 @@ class Courier(Rounds):
         return taken[-1] if taken else None
 
 
-def chain_of(row: WebhookDelivery) -> str:
+def chain_of(row: stored_webhooks.WebhookDelivery) -> str:
     """Return what is delivered in order: the events of a task, or one without a task."""
     return row.task_id or row.delivery_id
 
 
 def load_webhook(needs: Needs, caller: Caller, ask: Settled) -> None:
     """Load the endpoint."""
-    needs.records.add((Webhook, (ask.webhook_id,)))
+    needs.records.add((stored_webhooks.Webhook, (ask.webhook_id,)))
 
 
-def store_results(engine: Engine, work: Work, caller: Caller, ask: Settled) -> Webhook | None:
+def store_results(engine: Engine, work: Work, caller: Caller, ask: Settled) -> stored_webhooks.Webhook | None:
     """Store what became of events; tell admins of an endpoint, or of events, that are given up."""
-    webhook = work.find_record(Webhook, ask.webhook_id)
+    webhook = work.find_record(stored_webhooks.Webhook, ask.webhook_id)
     if webhook is None or webhook.state == "removing":
         return None
     for row in ask.outcome.rows.values():
@@ -352,7 +355,7 @@ def store_results(engine: Engine, work: Work, caller: Caller, ask: Settled) -> W
     return new
 
 
-def read_reached(webhook: Webhook) -> dict[str, str]:
+def read_reached(webhook: stored_webhooks.Webhook) -> dict[str, str]:
     """Return how far an endpoint for all tenants is in the usage of each."""
     return msgspec.json.decode(webhook.reached or "{}", type=dict[str, str])
 
@@ -363,9 +366,10 @@ def move_on(old: str | None, new: dict[str, str]) -> str:
     return msgspec.json.encode({**there, **{id: max(place, there.get(id, "")) for id, place in new.items()}}).decode()
 
 
-def give_up(engine: Engine, work: Work, whom: list[Principal], kind: str, webhook: Webhook, **more: str) -> None:
+def give_up(engine: Engine, work: Work, whom: list[wire.Principal], kind: str, webhook: stored_webhooks.Webhook,
+            **more: str) -> None:
     """Tell the admins of a tenant, or else the fallback owner, that something is not delivered any more."""
     settings = engine.settings
-    nobody = Principal(settings.default_fallback_owner_kind, settings.default_fallback_owner_id)
+    nobody = wire.Principal(settings.default_fallback_owner_kind, settings.default_fallback_owner_id)
     tell_admins(engine, work, whom or [nobody], kind, webhook_id=webhook.webhook_id, endpoint=webhook.url,
                 reason=webhook.reason, **more)

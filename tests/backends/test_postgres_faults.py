@@ -28,7 +28,7 @@ from asyncgate import Engine, Needs, News
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, under
-from asyncgate.conformance.history import Call, stored, violations
+from asyncgate.conformance.history import Call, read_stored, violations
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, Load, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
@@ -186,7 +186,7 @@ async def stored_tasks(url: str) -> set[str]:
 async def wrong_with(url: str, load: Load) -> list[str]:
     """What the history checker and verify have to say when all is over."""
     async with opened(url) as gate:
-        return violations(load.calls, await stored(gate.backend)) + (await verify(gate.backend)).problems
+        return violations(load.calls, await read_stored(gate.backend)) + (await verify(gate.backend)).problems
 
 
 def codes(calls: list[Call]) -> set[str | None]:

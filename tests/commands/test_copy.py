@@ -27,7 +27,7 @@ from asyncgate.commands import copy
 from asyncgate.commands.main import main
 from asyncgate.conformance.erasure_rows import keep_erasure
 from asyncgate.conformance.harness import Gate, refused, settings_for_tests, under
-from asyncgate.conformance.history import stored, violations
+from asyncgate.conformance.history import read_stored, violations
 from asyncgate.conformance.oauth_rows import keep_sign_ins
 from asyncgate.conformance.test_bulk import done
 from asyncgate.conformance.verify import verify
@@ -271,7 +271,7 @@ def assert_is_copy(new: dict[str, dict[str, list[Any]]], old: dict[str, dict[str
 async def wrong_at(url: str) -> list[str]:
     """What verify and the history checker find wrong."""
     async with opened(url) as backend:
-        broken = violations([], await stored(backend))
+        broken = violations([], await read_stored(backend))
         # The checker knows no schedules, so obligations are left to verify.
         return (await verify(backend)).problems + [wrong for wrong in broken if not wrong.startswith("I9:")]
 

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncgate.commands import docs
+from asyncgate.commands import docs, terminal
 from asyncgate.commands.main import main
 from asyncgate.commands.site import HOME, LINK, OTHERS, PICTURES, DocPage, read_pages, relink
 
@@ -111,7 +111,7 @@ def test_an_unknown_page_is_told_with_the_name_that_is_near() -> None:
 
 def test_a_page_is_laid_out_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    monkeypatch.setattr(docs, "is_terminal", lambda _: True)
+    monkeypatch.setattr(terminal, "is_terminal", lambda _: True)
     monkeypatch.setattr("click.echo_via_pager", shown.append)
 
     docs.show_page(read_pages()["workers"])

@@ -29,6 +29,7 @@ from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.app import Gate
 from asyncgate.parts.identity import admin as identity_admin
 from asyncgate.parts.identity import guard as identity_guard
+from asyncgate.parts.identity import keys_stored
 from asyncgate.parts.identity.keys_stored import hash_secret
 from asyncgate.parts.model.settings import DatabaseSettings, Jwt, Settings
 from asyncgate.parts.operations import OPERATIONS
@@ -257,7 +258,7 @@ async def test_new_keys_are_hashed_two_at_a_time(house: House, monkeypatch: pyte
         with lock:
             running -= 1
         return hash_secret(secret, costs)
-    monkeypatch.setattr(identity_admin, "hash_secret", hash_slowly)
+    monkeypatch.setattr(keys_stored, "hash_secret", hash_slowly)
 
     await asyncio.gather(*(house.key(id=f"agent-{at}") for at in range(12)))
 

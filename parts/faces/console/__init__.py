@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route
 
 from asyncgate.parts.faces.console.calls import describe_console, make_calls
-from asyncgate.parts.model.connection import Headers, Receive, Scope, Send
+from asyncgate.parts.model import connection, errors
 from asyncgate.parts.model.console import CONSOLE
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import GateError, MethodNotAllowed, NotFound
 
 if TYPE_CHECKING:
     from asyncgate.parts.faces.serving import Serving
@@ -50,12 +49,12 @@ class Files:
     def __init__(self, gate: Serving, folder: Traversable) -> None:
         self.gate, self.found = gate, dict(find_files(folder))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Answer GET and HEAD with a file, or with 304 if the browser has it already."""
         try:
             name = require_read(scope)["path_params"]["name"] or FIRST_FILE
             body = self._read(name)
-        except GateError as no:
+        except errors.GateError as no:
             return await send_refusal(self.gate, send, scope, no)
         scope["asyncgate.limits"] = ()      # one view is forty files: they cost a visitor no calls
         tag = b'"%s"' % hashlib.sha256(body).hexdigest()[:32].encode()
@@ -70,7 +69,7 @@ class Files:
         try:
             return self.found[name].read_bytes()
         except (KeyError, OSError):
-            raise NotFound(f"the console has no such file; {CONSOLE}/ is its page") from None
+            raise errors.NotFound(f"the console has no such file; {CONSOLE}/ is its page") from None
 
 
 class Redirect:
@@ -79,11 +78,11 @@ class Redirect:
     def __init__(self, gate: Serving) -> None:
         self.gate = gate
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Answer GET and HEAD."""
         try:
             require_read(scope)
-        except GateError as no:
+        except errors.GateError as no:
             return await send_refusal(self.gate, send, scope, no)
         await self.gate.send(send, scope, 302, b"", [(b"location", b"console/")])
 
@@ -94,11 +93,11 @@ class About:
     def __init__(self, gate: Serving) -> None:
         self.gate = gate
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Answer GET and HEAD; no credential is needed."""
         try:
             require_read(scope)
-        except GateError as no:
+        except errors.GateError as no:
             return await send_refusal(self.gate, send, scope, no)
         await self.gate.send(send, scope, 200, encode_json(describe_console(self.gate)))
 
@@ -109,24 +108,24 @@ class Off:
     def __init__(self, gate: Serving) -> None:
         self.gate = gate
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Say which setting turns the console on."""
-        await send_refusal(self.gate, send, scope, NotFound(OFF))
+        await send_refusal(self.gate, send, scope, errors.NotFound(OFF))
 
 
-def require_read(scope: Scope) -> Scope:
+def require_read(scope: connection.Scope) -> connection.Scope:
     """Return the request if it is a GET or HEAD; raises MethodNotAllowed."""
     if scope["method"] not in ("GET", "HEAD"):
-        raise MethodNotAllowed(f"{scope['path']} does not support {scope['method']}", allow=["GET", "HEAD"])
+        raise errors.MethodNotAllowed(f"{scope['path']} does not support {scope['method']}", allow=["GET", "HEAD"])
     return scope
 
 
-async def send_refusal(gate: Serving, send: Send, scope: Scope, no: GateError) -> None:
+async def send_refusal(gate: Serving, send: connection.Send, scope: connection.Scope, no: errors.GateError) -> None:
     """Answer with a refusal."""
     await gate.send(send, scope, no.status, encode_json(no.body()), gate.describe_refusal(scope, no))
 
 
-def is_known(headers: Headers, tag: bytes) -> bool:
+def is_known(headers: connection.Headers, tag: bytes) -> bool:
     """Whether the browser says that it has the file of this tag."""
     known = [one.strip().removeprefix(b"W/") for name, value in headers if name == b"if-none-match"
              for one in value.split(b",")]

@@ -14,10 +14,9 @@ from msgspec.structs import replace
 
 from asyncgate import SCOPES, __version__
 from asyncgate.parts.faces.http import read_body
-from asyncgate.parts.model.connection import Headers, Receive, Scope, Send
+from asyncgate.parts.model import connection, errors
 from asyncgate.parts.model.console import CONSOLE, CONSOLE_CLIENT
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import GateError, InvalidRequest, MethodNotAllowed, log_fault
 from asyncgate.parts.model.members import describe_problem
 from asyncgate.parts.model.views import to_utc
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound=Struct)
 MOST_BYTES = 16 * 2**10
-Reply = tuple[Any, Headers]
+Reply = tuple[Any, connection.Headers]
 
 
 class SignIn(Struct, forbid_unknown_fields=True):
@@ -47,38 +46,38 @@ class SignOut(Struct, forbid_unknown_fields=True):
 class Call(Generic[A]):
     """One path that takes a small JSON object by POST."""
 
-    def __init__(self, gate: Serving, form: type[A], answer: Callable[[Scope, A], Awaitable[Reply]]) -> None:
+    def __init__(self, gate: Serving, form: type[A], answer: Callable[[connection.Scope, A], Awaitable[Reply]]) -> None:
         self.gate, self.answer, self.form = gate, answer, form
         self.settings = replace(gate.settings, max_request_bytes=min(MOST_BYTES, gate.settings.max_request_bytes))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Answer one request."""
         try:
             if scope["method"] != "POST":
-                raise MethodNotAllowed(f"{scope['path']} does not support {scope['method']}", allow=["POST"])
+                raise errors.MethodNotAllowed(f"{scope['path']} does not support {scope['method']}", allow=["POST"])
             reply, more = await self.answer(scope, self._read(await read_body(scope, receive, self.settings)))
             status, body = 200, encode_json(reply)
-        except GateError as no:
+        except errors.GateError as no:
             self.gate.guard.refused(scope, no)
             status, body, more = no.status, encode_json(no.body()), self.gate.describe_refusal(scope, no)
         except Exception as bug:
-            status, body, more = 500, encode_json(log_fault(scope["path"], bug).body()), []
+            status, body, more = 500, encode_json(errors.log_fault(scope["path"], bug).body()), []
         await self.gate.send(send, scope, status, body, more)
 
     def _read(self, body: bytes) -> A:
         try:
             return msgspec.json.decode(body or b"{}", type=self.form)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
-            raise InvalidRequest(describe_problem(wrong, self.form)) from None
+            raise errors.InvalidRequest(describe_problem(wrong, self.form)) from None
 
 
 def make_calls(gate: Serving) -> dict[str, Any]:
     """Return what answers at the paths of the console that are no files."""
-    async def sign_in(scope: Scope, ask: SignIn) -> Reply:
+    async def sign_in(scope: connection.Scope, ask: SignIn) -> Reply:
         begun = await gate.guard.sign_in(scope, ask.credential)
         return {"session": begun.text, "ends_at": to_utc(begun.ends_at)}, begun.cookies
 
-    async def sign_out(scope: Scope, ask: SignOut) -> Reply:
+    async def sign_out(scope: connection.Scope, ask: SignOut) -> Reply:
         return {"ok": True}, await gate.guard.sign_out(scope, ask.everywhere)
 
     return {f"{CONSOLE}/sign-in": Call(gate, SignIn, sign_in), f"{CONSOLE}/sign-out": Call(gate, SignOut, sign_out)}

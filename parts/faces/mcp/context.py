@@ -25,10 +25,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from asyncgate import Extension
 from asyncgate.parts.faces.mcp.tools import make_refusal_data
+from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.content import JsonObject, encode_json
-from asyncgate.parts.model.errors import GateError, TooManyWaiting
-from asyncgate.parts.model.stored import Account, Key
-from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
     from asyncgate import Caller, Engine, News, Work
@@ -74,7 +72,7 @@ DELEGATE = """Hand this over with AsyncGate: {goal}
 class Library:
     """Answers the SDK's requests for resources and prompts."""
 
-    def __init__(self, perform: Perform, whose: Callable[[Context], tuple[str, Principal]],
+    def __init__(self, perform: Perform, whose: Callable[[Context], tuple[str, wire.Principal]],
                  engine: Callable[[], Engine], most: int, caller: Callable[[Context], Caller]) -> None:
         self.perform, self.whose, self.engine, self.most, self.caller = perform, whose, engine, most, caller
         self.listening: set[ListenHandler] = set()
@@ -120,7 +118,7 @@ class Library:
             task = _json(await self.perform(ctx, "get_task", {"task_id": named["result"]})) if named else {}
             if (outcome := task.get("result")) is not None:
                 return encode_json(outcome["result"])
-        except GateError as no:
+        except errors.GateError as no:
             if no.status == 400 or no.status >= 500:
                 code = types.INVALID_PARAMS if no.status == 400 else types.INTERNAL_ERROR
                 raise MCPError(code, str(no), make_refusal_data(no)) from None
@@ -147,7 +145,7 @@ class Library:
                 finally:
                     watch.cancel()
                     await asyncio.gather(watch, return_exceptions=True)
-        except TooManyWaiting as no:
+        except errors.TooManyWaiting as no:
             raise MCPError(types.INTERNAL_ERROR, str(no), make_refusal_data(no)) from None
         finally:
             self.listening.discard(handler)
@@ -164,7 +162,7 @@ class Library:
                 changed.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), CREDENTIAL_CHECK_SECONDS)
-        except GateError:
+        except errors.GateError:
             handler.close()
         finally:
             engine.withdraw(credentials)
@@ -199,7 +197,7 @@ class Library:
                 owed = await self._owed_to_all(ctx)
             held = await self._held(ctx, {"worker_id": worker} if worker else {}) if caller.bound or worker else [
                 "- nothing that is known: this credential names no worker, so say worker_id"]
-        except GateError as refusal:
+        except errors.GateError as refusal:
             raise MCPError(types.INVALID_PARAMS, str(refusal), make_refusal_data(refusal)) from None
         return "\n".join(["You are resuming work; this is what AsyncGate has on record.", "", "What you owe:",
                           *(held or ["- nothing"]), "", "What is owed to you:", *(owed or ["- nothing"])])
@@ -216,7 +214,7 @@ class Library:
         return lines
 
     async def _describe(self, ctx: Context, task_id: str) -> list[str]:
-        with suppress(GateError):
+        with suppress(errors.GateError):
             return [describe_task(_json(await self.perform(ctx, "get_task", {"task_id": task_id})))]
         return []
 
@@ -235,7 +233,7 @@ class Library:
     async def _held(self, ctx: Context, who: JsonObject) -> list[str]:
         try:
             found = _json(await self.perform(ctx, "list_leases", {**who, "resume": False}))["leases"]
-        except GateError as no:
+        except errors.GateError as no:
             if no.status == 403:    # agents hold no leases
                 return []
             raise
@@ -253,14 +251,14 @@ class Credentials(Extension):
 
     def after_record_change(self, work: Work) -> None:
         """Notify if a batch changed a key or an account."""
-        if any(kind in (Key, Account) for kind, _ in work.kept):
+        if any(kind in (stored.Key, stored.Account) for kind, _ in work.kept):
             self.changed.set()
 
 
 class Feed:
     """The changes that concern one caller, in the form that the SDK's subscriptions read."""
 
-    def __init__(self, engine: Engine, tenant_id: str, who: Principal) -> None:
+    def __init__(self, engine: Engine, tenant_id: str, who: wire.Principal) -> None:
         self.engine, self.tenant_id, self.who = engine, tenant_id, who
 
     async def publish(self, event: ServerEvent) -> None:
@@ -277,7 +275,7 @@ class Feed:
 class Subscription(Extension):
     """Notifies one listener of changes for its principal; from other processes, only of tasks that end."""
 
-    def __init__(self, tenant_id: str, who: Principal, listener: Callable[[ServerEvent], None]) -> None:
+    def __init__(self, tenant_id: str, who: wire.Principal, listener: Callable[[ServerEvent], None]) -> None:
         self.tenant_id, self.who, self.listener = tenant_id, who, listener
 
     def after_commit(self, work: Work) -> None:

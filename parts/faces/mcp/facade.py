@@ -27,70 +27,17 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec.structs import replace
 
-from asyncgate.parts.faces.http import (
-    drop_null_members,
-    fill_principal,
-    read_body,
-    read_claimed_tenants,
-    read_query,
-    run_while_connected,
-)
+from asyncgate.parts.faces import http
+from asyncgate.parts.faces.mcp import tasks, tools
 from asyncgate.parts.faces.mcp.context import Library
 from asyncgate.parts.faces.mcp.progress import ProgressStream
 from asyncgate.parts.faces.mcp.summaries import limit_page, summarize
-from asyncgate.parts.faces.mcp.tasks import Context, Tasks, make_handle, wants_handle
-from asyncgate.parts.faces.mcp.tools import (
-    BRIEF_FORM,
-    BRIEF_NAMED,
-    FULL_FORM,
-    INSTRUCTIONS,
-    ToolForm,
-    describe_tools,
-    is_in,
-    make_input_schema,
-    make_refusal_data,
-    make_refusal_result,
-    make_result,
-    read_sets,
-)
+from asyncgate.parts.model import connection, errors, jsonrpc, members, wire
 from asyncgate.parts.model.challenges import lacks_scopes
-from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, read_token
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import (
-    Forbidden,
-    GateError,
-    InvalidRequest,
-    MethodNotAllowed,
-    Overloaded,
-    PayloadTooDeep,
-    PayloadTooLarge,
-    Unauthenticated,
-    log_fault,
-)
-from asyncgate.parts.model.jsonrpc import (
-    CODES,
-    DOTTED,
-    INTERNAL_ERROR,
-    INVALID_MESSAGE,
-    PARSE_ERROR,
-    TOOL_PREFIX,
-    UNDERSCORED,
-    UNKNOWN_METHOD,
-    UNPREFIXED,
-    spell_tool_name,
-)
-from asyncgate.parts.model.members import (
-    Rule,
-    add_warnings,
-    describe_problem,
-    find_no_number,
-    make_warning_header,
-    read_warnings,
-)
 from asyncgate.parts.model.naming import names_nobody
 from asyncgate.parts.model.screening import let_others_run, mark_body
 from asyncgate.parts.model.trace import Trace, find_trace, read_trace
-from asyncgate.parts.model.wire import Ask, ListOpenObligations, Principal, RunTask
 
 if TYPE_CHECKING:
     from asyncgate import Caller, Operation
@@ -122,20 +69,21 @@ _id = msgspec.json.Decoder(str | int).decode
 class Catalog:
     """Built once from the operations: the tools by both names, their input schemas, and their listings."""
 
-    def __init__(self, operations: tuple[Operation, ...], prefix: str = TOOL_PREFIX) -> None:
-        self.tools = {name: op for op in operations for name in (*spell_tool_name(op.name, prefix), op.name)}
+    def __init__(self, operations: tuple[Operation, ...], prefix: str = jsonrpc.TOOL_PREFIX) -> None:
+        self.tools = {name: op for op in operations for name in (*jsonrpc.spell_tool_name(op.name, prefix), op.name)}
         self.prefix = prefix
-        schemas = {op.name: make_input_schema(op) for op in operations}
+        schemas = {op.name: tools.make_input_schema(op) for op in operations}
         self.schemas = {name: schemas[op.name] for name, op in self.tools.items()}
-        self.shelves: dict[tuple[str, ToolForm], list[ListedTool]] = {}
-        for separator in (DOTTED, UNDERSCORED):
-            for form in (BRIEF_FORM, BRIEF_NAMED):
+        self.shelves: dict[tuple[str, tools.ToolForm], list[ListedTool]] = {}
+        for separator in (jsonrpc.DOTTED, jsonrpc.UNDERSCORED):
+            for form in (tools.BRIEF_FORM, tools.BRIEF_NAMED):
                 self.shelf(separator, form)
 
-    def shelf(self, separator: str, form: ToolForm) -> list[ListedTool]:
+    def shelf(self, separator: str, form: tools.ToolForm) -> list[ListedTool]:
         """Return all tools by name, in one form of listing."""
         if (separator, form) not in self.shelves:
-            listed = describe_tools({op.name: op for op in self.tools.values()}.values(), separator, form, self.prefix)
+            listed = tools.describe_tools({op.name: op for op in self.tools.values()}.values(), separator, form,
+                                          self.prefix)
             self.shelves[separator, form] = [
                 ListedTool(self.tools[one["name"]], msgspec.Raw(encode_json(one))) for one in listed]
         return self.shelves[separator, form]
@@ -155,8 +103,8 @@ class ToolCall(msgspec.Struct):
     """A call of an operation: its request, or its refusal."""
 
     op: Operation
-    ask: Ask | None = None
-    refusal: GateError | None = None
+    ask: wire.Ask | None = None
+    refusal: errors.GateError | None = None
     unknown: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()        # warnings that do not fit into the reply
     trace: Trace | None = None          # to which the call belongs
@@ -179,7 +127,7 @@ class JsonRpcMessage(msgspec.Struct):
     params: Members
     method: str = ""
     name: str = ""
-    refusal: GateError | None = None        # the error in its JSON, if any
+    refusal: errors.GateError | None = None        # the error in its JSON, if any
     standard: bool = False      # whether it is MCP, not the dialect of peers
 
     @property
@@ -229,7 +177,7 @@ class FixedLists(Server[Any]):
 class Facade:
     """Answers requests to /mcp."""
 
-    PREFIX = TOOL_PREFIX        # of the names of its tools
+    PREFIX = jsonrpc.TOOL_PREFIX        # of the names of its tools
 
     def __init__(self, gate: Serving, operations: dict[str, Operation], version: str) -> None:
         self.gate, self.settings, self.operations, self.version = gate, gate.settings, operations, version
@@ -244,14 +192,14 @@ class Facade:
 
     def _server(self) -> Server[Any]:
         server: Server[Any] = FixedLists(
-            "asyncgate", version=self.version, title="AsyncGate", instructions=INSTRUCTIONS,
+            "asyncgate", version=self.version, title="AsyncGate", instructions=tools.INSTRUCTIONS,
             get_tool_input_schema=self.catalog.schemas.get,      # otherwise the SDK lists all tools on every call
             cache_hints={**dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
                          "tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")},      # by role and scopes
             on_list_tools=self._list)
         server.middleware.clear()       # the SDK's own spans, which cost 10 µs where nobody takes them
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
-        Tasks(partial(self._do, brief=True)).join(server)
+        tasks.Tasks(partial(self._do, brief=True)).join(server)
         self.library.join(server)
         return server
 
@@ -281,11 +229,11 @@ class Facade:
 
     # One request.
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Answer one request: refuse it, pass it to the SDK, or answer it in the dialect of peers."""
         try:
             await self._answer(scope, receive, send)
-        except GateError as refusal:
+        except errors.GateError as refusal:
             self.gate.guard.refused(scope, refusal)
             if self.gate.meter is not None:
                 self.gate.meter.note_refusal("mcp", refusal)
@@ -293,9 +241,9 @@ class Facade:
         except asyncio.CancelledError:
             return      # the client has disconnected
         except Exception as bug:
-            await self._refuse(scope, send, log_fault(scope["path"], bug))
+            await self._refuse(scope, send, errors.log_fault(scope["path"], bug))
 
-    async def _refuse(self, scope: Scope, send: Send, refusal: GateError) -> None:
+    async def _refuse(self, scope: connection.Scope, send: connection.Send, refusal: errors.GateError) -> None:
         """Answer a refusal: in JSON-RPC if the message is known, except one that asks for another credential.
 
         A client of MCP ends its session at other statuses than 200, or shows nobody the body.
@@ -311,21 +259,23 @@ class Facade:
             return await self.gate.send(send, scope, HTTPStatus.ACCEPTED, b"", headers)
         id = message.members.get("id", NULL)
         if not message.standard or self._called(message) is None:
-            return await self._error(scope, send, id, CODES.get(refusal.status, INTERNAL_ERROR), refusal,
+            return await self._error(scope, send, id, jsonrpc.CODES.get(refusal.status, jsonrpc.INTERNAL_ERROR),
+                                     refusal,
                                      HTTPStatus.OK if message.standard else None)
-        result = make_refusal_result(refusal) | (COMPLETE if is_modern(scope["headers"]) else {})
+        result = tools.make_refusal_result(refusal) | (COMPLETE if is_modern(scope["headers"]) else {})
         await self.gate.send(send, scope, HTTPStatus.OK,
                              encode_json({"jsonrpc": "2.0", "id": id, "result": result}), headers)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         if scope["method"] != "POST":       # no streams and no sessions: every POST stands alone
-            raise MethodNotAllowed(f"{scope['path']} does not support {scope['method']}; POST JSON-RPC", allow=["POST"])
+            raise errors.MethodNotAllowed(f"{scope['path']} does not support {scope['method']}; POST JSON-RPC",
+                                          allow=["POST"])
         standard = has_mcp_headers(scope["headers"])
         caller, refusal = await self._known(scope, standard)
         try:
-            body = await read_body(scope, receive, self.settings if caller else self.stranger)
+            body = await http.read_body(scope, receive, self.settings if caller else self.stranger)
             scope[MESSAGE] = message = await self._read_apart(body)
-        except GateError as unread:
+        except errors.GateError as unread:
             raise refusal or unread from None
         if message is not None:
             message.standard = standard = standard or is_mcp_message(message)
@@ -337,20 +287,20 @@ class Facade:
         op = self._called(message) if message else None
         await self.gate.guard.meter(scope, caller, op)
         if fault := find_fault(body, message):
-            return await self._error(scope, send, NULL, INVALID_MESSAGE, InvalidRequest(fault))
+            return await self._error(scope, send, NULL, jsonrpc.INVALID_MESSAGE, errors.InvalidRequest(fault))
         await self._sdk(scope, receive, send, body, message, caller)
 
     async def _read_apart(self, body: bytes) -> JsonRpcMessage | None:
         """Check and parse a message; keep errors in the arguments alone for the answer to the call."""
-        wrong: GateError | UnicodeDecodeError | None = None
+        wrong: errors.GateError | UnicodeDecodeError | None = None
         try:
             body, wrong = await mark_body(body, self.settings.max_request_values, AROUND)   # else it is not parsed
             message = await parse_message(body)
         except RecursionError:
-            raise PayloadTooDeep("the JSON of the message is nested too deeply") from None
+            raise errors.PayloadTooDeep("the JSON of the message is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as broken:
-            if found := find_no_number(broken, body):       # the SDK would take such a message
-                raise InvalidRequest(found) from None
+            if found := members.find_no_number(broken, body):       # the SDK would take such a message
+                raise errors.InvalidRequest(found) from None
             message = None
         await let_others_run(len(body))
         op = self._called(message) if message else None
@@ -363,30 +313,31 @@ class Facade:
         message.refusal = wrong
         return message
 
-    async def _known(self, scope: Scope, standard: bool) -> tuple[Caller | None, GateError | None]:
+    async def _known(self, scope: connection.Scope, standard: bool) -> tuple[Caller | None, errors.GateError | None]:
         """Return the caller from the headers, or a refusal that waits for the message which it answers.
 
         Only a peer may omit the token in the headers, and only in a small message.
         """
         try:
             if "asyncgate.overloaded" in scope:
-                raise Overloaded("the server is at its limit of connections; repeat the call", retry_after=1)
-            if not standard and read_token(scope["headers"]) is None:
+                raise errors.Overloaded("the server is at its limit of connections; repeat the call", retry_after=1)
+            if not standard and connection.read_token(scope["headers"]) is None:
                 try:
                     await self.gate.guard.known(scope["headers"])
-                except Unauthenticated:
+                except errors.Unauthenticated:
                     return None, None
             return await self.gate.guard.resolve(scope), None
-        except GateError as refusal:
+        except errors.GateError as refusal:
             if asks_for_credential(refusal):
                 raise
             return None, refusal
 
-    async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: JsonRpcMessage | None,
+    async def _sdk(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send, body: bytes,
+                   message: JsonRpcMessage | None,
                    caller: Caller) -> None:
         """Let the SDK answer the message without its arguments."""
         visit = Visit(caller, read_query_of(scope))
-        read_sets(visit.query.get("tools"))       # refuse an unknown set at once, for every method
+        tools.read_sets(visit.query.get("tools"))       # refuse an unknown set at once, for every method
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
             visit.call = self._read(scope, op, "refuse", message, caller)      # as its schema says
             if not is_for_program(visit.query):
@@ -398,7 +349,8 @@ class Facade:
         elif message and message.method == "initialize":
             body = message.without_batches()
         if len(body) > ENVELOPE_BYTES:
-            raise PayloadTooLarge(f"a message may have at most {ENVELOPE_BYTES} bytes besides its call's arguments")
+            raise errors.PayloadTooLarge(
+                f"a message may have at most {ENVELOPE_BYTES} bytes besides its call's arguments")
         # Not every HTTP parser strips the whitespace around a header's value.
         stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         if not any(name == b"accept" for name, _ in stripped):      # then any type is good (RFC 9110 12.5.1)
@@ -409,10 +361,12 @@ class Facade:
             {**scope, "headers": stripped, VISIT: visit}, replay_body(body),
             stream.send if stream else self._safe(scope, send, visit))
         if waits or (message and message.method == "subscriptions/listen"):
-            return await run_while_connected(stream.run(answer) if stream else answer, receive)  # type: ignore[no-any-return]
+            return await http.run_while_connected(  # type: ignore[no-any-return]
+                stream.run(answer) if stream else answer, receive)
         await answer
 
-    def _make_stream(self, scope: Scope, send: Send, visit: Visit, message: JsonRpcMessage) -> ProgressStream | None:
+    def _make_stream(self, scope: connection.Scope, send: connection.Send, visit: Visit,
+                     message: JsonRpcMessage) -> ProgressStream | None:
         """Return a stream for the answer to a waiting call, if its client wants to know its progress."""
         meta = decode_or_none(_members, message.params.get("_meta", NULL)) or {}
         token = decode_or_none(_id, meta.get("progressToken", NULL))
@@ -422,7 +376,7 @@ class Facade:
         visit.caller = replace(visit.caller, note_wait=stream.note_wait)
         return stream
 
-    def _safe(self, scope: Scope, send: Send, visit: Visit) -> Send:
+    def _safe(self, scope: connection.Scope, send: connection.Send, visit: Visit) -> connection.Send:
         """Add the security headers, and the tools of a list, to the SDK's answers."""
         begun: list[Any] = []       # the beginning of a list, held back until the length of its body is known
 
@@ -442,25 +396,27 @@ class Facade:
             await send(message)
         return safe
 
-    def _read(self, scope: Scope, op: Operation, rule: Rule, message: JsonRpcMessage, caller: Caller) -> ToolCall:
+    def _read(self, scope: connection.Scope, op: Operation, rule: members.Rule, message: JsonRpcMessage,
+              caller: Caller) -> ToolCall:
         """Read the request of a call, or keep the refusal for the answer."""
         query = read_query_of(scope)
         try:
             self.gate.engine.permit(op, caller)
             if message.refusal is not None:
                 raise message.refusal
-            arguments = drop_null_members(drop_token(message.arguments) if rule != "refuse" else message.arguments)
+            arguments = http.drop_null_members(drop_token(message.arguments) if rule != "refuse" else message.arguments)
             ask, unknown = op.reader.body(arguments, rule)
-            fill_principal(ask, query)
-            for tenant in read_claimed_tenants(query, scope["headers"]):
+            http.fill_principal(ask, query)
+            for tenant in http.read_claimed_tenants(query, scope["headers"]):
                 self.gate.engine.check_tenant(caller, tenant)
-        except GateError as no:
+        except errors.GateError as no:
             return ToolCall(op, refusal=no)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
-            return ToolCall(op, refusal=InvalidRequest(f"{op.name}: {describe_problem(wrong, op.takes)}"))
+            return ToolCall(op,
+                            refusal=errors.InvalidRequest(f"{op.name}: {members.describe_problem(wrong, op.takes)}"))
         return ToolCall(op, ask, unknown=unknown, trace=self._find_trace(scope, op, message))
 
-    def _find_trace(self, scope: Scope, op: Operation, message: JsonRpcMessage) -> Trace | None:
+    def _find_trace(self, scope: connection.Scope, op: Operation, message: JsonRpcMessage) -> Trace | None:
         """Return the trace of a call, from its `_meta` or from the headers, if somebody will use it."""
         if not op.takes.creates and self.gate.tracing is None:
             return None
@@ -472,13 +428,13 @@ class Facade:
         """Perform a call, inside a span if somebody takes them."""
         if (tracing := self.gate.tracing) is None:
             return await self._perform_now(call, caller)
-        tool = spell_tool_name(call.op.name, self.PREFIX)[0]
+        tool = jsonrpc.spell_tool_name(call.op.name, self.PREFIX)[0]
         with tracing.serve_tool(call.op.name, tool, call.trace) as span:
             if call.op.takes.creates and call.trace is None:
                 call.trace = tracing.current()
             try:
                 return await self._perform_now(call, caller, partial(tracing.note_served, span, call.op.name, call.ask))
-            except GateError as no:
+            except errors.GateError as no:
                 tracing.note_refusal(span, no)
                 raise
 
@@ -492,16 +448,16 @@ class Facade:
             if call.op.takes.creates and call.trace is not None:
                 caller = replace(caller, trace=call.trace)
             reply = await self.gate.engine.perform(call.op, caller, call.ask)
-            call.beside = read_warnings(reply)
+            call.beside = members.read_warnings(reply)
             if note is not None:
                 note(reply)
             return summarize(call.op.name, reply) if call.brief else encode_json(reply)
-        except GateError as no:
+        except errors.GateError as no:
             refusal = no
             self.gate.guard.refused_call(caller, no, call.op.name, call.ask)
             raise
         except Exception as bug:
-            refusal = log_fault(call.op.name, bug)
+            refusal = errors.log_fault(call.op.name, bug)
             raise refusal from bug
         finally:
             if self.gate.meter is not None:
@@ -513,7 +469,7 @@ class Facade:
 
     # Handlers of the SDK.
 
-    async def _list(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    async def _list(self, ctx: tasks.Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         assert ctx.request is not None
         visit = find_visit(ctx)
         visit.listed = encode_json(self._shown(ctx.request.url.path, visit.caller, visit.query))
@@ -521,31 +477,32 @@ class Facade:
 
     def _shown(self, path: str, caller: Caller, query: dict[str, str]) -> list[msgspec.Raw]:
         """Return the tools to list: the caller may use them, and the query asks for their set."""
-        separator = UNDERSCORED if path.endswith("/u") or self.settings.mcp_tool_names == "underscore" else DOTTED
-        separator = UNPREFIXED if query.get("names") == "short" else separator
+        separator = jsonrpc.UNDERSCORED if path.endswith(
+            "/u") or self.settings.mcp_tool_names == "underscore" else jsonrpc.DOTTED
+        separator = jsonrpc.UNPREFIXED if query.get("names") == "short" else separator
         named = (caller.bound and not caller.sees_all) or "principal_id" in query
-        form = FULL_FORM if query.get("schemas") == "full" else BRIEF_NAMED if named else BRIEF_FORM
-        sets = read_sets(query.get("tools"), *find_default_sets(caller, query))
+        form = tools.FULL_FORM if query.get("schemas") == "full" else tools.BRIEF_NAMED if named else tools.BRIEF_FORM
+        sets = tools.read_sets(query.get("tools"), *find_default_sets(caller, query))
         return [one.text for one in self.catalog.shelf(separator, form)
-                if one.op.fits(caller) and is_in(one.op, sets)]
+                if one.op.fits(caller) and tools.is_in(one.op, sets)]
 
-    async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
+    async def _call(self, ctx: tasks.Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         visit = find_visit(ctx)
         if visit.call is None:
             raise MCPError(types.INVALID_PARAMS, describe_no_tool(params.name))
         ask = visit.call.ask
-        if by_handle := isinstance(ask, RunTask) and wants_handle(ctx):
+        if by_handle := isinstance(ask, wire.RunTask) and tasks.wants_handle(ctx):
             ask.wait_seconds = 0.0      # the client polls the handle itself
         try:
             reply = await self._perform(visit.call, visit.caller)
-        except GateError as no:
-            return COMPLETE | make_refusal_result(no)
+        except errors.GateError as no:
+            return COMPLETE | tools.make_refusal_result(no)
         told = {"_meta": {"asyncgate/warnings": visit.call.beside}} if visit.call.beside else {}
         if by_handle:
-            return make_handle(reply)
-        return COMPLETE | make_result(reply, once=visit.call.brief) | told
+            return tasks.make_handle(reply)
+        return COMPLETE | tools.make_result(reply, once=visit.call.brief) | told
 
-    async def _do(self, ctx: Context, operation: str, fields: dict[str, Any], brief: bool = False) -> bytes:
+    async def _do(self, ctx: tasks.Context, operation: str, fields: dict[str, Any], brief: bool = False) -> bytes:
         """Perform an operation for a request that is not a tool call."""
         assert ctx.request is not None
         op, visit = self.operations[operation], find_visit(ctx)
@@ -554,32 +511,33 @@ class Facade:
         call.brief = brief
         return await self._perform(call, visit.caller)
 
-    def _whose(self, ctx: Context) -> tuple[str, Principal]:
+    def _whose(self, ctx: tasks.Context) -> tuple[str, wire.Principal]:
         """Return the tenant and the principal of a request without an operation."""
-        visit, ask = find_visit(ctx), ListOpenObligations()
-        fill_principal(ask, visit.query)
+        visit, ask = find_visit(ctx), wire.ListOpenObligations()
+        http.fill_principal(ask, visit.query)
         try:
             who = visit.caller.principal if names_nobody(ask) else self.gate.engine.require_subject(visit.caller, ask)
             return visit.caller.tenant_id, who
-        except GateError as no:
+        except errors.GateError as no:
             self.gate.guard.refused_call(visit.caller, no, "subscriptions/listen")
             raise
 
     # The dialect of peers: JSON-RPC without a handshake; the result is the raw reply.
 
-    async def _bare(self, scope: Scope, receive: Receive, send: Send, message: JsonRpcMessage | None) -> None:
+    async def _bare(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send,
+                    message: JsonRpcMessage | None) -> None:
         if message is None:
-            wrong = InvalidRequest("the body is not a JSON-RPC message")
-            return await self._error(scope, send, NULL, PARSE_ERROR, wrong)
+            wrong = errors.InvalidRequest("the body is not a JSON-RPC message")
+            return await self._error(scope, send, NULL, jsonrpc.PARSE_ERROR, wrong)
         id = message.members.get("id", NULL)
         if message.method not in ("tools/list", "tools/call"):
-            no = InvalidRequest(f"no method {message.method!r}; the methods are tools/list and tools/call")
-            return await self._error(scope, send, id, UNKNOWN_METHOD, no)
+            no = errors.InvalidRequest(f"no method {message.method!r}; the methods are tools/list and tools/call")
+            return await self._error(scope, send, id, jsonrpc.UNKNOWN_METHOD, no)
         result = await self._bare_result(scope, receive, message)
         reply = encode_json({"jsonrpc": "2.0", "id": id, "result": result})
         await self.gate.send(send, scope, 200, reply, make_warning_headers(scope))
 
-    async def _bare_result(self, scope: Scope, receive: Receive, message: JsonRpcMessage) -> Any:
+    async def _bare_result(self, scope: connection.Scope, receive: connection.Receive, message: JsonRpcMessage) -> Any:
         op = self._called(message)
         caller = await self.gate.guard.resolve(scope, op, read_credentials(scope, message))
         if op is None:
@@ -588,24 +546,25 @@ class Facade:
         if message.method == "tools/list":
             return {"tools": self._shown(scope["path"], caller, read_query_of(scope))}
         if op is None:
-            raise InvalidRequest(describe_no_tool(message.name))
+            raise errors.InvalidRequest(describe_no_tool(message.name))
         if not message.arguments_are_an_object:
-            raise InvalidRequest("arguments must be an object")
+            raise errors.InvalidRequest("arguments must be an object")
         call = self._read(scope, op, self.settings.unknown_members, message, caller)
         if call.unknown:
             scope["asyncgate.unknown"] = call.unknown
         work: Awaitable[bytes] = self._perform(call, caller)
-        reply = await (run_while_connected(work, receive) if getattr(call.ask, "wait_seconds", 0) > 0 else work)
-        reply = add_warnings(reply, call.unknown) if call.unknown else reply
+        reply = await (http.run_while_connected(work, receive) if getattr(call.ask, "wait_seconds", 0) > 0 else work)
+        reply = members.add_warnings(reply, call.unknown) if call.unknown else reply
         if call.beside:
             scope["asyncgate.beside"] = call.beside
-        return {**_members(reply), **make_result(reply)}
+        return {**_members(reply), **tools.make_result(reply)}
 
-    async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError,
+    async def _error(self, scope: connection.Scope, send: connection.Send, id: msgspec.Raw, code: int,
+                     no: errors.GateError,
                      status: int | None = None) -> None:
         """Answer a failure: an integer code for JSON-RPC, and in `data` the error code that every façade uses."""
         unknown = {"warnings": scope["asyncgate.unknown"]} if "asyncgate.unknown" in scope else {}
-        error = {"code": code, "message": str(no), "data": {**make_refusal_data(no), **unknown}}
+        error = {"code": code, "message": str(no), "data": {**tools.make_refusal_data(no), **unknown}}
         # Some workers ignore the body: they stop at 4xx and retry other failures, even with status 200.
         status = status or (no.status if 400 <= no.status < 500 and no.status not in PASSING else 200)
         await self.gate.send(send, scope, status, encode_json({"jsonrpc": "2.0", "id": id, "error": error}),
@@ -636,12 +595,12 @@ def describe_no_tool(name: str) -> str:
     return f"no tool {name!r}; tools/list shows the tools, with ?tools=all in the address all of them"
 
 
-def read_query_of(scope: Scope) -> dict[str, str]:
+def read_query_of(scope: connection.Scope) -> dict[str, str]:
     """Decode the query of a request."""
     try:
-        return read_query(scope["query_string"])
+        return http.read_query(scope["query_string"])
     except ValueError as wrong:
-        raise InvalidRequest(f"invalid query: {wrong}") from None
+        raise errors.InvalidRequest(f"invalid query: {wrong}") from None
 
 
 def decode_or_none(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> Any:
@@ -652,26 +611,26 @@ def decode_or_none(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> An
         return None
 
 
-def has_mcp_headers(headers: Headers) -> bool:
+def has_mcp_headers(headers: connection.Headers) -> bool:
     """Whether the headers come from an MCP client, which accepts event streams in every revision."""
     return accepts_stream(headers) or any(name.startswith(b"mcp-") for name, _ in headers)
 
 
-def accepts_stream(headers: Headers) -> bool:
+def accepts_stream(headers: connection.Headers) -> bool:
     """Whether a client says that it takes a stream of events."""
     return any(name == b"accept" and b"text/event-stream" in value.lower() for name, value in headers)
 
 
-def is_modern(headers: Headers) -> bool:
+def is_modern(headers: connection.Headers) -> bool:
     """Whether a request is of the revision without a handshake."""
     return any(name == b"mcp-protocol-version" and value.decode("latin-1").strip() in MODERN_PROTOCOL_VERSIONS
                for name, value in headers)
 
 
-def asks_for_credential(refusal: GateError) -> bool:
+def asks_for_credential(refusal: errors.GateError) -> bool:
     """Whether a client can mend a refusal by authorization: it learns that from the HTTP status and its headers."""
     suspended = refusal.because is not None and refusal.because[0] == "tenant_suspended"
-    return isinstance(refusal, Unauthenticated | Forbidden) and not suspended
+    return isinstance(refusal, errors.Unauthenticated | errors.Forbidden) and not suspended
 
 
 def is_mcp_message(message: JsonRpcMessage) -> bool:
@@ -702,10 +661,10 @@ def find_fault(body: bytes, message: JsonRpcMessage | None) -> str | None:
     return None
 
 
-def make_warning_headers(scope: Scope) -> Headers:
+def make_warning_headers(scope: connection.Scope) -> connection.Headers:
     """Return a header with the unknown members of a call and the warnings that do not fit into its reply."""
     told = (*scope.get("asyncgate.unknown", ()), *scope.get("asyncgate.beside", ()))
-    return [make_warning_header(told)] if told else []
+    return [members.make_warning_header(told)] if told else []
 
 
 def drop_token(arguments: msgspec.Raw) -> msgspec.Raw:
@@ -715,26 +674,26 @@ def drop_token(arguments: msgspec.Raw) -> msgspec.Raw:
     return msgspec.Raw(encode_json({name: held for name, held in _members(arguments).items() if name != "auth_token"}))
 
 
-def read_credentials(scope: Scope, message: JsonRpcMessage) -> Headers:
+def read_credentials(scope: connection.Scope, message: JsonRpcMessage) -> connection.Headers:
     """Return the headers, plus the token that a peer may send as an argument."""
-    headers: Headers = scope["headers"]
+    headers: connection.Headers = scope["headers"]
     if b'"auth_token"' not in bytes(message.arguments):
         return headers
     held = decode_or_none(_members, message.arguments) or {}
     token = decode_or_none(_text, held.get("auth_token", NULL))
-    if not token or read_token(headers) == token:
+    if not token or connection.read_token(headers) == token:
         return headers
     return [*headers, (b"x-api-key", token.encode())]
 
 
-def find_visit(ctx: Context) -> Visit:
+def find_visit(ctx: tasks.Context) -> Visit:
     """Return the visit of a request of the SDK."""
     assert ctx.request is not None
     visit: Visit = ctx.request.scope[VISIT]
     return visit
 
 
-def replay_body(body: bytes) -> Receive:
+def replay_body(body: bytes) -> connection.Receive:
     """Return an ASGI receive that yields a body once, then waits forever."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 from asyncgate.parts.faces.changes import Changes
 from asyncgate.parts.faces.mcp.tasks import MOST_PROGRESS
 from asyncgate.parts.faces.stream import STREAM_HEADERS
+from asyncgate.parts.model import errors, stored, wire
 from asyncgate.parts.model.connection import AsgiMessage, Send
 from asyncgate.parts.model.content import decode_json, encode_json
-from asyncgate.parts.model.errors import GateError, log_fault
-from asyncgate.parts.model.stored import TERMINAL
-from asyncgate.parts.model.wire import GetTask, TaskRecord
 from asyncgate.parts.process.changes import Follower
 from asyncgate.parts.process.readers import Wants
 
@@ -129,10 +127,10 @@ class ProgressStream:
                 await self._tell()
                 await asyncio.sleep(SIGN_PAUSE_SECONDS)
                 pause = SIGN_SECONDS
-        except GateError:
+        except errors.GateError:
             return      # the call itself tells it
         except Exception as bug:
-            log_fault("notifications/progress", bug)
+            errors.log_fault("notifications/progress", bug)
 
     async def _tell(self) -> None:
         """Tell what there is to tell now, unless the task has ended: the answer says that."""
@@ -142,8 +140,8 @@ class ProgressStream:
         if self.task_id:
             if (changes := self.engine.find_extension(Changes)) is not None:
                 changes.followers.announce(self.caller.tenant_id)
-            record = await self.engine.get_task(self.caller, GetTask(task_id=self.task_id))
-            if record.status in TERMINAL:
+            record = await self.engine.get_task(self.caller, wire.GetTask(task_id=self.task_id))
+            if record.status in stored.TERMINAL:
                 return
         async with self.turn:
             if self.answered:
@@ -155,7 +153,7 @@ class ProgressStream:
             await self._send_event(
                 encode_json({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}), more=True)
 
-    def _measure(self, record: TaskRecord | None) -> dict[str, Any]:
+    def _measure(self, record: wire.TaskRecord | None) -> dict[str, Any]:
         if record is None:
             return self.meter.rise("waiting")
         report = decode_json(bytes(record.progress))

@@ -18,8 +18,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from asyncgate.parts.faces.mcp.tools import make_refusal_data, make_result
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.content import JsonObject
-from asyncgate.parts.model.errors import GateError, no_task
 
 Context = ServerRequestContext[Any]
 Perform = Callable[[Context, str, dict[str, Any]], Awaitable[bytes]]
@@ -119,8 +119,8 @@ class Tasks:
     async def _done(self, ctx: Context, operation: str, params: TaskParams) -> bytes:
         try:
             return await self.perform(ctx, operation, {"task_id": params.task_id})
-        except GateError as no:
+        except errors.GateError as no:
             code = types.INVALID_PARAMS if no.status < 500 else types.INTERNAL_ERROR
             if no.status == 403:        # callers must not learn whether a foreign task exists
-                no = no_task(params.task_id)
+                no = errors.no_task(params.task_id)
             raise MCPError(code, str(no), make_refusal_data(no)) from None

@@ -12,21 +12,10 @@ from typing import Any, Literal
 import msgspec
 
 from asyncgate.parts.faces.mcp.summaries import DEFAULT_PAGE, LARGEST_PAGE, is_list
+from asyncgate.parts.model import errors, wire
 from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.content import JsonObject, decode_json, encode_json
-from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.jsonrpc import TOOL_PREFIX
-from asyncgate.parts.model.wire import (
-    ANY_JSON,
-    LONGEST_PAUSE_SECONDS,
-    WIDEST,
-    AsEither,
-    Ask,
-    AsPrincipal,
-    AsWorker,
-    CreateTask,
-    ListTasks,
-)
 
 # The sets that a host may choose with /mcp?tools=…: tools for agents, for workers, for administration, and those that
 # few agents and workers need.
@@ -49,8 +38,8 @@ BRIEF_FORM: ToolForm = "brief"
 BRIEF_NAMED: ToolForm = "named"
 # The arguments by which a model names itself; other spellings are accepted, but not shown.
 ASKER_ARGUMENTS = {"agent_id": "your id", "worker_id": "your worker id; keep it after a restart"}
-ASKING = (AsPrincipal, AsWorker, AsEither)
-SOME_JSON = [kind for kind in ANY_JSON["type"] if kind != "null"]
+ASKING = (wire.AsPrincipal, wire.AsWorker, wire.AsEither)
+SOME_JSON = [kind for kind in wire.ANY_JSON["type"] if kind != "null"]
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
 # The verbs of operations that only add something, go on with it, or give it back.
 ADDITIVE = frozenset({"ack", "attach", "bootstrap", "complete", "create", "emit", "import", "invite", "issue", "lease",
@@ -90,7 +79,8 @@ def read_sets(named: str | None, default: str = "delegate,work,admin") -> frozen
     """Return the sets of tools that a query names, or the default."""
     wanted = frozenset((named or default).split(","))
     if unknown := wanted - SETS.keys() - {ALL}:
-        raise InvalidRequest(f"tools={','.join(sorted(unknown))} is unknown; the sets are {', '.join(SETS)} and {ALL}")
+        raise errors.InvalidRequest(
+            f"tools={','.join(sorted(unknown))} is unknown; the sets are {', '.join(SETS)} and {ALL}")
     return frozenset(SETS) if ALL in wanted else wanted
 
 
@@ -155,16 +145,16 @@ def shorten_schema(schema: Any, hidden: Set[str]) -> Any:
 
 def find_spellings(title: str, hidden: Set[str]) -> Set[str]:
     """Return the members that name the caller, except those shown to a model, and those that few models need."""
-    kind = find_kinds(Ask).get(title)
+    kind = find_kinds(wire.Ask).get(title)
     if kind is None or not issubclass(kind, ASKING):
         return {"tenant_id"} if kind else frozenset()
-    creators = {"created_by", "tasker_principal"} if issubclass(kind, CreateTask) else set[str]()
-    rare = RARE_ARGUMENTS if issubclass(kind, CreateTask | ListTasks) else frozenset[str]()
+    creators = {"created_by", "tasker_principal"} if issubclass(kind, wire.CreateTask) else set[str]()
+    rare = RARE_ARGUMENTS if issubclass(kind, wire.CreateTask | wire.ListTasks) else frozenset[str]()
     return (ASKERS - ASKER_ARGUMENTS.keys()) | hidden | creators | rare
 
 
 @cache
-def find_kinds(above: type[Ask]) -> dict[str, type[Ask]]:
+def find_kinds(above: type[wire.Ask]) -> dict[str, type[wire.Ask]]:
     """Return every request class by its name."""
     found = {above.__name__: above}
     for kind in above.__subclasses__():
@@ -176,7 +166,7 @@ def is_needless(name: str, said: Any) -> bool:
     """Whether a schema keyword is useless for a model."""
     return (name in ("title", "minLength", "maxLength", "additionalProperties", "properties")
             or (name == "default" and said is None) or (name == "required" and not said)
-            or (name in ("minimum", "maximum") and abs(said) in (WIDEST, LONGEST_PAUSE_SECONDS)))
+            or (name in ("minimum", "maximum") and abs(said) in (wire.WIDEST, wire.LONGEST_PAUSE_SECONDS)))
 
 
 def drop_null(schema: JsonObject) -> JsonObject:
@@ -187,7 +177,7 @@ def drop_null(schema: JsonObject) -> JsonObject:
         return {**some[0], **rest} if len(some) == 1 else {**rest, "anyOf": some}
     if "enum" in schema:
         return {**schema, "enum": [one for one in schema["enum"] if one is not None]}
-    if isinstance(kinds := schema.get("type"), list) and kinds != ANY_JSON["type"]:
+    if isinstance(kinds := schema.get("type"), list) and kinds != wire.ANY_JSON["type"]:
         some = [kind for kind in kinds if kind != "null"]
         return {**schema, "type": some if len(some) > 1 else some[0]}
     return schema
@@ -216,13 +206,13 @@ def simplify_schema(schema: Any) -> Any:
     kept = {name: simplify_schema(part) for name, part in schema.items() if name not in out}
     if isinstance(said := kept.get("description"), str):
         kept["description"] = remove_clause_numbers(said)
-    return {**kept, **ANY_JSON} if kept.keys() <= {"default", "description"} and "default" in kept else kept
+    return {**kept, **wire.ANY_JSON} if kept.keys() <= {"default", "description"} and "default" in kept else kept
 
 
 def refuse_null(schema: JsonObject) -> JsonObject:
     """Refuse null, which means absent, as a required argument."""
     said = {name: part for name, part in schema.items() if (name, part) != ("default", None)}
-    return drop_null({**said, "type": SOME_JSON} if said.get("type") == ANY_JSON["type"] else said)
+    return drop_null({**said, "type": SOME_JSON} if said.get("type") == wire.ANY_JSON["type"] else said)
 
 
 def allow_null(schema: JsonObject) -> JsonObject:
@@ -242,13 +232,13 @@ def allow_null(schema: JsonObject) -> JsonObject:
 # Answers.
 
 
-def describe_refusal(no: GateError) -> JsonObject:
+def describe_refusal(no: errors.GateError) -> JsonObject:
     """Return the code of a refusal, and whether the same call may succeed later."""
     later = {"retry_after": no.more["retry_after"]} if "retry_after" in no.more else {}
     return {"code": no.code, "retryable": no.status in (408, 429, 503), **later}
 
 
-def make_refusal_data(no: GateError) -> JsonObject:
+def make_refusal_data(no: errors.GateError) -> JsonObject:
     """Return all members of a refusal, for the data of a JSON-RPC error."""
     return {**no.body(), **describe_refusal(no)}
 
@@ -260,7 +250,7 @@ def make_result(reply: bytes, *, once: bool = False) -> JsonObject:
     return {"content": [text], **again, "isError": False}
 
 
-def make_refusal_result(no: GateError) -> JsonObject:
+def make_refusal_result(no: errors.GateError) -> JsonObject:
     """Wrap a refusal; it has no structuredContent, because some clients would check that against the output schema."""
     return {"content": [{"type": "text", "text": encode_json(no.body()).decode()}], "isError": True,
             "_meta": {"asyncgate/error": describe_refusal(no)}}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate.parts.identity.limits import UNLIMITED, Bucket, Limits, LimitVerdict, verdict_of
+from asyncgate.parts.identity import limits
 from asyncgate.parts.model.settings import Settings
 
 SWEPT = 8       # the most idle buckets that one call removes; more than a call can add
@@ -44,14 +44,14 @@ class MemoryLimits:
     def __len__(self) -> int:
         return sum(map(len, self.kept.values()))
 
-    async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> LimitVerdict:
+    async def take(self, buckets: Sequence[limits.Bucket], cost: int = 1) -> limits.LimitVerdict:
         return self.take_now(buckets, cost)
 
-    def take_now(self, buckets: Sequence[Bucket], cost: int = 1) -> LimitVerdict:
+    def take_now(self, buckets: Sequence[limits.Bucket], cost: int = 1) -> limits.LimitVerdict:
         """Charge buckets as `take` does, without a coroutine."""
         now, wait, at = self.clock(), 0, 0
         self._sweep(now)
-        drawn: list[tuple[Bucket, Level]] = []
+        drawn: list[tuple[limits.Bucket, Level]] = []
         for one in buckets:
             if one.limit >= 0:
                 level = refill(one, self.kept[one.window_seconds].get(one.key), now)
@@ -59,20 +59,20 @@ class MemoryLimits:
                     wait, at = longer, len(drawn)
                 drawn.append((one, level))
         if not drawn:
-            return UNLIMITED
+            return limits.UNLIMITED
         if not wait and cost:
             drawn = [(one, self._charged(one, level, cost)) for one, level in drawn]
         left = [room_left(one, level) for one, level in drawn]
         at = at if wait else left.index(min(left))
-        return verdict_of(drawn[at][0], now, wait, left[at], full_in(*drawn[at]))
+        return limits.verdict_of(drawn[at][0], now, wait, left[at], full_in(*drawn[at]))
 
-    async def give_back(self, one: Bucket, cost: int) -> None:
+    async def give_back(self, one: limits.Bucket, cost: int) -> None:
         if (kept := self.kept[one.window_seconds].get(one.key)) is not None:
             window = one.window_seconds * 1000
             tokens = min(min(one.limit, one.burst) * window, kept.tokens + cost * window)
             self.kept[one.window_seconds][one.key] = replace(kept, tokens=tokens, current=max(0, kept.current - cost))
 
-    def _charged(self, one: Bucket, level: Level, cost: int) -> Level:
+    def _charged(self, one: limits.Bucket, level: Level, cost: int) -> Level:
         states, window = self.kept[one.window_seconds], one.window_seconds * 1000
         states[one.key] = level = Level(level.tokens - cost * window, level.at, level.current + cost, level.previous,
                                          level.at)
@@ -92,7 +92,7 @@ class MemoryLimits:
         self.kept.clear()
 
 
-def refill(one: Bucket, kept: Level | None, now: int) -> Level:
+def refill(one: limits.Bucket, kept: Level | None, now: int) -> Level:
     """Bring a bucket up to now: add its gain, and drop calls that have left its windows."""
     window = one.window_seconds * 1000
     full = min(one.limit, one.burst) * window
@@ -107,7 +107,7 @@ def refill(one: Bucket, kept: Level | None, now: int) -> Level:
     return Level(tokens, at, 0, kept.current, kept.at)
 
 
-def wait_for(one: Bucket, level: Level, cost: int, now: int) -> int:
+def wait_for(one: limits.Bucket, level: Level, cost: int, now: int) -> int:
     """Return the milliseconds until a bucket has room for a cost, if nobody else draws from it; 0 is at once."""
     window, need = one.window_seconds * 1000, cost * one.window_seconds * 1000
     if cost > min(one.limit, one.burst):
@@ -120,7 +120,7 @@ def wait_for(one: Bucket, level: Level, cost: int, now: int) -> int:
     return wait and wait + level.at - now
 
 
-def sliding_wait(one: Bucket, level: Level, cost: int) -> int:
+def sliding_wait(one: limits.Bucket, level: Level, cost: int) -> int:
     """Return the milliseconds until enough calls have left the windows."""
     window, room = one.window_seconds * 1000, one.limit - level.current - cost
     passed = level.at % window
@@ -131,14 +131,14 @@ def sliding_wait(one: Bucket, level: Level, cost: int) -> int:
     return 2 * window - passed - (one.limit - cost) * window // level.current
 
 
-def room_left(one: Bucket, level: Level) -> int:
+def room_left(one: limits.Bucket, level: Level) -> int:
     """Return how many calls a bucket has room for."""
     window = one.window_seconds * 1000
     used = level.previous * (window - level.at % window) + level.current * window
     return max(0, min(level.tokens, one.limit * window - used) // window)
 
 
-def full_in(one: Bucket, level: Level) -> int:
+def full_in(one: limits.Bucket, level: Level) -> int:
     """Return the milliseconds until a bucket holds its burst again."""
     window = one.window_seconds * 1000
     return -(-(min(one.limit, one.burst) * window - level.tokens) // one.limit) if one.limit else window
@@ -151,4 +151,4 @@ def steady_clock() -> Callable[[], int]:
 
 
 if TYPE_CHECKING:
-    _: type[Limits] = MemoryLimits
+    _: type[limits.Limits] = MemoryLimits

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from asyncgate.parts.identity.limits import UNLIMITED, Bucket, Limits, LimitVerdict, verdict_of
+from asyncgate.parts.identity import limits
 from asyncgate.parts.identity.limits.memory import MemoryLimits
-from asyncgate.parts.model.errors import LimiterUnavailable, StartupError
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.process.lookups import Lookups
 
@@ -34,7 +34,7 @@ log = logging.getLogger("asyncgate")
 
 REDIS_PREFIX = "asyncgate:limits"
 RETRY_SECONDS = 5.0
-TRIAL = Bucket("", "trial", 1_000_000, 1, 1_000_000)
+TRIAL = limits.Bucket("", "trial", 1_000_000, 1, 1_000_000)
 
 # KEYS are the buckets.  ARGV is the time in milliseconds (empty: the server's; only tests give one), the cost, and for
 # each bucket its limit, burst and window in milliseconds.  The answer is the deciding bucket, the time, the wait, the
@@ -138,7 +138,8 @@ def open_limits(settings: Settings) -> RedisLimits:
     """Make limits that all gates with the same Redis share."""
     limiting = settings.security.rate_limiting
     if not limiting.redis_url:
-        raise StartupError("security.rate_limiting.storage is redis: set security.rate_limiting.redis_url, or memory")
+        raise errors.StartupError(
+            "security.rate_limiting.storage is redis: set security.rate_limiting.redis_url, or memory")
     return RedisLimits(limiting.redis_url, gates=limiting.gates, timeout_seconds=limiting.store_timeout_seconds,
                        deny=limiting.on_store_failure == "deny")
 
@@ -150,14 +151,14 @@ def connect_redis(url: str, timeout_seconds: float) -> Redis:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ModuleNotFoundError:
-        raise StartupError("limits in Redis need the Redis client: pip install 'asyncgate[redis]'") from None
+        raise errors.StartupError("limits in Redis need the Redis client: pip install 'asyncgate[redis]'") from None
     try:
         # The limits set one timeout for a whole batch: the client's own timer for each answer costs 20 % of a call.
         return Redis.from_url(url.replace("valkey", "redis", 1) if url.startswith("valkey") else url, protocol=2,
                               retry=Retry(NoBackoff(), 0), socket_timeout=None,
                               socket_connect_timeout=timeout_seconds)
     except ValueError as error:
-        raise StartupError(f"security.rate_limiting.redis_url is invalid: {error}") from None
+        raise errors.StartupError(f"security.rate_limiting.redis_url is invalid: {error}") from None
 
 
 class RedisLimits:
@@ -174,10 +175,10 @@ class RedisLimits:
         self.sending: asyncio.Task[None] | None = None
         self.trying: asyncio.Task[None] | None = None
 
-    async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> LimitVerdict:
+    async def take(self, buckets: Sequence[limits.Bucket], cost: int = 1) -> limits.LimitVerdict:
         limited = [one for one in buckets if one.limit >= 0]
         if not limited:
-            return UNLIMITED
+            return limits.UNLIMITED
         if not self.degraded:
             try:
                 return await self._ask(limited, cost)
@@ -190,7 +191,7 @@ class RedisLimits:
         from redis import RedisError
         return RedisError, OSError      # a TimeoutError is an OSError
 
-    async def give_back(self, one: Bucket, cost: int) -> None:
+    async def give_back(self, one: limits.Bucket, cost: int) -> None:
         window = one.window_seconds * 1000
         if self.degraded:
             return await self.alone.give_back(one, cost)
@@ -199,7 +200,7 @@ class RedisLimits:
                 await self.redis.eval(GIVE_BACK, 1, f"{REDIS_PREFIX}:{one.window_seconds}:{one.key}",
                                       min(one.limit, one.burst) * window, cost * window, cost)
 
-    async def _ask(self, buckets: list[Bucket], cost: int) -> LimitVerdict:
+    async def _ask(self, buckets: list[limits.Bucket], cost: int) -> limits.LimitVerdict:
         """Ask the store; the timeout covers the whole round trip."""
         asked: list[Any] = [len(buckets), *(f"{REDIS_PREFIX}:{one.window_seconds}:{one.key}" for one in buckets)]
         asked += [self.clock() if self.clock else "", cost]
@@ -207,7 +208,7 @@ class RedisLimits:
             asked += [one.limit, one.burst, one.window_seconds * 1000]
         async with asyncio.timeout(self.timeout_seconds):
             deciding, *counted = await self._answer(asked)
-        return verdict_of(buckets[deciding - 1], *counted)
+        return limits.verdict_of(buckets[deciding - 1], *counted)
 
     def _answer(self, asked: list[Any]) -> asyncio.Future[list[int]]:
         answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
@@ -279,10 +280,10 @@ class RedisLimits:
         finally:
             self.trying = None
 
-    def _without_the_store(self, buckets: list[Bucket], cost: int) -> LimitVerdict:
+    def _without_the_store(self, buckets: list[limits.Bucket], cost: int) -> limits.LimitVerdict:
         if self.deny:
-            raise LimiterUnavailable("the store of the rate limits does not answer; try again",
-                                     retry_after=math.ceil(self.retry_seconds))
+            raise errors.LimiterUnavailable("the store of the rate limits does not answer; try again",
+                                            retry_after=math.ceil(self.retry_seconds))
         return self.alone.take_now([divide_bucket(one, self.gates) for one in buckets], cost)
 
     async def close(self) -> None:
@@ -293,7 +294,7 @@ class RedisLimits:
         await self.redis.aclose()
 
 
-def divide_bucket(one: Bucket, gates: int) -> Bucket:
+def divide_bucket(one: limits.Bucket, gates: int) -> limits.Bucket:
     """Return a gate's part of a bucket: at least one call, unless the limit is 0."""
     if gates == 1 or not one.limit:
         return one
@@ -301,4 +302,4 @@ def divide_bucket(one: Bucket, gates: int) -> Bucket:
 
 
 if TYPE_CHECKING:
-    _: type[Limits] = RedisLimits
+    _: type[limits.Limits] = RedisLimits

@@ -16,19 +16,10 @@ from msgspec.structs import replace
 from asyncgate import SCOPES, Caller, Work
 from asyncgate.parts.identity.admin import audit_change
 from asyncgate.parts.identity.keys_stored import encode_names
+from asyncgate.parts.identity.oauth import user_rows
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
-from asyncgate.parts.identity.oauth.user_rows import (
-    id_of_email,
-    id_of_person,
-    list_rules_for,
-    name_owners,
-    names_address,
-    scopes_of,
-)
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model import errors, stored, stored_oauth
 from asyncgate.parts.model.settings import AdmissionRule, Settings
-from asyncgate.parts.model.stored import Account
-from asyncgate.parts.model.stored_oauth import OAuthClient, User
 
 MOST_NAME_LENGTH = 200
 
@@ -59,30 +50,32 @@ def check_rules(settings: Settings) -> None:
     for at, rule in enumerate(oauth.admit, 1):
         where = f"security.oauth.admit: rule {at}"
         if not (rule.provider or rule.email or rule.email_domain or rule.group):
-            raise StartupError(f"{where} names nobody, so it would admit everybody; name a provider, email, "
-                               "email_domain or group")
+            raise errors.StartupError(f"{where} names nobody, so it would admit everybody; name a provider, email, "
+                                      "email_domain or group")
         if rule.provider and rule.provider not in names:
-            raise StartupError(f"{where} names the provider {rule.provider!r}, which security.oauth.providers has not")
+            raise errors.StartupError(
+                f"{where} names the provider {rule.provider!r}, which security.oauth.providers has not")
         if unknown := {*rule.scopes} - SCOPES:
-            raise StartupError(f"{where}: no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
+            raise errors.StartupError(f"{where}: no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
 
 
-async def admit(server: AuthorizationServer, who: Person) -> User:
+async def admit(server: AuthorizationServer, who: Person) -> stored_oauth.User:
     """Return the user that a person is here, and note that the person was seen; raises SignInRefused.
 
     One transaction.  An unknown person needs an invitation or a rule.
     """
-    def decide(work: Work) -> User | SignInRefused:
+    def decide(work: Work) -> stored_oauth.User | SignInRefused:
         found = decide_admission(work, server.settings, who)
-        if isinstance(found, User):
+        if isinstance(found, stored_oauth.User):
             note_sign_in(server, work, found, who.provider)
         return found
-    user_id = id_of_person(who.issuer, who.subject)
-    done = await server.directory.change(decide, (User, (user_id,)), (User, (id_of_email(who.email),)))
+    user_id = user_rows.id_of_person(who.issuer, who.subject)
+    done = await server.directory.change(decide, (stored_oauth.User, (user_id,)),
+                                         (stored_oauth.User, (user_rows.id_of_email(who.email),)))
     return take_user(server, done, who.provider)
 
 
-def take_user(server: AuthorizationServer, done: User | SignInRefused, way: str) -> User:
+def take_user(server: AuthorizationServer, done: stored_oauth.User | SignInRefused, way: str) -> stored_oauth.User:
     """Return the user who was let in, and tell a tenant that is not the operator's; raises SignInRefused."""
     if isinstance(done, SignInRefused):
         raise done
@@ -92,17 +85,17 @@ def take_user(server: AuthorizationServer, done: User | SignInRefused, way: str)
     return done
 
 
-def note_sign_in(server: AuthorizationServer, work: Work, user: User, way: str) -> None:
+def note_sign_in(server: AuthorizationServer, work: Work, user: stored_oauth.User, way: str) -> None:
     """Keep the row of a user who signs in, with an audit line in the same transaction."""
     work.keep_record(user)
     by = Caller(user.tenant, user.principal, user.role, frozenset())
     audit_change(server.engine, work, "user_signed_in", "info", by, user_id=user.user_id, tenant=user.tenant, way=way)
 
 
-def decide_admission(work: Work, settings: Settings, who: Person) -> User | SignInRefused:
+def decide_admission(work: Work, settings: Settings, who: Person) -> stored_oauth.User | SignInRefused:
     """Decide who a person is here, or why nobody; pure but for the rows that it keeps."""
-    known = work.find_record(User, id_of_person(who.issuer, who.subject))
-    claim = work.find_record(User, id_of_email(who.email)) if who.email else None
+    known = work.find_record(stored_oauth.User, user_rows.id_of_person(who.issuer, who.subject))
+    claim = work.find_record(stored_oauth.User, user_rows.id_of_email(who.email)) if who.email else None
     if claim is not None and is_overruled(settings, claim, who):
         claim = None        # nor can its tenant keep the person out by disabling it
     if disabled := next((row for row in (known, claim) if row and row.disabled_at is not None), None):
@@ -116,22 +109,22 @@ def decide_admission(work: Work, settings: Settings, who: Person) -> User | Sign
     else:
         return refuse_stranger(who)
     if who.email and (claim is None or claim.accepted_as is None):
-        work.keep_record(replace(claim or user, user_id=id_of_email(who.email), issuer="", subject="",
+        work.keep_record(replace(claim or user, user_id=user_rows.id_of_email(who.email), issuer="", subject="",
                                  accepted_as=user.user_id))
     return user
 
 
-def is_overruled(settings: Settings, claim: User, who: Person) -> bool:
+def is_overruled(settings: Settings, claim: stored_oauth.User, who: Person) -> bool:
     """Whether an invitation is of another tenant than the operator's rules give the person's address or its domain to.
 
     Of these rules the first one that fits the person decides; if none does, none of their tenants is preferred.
     """
     if claim.accepted_as is not None:
         return False
-    rules = tuple(list_rules_for(settings.security.oauth.admit, who.email))
+    rules = tuple(user_rows.list_rules_for(settings.security.oauth.admit, who.email))
     if (rule := find_rule(rules, who)) is not None:
         return claim.tenant != (rule.tenant or settings.default_tenant_id)
-    return bool(rules) and claim.tenant not in name_owners(settings, who.email)
+    return bool(rules) and claim.tenant not in user_rows.name_owners(settings, who.email)
 
 
 def refuse_stranger(who: Person) -> SignInRefused:
@@ -144,9 +137,10 @@ def refuse_stranger(who: Person) -> SignInRefused:
                          f"--email {who.email}`, or add a rule to security.oauth.admit.", because)
 
 
-def accept_invitation(invited: User, who: Person, now: float) -> User:
+def accept_invitation(invited: stored_oauth.User, who: Person, now: float) -> stored_oauth.User:
     """Make an invited person a user."""
-    return replace(invited, user_id=id_of_person(who.issuer, who.subject), issuer=who.issuer, subject=who.subject,
+    return replace(invited, user_id=user_rows.id_of_person(who.issuer, who.subject), issuer=who.issuer,
+                   subject=who.subject,
                    name=who.name or invited.name, created_at=now, last_seen_at=now)
 
 
@@ -158,16 +152,18 @@ def find_rule(rules: tuple[AdmissionRule, ...], who: Person) -> AdmissionRule | 
 def fits_person(rule: AdmissionRule, who: Person) -> bool:
     """Whether a rule is about a person: all that it names must be so."""
     return (rule.provider in ("", who.provider) and (not rule.group or rule.group in who.groups)
-            and (names_address(rule, who.email) or not (rule.email or rule.email_domain)))
+            and (user_rows.names_address(rule, who.email) or not (rule.email or rule.email_domain)))
 
 
-def apply_rule(rule: AdmissionRule, who: Person, claim: User | None, now: float, home: str) -> User:
+def apply_rule(rule: AdmissionRule, who: Person, claim: stored_oauth.User | None, now: float,
+               home: str) -> stored_oauth.User:
     """Make a person a user by a rule."""
-    user_id = id_of_person(who.issuer, who.subject)
+    user_id = user_rows.id_of_person(who.issuer, who.subject)
     own = f"{who.provider}:{who.subject}"
     principal_id = who.email if who.email and claim is None else own if len(own) <= MOST_NAME_LENGTH else user_id
-    return User(user_id, who.issuer, who.subject, who.email, who.name, rule.tenant or home, "human", principal_id,
-                rule.role, encode_names(rule.scopes or None), None, describe_rule(rule), now, now)
+    return stored_oauth.User(user_id, who.issuer, who.subject, who.email, who.name, rule.tenant or home, "human",
+                             principal_id,
+                             rule.role, encode_names(rule.scopes or None), None, describe_rule(rule), now, now)
 
 
 def describe_rule(rule: AdmissionRule) -> str:
@@ -176,10 +172,10 @@ def describe_rule(rule: AdmissionRule) -> str:
                                if (value := getattr(rule, name)))
 
 
-async def check_tenant(server: AuthorizationServer, user: User, client: OAuthClient) -> str:
+async def check_tenant(server: AuthorizationServer, user: stored_oauth.User, client: stored_oauth.OAuthClient) -> str:
     """Return the name of a user's tenant; raises SignInRefused if nobody of it may use the program."""
     home = server.settings.default_tenant_id
-    account = await server.engine.backend.record(user.tenant, Account)
+    account = await server.engine.backend.record(user.tenant, stored.Account)
     if account is None and user.tenant != home:
         raise SignInRefused("Your tenant does not exist. Ask the operator of this gate.", f"no tenant {user.tenant}")
     if account is not None and account.suspended_at is not None:
@@ -189,9 +185,9 @@ async def check_tenant(server: AuthorizationServer, user: User, client: OAuthCli
     return account.name if account and account.name else "default" if user.tenant == home else user.tenant
 
 
-def choose_scopes(user: User, asked: frozenset[str]) -> frozenset[str]:
+def choose_scopes(user: stored_oauth.User, asked: frozenset[str]) -> frozenset[str]:
     """Return the scopes that a person can grant of those that a program asks for; raises SignInRefused for none."""
-    if not (scopes := asked & scopes_of(user)):
+    if not (scopes := asked & user_rows.scopes_of(user)):
         raise SignInRefused("You have none of the rights that the program asks for. Ask an administrator for a role or "
                             "scopes that have them.", "the user has none of the scopes", "invalid_scope")
     return scopes

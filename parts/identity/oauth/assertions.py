@@ -14,19 +14,9 @@ from joserfc.jwk import ECKey, Key, RSAKey
 from joserfc.util import urlsafe_b64decode
 from msgspec import Meta, Struct
 
-from asyncgate.parts.identity.jwt import (
-    FOREIGN,
-    FRESH_SECONDS,
-    REFETCH_SECONDS,
-    UNFIT,
-    Flaw,
-    JwkSet,
-    KeyRing,
-    decode_strictly,
-    import_key,
-)
+from asyncgate.parts.identity import jwt
 from asyncgate.parts.identity.oauth.documents import SIGNING_ALGORITHMS, ClientDocument, decode_document
-from asyncgate.parts.model.stored_oauth import OAuthClient
+from asyncgate.parts.model import stored_oauth
 from asyncgate.parts.process.kit import Bounded
 
 if TYPE_CHECKING:
@@ -56,21 +46,21 @@ class Assertions:
 
     def __init__(self, server: AuthorizationServer) -> None:
         self.server = server
-        self.rings: Bounded[str, KeyRing] = Bounded(MOST_SETS)
+        self.rings: Bounded[str, jwt.KeyRing] = Bounded(MOST_SETS)
         self.used: Bounded[tuple[str, str], float] = Bounded()      # until when they are remembered
 
-    async def find_flaw(self, client: OAuthClient, text: str) -> str | None:
+    async def find_flaw(self, client: stored_oauth.OAuthClient, text: str) -> str | None:
         """Return why an assertion does not prove that a request is from a program; None if it does."""
         try:
             header = read_header(text)
             key = await self._find_key(decode_document((client.document or "{}").encode()), header.get("kid"))
             # Order: from here on without an await, so that of two requests with one assertion one is refused.
             signed = jws.deserialize_compact(text, key, algorithms=list(SIGNING_ALGORITHMS)).payload
-            return self._find_claim_flaw(client, decode_strictly(signed, AssertionClaims), text)
-        except UNFIT as wrong:
-            return f"its assertion: {wrong if isinstance(wrong, Flaw) else type(wrong).__name__}"
+            return self._find_claim_flaw(client, jwt.decode_strictly(signed, AssertionClaims), text)
+        except jwt.UNFIT as wrong:
+            return f"its assertion: {wrong if isinstance(wrong, jwt.Flaw) else type(wrong).__name__}"
 
-    def _find_claim_flaw(self, client: OAuthClient, said: AssertionClaims, text: str) -> str | None:
+    def _find_claim_flaw(self, client: stored_oauth.OAuthClient, said: AssertionClaims, text: str) -> str | None:
         now, named = self.server.engine.backend.now(), {said.aud} if isinstance(said.aud, str) else {*said.aud}
         used = client.client_id, said.jti or sha256(text.encode()).hexdigest()
         wrong = {
@@ -92,23 +82,23 @@ class Assertions:
 
     async def _find_key(self, document: ClientDocument, kid: Any) -> Key:
         if not isinstance(kid, str | None):
-            raise Flaw("kid is not a text")
-        ring = KeyRing(import_keys(document.jwks or {"keys": []}), None, "", self.server.documents.clock)
+            raise jwt.Flaw("kid is not a text")
+        ring = jwt.KeyRing(import_keys(document.jwks or {"keys": []}), None, "", self.server.documents.clock)
         if not ring.fixed and document.jwks_uri is not None:
             ring = await self._freshen(document.jwks_uri, kid)
         if (key := ring.get(kid)) is None:
-            raise Flaw("the client has no such key")
+            raise jwt.Flaw("the client has no such key")
         return key
 
-    async def _freshen(self, url: str, kid: str | None) -> KeyRing:
+    async def _freshen(self, url: str, kid: str | None) -> jwt.KeyRing:
         """Return the keys at a URL; they are read again now and then, and for an unknown key once a minute."""
         documents = self.server.documents
         http = documents.fetcher()      # at each call: it notes for whom the host is looked up
         if (ring := self.rings.get(url)) is None:
-            ring = KeyRing([], http, url, documents.clock, whose=f"a client at {url}",
-                           read=lambda text: import_keys(msgspec.json.decode(text)))
+            ring = jwt.KeyRing([], http, url, documents.clock, whose=f"a client at {url}",
+                               read=lambda text: import_keys(msgspec.json.decode(text)))
         self.rings.put(url, ring)
-        ring.freshen(REFETCH_SECONDS if ring.get(kid) is None else FRESH_SECONDS)
+        ring.freshen(jwt.REFETCH_SECONDS if ring.get(kid) is None else jwt.FRESH_SECONDS)
         await ring.source.wait()
         return ring
 
@@ -116,30 +106,30 @@ class Assertions:
 def read_header(text: str) -> dict[str, Any]:
     """Return the header of an assertion; raises Flaw for one that could change which key is trusted."""
     if len(text) > MOST_ASSERTION_BYTES:
-        raise Flaw("it is too long")
-    header = decode_strictly(urlsafe_b64decode(text.partition(".")[0].encode()), dict[str, Any])
+        raise jwt.Flaw("it is too long")
+    header = jwt.decode_strictly(urlsafe_b64decode(text.partition(".")[0].encode()), dict[str, Any])
     if header.get("alg") not in SIGNING_ALGORITHMS:
-        raise Flaw(f"alg is not {' or '.join(SIGNING_ALGORITHMS)}")
+        raise jwt.Flaw(f"alg is not {' or '.join(SIGNING_ALGORITHMS)}")
     if str(header.get("typ", "")).lower() not in ASSERTION_TYPES:     # for example an access token of the same key
-        raise Flaw("typ is that of another token")
-    if FOREIGN & header.keys():
-        raise Flaw("its header names a key or an extension")
+        raise jwt.Flaw("typ is that of another token")
+    if jwt.FOREIGN & header.keys():
+        raise jwt.Flaw("its header names a key or an extension")
     return header
 
 
 def read_subject(text: str) -> str:
     """Return whom an assertion says it is from, which proves nothing yet; empty if it cannot be read."""
     try:
-        return decode_strictly(urlsafe_b64decode(text.split(".")[1].encode()), AssertionClaims).sub
-    except UNFIT:
+        return jwt.decode_strictly(urlsafe_b64decode(text.split(".")[1].encode()), AssertionClaims).sub
+    except jwt.UNFIT:
         return ""
 
 
 def import_keys(jwks: Any) -> list[Key]:
     """Return the signature keys of a key set; others are ignored."""
     keys = list[Key]()
-    for jwk in msgspec.convert(jwks, JwkSet).keys[:MOST_KEYS_IN_SET]:
-        with contextlib.suppress(*UNFIT):
+    for jwk in msgspec.convert(jwks, jwt.JwkSet).keys[:MOST_KEYS_IN_SET]:
+        with contextlib.suppress(*jwt.UNFIT):
             if jwk.get("use", "sig") == "sig" and "d" not in jwk:
                 keys.append(import_signature_key(jwk))
     return keys
@@ -148,9 +138,9 @@ def import_keys(jwks: Any) -> list[Key]:
 def import_signature_key(jwk: dict[str, Any]) -> RSAKey | ECKey:
     """Return the key of a JWK; raises one of UNFIT for a weak one, or one of another kind."""
     if jwk.get("kty") == "RSA":
-        return import_key(jwk)
+        return jwt.import_key(jwk)
     if (jwk.get("kty"), jwk.get("crv")) != ("EC", "P-256"):
-        raise Flaw("it is for other algorithms")
+        raise jwt.Flaw("it is for other algorithms")
     with warnings.catch_warnings(action="ignore", category=SecurityWarning):
         key = ECKey.import_key(jwk)
     key.ensure_kid()

@@ -18,9 +18,8 @@ from asyncgate.parts.identity.oauth.client_admin import hash_client_secret
 from asyncgate.parts.identity.oauth.documents import UnusableDocument, list_methods
 from asyncgate.parts.identity.oauth.redirects import find_document_url_flaw
 from asyncgate.parts.identity.oauth.wire import OAuthError, Request, read_parameters
+from asyncgate.parts.model import stored_oauth, wire
 from asyncgate.parts.model.console import CONSOLE, CONSOLE_CLIENT
-from asyncgate.parts.model.stored_oauth import OAuthClient
-from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
     from asyncgate.parts.identity.oauth.server import AuthorizationServer
@@ -34,7 +33,7 @@ CREDENTIALS = ("client_secret", "client_assertion")
 ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"       # RFC 7523 2.2
 
 
-async def find_client(server: AuthorizationServer, client_id: str) -> OAuthClient | None:
+async def find_client(server: AuthorizationServer, client_id: str) -> stored_oauth.OAuthClient | None:
     """Return a program that may ask; None for an unknown or disabled one, or one whose document cannot be read."""
     try:
         client = await look_up_client(server, client_id)
@@ -43,11 +42,11 @@ async def find_client(server: AuthorizationServer, client_id: str) -> OAuthClien
     return None if client is None or client.disabled_at is not None else client
 
 
-async def look_up_client(server: AuthorizationServer, client_id: str) -> OAuthClient | None:
+async def look_up_client(server: AuthorizationServer, client_id: str) -> stored_oauth.OAuthClient | None:
     """Return a program, also a disabled one; raises UnusableDocument for a metadata document that cannot be used."""
     if not CLIENT_ID.match(client_id):
         return None
-    row = await server.directory.find(OAuthClient, client_id)
+    row = await server.directory.find(stored_oauth.OAuthClient, client_id)
     if client_id == CONSOLE_CLIENT:
         return make_console_client(server, row) if server.settings.console.enabled else None
     if row.origin != "document" if row else find_document_url_flaw(client_id):
@@ -55,29 +54,29 @@ async def look_up_client(server: AuthorizationServer, client_id: str) -> OAuthCl
     return await server.documents.find(client_id, row)
 
 
-def note_sign_in(work: Work, client: OAuthClient) -> bool:
+def note_sign_in(work: Work, client: stored_oauth.OAuthClient) -> bool:
     """Note that somebody has signed in with a program; return whether it may still be used.
 
     Its key must be loaded: `(OAuthClient, (client.client_id,))`.  Only now a metadata document becomes a row, and so
     does the console.
     """
     known = client.origin == "document" or client.client_id == CONSOLE_CLIENT
-    row = work.find_record(OAuthClient, client.client_id) or (client if known else None)
+    row = work.find_record(stored_oauth.OAuthClient, client.client_id) or (client if known else None)
     if row is None or row.disabled_at is not None:      # it was removed or disabled while somebody signed in
         return False
     work.keep_record(replace(row, last_used_at=work.now))
     return True
 
 
-def make_console_client(server: AuthorizationServer, row: OAuthClient | None) -> OAuthClient:
+def make_console_client(server: AuthorizationServer, row: stored_oauth.OAuthClient | None) -> stored_oauth.OAuthClient:
     """Return the gate's own console, a program that nobody has to register; an admin may disable its row.
 
     Its person is asked for no consent, so its redirect is compared to the letter: see `read_redirect`.
     """
     now = server.engine.backend.now()
-    row = row or OAuthClient(
+    row = row or stored_oauth.OAuthClient(
         CONSOLE_CLIENT, "registered", CONSOLE_NAME, "[]", None, "none", None, None, None, True, True, None, now,
-        str(Principal("system", "asyncgate")), now)
+        str(wire.Principal("system", "asyncgate")), now)
     return replace(row, name=CONSOLE_NAME, redirect_uris=msgspec.json.encode([f"{server.issuer}{CONSOLE}/"]).decode(),
                    scopes=None, auth_method="none", secret_hash=None, tenant=None, trusted=True,
                    access_days=SHORTEST_DAYS)
@@ -97,7 +96,8 @@ class Presented(Struct, frozen=True):
         return f"<Presented {self.client_id} {self.method}>"    # the credential stays out of logs and tracebacks
 
 
-async def authenticate_client(server: AuthorizationServer, request: Request, form: dict[str, str]) -> OAuthClient:
+async def authenticate_client(server: AuthorizationServer, request: Request,
+                              form: dict[str, str]) -> stored_oauth.OAuthClient:
     """Return the program that a request to the token endpoint is from; raises OAuthError.
 
     Everything that does not fit is the same refusal for the caller; the audit log has the reason.
@@ -163,7 +163,7 @@ def read_basic(header: bytes, named: str) -> Presented:
     return shown
 
 
-def find_mismatch(client: OAuthClient, shown: Presented) -> str | None:
+def find_mismatch(client: stored_oauth.OAuthClient, shown: Presented) -> str | None:
     """Return why a request is not from the program that it names, as far as its row says."""
     if client.disabled_at is not None:
         return "the client is disabled"
@@ -174,14 +174,14 @@ def find_mismatch(client: OAuthClient, shown: Presented) -> str | None:
     return None
 
 
-def uses_method(client: OAuthClient, method: str) -> bool:
+def uses_method(client: stored_oauth.OAuthClient, method: str) -> bool:
     """Whether a program may prove itself in a way; where a secret is carried is up to the program."""
     if client.auth_method in SECRET_METHODS:
         return method in SECRET_METHODS
     return method in list_methods(client)
 
 
-def is_its_secret(client: OAuthClient, secret: str) -> bool:
+def is_its_secret(client: stored_oauth.OAuthClient, secret: str) -> bool:
     """Whether a secret is the program's, compared in constant time."""
     return hmac.compare_digest(hash_client_secret(secret), client.secret_hash or "")
 

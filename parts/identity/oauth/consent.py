@@ -9,8 +9,8 @@ from asyncgate.parts.identity.admin import audit_change
 from asyncgate.parts.identity.keys_stored import decode_names, encode_names
 from asyncgate.parts.identity.oauth.documents import list_methods
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
+from asyncgate.parts.model import stored_oauth
 from asyncgate.parts.model.connection import is_loopback
-from asyncgate.parts.model.stored_oauth import Consent, OAuthClient, User
 
 
 def find_place(redirect_uri: str) -> str:
@@ -30,27 +30,28 @@ def is_local(redirect_uri: str) -> bool:
     return parts.scheme in ("http", "https") and is_loopback(parts.hostname or "")
 
 
-def find_document_host(client: OAuthClient) -> str | None:
+def find_document_host(client: stored_oauth.OAuthClient) -> str | None:
     """Return the host of a program's metadata document."""
     return urlsplit(client.client_id).netloc.lower() if client.origin == "document" else None
 
 
-def covers(given: Consent | None, redirect_uri: str, scopes: frozenset[str]) -> bool:
+def covers(given: stored_oauth.Consent | None, redirect_uri: str, scopes: frozenset[str]) -> bool:
     """Whether a person has already allowed as much, to a program at the same place."""
     return (given is not None and find_place(given.redirect_uri) == find_place(redirect_uri)
             and scopes <= decode_names(given.scopes))
 
 
-async def is_allowed(server: AuthorizationServer, client: OAuthClient, user: User, redirect_uri: str,
+async def is_allowed(server: AuthorizationServer, client: stored_oauth.OAuthClient, user: stored_oauth.User,
+                     redirect_uri: str,
                      scopes: frozenset[str]) -> bool:
     """Whether a person need not be asked."""
     if client.trusted or can_be_anybody(client, redirect_uri):
         return bool(client.trusted)
-    given = await server.directory.find(Consent, user.user_id, client.client_id)
+    given = await server.directory.find(stored_oauth.Consent, user.user_id, client.client_id)
     return covers(given, redirect_uri, scopes)
 
 
-def can_be_anybody(client: OAuthClient, redirect_uri: str) -> bool:
+def can_be_anybody(client: stored_oauth.OAuthClient, redirect_uri: str) -> bool:
     """Whether any program on the person's machine can send a request in this one's name, and take the answer.
 
     It has no secret, and its redirect goes to a port or a scheme of that machine (RFC 8252 8.6).
@@ -59,24 +60,26 @@ def can_be_anybody(client: OAuthClient, redirect_uri: str) -> bool:
     return on_the_machine and "none" in list_methods(client)
 
 
-async def give_consent(server: AuthorizationServer, client: OAuthClient, user: User, redirect_uri: str,
+async def give_consent(server: AuthorizationServer, client: stored_oauth.OAuthClient, user: stored_oauth.User,
+                       redirect_uri: str,
                        scopes: frozenset[str]) -> None:
     """Keep what a person allows, with an audit line, in one transaction."""
     key = (user.user_id, client.client_id)
 
     def give(work: Work) -> None:
-        before = work.find_record(Consent, *key)
+        before = work.find_record(stored_oauth.Consent, *key)
         same = before is not None and find_place(before.redirect_uri) == find_place(redirect_uri)
         known = decode_names(before.scopes) if before is not None and same else frozenset()
-        work.keep_record(Consent(*key, encode_names(scopes | known) or "[]", redirect_uri, work.now))
+        work.keep_record(stored_oauth.Consent(*key, encode_names(scopes | known) or "[]", redirect_uri, work.now))
         by = Caller(user.tenant, user.principal, user.role, frozenset())
         audit_change(server.engine, work, "consent_given", "info", by, user_id=user.user_id, tenant=user.tenant,
                      client_id=client.client_id, place=find_place(redirect_uri), scopes=sorted(scopes))
-    await server.directory.change(give, (Consent, key))
+    await server.directory.change(give, (stored_oauth.Consent, key))
     note_consent(server, user, client, "consent_given")
 
 
-def note_consent(server: AuthorizationServer, user: User, client: OAuthClient, event: str) -> None:
+def note_consent(server: AuthorizationServer, user: stored_oauth.User, client: stored_oauth.OAuthClient,
+                 event: str) -> None:
     """Tell the log of a tenant that is not the operator's."""
     if user.tenant != server.settings.default_tenant_id:
         server.auditor.note(user.tenant, event, "info", principal_kind=user.principal_kind,

@@ -10,9 +10,8 @@ from msgspec import Struct
 from asyncgate import Caller, Engine, Needs, Work
 from asyncgate.parts.identity.admin import audit_change, write_audited
 from asyncgate.parts.identity.audit import load_head
-from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model import queries, wire_admin
 from asyncgate.parts.model.walking import walk_rows
-from asyncgate.parts.model.wire_admin import Severity
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
@@ -31,11 +30,11 @@ class Directory:
 
     async def page(self, kind: type[R], after: str = "") -> list[R]:
         """Return the next rows of a kind, in the order of their keys."""
-        return await self.engine.backend.page(self.tenant_id, Rows(kind, after))
+        return await self.engine.backend.page(self.tenant_id, queries.Rows(kind, after))
 
     def read(self, kind: type[R], after: str = "") -> AsyncIterator[R]:
         """Yield all rows of a kind behind a key, page by page, in the order of their keys."""
-        return walk_rows(self.engine.backend, self.tenant_id, Rows(kind, after))
+        return walk_rows(self.engine.backend, self.tenant_id, queries.Rows(kind, after))
 
     async def change(self, run: Callable[[Work], T], *keys: RecordKey) -> T:
         """Let `run` change the rows with these keys in one transaction; return its answer when that is durable.
@@ -48,7 +47,8 @@ class Directory:
         return await write_audited(self.engine, own, self.tenant_id, load, run)
 
 
-async def audit_in_tenant(engine: Engine, caller: Caller, tenant: str | None, event: str, severity: Severity, /,
+async def audit_in_tenant(engine: Engine, caller: Caller, tenant: str | None, event: str, severity: wire_admin.Severity,
+                          /,
                           **said: Any) -> None:
     """Write a change of a row that is for another tenant into that tenant's audit log, too."""
     if tenant is None or tenant == engine.settings.default_tenant_id:

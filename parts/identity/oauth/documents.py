@@ -23,9 +23,9 @@ from msgspec.structs import replace
 from asyncgate import Work
 from asyncgate.parts.identity.audit import current_visitor
 from asyncgate.parts.identity.oauth.redirects import check_redirects, find_document_url_flaw
+from asyncgate.parts.model import stored_oauth
 from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.stored_oauth import OAuthClient
 from asyncgate.parts.process.kit import Bounded, Flights, Rate
 from asyncgate.parts.process.lookups import asking
 
@@ -88,7 +88,7 @@ class ClientDocument(Struct):
 class Known(Struct):
     """A document that was read, and until when it is fresh."""
 
-    client: OAuthClient
+    client: stored_oauth.OAuthClient
     until: float
 
 
@@ -104,7 +104,7 @@ class Documents:
                         for name, most in (("address", PER_ADDRESS), ("host", PER_HOST), ("gate", PER_GATE))}
         self.http: httpx2.AsyncClient | None = None
 
-    async def find(self, client_id: str, row: OAuthClient | None) -> OAuthClient | None:
+    async def find(self, client_id: str, row: stored_oauth.OAuthClient | None) -> stored_oauth.OAuthClient | None:
         """Return the program that a URL names; `row` is what the database has of it.  Raises UnusableDocument."""
         if row is not None and (row.pinned or row.disabled_at is not None):
             return row
@@ -118,7 +118,8 @@ class Documents:
             return row
         return await self._refresh(client_id, row, now)
 
-    async def _refresh(self, client_id: str, row: OAuthClient | None, now: float) -> OAuthClient:
+    async def _refresh(self, client_id: str, row: stored_oauth.OAuthClient | None,
+                       now: float) -> stored_oauth.OAuthClient:
         try:
             fresh = (await self.read(client_id, known=row is not None)).client
         except UnusableDocument as why:
@@ -129,17 +130,17 @@ class Documents:
             return row
         return fresh if row is None else await self._store(fresh)
 
-    async def _store(self, fresh: OAuthClient) -> OAuthClient:
+    async def _store(self, fresh: stored_oauth.OAuthClient) -> stored_oauth.OAuthClient:
         """Take over into the row what a document says now."""
-        def change(work: Work) -> OAuthClient:
-            row = work.find_record(OAuthClient, fresh.client_id)
+        def change(work: Work) -> stored_oauth.OAuthClient:
+            row = work.find_record(stored_oauth.OAuthClient, fresh.client_id)
             if row is None or row.pinned:
                 return row or fresh
             row = replace(row, name=fresh.name, redirect_uris=fresh.redirect_uris, auth_method=fresh.auth_method,
                           document=fresh.document, updated_at=fresh.updated_at)
             work.keep_record(row)
             return row
-        return await self.server.directory.change(change, (OAuthClient, (fresh.client_id,)))
+        return await self.server.directory.change(change, (stored_oauth.OAuthClient, (fresh.client_id,)))
 
     async def read(self, url: str, known: bool = False) -> Known:
         """Read a document, once for all who wait; raises UnusableDocument, also for a minute after a failure."""
@@ -204,7 +205,7 @@ def read_lifetime(cache_control: str) -> float:
     return min(max(float(said[1]), SHORTEST_SECONDS), LONGEST_SECONDS) if said else USUAL_SECONDS
 
 
-def read_document(url: str, text: bytes, now: float) -> OAuthClient:
+def read_document(url: str, text: bytes, now: float) -> stored_oauth.OAuthClient:
     """Return the program that a document describes; raises UnusableDocument."""
     said = decode_document(text)
     if said.client_id != url:
@@ -219,7 +220,7 @@ def read_document(url: str, text: bytes, now: float) -> OAuthClient:
         raise UnusableDocument("it names no way to authenticate at the token endpoint that this gate has: none, or "
                          f"private_key_jwt with {' or '.join(SIGNING_ALGORITHMS)} and its keys")
     name = said.client_name[:MOST_NAME_LENGTH].replace("\0", "") or urlsplit(url).hostname or url
-    return OAuthClient(
+    return stored_oauth.OAuthClient(
         url, "document", name, msgspec.json.encode(said.redirect_uris).decode(), None,
         "private_key_jwt" if "private_key_jwt" in methods else "none", None, text.decode(), None, trusted=False,
         pinned=False, access_days=None, created_at=now, created_by="its metadata document", updated_at=now)
@@ -237,7 +238,7 @@ def decode_document(text: bytes) -> ClientDocument:
     return said
 
 
-def list_methods(client: OAuthClient) -> list[str]:
+def list_methods(client: stored_oauth.OAuthClient) -> list[str]:
     """Return how a program may prove itself at the token endpoint."""
     if client.document is None:
         return [client.auth_method]

@@ -16,17 +16,15 @@ from joserfc.util import urlsafe_b64decode
 from msgspec import Meta, Struct
 
 from asyncgate import Work
+from asyncgate.parts.identity import jwt
 from asyncgate.parts.identity.admin import audit_change
-from asyncgate.parts.identity.jwt import MOST_TOKEN_BYTES, UNFIT, Flaw, decode_strictly, reason_of
 from asyncgate.parts.identity.keys_stored import encode_names
-from asyncgate.parts.identity.oauth.admission import Person, SignInRefused, admit, check_tenant
+from asyncgate.parts.identity.oauth import admission, grants, providers
 from asyncgate.parts.identity.oauth.clients import note_sign_in
-from asyncgate.parts.identity.oauth.grants import Allowed, caller_of_grant, find_access_seconds, limit_scopes
-from asyncgate.parts.identity.oauth.providers import LEEWAY_SECONDS, OpenId, Subject, read_person
 from asyncgate.parts.identity.oauth.requests import find_resource
 from asyncgate.parts.identity.oauth.sessions import describe_grant
 from asyncgate.parts.identity.oauth.wire import OAuthError
-from asyncgate.parts.model.stored_oauth import Grant, OAuthClient, User
+from asyncgate.parts.model import stored_oauth
 
 if TYPE_CHECKING:
     from asyncgate.parts.identity.oauth.server import AuthorizationServer
@@ -43,7 +41,7 @@ class IdentityAssertion(Struct, frozen=True):
     """The claims of an identity assertion that decide."""
 
     iss: str
-    sub: Subject
+    sub: providers.Subject
     aud: str | list[str]
     client_id: str
     jti: Annotated[str, Meta(min_length=1, max_length=500)]
@@ -59,7 +57,7 @@ class Vouched(Struct, frozen=True):
     """What a proven assertion says."""
 
     claims: IdentityAssertion
-    who: Person
+    who: admission.Person
 
 
 def is_vouching_on(server: AuthorizationServer) -> bool:
@@ -73,8 +71,8 @@ def refuse_assertion(because: str) -> OAuthError:
                       "this server; get a new one from the identity provider", because=because)
 
 
-async def begin_vouched_session(server: AuthorizationServer, client: OAuthClient, assertion: str,
-                                asked: frozenset[str] | None, resource: str | None, place: str) -> Allowed:
+async def begin_vouched_session(server: AuthorizationServer, client: stored_oauth.OAuthClient, assertion: str,
+                                asked: frozenset[str] | None, resource: str | None, place: str) -> grants.Allowed:
     """Begin the session of a person for whom an identity provider vouches; raises OAuthError.
 
     One transaction: of two uses of one assertion only one succeeds.
@@ -84,66 +82,69 @@ async def begin_vouched_session(server: AuthorizationServer, client: OAuthClient
     vouched = await prove_assertion(server, client, assertion)
     resource = read_vouched_resource(server, vouched.claims, resource)
     try:
-        user = await admit(server, vouched.who)
-        await check_tenant(server, user, client)
-    except SignInRefused as no:
+        user = await admission.admit(server, vouched.who)
+        await admission.check_tenant(server, user, client)
+    except admission.SignInRefused as no:
         raise refuse_assertion(no.because) from None
-    scopes = choose_vouched_scopes(vouched.claims, asked, limit_scopes(user, client))
+    scopes = choose_vouched_scopes(vouched.claims, asked, grants.limit_scopes(user, client))
     if not scopes:
         raise OAuthError("invalid_scope", "the person or the program may have none of these scopes")
     return await keep_session(server, client, user, vouched.claims, scopes, resource, place)
 
 
-async def keep_session(server: AuthorizationServer, client: OAuthClient, user: User, claims: IdentityAssertion,
-                       scopes: frozenset[str], resource: str, place: str) -> Allowed:
+async def keep_session(server: AuthorizationServer, client: stored_oauth.OAuthClient, user: stored_oauth.User,
+                       claims: IdentityAssertion,
+                       scopes: frozenset[str], resource: str, place: str) -> grants.Allowed:
     """Store a session; its id comes from the assertion, which is so kept against a second use in every gate."""
     grant_id = str(uuid.uuid5(SESSIONS_OF_ASSERTIONS, f"{claims.iss}\0{claims.jti}"))
-    seconds = find_access_seconds(server, client, user)
+    seconds = grants.find_access_seconds(server, client, user)
 
-    def begin(work: Work) -> Grant | None:
-        if work.find_record(Grant, grant_id) is not None or not note_sign_in(work, client):
+    def begin(work: Work) -> stored_oauth.Grant | None:
+        if work.find_record(stored_oauth.Grant, grant_id) is not None or not note_sign_in(work, client):
             return None
-        grant = Grant(grant_id, user.user_id, client.client_id, user.tenant, user.principal_kind, user.principal_id,
-                      user.role, encode_names(scopes) or "[]", resource, "", "", "", work.now, seconds, work.now,
-                      work.now + seconds, work.now, place=place, last_used_at=work.now)
+        grant = stored_oauth.Grant(grant_id, user.user_id, client.client_id, user.tenant, user.principal_kind,
+                                   user.principal_id,
+                                   user.role, encode_names(scopes) or "[]", resource, "", "", "", work.now, seconds,
+                                   work.now,
+                                   work.now + seconds, work.now, place=place, last_used_at=work.now)
         work.keep_record(grant)
-        audit_change(server.engine, work, "session_begun", "info", caller_of_grant(server, grant),
+        audit_change(server.engine, work, "session_begun", "info", grants.caller_of_grant(server, grant),
                      **describe_grant(grant), scopes=sorted(scopes), issuer=claims.iss)
         return grant
-    keys = (Grant, (grant_id,)), (OAuthClient, (client.client_id,))
+    keys = (stored_oauth.Grant, (grant_id,)), (stored_oauth.OAuthClient, (client.client_id,))
     if (grant := await server.directory.change(begin, *keys)) is None:
         raise refuse_assertion("the assertion was used before, or the program was removed a moment ago")
-    return Allowed(grant, scopes, "")
+    return grants.Allowed(grant, scopes, "")
 
 
-async def prove_assertion(server: AuthorizationServer, client: OAuthClient, text: str) -> Vouched:
+async def prove_assertion(server: AuthorizationServer, client: stored_oauth.OAuthClient, text: str) -> Vouched:
     """Return what an assertion says after every check; raises OAuthError."""
     try:
         provider = find_provider(server, text)
         found = await provider.discover()
         content = await provider.verify(text, ASSERTION_TYPE)
-        claims = decode_strictly(content, IdentityAssertion)
+        claims = jwt.decode_strictly(content, IdentityAssertion)
         if flaw := find_flaw_of_assertion(claims, found.issuer, server.issuer, client, provider.now()):
-            raise Flaw(flaw)
-        return Vouched(claims, read_person(provider.said, found.issuer, msgspec.json.decode(content)))
-    except SignInRefused as no:
+            raise jwt.Flaw(flaw)
+        return Vouched(claims, providers.read_person(provider.said, found.issuer, msgspec.json.decode(content)))
+    except admission.SignInRefused as no:
         raise refuse_assertion(no.because) from None
-    except UNFIT as wrong:
-        raise refuse_assertion(f"the assertion: {reason_of(wrong)[1]}") from None
+    except jwt.UNFIT as wrong:
+        raise refuse_assertion(f"the assertion: {jwt.reason_of(wrong)[1]}") from None
 
 
-def find_provider(server: AuthorizationServer, text: str) -> OpenId:
+def find_provider(server: AuthorizationServer, text: str) -> providers.OpenId:
     """Return the provider that an assertion says it is from, which proves nothing yet; raises Flaw."""
-    if len(text) > MOST_TOKEN_BYTES or text.count(".") != 2:
-        raise Flaw("it is no signed JWT, or too long")
-    issuer = decode_strictly(urlsafe_b64decode(text.split(".")[1].encode()), dict[str, Any]).get("iss")
+    if len(text) > jwt.MOST_TOKEN_BYTES or text.count(".") != 2:
+        raise jwt.Flaw("it is no signed JWT, or too long")
+    issuer = jwt.decode_strictly(urlsafe_b64decode(text.split(".")[1].encode()), dict[str, Any]).get("iss")
     for provider in server.providers.values():
-        if isinstance(provider, OpenId) and provider.said.enterprise_managed and provider.is_issuer(issuer):
+        if isinstance(provider, providers.OpenId) and provider.said.enterprise_managed and provider.is_issuer(issuer):
             return provider
-    raise Flaw("its issuer may not vouch for people here")
+    raise jwt.Flaw("its issuer may not vouch for people here")
 
 
-def find_flaw_of_assertion(claims: IdentityAssertion, issuer: str, audience: str, client: OAuthClient,
+def find_flaw_of_assertion(claims: IdentityAssertion, issuer: str, audience: str, client: stored_oauth.OAuthClient,
                            now: float) -> str | None:
     """Return why an assertion is not for this program here and now; None if it is."""
     wrong = {
@@ -151,9 +152,9 @@ def find_flaw_of_assertion(claims: IdentityAssertion, issuer: str, audience: str
         "aud is not this server alone": claims.aud not in (audience, [audience]),
         "client_id is another program": claims.client_id != client.client_id,
         "it has cnf or authorization_details": claims.cnf is not None or claims.authorization_details is not None,
-        "exp has passed": now >= claims.exp + LEEWAY_SECONDS,
+        "exp has passed": now >= claims.exp + providers.LEEWAY_SECONDS,
         "exp is too long after iat": claims.exp - claims.iat > LONGEST_JAG_SECONDS,
-        "iat is in the future": claims.iat > now + LEEWAY_SECONDS,
+        "iat is in the future": claims.iat > now + providers.LEEWAY_SECONDS,
     }
     return next((what for what, is_so in wrong.items() if is_so), None)
 

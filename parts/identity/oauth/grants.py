@@ -32,8 +32,8 @@ from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.sessions import describe_grant, end_grant
 from asyncgate.parts.identity.oauth.user_rows import scopes_of
 from asyncgate.parts.identity.oauth.wire import OAuthError
+from asyncgate.parts.model import stored_oauth
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.stored_oauth import Grant, OAuthClient, User
 
 CODE_SECONDS = 60.0
 LONGEST_DAYS = 90       # the life of an access token (spec 21.2.1)
@@ -88,7 +88,7 @@ class Renewal(Struct, frozen=True):
 class Allowed(Struct, frozen=True):
     """What a program gets: an access token of this session with these scopes, and a refresh token."""
 
-    grant: Grant
+    grant: stored_oauth.Grant
     scopes: frozenset[str]
     refresh_token: str
     moved: bool = False             # whether the session was last used from another network
@@ -146,7 +146,8 @@ def derive_successor(key: bytes, token: str, grant_id: str, seed: str) -> str:
 # Making a grant.
 
 
-async def make_grant(server: AuthorizationServer, client: OAuthClient, asked: AuthorizationRequest, user: User,
+async def make_grant(server: AuthorizationServer, client: stored_oauth.OAuthClient, asked: AuthorizationRequest,
+                     user: stored_oauth.User,
                      scopes: frozenset[str]) -> str:
     """Begin a session of a person with a program; return its code.  One transaction."""
     if client.tenant not in (None, user.tenant):
@@ -161,7 +162,7 @@ async def make_grant(server: AuthorizationServer, client: OAuthClient, asked: Au
     def make(work: Work) -> bool:
         if not note_sign_in(work, client):      # it was removed or disabled while the person signed in
             return False
-        grant = Grant(
+        grant = stored_oauth.Grant(
             grant_id, user.user_id, client.client_id, user.tenant, user.principal_kind, user.principal_id, user.role,
             encode_names(allowed) or "[]", asked.resource, asked.redirect_uri, asked.challenge, hash_text(code),
             work.now + CODE_SECONDS, find_access_seconds(server, client, user), work.now,
@@ -170,25 +171,26 @@ async def make_grant(server: AuthorizationServer, client: OAuthClient, asked: Au
         audit_change(server.engine, work, "session_allowed", "info", caller_of_grant(server, grant),
                      **describe_grant(grant), scopes=sorted(allowed))
         return True
-    if not await server.directory.change(make, (Grant, (grant_id,)), (OAuthClient, (client.client_id,))):
+    if not await server.directory.change(make, (stored_oauth.Grant, (grant_id,)),
+                                         (stored_oauth.OAuthClient, (client.client_id,))):
         raise OAuthError("access_denied", "this program was removed or disabled a moment ago")
     return code
 
 
-def limit_scopes(user: User, client: OAuthClient) -> frozenset[str]:
+def limit_scopes(user: stored_oauth.User, client: stored_oauth.OAuthClient) -> frozenset[str]:
     """Return the most that a program may get of a person's rights."""
     own = scopes_of(user) & SCOPES
     return own if client.scopes is None else own & decode_names(client.scopes)
 
 
-def find_access_seconds(server: AuthorizationServer, client: OAuthClient, user: User) -> int:
+def find_access_seconds(server: AuthorizationServer, client: stored_oauth.OAuthClient, user: stored_oauth.User) -> int:
     """Return the life of access tokens: the shorter of the program's and the person's own, else the setting."""
     days = [one for one in (client.access_days, user.access_days) if one is not None]
     chosen = min(days, default=server.settings.security.jwt.access_token_ttl_days)
     return int(min(max(chosen, SHORTEST_DAYS), LONGEST_DAYS) * DAY_SECONDS)
 
 
-def caller_of_grant(server: AuthorizationServer, grant: Grant) -> Caller:
+def caller_of_grant(server: AuthorizationServer, grant: stored_oauth.Grant) -> Caller:
     """Return the person of a session, as the audit log names who does something."""
     return Caller(server.settings.default_tenant_id, grant.principal, grant.role, frozenset())
 
@@ -202,7 +204,7 @@ def exchange_code(server: AuthorizationServer, work: Work, sent: Exchange) -> Al
     Order: all that binds the code is checked before the code is burnt, so a program that errs may try again, and
     nobody who has only seen the code can spoil it.  A code that was used before ends the session (RFC 6749 4.1.2).
     """
-    grant = work.find_record(Grant, read_grant_id(CODE, sent.code) or "")
+    grant = work.find_record(stored_oauth.Grant, read_grant_id(CODE, sent.code) or "")
     if grant is None or not is_text_of(sent.code, grant.code_hash):
         return refuse_code("no such code")
     if grant.code_used_at is not None:
@@ -219,7 +221,7 @@ def exchange_code(server: AuthorizationServer, work: Work, sent: Exchange) -> Al
     return Allowed(grant, find_scopes(work, grant), sent.first)
 
 
-def find_flaw_of_exchange(grant: Grant, sent: Exchange, now: float) -> str | None:
+def find_flaw_of_exchange(grant: stored_oauth.Grant, sent: Exchange, now: float) -> str | None:
     """Return why a program may not exchange a code; None if it may."""
     if grant.client_id != sent.client_id:
         return "the code is another program's"
@@ -242,7 +244,8 @@ def renew(server: AuthorizationServer, work: Work, sent: Renewal) -> Allowed | D
     The transaction has locked the row, so of many who send one token one rotates it; the others find themselves within
     the grace, and get the same successor.  Real programs send one token from several processes at once.
     """
-    grant, key = work.find_record(Grant, read_grant_id(REFRESH, sent.token) or ""), server.keys.secret("refresh")
+    grant, key = work.find_record(stored_oauth.Grant,
+                                  read_grant_id(REFRESH, sent.token) or ""), server.keys.secret("refresh")
     if grant is None:
         return refuse_session("no such session")
     if is_text_of(sent.token, grant.refresh_hash):
@@ -256,7 +259,7 @@ def renew(server: AuthorizationServer, work: Work, sent: Renewal) -> Allowed | D
     return find_refusal_of_renewal(work, grant, sent) or repeat_successor(work, key, grant, sent)
 
 
-def rotate(work: Work, key: bytes, grant: Grant, sent: Renewal) -> Allowed:
+def rotate(work: Work, key: bytes, grant: stored_oauth.Grant, sent: Renewal) -> Allowed:
     """Replace the refresh token that is in force."""
     token = derive_successor(key, sent.token, grant.grant_id, sent.seed)
     moved = grant.place != sent.place
@@ -266,13 +269,13 @@ def rotate(work: Work, key: bytes, grant: Grant, sent: Renewal) -> Allowed:
     return Allowed(grant, find_scopes(work, grant, sent.scopes), token, moved)
 
 
-def is_within_grace(server: AuthorizationServer, grant: Grant, sent: Renewal, now: float) -> bool:
+def is_within_grace(server: AuthorizationServer, grant: stored_oauth.Grant, sent: Renewal, now: float) -> bool:
     """Whether a used refresh token still gives its successor: for a moment, to the same program and network."""
     return (now - (grant.rotated_at or 0.0) < server.oauth.refresh_grace_seconds
             and (grant.client_id, grant.place) == (sent.client_id, sent.place))
 
 
-def repeat_successor(work: Work, key: bytes, grant: Grant, sent: Renewal) -> Allowed | Denial:
+def repeat_successor(work: Work, key: bytes, grant: stored_oauth.Grant, sent: Renewal) -> Allowed | Denial:
     """Give the successor of a refresh token once more; it is the token in force."""
     successor = derive_successor(key, sent.token, grant.grant_id, grant.seed or "")
     if not is_text_of(successor, grant.refresh_hash):
@@ -281,7 +284,7 @@ def repeat_successor(work: Work, key: bytes, grant: Grant, sent: Renewal) -> All
     return Allowed(grant, find_scopes(work, grant, sent.scopes), successor)
 
 
-def end_family(server: AuthorizationServer, work: Work, grant: Grant) -> Denial:
+def end_family(server: AuthorizationServer, work: Work, grant: stored_oauth.Grant) -> Denial:
     """End the session of a refresh token that was used before: it may be in two hands (RFC 9700 4.14.2)."""
     ended = end_grant(server.engine, work, grant, caller_of_grant(server, grant), "refresh_replay", "critical")
     return refuse_session("the refresh token was used before", "refresh_replay" if ended else "used_after_sign_out")
@@ -289,7 +292,7 @@ def end_family(server: AuthorizationServer, work: Work, grant: Grant) -> Denial:
 
 def end_by_token(server: AuthorizationServer, work: Work, token: str, client_id: str) -> Denial | None:
     """End the session of a refresh token that its program gives back; any that the session ever had is good for it."""
-    grant = work.find_record(Grant, read_grant_id(REFRESH, token) or "")
+    grant = work.find_record(stored_oauth.Grant, read_grant_id(REFRESH, token) or "")
     if grant is None or not (is_text_of(token, grant.refresh_hash) or is_text_of(token, grant.previous_hash)
                              or is_our_own(server.keys.secret("refresh"), token)):
         return None
@@ -302,7 +305,7 @@ def end_by_token(server: AuthorizationServer, work: Work, token: str, client_id:
 # What stands in the way.
 
 
-def find_refusal_of_renewal(work: Work, grant: Grant, sent: Renewal) -> Denial | None:
+def find_refusal_of_renewal(work: Work, grant: stored_oauth.Grant, sent: Renewal) -> Denial | None:
     """Return why a session gives no new token although its refresh token is good; None if it does."""
     if no := find_barrier(work, grant, sent.resource):
         return no
@@ -313,9 +316,10 @@ def find_refusal_of_renewal(work: Work, grant: Grant, sent: Renewal) -> Denial |
     return None
 
 
-def find_barrier(work: Work, grant: Grant, resource: str | None) -> Denial | None:
+def find_barrier(work: Work, grant: stored_oauth.Grant, resource: str | None) -> Denial | None:
     """Return why a session gives no token; None if it does."""
-    user, client = work.find_record(User, grant.user_id), work.find_record(OAuthClient, grant.client_id)
+    user, client = work.find_record(stored_oauth.User, grant.user_id), work.find_record(stored_oauth.OAuthClient,
+                                                                                        grant.client_id)
     if grant.ended_at is not None:
         return refuse_session(f"the session was ended: {grant.ended_why}", event="used_after_sign_out")
     if work.now >= grant.ends_at:
@@ -333,9 +337,10 @@ def find_barrier(work: Work, grant: Grant, resource: str | None) -> Denial | Non
     return None
 
 
-def find_scopes(work: Work, grant: Grant, asked: frozenset[str] | None = None) -> frozenset[str]:
+def find_scopes(work: Work, grant: stored_oauth.Grant, asked: frozenset[str] | None = None) -> frozenset[str]:
     """Return the scopes of a new access token: those of the session that person and program still have."""
-    user, client = work.find_record(User, grant.user_id), work.find_record(OAuthClient, grant.client_id)
+    user, client = work.find_record(stored_oauth.User, grant.user_id), work.find_record(stored_oauth.OAuthClient,
+                                                                                        grant.client_id)
     if user is None or client is None:
         return frozenset()
     still = decode_names(grant.scopes) & limit_scopes(user, client)

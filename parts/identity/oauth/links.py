@@ -15,10 +15,8 @@ from asyncgate.parts.identity.admin import audit_change, take_room, tenant_to_is
 from asyncgate.parts.identity.keys_stored import encode_names
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.user_rows import check_rights, id_of_principal
-from asyncgate.parts.model.errors import InvalidRequest
-from asyncgate.parts.model.stored_oauth import SignInLink, User
+from asyncgate.parts.model import errors, stored_oauth, wire_oauth
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire_oauth import MadeSignInLink, MakeSignInLink
 
 if TYPE_CHECKING:
     from asyncgate.parts.identity.oauth.server import AuthorizationServer
@@ -39,25 +37,26 @@ def hash_code(code: str) -> str:
     return sha256(re.sub(r"[\s-]", "", code).upper().encode()).hexdigest()
 
 
-async def make_sign_in_link(engine: Engine, caller: Caller, ask: MakeSignInLink) -> MadeSignInLink:
+async def make_sign_in_link(engine: Engine, caller: Caller,
+                            ask: wire_oauth.MakeSignInLink) -> wire_oauth.MadeSignInLink:
     """Make a link that signs somebody in once, within ten minutes; only this answer shows it.
 
     For teams without an identity provider.  The person opens it in the browser where a program has asked for access,
     or types its code there.  Refused above security.oauth.open_login_links.  Spec 21.2.1.
     """
     if not engine.settings.security.oauth.login_links:
-        raise InvalidRequest("sign-in links are off; the setting security.oauth.login_links turns them on")
+        raise errors.InvalidRequest("sign-in links are off; the setting security.oauth.login_links turns them on")
     tenant = await tenant_to_issue_for(engine, caller, ask.tenant)
     code, now = make_code(), engine.backend.now()
-    link = SignInLink(hash_code(code), tenant, ask.principal_kind, ask.principal_id, ask.role,
-                      encode_names(ask.scopes), now, now + LINK_SECONDS)
+    link = stored_oauth.SignInLink(hash_code(code), tenant, ask.principal_kind, ask.principal_id, ask.role,
+                                   encode_names(ask.scopes), now, now + LINK_SECONDS)
     check_rights(caller, link)
     directory = Directory(engine)
-    old = [one.link_hash for one in await directory.page(SignInLink) if one.ends_at < now]
+    old = [one.link_hash for one in await directory.page(stored_oauth.SignInLink) if one.ends_at < now]
 
     def keep(work: Work) -> None:
         for hash in old:        # here, because there are as many as were made, and no more
-            work.drop_record(SignInLink, hash)
+            work.drop_record(stored_oauth.SignInLink, hash)
         work.keep_record(link)
         audit_change(engine, work, "sign_in_link_made", "warning", caller, tenant=tenant, link_for=link.principal_id,
                      link_role=link.role)
@@ -65,14 +64,14 @@ async def make_sign_in_link(engine: Engine, caller: Caller, ask: MakeSignInLink)
                          partial(count_open_links, directory, tenant, now),
                          "sign-in links that nobody has used yet", "each of them ends after ten minutes",
                          LINK_SECONDS):
-        await directory.change(keep, *((SignInLink, (hash,)) for hash in (*old, link.link_hash)))
-    return MadeSignInLink(code, name_link(engine, code), to_utc(link.ends_at), tenant, link.principal_kind,
-                          link.principal_id, link.role)
+        await directory.change(keep, *((stored_oauth.SignInLink, (hash,)) for hash in (*old, link.link_hash)))
+    return wire_oauth.MadeSignInLink(code, name_link(engine, code), to_utc(link.ends_at), tenant, link.principal_kind,
+                                     link.principal_id, link.role)
 
 
 async def count_open_links(directory: Directory, tenant: str, now: float) -> int:
     """Return how many links of a tenant may still sign somebody in."""
-    return len([1 async for link in directory.read(SignInLink)
+    return len([1 async for link in directory.read(stored_oauth.SignInLink)
                 if link.tenant == tenant and link.used_at is None and link.ends_at > now])
 
 
@@ -82,7 +81,7 @@ def name_link(engine: Engine, code: str) -> str | None:
     return f"{settings.public_url.rstrip('/')}/oauth/link?code={code}" if settings.security.oauth.enabled else None
 
 
-async def use_link(server: AuthorizationServer, code: str) -> User:
+async def use_link(server: AuthorizationServer, code: str) -> stored_oauth.User:
     """Return the user whom a code signs in, and spend it; raises SignInRefused.
 
     One transaction: of two calls with one code only one succeeds.
@@ -90,13 +89,13 @@ async def use_link(server: AuthorizationServer, code: str) -> User:
     from asyncgate.parts.identity.oauth.admission import SignInRefused, note_sign_in, take_user
 
     unknown = "This code is not good: it was used, is older than ten minutes, or was mistyped. Ask for a new one."
-    link = await server.directory.find(SignInLink, hash := hash_code(code))
+    link = await server.directory.find(stored_oauth.SignInLink, hash := hash_code(code))
     if link is None or not server.oauth.login_links:
         raise SignInRefused(unknown, "no such sign-in link")
     user_id = id_of_principal(link.tenant, link.principal_kind, link.principal_id)
 
-    def use(work: Work) -> User | SignInRefused:
-        link, known = work.find_record(SignInLink, hash), work.find_record(User, user_id)
+    def use(work: Work) -> stored_oauth.User | SignInRefused:
+        link, known = work.find_record(stored_oauth.SignInLink, hash), work.find_record(stored_oauth.User, user_id)
         if link is None or link.used_at is not None or work.now >= link.ends_at:
             return SignInRefused(unknown, "the sign-in link was used or has expired")
         if known is not None and known.disabled_at is not None:
@@ -105,17 +104,19 @@ async def use_link(server: AuthorizationServer, code: str) -> User:
         user = admit_by_link(link, known, user_id, work.now)
         note_sign_in(server, work, user, "link")
         return user
-    done = await server.directory.change(use, (SignInLink, (hash,)), (User, (user_id,)))
+    done = await server.directory.change(use, (stored_oauth.SignInLink, (hash,)), (stored_oauth.User, (user_id,)))
     return take_user(server, done, "link")
 
 
-def admit_by_link(link: SignInLink, known: User | None, user_id: str, now: float) -> User:
+def admit_by_link(link: stored_oauth.SignInLink, known: stored_oauth.User | None, user_id: str,
+                  now: float) -> stored_oauth.User:
     """Return the user of a link, with the rights that the link says."""
     if known is not None:
         return replace(known, role=link.role, scopes=link.scopes, last_seen_at=now)
     subject = f"{link.tenant} {link.principal_kind} {link.principal_id}"
-    return User(user_id, "", subject, "", link.principal_id, link.tenant, link.principal_kind, link.principal_id,
-                link.role, link.scopes, None, "sign-in link", now, now)
+    return stored_oauth.User(user_id, "", subject, "", link.principal_id, link.tenant, link.principal_kind,
+                             link.principal_id,
+                             link.role, link.scopes, None, "sign-in link", now, now)
 
 
 OPERATIONS = [

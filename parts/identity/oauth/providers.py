@@ -20,22 +20,11 @@ import msgspec
 from joserfc.util import urlsafe_b64decode
 from msgspec import Meta, Struct
 
-from asyncgate.parts.identity.jwt import (
-    FOREIGN,
-    MOST_TOKEN_BYTES,
-    REFETCH_SECONDS,
-    UNFIT,
-    Flaw,
-    KeyRing,
-    decode_strictly,
-    make_fetcher,
-    reason_of,
-    verify_signature,
-)
+from asyncgate.parts.identity import jwt
 from asyncgate.parts.identity.oauth.admission import Person, SignInRefused
 from asyncgate.parts.identity.oauth.parked import Parked
 from asyncgate.parts.identity.oauth.user_rows import read_email
-from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.settings import IdentityProvider, Settings
 
 if TYPE_CHECKING:
@@ -78,9 +67,10 @@ def make_providers(settings: Settings, issuer: str) -> dict[str, Provider]:
     for at, one in enumerate(settings.security.oauth.providers, 1):
         where = f"security.oauth.providers: number {at}"
         if not one.name or not one.client_id or one.name in found:
-            raise StartupError(f"{where} needs a client_id and a name of its own")
+            raise errors.StartupError(f"{where} needs a client_id and a name of its own")
         if one.kind == "oidc" and not one.discovery_url:
-            raise StartupError(f"{where}, {one.name}, needs discovery_url, such as https://id.example.com{DISCOVERY}")
+            raise errors.StartupError(
+                f"{where}, {one.name}, needs discovery_url, such as https://id.example.com{DISCOVERY}")
         make = GitHub if one.kind == "github" else OpenId
         found[one.name] = make(one, settings, f"{issuer}/oauth/callback/{one.name}")
     return found
@@ -97,7 +87,7 @@ class Caller:
 
     def client(self) -> httpx2.AsyncClient:
         """Return the HTTP client."""
-        self.http = self.http or make_fetcher(self.settings)
+        self.http = self.http or jwt.make_fetcher(self.settings)
         return self.http
 
     async def call(self, verb: str, url: str, form: type[T], **more: Any) -> T:
@@ -108,11 +98,11 @@ class Caller:
             answer = await self.client().request(verb, url, **more)
             if answer.status_code != 200:
                 self.refuse(f"{urlsplit(url).path} answered {answer.status_code} {read_error(answer.content)}".strip())
-            return decode_strictly(answer.content, form)
+            return jwt.decode_strictly(answer.content, form)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             self.refuse(f"{urlsplit(url).path} cannot be fetched: {type(error).__name__}: {error}")
-        except UNFIT as error:
-            self.refuse(f"the answer of {urlsplit(url).path} is not what it should be: {reason_of(error)[1]}")
+        except jwt.UNFIT as error:
+            self.refuse(f"the answer of {urlsplit(url).path} is not what it should be: {jwt.reason_of(error)[1]}")
 
     def refuse(self, because: str) -> NoReturn:
         """Raise SignInRefused."""
@@ -188,14 +178,14 @@ class OpenId(Caller):
         self.url = url if url.endswith(DISCOVERY) else url.rstrip("/") + DISCOVERY
         self.known: Discovery | None = None
         self.read_at = float("-inf")
-        self.ring: KeyRing | None = None
+        self.ring: jwt.KeyRing | None = None
 
     async def discover(self) -> Discovery:
         """Return the discovery document; while it cannot be fetched, the last one stays."""
         age = self.clock() - self.read_at
         if self.known is None or age >= DISCOVERY_SECONDS:
             if self.known is not None:      # the next look is in a minute, whatever comes of this one
-                self.read_at = self.clock() - DISCOVERY_SECONDS + REFETCH_SECONDS
+                self.read_at = self.clock() - DISCOVERY_SECONDS + jwt.REFETCH_SECONDS
             try:
                 self.take(await self.call("GET", self.url, Discovery, headers=AS_JSON))
             except SignInRefused as no:
@@ -213,7 +203,7 @@ class OpenId(Caller):
             if urlsplit(endpoint).scheme not in ("https", "http") or not endpoint.isascii():
                 self.refuse("the discovery document names an endpoint that is no URL")
         if self.ring is None or self.known is None or self.known.jwks_uri != found.jwks_uri:
-            self.ring = KeyRing([], self.client(), found.jwks_uri, self.clock)
+            self.ring = jwt.KeyRing([], self.client(), found.jwks_uri, self.clock)
         self.known, self.read_at = found, self.clock()
 
     async def name_login_url(self, parked: Parked) -> str:
@@ -258,20 +248,20 @@ class OpenId(Caller):
         """Return the content of a token of a kind that the provider has signed; raises one of UNFIT."""
         assert self.ring is not None
         self.ring.freshen()
-        return verify_signature(token, await self.ring.find(name_key(token, kind)))
+        return jwt.verify_signature(token, await self.ring.find(name_key(token, kind)))
 
     async def prove_token(self, found: Discovery, token: str, nonce: str) -> dict[str, Any]:
         """Return the claims of an ID token after every check; raises SignInRefused."""
         try:
-            if len(token) > 2 * MOST_TOKEN_BYTES:
-                raise Flaw("the ID token is too long")
+            if len(token) > 2 * jwt.MOST_TOKEN_BYTES:
+                raise jwt.Flaw("the ID token is too long")
             content = await self.verify(token)
-            claims = decode_strictly(content, IdToken)
+            claims = jwt.decode_strictly(content, IdToken)
             if flaw := find_flaw_of_identity(claims, found.issuer, self.said.client_id, nonce, self.now()):
-                raise Flaw(flaw)
+                raise jwt.Flaw(flaw)
             return msgspec.json.decode(content, type=dict[str, Any])
-        except UNFIT as error:
-            self.refuse(f"the ID token is refused: {reason_of(error)[1]}")
+        except jwt.UNFIT as error:
+            self.refuse(f"the ID token is refused: {jwt.reason_of(error)[1]}")
 
     async def ask_more(self, url: str, token: str, subject: str) -> dict[str, Any]:
         """Return what the provider says beside the ID token, about the same person (OpenID Connect Core 5.3.2)."""
@@ -283,16 +273,16 @@ class OpenId(Caller):
 
 def name_key(token: str, kind: str = "jwt") -> str | None:
     """Return the id of the key that a token of a kind names; raises Flaw for an unsafe header (RFC 8725)."""
-    header = decode_strictly(urlsafe_b64decode(token.partition(".")[0].encode()), dict[str, Any])
+    header = jwt.decode_strictly(urlsafe_b64decode(token.partition(".")[0].encode()), dict[str, Any])
     if header.get("alg") != "RS256":
-        raise Flaw("alg is not RS256")
-    if FOREIGN & header.keys():
-        raise Flaw("the header contains or names a key")
+        raise jwt.Flaw("alg is not RS256")
+    if jwt.FOREIGN & header.keys():
+        raise jwt.Flaw("the header contains or names a key")
     if str(header.get("typ", "jwt")).lower().removeprefix("application/") != kind:      # for example an access token
-        raise Flaw(f"typ is not {kind}")
+        raise jwt.Flaw(f"typ is not {kind}")
     kid = header.get("kid")
     if not isinstance(kid, str | None):
-        raise Flaw("kid is not a text")
+        raise jwt.Flaw("kid is not a text")
     return kid
 
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 from starlette.routing import Route
 
 from asyncgate import SCOPES, Engine, Work
+from asyncgate.parts.identity.oauth import wire
 from asyncgate.parts.identity.oauth.client_admin import (
     CLIENT_SECRET_BYTES,
     encode_list,
@@ -26,11 +27,10 @@ from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.documents import MOST_NAME_LENGTH
 from asyncgate.parts.identity.oauth.redirects import check_redirects
 from asyncgate.parts.identity.oauth.server import AuthorizationServer, Endpoint
-from asyncgate.parts.identity.oauth.wire import JSON, Answer, OAuthError, Request
+from asyncgate.parts.model import stored_oauth
 from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.stored_oauth import OAuthClient
 from asyncgate.parts.process.kit import Rate
 
 REGISTER_PATH = "/oauth/register"
@@ -71,46 +71,47 @@ class Registrar:
         self.networks = Rate(PER_NETWORK, HOUR_SECONDS, lambda: self.clock())
         self.gate = Rate(PER_GATE_AND_HOUR, HOUR_SECONDS, lambda: self.clock())
 
-    async def register(self, server: AuthorizationServer, request: Request) -> Answer:
+    async def register(self, server: AuthorizationServer, request: wire.Request) -> wire.Answer:
         """Register a program (RFC 7591 3.1)."""
         said = read_registration(request)
         if not (self.networks.take(group_address(request.address)) and self.gate.take()):
-            raise OAuthError("temporarily_unavailable", "too many programs have registered; try again later", 429,
-                             headers=[(b"retry-after", b"3600")])
+            raise wire.OAuthError("temporarily_unavailable", "too many programs have registered; try again later", 429,
+                                  headers=[(b"retry-after", b"3600")])
         if await is_crowded(server.engine):
-            raise OAuthError("temporarily_unavailable", "too many programs are registered that nobody uses; try again "
-                             "later", 503, headers=[(b"retry-after", b"3600")])
+            raise wire.OAuthError("temporarily_unavailable",
+                                  "too many programs are registered that nobody uses; try again "
+                                  "later", 503, headers=[(b"retry-after", b"3600")])
         method = said.token_endpoint_auth_method or "client_secret_basic"       # RFC 7591 2
         secret = None if method == "none" else secrets.token_urlsafe(CLIENT_SECRET_BYTES)
         client = await store_registration(server, said, method, secret)
         server.auditor.note(server.settings.default_tenant_id, "client_registered", "info", place=request.address,
                             about_client=client.client_id, client_name=client.name, by="itself")
-        return Answer(201, encode_json(describe_registration(said, client, secret)), JSON)
+        return wire.Answer(201, encode_json(describe_registration(said, client, secret)), wire.JSON)
 
 
-def read_registration(request: Request) -> Registration:
+def read_registration(request: wire.Request) -> Registration:
     """Read what a program says of itself; raises OAuthError with the codes of RFC 7591 3.2.2."""
     types = [value.partition(b";")[0].strip().lower() for name, value in request.headers if name == b"content-type"]
-    if types != [JSON]:
-        raise OAuthError("invalid_client_metadata", f"send the metadata as {JSON.decode()}")
+    if types != [wire.JSON]:
+        raise wire.OAuthError("invalid_client_metadata", f"send the metadata as {wire.JSON.decode()}")
     try:
         said = msgspec.json.decode(request.body, type=Registration)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
         code = "invalid_redirect_uri" if "redirect_uris" in str(wrong) else "invalid_client_metadata"
-        raise OAuthError(code, f"the metadata is invalid: {wrong}"[:300]) from None
+        raise wire.OAuthError(code, f"the metadata is invalid: {wrong}"[:300]) from None
     if why := check_redirects(said.redirect_uris):
-        raise OAuthError("invalid_redirect_uri", why)
+        raise wire.OAuthError("invalid_redirect_uri", why)
     if said.token_endpoint_auth_method not in (None, *METHODS):
-        raise OAuthError("invalid_client_metadata", f"token_endpoint_auth_method is one of {', '.join(METHODS)}")
+        raise wire.OAuthError("invalid_client_metadata", f"token_endpoint_auth_method is one of {', '.join(METHODS)}")
     if said.grant_types is not None and GRANTS[0] not in said.grant_types:
-        raise OAuthError("invalid_client_metadata", f"grant_types must contain {GRANTS[0]}")
+        raise wire.OAuthError("invalid_client_metadata", f"grant_types must contain {GRANTS[0]}")
     if said.response_types is not None and "code" not in said.response_types:
-        raise OAuthError("invalid_client_metadata", "response_types must contain code")
+        raise wire.OAuthError("invalid_client_metadata", "response_types must contain code")
     return said
 
 
 async def store_registration(server: AuthorizationServer, said: Registration, method: str,
-                             secret: str | None) -> OAuthClient:
+                             secret: str | None) -> stored_oauth.OAuthClient:
     """Store a program that has registered itself.
 
     What it says of scopes is no limit: people decide what they allow, and programs ask for more as they learn more.
@@ -118,8 +119,8 @@ async def store_registration(server: AuthorizationServer, said: Registration, me
     name = (said.client_name or "").replace("\0", "")[:MOST_NAME_LENGTH] or (
         urlsplit(said.redirect_uris[0]).hostname or "a program")
 
-    def store(work: Work) -> OAuthClient:
-        client = OAuthClient(
+    def store(work: Work) -> stored_oauth.OAuthClient:
+        client = stored_oauth.OAuthClient(
             work.new_id(), "dynamic", name, encode_list(said.redirect_uris), None, method,  # type: ignore[arg-type]
             hash_client_secret(secret) if secret else None, None, None, trusted=False, pinned=False, access_days=None,
             created_at=work.now, created_by="itself", updated_at=work.now)
@@ -128,7 +129,7 @@ async def store_registration(server: AuthorizationServer, said: Registration, me
     return await server.directory.change(store)
 
 
-def describe_registration(said: Registration, client: OAuthClient, secret: str | None) -> dict[str, Any]:
+def describe_registration(said: Registration, client: stored_oauth.OAuthClient, secret: str | None) -> dict[str, Any]:
     """Return what a program is told of its registration (RFC 7591 3.2.1)."""
     scopes = sorted(SCOPES.intersection((said.scope or "").replace(",", " ").split()))
     return {
@@ -156,18 +157,18 @@ async def list_unused(engine: Engine, seconds: float) -> list[str]:
             if client.last_used_at is None and client.created_at <= engine.backend.now() - seconds]
 
 
-async def list_own(engine: Engine) -> list[OAuthClient]:
+async def list_own(engine: Engine) -> list[stored_oauth.OAuthClient]:
     """Return the programs that came by themselves, and that no administrator has said anything of."""
-    return [client async for client in Directory(engine).read(OAuthClient) if is_own_registration(client)]
+    return [client async for client in Directory(engine).read(stored_oauth.OAuthClient) if is_own_registration(client)]
 
 
-def is_own_registration(client: OAuthClient) -> bool:
+def is_own_registration(client: stored_oauth.OAuthClient) -> bool:
     """Whether a program came by itself, and no administrator has said anything of it."""
     return client.origin != "registered" and not (client.pinned or client.trusted) and (
         client.disabled_at, client.tenant, client.scopes, client.access_days) == (None, None, None, None)
 
 
-def is_left(client: OAuthClient, now: float, unused_seconds: float) -> bool:
+def is_left(client: stored_oauth.OAuthClient, now: float, unused_seconds: float) -> bool:
     """Whether nobody uses a program any more."""
     if not is_own_registration(client):
         return False
@@ -184,12 +185,12 @@ async def forget_clients(engine: Engine, unused_seconds: float) -> int:
         ids = left[at:at + MOST_FORGOTTEN]
 
         def forget(work: Work, ids: list[str] = ids) -> int:
-            rows = filter(None, [work.find_record(OAuthClient, id) for id in ids])
+            rows = filter(None, [work.find_record(stored_oauth.OAuthClient, id) for id in ids])
             gone = [row.client_id for row in rows if is_left(row, work.now, unused_seconds)]    # nobody came meanwhile
             for id in gone:
-                work.drop_record(OAuthClient, id)
+                work.drop_record(stored_oauth.OAuthClient, id)
             return len(gone)
-        done += await directory.change(forget, *((OAuthClient, (id,)) for id in ids))
+        done += await directory.change(forget, *((stored_oauth.OAuthClient, (id,)) for id in ids))
     return done
 
 

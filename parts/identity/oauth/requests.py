@@ -21,9 +21,9 @@ from asyncgate.parts.identity.oauth.documents import UnusableDocument
 from asyncgate.parts.identity.oauth.redirects import is_same_redirect
 from asyncgate.parts.identity.oauth.server import AuthorizationServer
 from asyncgate.parts.identity.oauth.wire import Answer, redirect_to
+from asyncgate.parts.model import stored_oauth
 from asyncgate.parts.model.challenges import MOUNTS
 from asyncgate.parts.model.console import CONSOLE_CLIENT
-from asyncgate.parts.model.stored_oauth import OAuthClient
 
 CHALLENGE = re.compile(r"[A-Za-z0-9._~-]{43,128}\Z")        # RFC 7636 4.2
 # State is optional: the challenge, which is not, protects a program from a code that it did not ask for (RFC 9700
@@ -63,7 +63,8 @@ class RefusedRequest(Exception):
         return {"error": self.code, "error_description": str(self)}
 
 
-async def read_request(server: AuthorizationServer, query: dict[str, str]) -> tuple[OAuthClient, AuthorizationRequest]:
+async def read_request(server: AuthorizationServer, query: dict[str, str]) -> tuple[stored_oauth.OAuthClient,
+                                                                                    AuthorizationRequest]:
     """Return the program and what it asks for; raises BadRequestPage or RefusedRequest."""
     client = await read_client(server, query.get("client_id", ""))
     redirect_uri = read_redirect(client, query.get("redirect_uri", ""))
@@ -82,7 +83,7 @@ async def read_request(server: AuthorizationServer, query: dict[str, str]) -> tu
     return client, msgspec.structs.replace(back, scopes=scopes, resource=resource, challenge=query["code_challenge"])
 
 
-async def read_client(server: AuthorizationServer, client_id: str) -> OAuthClient:
+async def read_client(server: AuthorizationServer, client_id: str) -> stored_oauth.OAuthClient:
     """Return the program that asks."""
     if not client_id:
         raise BadRequestPage("the request names no client_id")
@@ -97,7 +98,7 @@ async def read_client(server: AuthorizationServer, client_id: str) -> OAuthClien
     return client
 
 
-def read_redirect(client: OAuthClient, asked: str) -> str:
+def read_redirect(client: stored_oauth.OAuthClient, asked: str) -> str:
     """Return the redirect URI that was asked for, if it is a registered one (D1)."""
     if not asked:
         raise BadRequestPage("the request names no redirect_uri")
@@ -126,7 +127,7 @@ def find_refusal(query: dict[str, str]) -> tuple[str, str] | None:
     return None
 
 
-def choose_scopes(client: OAuthClient, text: str) -> frozenset[str]:
+def choose_scopes(client: stored_oauth.OAuthClient, text: str) -> frozenset[str]:
     """Return the scopes that a program asks for and may have; none if it may have none of them.
 
     Scopes that this gate does not know (openid, offline_access) are ignored, as are known ones beyond the program's

@@ -13,30 +13,31 @@ from msgspec import Struct
 
 from asyncgate import Caller, Engine, Extension, Work
 from asyncgate.parts.identity.oauth.directory import Directory, RecordKey
+from asyncgate.parts.model import stored_oauth
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.stored_oauth import Revocation, RevocationHead, RevocationKind
 from asyncgate.parts.process.kit import Flights
 
 REVOCATIONS_SECONDS = 5.0       # how old the set in memory may be
 LONGEST_VALID_SECONDS = 90 * DAY_SECONDS + 300.0    # an access token lives 90 days at most, and the longest leeway
 LONGEST_SESSION_SECONDS = 30 * DAY_SECONDS          # of the console: what its setting allows at most
 MOST_DROPPED = 500              # expired rows that upkeep deletes in one transaction
-REVOCATION_KEYS: tuple[RecordKey, ...] = ((RevocationHead, ()),)     # what `revoke` needs loaded
+REVOCATION_KEYS: tuple[RecordKey, ...] = ((stored_oauth.RevocationHead, ()),)     # what `revoke` needs loaded
 # A revocation by its id ends every token with that id; the others end those that were issued before it.
 BY_ID = ("token", "session")
 
 
-def revoke(work: Work, kind: RevocationKind, subject: str, expires_at: float, by: str,
-           reason: str | None, since: float | None = None) -> Revocation:
+def revoke(work: Work, kind: stored_oauth.RevocationKind, subject: str, expires_at: float, by: str,
+           reason: str | None, since: float | None = None) -> stored_oauth.Revocation:
     """Refuse access tokens from now until they have expired; the batch must have loaded REVOCATION_KEYS.
 
     Of a client, a user and a principal these are the tokens that were issued before now.  An `iat` may have fractions
     of a second, so that a token that is issued at once afterwards is good.
     """
-    number = (work.find_record(RevocationHead) or RevocationHead()).number + 1
-    row = Revocation(f"{number:012d}", number, kind, subject, since or work.now, expires_at, work.now, by, reason)
+    number = (work.find_record(stored_oauth.RevocationHead) or stored_oauth.RevocationHead()).number + 1
+    row = stored_oauth.Revocation(f"{number:012d}", number, kind, subject, since or work.now, expires_at, work.now, by,
+                                  reason)
     work.keep_record(row)
-    work.keep_record(RevocationHead(number))
+    work.keep_record(stored_oauth.RevocationHead(number))
     return row
 
 
@@ -105,14 +106,14 @@ class RevocationSet(Extension):
 
     async def _read(self) -> None:
         begun = self.clock()
-        while page := await self.directory.page(Revocation, self.last):
+        while page := await self.directory.page(stored_oauth.Revocation, self.last):
             for row in page:
                 self._add(row)
             self.last = page[-1].revocation_id
         self.read_at, now = begun, self.now()
         self.known = {key: ended for key, ended in self.known.items() if ended.until > now}
 
-    def _add(self, row: Revocation) -> None:
+    def _add(self, row: stored_oauth.Revocation) -> None:
         self.version += 1
         key = row.kind, row.subject
         old = self.known.get(key, Ended(row.since, row.expires_at))
@@ -121,24 +122,24 @@ class RevocationSet(Extension):
     def after_record_change(self, work: Work) -> None:
         """Take over what this process has revoked; `last` stays, because another process may have the number before."""
         for (kind, _), row in work.kept.items():
-            if kind is Revocation and row is not None:
+            if kind is stored_oauth.Revocation and row is not None:
                 self._add(row)
 
-    def has(self, kind: RevocationKind, subject: str | None) -> bool:
+    def has(self, kind: stored_oauth.RevocationKind, subject: str | None) -> bool:
         """Whether something was revoked."""
         return (kind, subject) in self.known
 
-    def was_ended(self, kind: RevocationKind, subject: str, begun_at: float) -> bool:
+    def was_ended(self, kind: stored_oauth.RevocationKind, subject: str, begun_at: float) -> bool:
         """Whether what had begun at a time was ended since."""
         ended = self.known.get((kind, subject))
         return ended is not None and begun_at <= ended.since
 
-    def find(self, caller: Caller) -> RevocationKind | None:
+    def find(self, caller: Caller) -> stored_oauth.RevocationKind | None:
         """Return what of a caller's token was revoked; None if nothing was."""
         if not self.known or (token := caller.token) is None:
             return None
         who, issued_at = caller.principal, caller.issued_at or 0.0
-        subjects: tuple[tuple[RevocationKind, str | None], ...] = (
+        subjects: tuple[tuple[stored_oauth.RevocationKind, str | None], ...] = (
             ("token", token.token_id), ("token", token.token_id and name_token(caller.tenant_id, token.token_id)),
             ("session", token.session_id), ("client", token.client_id), ("user", token.subject),
             ("principal", name_principal(caller.tenant_id, who.kind, who.id)))
@@ -155,7 +156,7 @@ async def drop_expired(engine: Engine) -> int:
     The number of the last one stays in the head, so that no number is given twice.
     """
     directory, now, done = Directory(engine), engine.backend.now(), 0
-    old = [row.revocation_id async for row in directory.read(Revocation) if row.expires_at <= now]
+    old = [row.revocation_id async for row in directory.read(stored_oauth.Revocation) if row.expires_at <= now]
     for at in range(0, len(old), MOST_DROPPED):
         done += await drop_rows(directory, old[at:at + MOST_DROPPED])
     return done
@@ -165,7 +166,7 @@ async def drop_rows(directory: Directory, ids: list[str]) -> int:
     """Delete these rows in one transaction."""
     def drop(work: Work) -> int:
         for id in ids:
-            work.drop_record(Revocation, id)
+            work.drop_record(stored_oauth.Revocation, id)
         return len(ids)
     return await directory.change(drop)
 

@@ -15,17 +15,10 @@ from asyncgate import Caller, Engine, Extension, Operation, Work, forbid
 from asyncgate.parts.identity.admin import audit_change, target_tenant
 from asyncgate.parts.identity.keys_stored import KEY_PREFIX
 from asyncgate.parts.identity.notices import write_notice
+from asyncgate.parts.identity.oauth import revocations
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
-from asyncgate.parts.identity.oauth.revocations import LONGEST_VALID_SECONDS, REVOCATION_KEYS, name_token, revoke
-from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model import errors, wire_oauth
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.model.wire_oauth import (
-    ListSigningKeys,
-    RevokedToken,
-    RevokeToken,
-    SigningKeyRecord,
-    SigningKeyRecords,
-)
 
 
 class SaidByToken(Struct):
@@ -35,7 +28,7 @@ class SaidByToken(Struct):
     jti: str = ""
 
 
-async def revoke_token(engine: Engine, caller: Caller, ask: RevokeToken) -> RevokedToken:
+async def revoke_token(engine: Engine, caller: Caller, ask: wire_oauth.RevokeToken) -> wire_oauth.RevokedToken:
     """Revoke one access token, of the gate or of another issuer, by its id (jti) or its text.
 
     This process refuses it at once, others within five seconds.  To end a session or all that a person has, see
@@ -45,21 +38,22 @@ async def revoke_token(engine: Engine, caller: Caller, ask: RevokeToken) -> Revo
         raise forbid(caller, "a key that is limited to capabilities or task types cannot revoke tokens")
     token_id, named = ask.token_id, ask.tenant
     if (token_id is None) == (ask.access_token is None):
-        raise InvalidRequest("send either token_id or access_token")
+        raise errors.InvalidRequest("send either token_id or access_token")
     if ask.access_token is not None:
         said = read_token_text(ask.access_token)
         token_id, named = said.jti, said.tenant_id
-    tenant, until = await target_tenant(engine, caller, named), engine.backend.now() + LONGEST_VALID_SECONDS
+    tenant, until = await target_tenant(engine, caller, named), engine.backend.now() + revocations.LONGEST_VALID_SECONDS
     assert token_id is not None
     about = {"about_token": token_id, "of_tenant": tenant, "reason": ask.reason}
 
     def take_back(work: Work) -> None:
-        revoke(work, "token", name_token(tenant, token_id), until, str(caller.principal), ask.reason)
+        revocations.revoke(work, "token", revocations.name_token(tenant, token_id), until, str(caller.principal),
+                           ask.reason)
         audit_change(engine, work, "token_revoked", "warning", caller, **about)
-    await Directory(engine).change(take_back, *REVOCATION_KEYS)
+    await Directory(engine).change(take_back, *revocations.REVOCATION_KEYS)
     await audit_in_tenant(engine, caller, tenant, "token_revoked", "warning", **about)
     await write_notice(engine, tenant, "token_revoked", token_id=token_id, reason=ask.reason, by=str(caller.principal))
-    return RevokedToken(token_id, tenant, to_utc(until))
+    return wire_oauth.RevokedToken(token_id, tenant, to_utc(until))
 
 
 def read_token_text(token: str) -> SaidByToken:
@@ -68,33 +62,35 @@ def read_token_text(token: str) -> SaidByToken:
     The error does not repeat the text, which is a secret.
     """
     if token.startswith(KEY_PREFIX):
-        raise InvalidRequest("that is an issued key, not an access token; call revoke_key")
+        raise errors.InvalidRequest("that is an issued key, not an access token; call revoke_key")
     try:
         payload = token.split(".")[1]
         said = msgspec.json.decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=SaidByToken)
     except (ValueError, IndexError):
-        raise InvalidRequest("access_token is not the text of an access token (a JWT)") from None
+        raise errors.InvalidRequest("access_token is not the text of an access token (a JWT)") from None
     if not said.jti or not said.tenant_id:
-        raise InvalidRequest("the token has no id (jti) by which it could be revoked; rotate_credentials refuses all "
-                             "tokens of its tenant that were issued before")
+        raise errors.InvalidRequest(
+            "the token has no id (jti) by which it could be revoked; rotate_credentials refuses all "
+                                    "tokens of its tenant that were issued before")
     return said
 
 
 class PublishedKeys(Extension):
     """Which keys sign and verify in this process."""
 
-    def __init__(self, find: Callable[[], list[SigningKeyRecord]]) -> None:
+    def __init__(self, find: Callable[[], list[wire_oauth.SigningKeyRecord]]) -> None:
         self.find = find
 
 
-async def list_signing_keys(engine: Engine, caller: Caller, ask: ListSigningKeys) -> SigningKeyRecords:
+async def list_signing_keys(engine: Engine, caller: Caller,
+                            ask: wire_oauth.ListSigningKeys) -> wire_oauth.SigningKeyRecords:
     """List the keys that sign access tokens, as the process that answers has them: the current one first.
 
     Retired keys verify until their time.  Without an authorization server there are none.  `asyncgate keys signing`
     makes and rotates them.
     """
     published = engine.find_extension(PublishedKeys)
-    return SigningKeyRecords([] if published is None else published.find())
+    return wire_oauth.SigningKeyRecords([] if published is None else published.find())
 
 
 OPERATIONS = [

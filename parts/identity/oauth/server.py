@@ -12,26 +12,24 @@ from starlette.routing import Route
 from asyncgate import Engine
 from asyncgate.parts.identity.audit import Auditor, visit
 from asyncgate.parts.identity.jwt import AccessTokens, Issuer
+from asyncgate.parts.identity.oauth import wire
 from asyncgate.parts.identity.oauth.assertions import Assertions
 from asyncgate.parts.identity.oauth.directory import Directory
 from asyncgate.parts.identity.oauth.documents import Documents
 from asyncgate.parts.identity.oauth.revoking import PublishedKeys
 from asyncgate.parts.identity.oauth.signing import SigningKeys
-from asyncgate.parts.identity.oauth.wire import MOST_FORM_BYTES, Answer, OAuthError, Request, as_oauth_error
+from asyncgate.parts.model import connection, errors, wire_oauth
 from asyncgate.parts.model.challenges import MOUNTS
-from asyncgate.parts.model.connection import Receive, Scope, Send, find_client_address, is_loopback
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.errors import GateError, PayloadTooLarge, RequestTimeout, StartupError, log_fault
 from asyncgate.parts.model.settings import OAuth, Settings
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
-from asyncgate.parts.model.wire_oauth import SigningKeyRecord
 
 if TYPE_CHECKING:
     from asyncgate.parts.identity.guard import Guard
     from asyncgate.parts.identity.oauth.providers import Provider
 
 LONGEST_LIFE_SECONDS = 90 * DAY_SECONDS     # of an access token (spec 21.2.1)
-Handler = Callable[["AuthorizationServer", Request], Awaitable[Answer]]
+Handler = Callable[["AuthorizationServer", wire.Request], Awaitable[wire.Answer]]
 # For documents and endpoints that any page may read: they take no cookie, and give nothing to whoever has no secret.
 ANY_ORIGIN = [(b"access-control-allow-origin", b"*")]
 PREFLIGHT = [(b"access-control-allow-headers", b"authorization, content-type, mcp-protocol-version"),
@@ -41,7 +39,7 @@ PREFLIGHT = [(b"access-control-allow-headers", b"authorization, content-type, mc
 class Sender(Protocol):
     """Sends one complete answer with the headers of every answer; those in `more` override them."""
 
-    async def __call__(self, send: Send, scope: Scope, status: int, body: bytes,
+    async def __call__(self, send: connection.Send, scope: connection.Scope, status: int, body: bytes,
                        more: Iterable[tuple[bytes, bytes]] = (), type: tuple[bytes, bytes] = ...) -> None: ...
 
 
@@ -50,7 +48,8 @@ class AuthorizationServer:
 
     engine: Engine
     auditor: Auditor
-    passing: Callable[[Scope], Awaitable[GateError | None]]     # counts a request; returns the refusal of one too many
+    # counts a request; returns the refusal of one too many
+    passing: Callable[[connection.Scope], Awaitable[errors.GateError | None]]
     directory: Directory
 
     def __init__(self, settings: Settings, send: Sender) -> None:
@@ -72,9 +71,9 @@ class AuthorizationServer:
                             frozenset(), LONGEST_LIFE_SECONDS))
         self.keys.changed.append(tokens.proven.clear)
 
-    def list_keys(self) -> list[SigningKeyRecord]:
+    def list_keys(self) -> list[wire_oauth.SigningKeyRecord]:
         """Return the keys that sign or verify now, as list_signing_keys shows them."""
-        return [SigningKeyRecord(str(one.key.kid), to_utc(one.since), to_utc_or_none(one.until))
+        return [wire_oauth.SigningKeyRecord(str(one.key.kid), to_utc(one.since), to_utc_or_none(one.until))
                 for one in self.keys.in_force()]
 
     def open(self, engine: Engine, guard: Guard) -> None:
@@ -103,50 +102,50 @@ class Endpoint:
     def __init__(self, server: AuthorizationServer, methods: dict[str, Handler], open: bool = False) -> None:
         self.server, self.methods, self.open = server, methods, open
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: connection.Scope, receive: connection.Receive, send: connection.Send) -> None:
         """Answer one request."""
         answer = await self._answer(scope, receive)
         headers = [*answer.headers, *(ANY_ORIGIN if self.open else ())]
         await self.server.send(send, scope, answer.status, answer.body, headers, type=(b"content-type", answer.type))
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: connection.Scope, receive: connection.Receive) -> wire.Answer:
         # Order: counted first, or the refusal would take the place of tokens whose code is spent.
         if (too_many := await self.server.passing(scope)) is not None:
-            no = as_oauth_error(too_many)
-            return Answer(no.status, no.body(), headers=no.headers)
+            no = wire.as_oauth_error(too_many)
+            return wire.Answer(no.status, no.body(), headers=no.headers)
         try:
             return await self._handle(scope, receive)
-        except OAuthError as no:
+        except wire.OAuthError as no:
             return refuse(self.server, scope, no)
-        except GateError as no:
-            return refuse(self.server, scope, as_oauth_error(no))
+        except errors.GateError as no:
+            return refuse(self.server, scope, wire.as_oauth_error(no))
         except Exception as bug:
-            return Answer(500, OAuthError("server_error", str(log_fault(scope["path"], bug))).body())
+            return wire.Answer(500, wire.OAuthError("server_error", str(errors.log_fault(scope["path"], bug))).body())
 
-    async def _handle(self, scope: Scope, receive: Receive) -> Answer:
+    async def _handle(self, scope: connection.Scope, receive: connection.Receive) -> wire.Answer:
         settings = self.server.settings
-        address = find_client_address(scope, scope["headers"], settings.trusted_proxies)
+        address = connection.find_client_address(scope, scope["headers"], settings.trusted_proxies)
         scope["asyncgate.address"] = address
         visit.set(scope)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if method == "OPTIONS" and self.open:
             may = ", ".join(self.methods).encode()
-            return Answer(204, headers=[(b"access-control-allow-methods", may), *PREFLIGHT])
+            return wire.Answer(204, headers=[(b"access-control-allow-methods", may), *PREFLIGHT])
         if (handler := self.methods.get(method)) is None:
-            return Answer(405, OAuthError("invalid_request", f"use {' or '.join(self.methods)}").body(),
-                          headers=[(b"allow", ", ".join(self.methods).encode())])
+            return wire.Answer(405, wire.OAuthError("invalid_request", f"use {' or '.join(self.methods)}").body(),
+                               headers=[(b"allow", ", ".join(self.methods).encode())])
         body = await receive_body(receive, settings.body_timeout_seconds) if method == "POST" else b""
-        return await handler(self.server, Request(scope, body, address))
+        return await handler(self.server, wire.Request(scope, body, address))
 
 
-def refuse(server: AuthorizationServer, scope: Scope, no: OAuthError) -> Answer:
+def refuse(server: AuthorizationServer, scope: connection.Scope, no: wire.OAuthError) -> wire.Answer:
     """Answer with a refusal, and note its real reason."""
     server.auditor.note(server.settings.default_tenant_id, "oauth_refused", "info", place=scope["asyncgate.address"],
                         path=scope["path"], code=no.code, reason=no.because)
-    return Answer(no.status, no.body(), headers=no.headers)
+    return wire.Answer(no.status, no.body(), headers=no.headers)
 
 
-async def receive_body(receive: Receive, seconds: float) -> bytes:
+async def receive_body(receive: connection.Receive, seconds: float) -> bytes:
     """Read a small body within the limits of size and time."""
     body = bytearray()
     try:
@@ -156,12 +155,12 @@ async def receive_body(receive: Receive, seconds: float) -> bytes:
                 if message["type"] == "http.disconnect":
                     raise asyncio.CancelledError
                 body += message.get("body", b"")
-                if len(body) > MOST_FORM_BYTES:
-                    raise PayloadTooLarge(f"the body is larger than {MOST_FORM_BYTES} bytes")
+                if len(body) > wire.MOST_FORM_BYTES:
+                    raise errors.PayloadTooLarge(f"the body is larger than {wire.MOST_FORM_BYTES} bytes")
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
-        raise RequestTimeout("the body did not arrive in time; send it again") from None
+        raise errors.RequestTimeout("the body did not arrive in time; send it again") from None
 
 
 def read_issuer(settings: Settings) -> str:
@@ -169,8 +168,10 @@ def read_issuer(settings: Settings) -> str:
     url = settings.public_url.rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise StartupError("security.oauth.enabled needs public_url, the gate's URL as its clients type it, such as "
-                           "https://gate.example.com")
-    if parts.scheme == "http" and not is_loopback(parts.hostname):
-        raise StartupError(f"public_url is {url}: OAuth needs https, except on this machine (http://127.0.0.1:8080)")
+        raise errors.StartupError(
+            "security.oauth.enabled needs public_url, the gate's URL as its clients type it, such as "
+                                  "https://gate.example.com")
+    if parts.scheme == "http" and not connection.is_loopback(parts.hostname):
+        raise errors.StartupError(
+            f"public_url is {url}: OAuth needs https, except on this machine (http://127.0.0.1:8080)")
     return url

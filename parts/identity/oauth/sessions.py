@@ -18,26 +18,10 @@ from asyncgate import Caller, Engine, Operation, Work, forbid
 from asyncgate.parts.identity.admin import audit_change, operates, read_page
 from asyncgate.parts.identity.oauth.directory import Directory, audit_in_tenant
 from asyncgate.parts.identity.oauth.revocations import REVOCATION_KEYS, end_console_sessions, revoke
+from asyncgate.parts.model import errors, stored, stored_oauth, wire, wire_admin, wire_oauth
 from asyncgate.parts.model.caller import forbid_scope
 from asyncgate.parts.model.console import CONSOLE_CLIENT
-from asyncgate.parts.model.errors import InvalidRequest, SessionNotFound, UserNotFound
-from asyncgate.parts.model.stored import export_key
-from asyncgate.parts.model.stored_oauth import Consent, Grant, OAuthClient, User
 from asyncgate.parts.model.views import to_utc, to_utc_or_none
-from asyncgate.parts.model.wire import Ok
-from asyncgate.parts.model.wire_admin import Severity
-from asyncgate.parts.model.wire_oauth import (
-    ConsentRecord,
-    Consents,
-    EndSession,
-    ListConsents,
-    ListSessions,
-    SessionRecord,
-    Sessions,
-    SignedOut,
-    SignOutEverywhere,
-    WithdrawConsent,
-)
 
 R = TypeVar("R", bound=Struct)
 
@@ -48,7 +32,8 @@ MOST_ENDED = 100                    # sessions that one transaction ends
 # Ending a session.
 
 
-def end_grant(engine: Engine, work: Work, grant: Grant, caller: Caller, event: str, severity: Severity,
+def end_grant(engine: Engine, work: Work, grant: stored_oauth.Grant, caller: Caller, event: str,
+              severity: wire_admin.Severity,
               reason: str | None = None) -> bool:
     """End a session with its tokens and audit it; return whether it had not ended before.
 
@@ -63,30 +48,31 @@ def end_grant(engine: Engine, work: Work, grant: Grant, caller: Caller, event: s
     return True
 
 
-def last_token_ends(grant: Grant) -> float:
+def last_token_ends(grant: stored_oauth.Grant) -> float:
     """Return when the last access token of a session has expired, by any clock that the gate allows for."""
     return min((grant.last_used_at or 0.0) + grant.access_seconds, grant.ends_at) + REVOKED_LONGER_SECONDS
 
 
-def describe_grant(grant: Grant) -> dict[str, str]:
+def describe_grant(grant: stored_oauth.Grant) -> dict[str, str]:
     """Return what the audit log says of a session; its own session is what a caller's line calls session_id."""
     return {"about_session": grant.grant_id, "about_client": grant.client_id, "about_user": grant.user_id,
             "of_tenant": grant.tenant}
 
 
-async def end_grants(engine: Engine, caller: Caller, grants: list[Grant], event: str, reason: str | None,
+async def end_grants(engine: Engine, caller: Caller, grants: list[stored_oauth.Grant], event: str, reason: str | None,
                      also: Callable[[Work], None] = lambda work: None, *keys: Any) -> int:
     """End sessions with their tokens, a hundred in a transaction; `also` runs in the first one; return how many."""
     directory, ended = Directory(engine), 0
     for at in range(0, len(grants) or 1, MOST_ENDED):
         part, first = grants[at:at + MOST_ENDED], at == 0
 
-        def end(work: Work, part: list[Grant] = part, first: bool = first) -> int:
+        def end(work: Work, part: list[stored_oauth.Grant] = part, first: bool = first) -> int:
             if first:
                 also(work)
-            rows = [row for grant in part if (row := work.find_record(Grant, grant.grant_id))]
+            rows = [row for grant in part if (row := work.find_record(stored_oauth.Grant, grant.grant_id))]
             return sum(end_grant(engine, work, row, caller, event, "warning", reason) for row in rows)
-        ended += await directory.change(end, *((Grant, (grant.grant_id,)) for grant in part), *REVOCATION_KEYS, *keys)
+        ended += await directory.change(end, *((stored_oauth.Grant, (grant.grant_id,)) for grant in part),
+                                        *REVOCATION_KEYS, *keys)
         for grant in part:
             await audit_in_tenant(engine, caller, grant.tenant, event, "warning", **describe_grant(grant),
                                   reason=reason)
@@ -96,7 +82,7 @@ async def end_grants(engine: Engine, caller: Caller, grants: list[Grant], event:
 # Who may.
 
 
-def is_about_self(caller: Caller, row: Grant | User) -> bool:
+def is_about_self(caller: Caller, row: stored_oauth.Grant | stored_oauth.User) -> bool:
     """Whether a row is about the caller itself."""
     return caller.bound and row.tenant == caller.tenant_id and row.principal.same(caller.principal)
 
@@ -109,15 +95,16 @@ def is_program(caller: Caller) -> bool:
     return caller.token is not None and caller.token.client_id != CONSOLE_CLIENT
 
 
-def belongs_to_caller(caller: Caller, row: Grant | User) -> bool:
+def belongs_to_caller(caller: Caller, row: stored_oauth.Grant | stored_oauth.User) -> bool:
     """Whether a row is the caller's to see and to end without an admin's rights."""
     if is_program(caller):
         assert caller.token is not None
-        return isinstance(row, Grant) and row.grant_id == caller.token.session_id and is_about_self(caller, row)
+        return isinstance(row, stored_oauth.Grant) and row.grant_id == caller.token.session_id and is_about_self(caller,
+                                                                                                                 row)
     return is_about_self(caller, row)
 
 
-def may_see(engine: Engine, caller: Caller, row: Grant | User) -> bool:
+def may_see(engine: Engine, caller: Caller, row: stored_oauth.Grant | stored_oauth.User) -> bool:
     """Whether a caller may see a person or a session."""
     reach = row.tenant == caller.tenant_id or operates(engine, caller)
     return belongs_to_caller(caller, row) or (caller.sees_all and reach)
@@ -131,62 +118,65 @@ def require_person(caller: Caller, admitted: bool) -> None:
                              "own, or an admin does")
 
 
-def require_right_to_end(caller: Caller, row: Grant | User) -> None:
+def require_right_to_end(caller: Caller, row: stored_oauth.Grant | stored_oauth.User) -> None:
     """Refuse an admin that may only read."""
     if not belongs_to_caller(caller, row) and not caller.unlimited:
         why = "only an admin with the scope admin:write ends the sessions of others"
         raise forbid_scope(caller, why, "admin:write") if caller.role == "admin" else forbid(caller, why)
 
 
-def is_wanted(engine: Engine, caller: Caller, row: Grant | User, user_id: str | None) -> bool:
+def is_wanted(engine: Engine, caller: Caller, row: stored_oauth.Grant | stored_oauth.User, user_id: str | None) -> bool:
     """Whether a caller asks for a row and may see it; without a user, an admin asks for all that it may see."""
     return user_id in (None, row.user_id) and may_see(engine, caller, row)
 
 
-async def find_people(engine: Engine, caller: Caller, user_id: str | None) -> dict[str, User]:
+async def find_people(engine: Engine, caller: Caller, user_id: str | None) -> dict[str, stored_oauth.User]:
     """Return the people whom a caller asks for and may see, by id."""
     directory = Directory(engine)
     if user_id is not None:
-        user = await directory.find(User, user_id)
+        user = await directory.find(stored_oauth.User, user_id)
         return {user_id: user} if user is not None and may_see(engine, caller, user) else {}
-    return {user.user_id: user async for user in directory.read(User) if may_see(engine, caller, user)}
+    return {user.user_id: user async for user in directory.read(stored_oauth.User) if may_see(engine, caller, user)}
 
 
-async def find_grants(engine: Engine, wanted: Callable[[Grant], bool]) -> list[Grant]:
+async def find_grants(engine: Engine, wanted: Callable[[stored_oauth.Grant], bool]) -> list[stored_oauth.Grant]:
     """Return the sessions that have not ended and that are wanted."""
-    return [grant async for grant in Directory(engine).read(Grant) if grant.ended_at is None and wanted(grant)]
+    return [grant async for grant in Directory(engine).read(stored_oauth.Grant) if grant.ended_at is None
+            and wanted(grant)]
 
 
 # Operations.
 
 
-async def list_sessions(engine: Engine, caller: Caller, ask: ListSessions) -> Sessions:
+async def list_sessions(engine: Engine, caller: Caller, ask: wire_oauth.ListSessions) -> wire_oauth.Sessions:
     """List your sessions with programs; an admin sees all of its tenant.  Ended ones are listed for some days.
 
     A program sees its own session only.
     """
     directory = Directory(engine)
     rows, *ends = await read_page(
-        engine, caller, ask, ("sessions", ask.user_id), lambda after: directory.page(Grant, after), export_key,
+        engine, caller, ask, ("sessions", ask.user_id), lambda after: directory.page(stored_oauth.Grant, after),
+        stored.export_key,
         lambda grant: grant.code_used_at is not None and is_wanted(engine, caller, grant, ask.user_id))
     names = await name_clients(directory, {grant.client_id for grant in rows})
-    return Sessions([as_session_record(grant, names) for grant in rows], *ends)
+    return wire_oauth.Sessions([as_session_record(grant, names) for grant in rows], *ends)
 
 
-async def end_session(engine: Engine, caller: Caller, ask: EndSession) -> Ok:
+async def end_session(engine: Engine, caller: Caller, ask: wire_oauth.EndSession) -> wire.Ok:
     """End a session; its tokens are refused within five seconds.
 
     A program can end its own session only.
     """
-    grant = await Directory(engine).find(Grant, ask.session_id)
+    grant = await Directory(engine).find(stored_oauth.Grant, ask.session_id)
     if grant is None or not may_see(engine, caller, grant):
-        raise SessionNotFound(f"no session {ask.session_id}; list_sessions shows the sessions there are")
+        raise errors.SessionNotFound(f"no session {ask.session_id}; list_sessions shows the sessions there are")
     require_right_to_end(caller, grant)
     await end_grants(engine, caller, [grant], "session_ended", ask.reason)
-    return Ok(True)
+    return wire.Ok(True)
 
 
-async def sign_out_everywhere(engine: Engine, caller: Caller, ask: SignOutEverywhere) -> SignedOut:
+async def sign_out_everywhere(engine: Engine, caller: Caller,
+                              ask: wire_oauth.SignOutEverywhere) -> wire_oauth.SignedOut:
     """End all your sessions, in the console too, or as an admin those of a user.
 
     Not for a program that acts for a person.
@@ -202,29 +192,29 @@ async def sign_out_everywhere(engine: Engine, caller: Caller, ask: SignOutEveryw
             end_console_sessions(work, caller, everywhere=True, reason=ask.reason)
         audit_change(engine, work, "signed_out_everywhere", "warning", caller, about_users=sorted(people),
                      reason=ask.reason)
-    return SignedOut(await end_grants(engine, caller, grants, "signed_out", ask.reason, also))
+    return wire_oauth.SignedOut(await end_grants(engine, caller, grants, "signed_out", ask.reason, also))
 
 
-async def require_people(engine: Engine, caller: Caller, user_id: str | None) -> dict[str, User]:
+async def require_people(engine: Engine, caller: Caller, user_id: str | None) -> dict[str, stored_oauth.User]:
     """Return the users whom a call is about: one that it names, or all who act as the caller."""
     require_person(caller, caller.unlimited)
     if user_id is None and not caller.bound:
-        raise InvalidRequest("this credential is nobody's own, so name the user: user_id")
+        raise errors.InvalidRequest("this credential is nobody's own, so name the user: user_id")
     people = await find_people(engine, caller, user_id)
     if user_id is None:
         return {id: user for id, user in people.items() if is_about_self(caller, user)}
     if not people:
-        raise UserNotFound(f"no user {user_id}; list_sessions shows of whom there are sessions")
+        raise errors.UserNotFound(f"no user {user_id}; list_sessions shows of whom there are sessions")
     require_right_to_end(caller, people[user_id])
     return people
 
 
-def is_of(grant: Grant, people: dict[str, User]) -> bool:
+def is_of(grant: stored_oauth.Grant, people: dict[str, stored_oauth.User]) -> bool:
     """Whether a session is one of some users."""
     return grant.user_id in people
 
 
-async def list_consents(engine: Engine, caller: Caller, ask: ListConsents) -> Consents:
+async def list_consents(engine: Engine, caller: Caller, ask: wire_oauth.ListConsents) -> wire_oauth.Consents:
     """List what you let programs do; an admin sees all of its tenant.
 
     Not for a program that acts for a person.
@@ -232,13 +222,14 @@ async def list_consents(engine: Engine, caller: Caller, ask: ListConsents) -> Co
     require_person(caller, caller.sees_all)
     directory, people = Directory(engine), await find_people(engine, caller, ask.user_id)
     rows, *ends = await read_page(
-        engine, caller, ask, ("consents", ask.user_id), lambda after: directory.page(Consent, after), export_key,
+        engine, caller, ask, ("consents", ask.user_id), lambda after: directory.page(stored_oauth.Consent, after),
+        stored.export_key,
         lambda consent: consent.user_id in people)
     names = await name_clients(directory, {consent.client_id for consent in rows})
-    return Consents([as_consent_record(consent, names) for consent in rows], *ends)
+    return wire_oauth.Consents([as_consent_record(consent, names) for consent in rows], *ends)
 
 
-async def withdraw_consent(engine: Engine, caller: Caller, ask: WithdrawConsent) -> SignedOut:
+async def withdraw_consent(engine: Engine, caller: Caller, ask: wire_oauth.WithdrawConsent) -> wire_oauth.SignedOut:
     """Stop letting a program act for you, and end your sessions with it.
 
     Not for a program that acts for a person.
@@ -248,12 +239,12 @@ async def withdraw_consent(engine: Engine, caller: Caller, ask: WithdrawConsent)
 
     def also(work: Work) -> None:
         for user_id in people:
-            if work.find_record(Consent, user_id, ask.client_id) is not None:
-                work.drop_record(Consent, user_id, ask.client_id)
+            if work.find_record(stored_oauth.Consent, user_id, ask.client_id) is not None:
+                work.drop_record(stored_oauth.Consent, user_id, ask.client_id)
                 audit_change(engine, work, "consent_withdrawn", "warning", caller, about_user=user_id,
                              about_client=ask.client_id, reason=ask.reason)
-    keys = [(Consent, (user_id, ask.client_id)) for user_id in people]
-    return SignedOut(await end_grants(engine, caller, grants, "consent_withdrawn", ask.reason, also, *keys))
+    keys = [(stored_oauth.Consent, (user_id, ask.client_id)) for user_id in people]
+    return wire_oauth.SignedOut(await end_grants(engine, caller, grants, "consent_withdrawn", ask.reason, also, *keys))
 
 
 # How they are shown.
@@ -261,23 +252,24 @@ async def withdraw_consent(engine: Engine, caller: Caller, ask: WithdrawConsent)
 
 async def name_clients(directory: Directory, ids: set[str]) -> dict[str, str]:
     """Return the names of programs, by their ids."""
-    rows = [await directory.find(OAuthClient, id) for id in sorted(ids)]
+    rows = [await directory.find(stored_oauth.OAuthClient, id) for id in sorted(ids)]
     return {row.client_id: row.name for row in rows if row is not None}
 
 
-def as_session_record(grant: Grant, names: dict[str, str]) -> SessionRecord:
+def as_session_record(grant: stored_oauth.Grant, names: dict[str, str]) -> wire_oauth.SessionRecord:
     """Show a session without its hashes."""
-    return SessionRecord(
+    return wire_oauth.SessionRecord(
         grant.grant_id, grant.user_id, grant.client_id, grant.tenant, grant.principal_kind, grant.principal_id,
         grant.role, msgspec.json.decode(grant.scopes, type=list[str]), grant.resource, to_utc(grant.created_at),
         to_utc(grant.ends_at), names.get(grant.client_id), to_utc_or_none(grant.last_used_at), grant.place or None,
         to_utc_or_none(grant.ended_at), grant.ended_why)
 
 
-def as_consent_record(consent: Consent, names: dict[str, str]) -> ConsentRecord:
+def as_consent_record(consent: stored_oauth.Consent, names: dict[str, str]) -> wire_oauth.ConsentRecord:
     """Show what a person lets a program do."""
-    return ConsentRecord(consent.user_id, consent.client_id, msgspec.json.decode(consent.scopes, type=list[str]),
-                         consent.redirect_uri, to_utc(consent.given_at), names.get(consent.client_id))
+    return wire_oauth.ConsentRecord(consent.user_id, consent.client_id,
+                                    msgspec.json.decode(consent.scopes, type=list[str]),
+                                    consent.redirect_uri, to_utc(consent.given_at), names.get(consent.client_id))
 
 
 OPERATIONS = [

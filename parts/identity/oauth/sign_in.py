@@ -21,29 +21,17 @@ from urllib.parse import urlencode, urlsplit
 from msgspec.structs import replace
 from starlette.routing import Route
 
-from asyncgate.parts.identity.oauth import pages
-from asyncgate.parts.identity.oauth.admission import SignInRefused, admit, check_rules, check_tenant, choose_scopes
+from asyncgate.parts.identity.oauth import admission, consent, pages, requests, wire
 from asyncgate.parts.identity.oauth.clients import find_client
-from asyncgate.parts.identity.oauth.consent import (
-    find_document_host,
-    find_place,
-    give_consent,
-    is_allowed,
-    is_local,
-    note_consent,
-)
 from asyncgate.parts.identity.oauth.grants import make_grant
 from asyncgate.parts.identity.oauth.links import use_link
 from asyncgate.parts.identity.oauth.parked import Parked, begin_parked, drop_parked, find_newest, find_parked, park
 from asyncgate.parts.identity.oauth.providers import DeniedUpstream
-from asyncgate.parts.identity.oauth.requests import BadRequestPage, RefusedRequest, read_request, redirect_back
 from asyncgate.parts.identity.oauth.server import AuthorizationServer, Endpoint, Handler
-from asyncgate.parts.identity.oauth.wire import Answer, OAuthError, Request, redirect_to
+from asyncgate.parts.model import errors, stored_oauth
 from asyncgate.parts.model.connection import group_address
-from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.stored_oauth import OAuthClient, User
 
-SignInStep = Callable[[Request], Awaitable[Answer]]
+SignInStep = Callable[[wire.Request], Awaitable[wire.Answer]]
 
 PROMPTS = {"login", "consent", "select_account"}        # OpenID Connect Core 3.1.2.1; `none` asks for the impossible
 RETURN = "<p>You may close this window, and connect again from your program.</p>"
@@ -60,7 +48,7 @@ class SignIn:
     """The steps of a sign-in."""
 
     def __init__(self, server: AuthorizationServer) -> None:
-        check_rules(server.settings)
+        admission.check_rules(server.settings)
         self.server, self.base = server, urlsplit(server.issuer).path
         self.providers = server.providers
 
@@ -78,22 +66,22 @@ class SignIn:
 
     def make_handler(self, step: SignInStep) -> Handler:
         """Return the handler of a step: its refusals are pages, or go to a program whose redirect is proven."""
-        async def handle(server: AuthorizationServer, request: Request) -> Answer:
+        async def handle(server: AuthorizationServer, request: wire.Request) -> wire.Answer:
             try:
                 return await step(request)
-            except RefusedRequest as no:
+            except requests.RefusedRequest as no:
                 self.note("oauth_refused", str(no), client_id=no.asked.client_id, code=no.code)
-                return redirect_back(server, no.asked, **no.parameters())
-            except BadRequestPage as no:
+                return requests.redirect_back(server, no.asked, **no.parameters())
+            except requests.BadRequestPage as no:
                 self.note("oauth_refused", no.because)
                 return pages.show_error("This request cannot be answered", str(no), RETURN)
-            except SignInRefused as no:
+            except admission.SignInRefused as no:
                 self.note("sign_in_refused", no.because)
                 return pages.show_error("You cannot sign in", str(no), RETURN, status=403)
-            except OAuthError as no:
+            except wire.OAuthError as no:
                 self.note("oauth_refused", no.because)
                 return pages.show_error("This request cannot be answered", str(no), RETURN, status=no.status)
-            except GateError as no:
+            except errors.GateError as no:
                 return pages.show_error("The gate cannot answer now", str(no), status=no.status)
         return handle
 
@@ -107,68 +95,69 @@ class SignIn:
 
     # Who are you?
 
-    async def begin(self, request: Request) -> Answer:
+    async def begin(self, request: wire.Request) -> wire.Answer:
         """Check what a program asks for, park it, and ask who the person is."""
         said = request.query() if request.method == "GET" else request.form()
-        client, asked = await read_request(self.server, said)
+        client, asked = await requests.read_request(self.server, said)
         wished = set(said.get("prompt", "").split())
         if "none" in wished:
-            raise RefusedRequest(asked, "login_required", "people sign in each time; send no prompt=none")
+            raise requests.RefusedRequest(asked, "login_required", "people sign in each time; send no prompt=none")
         parked = begin_parked(self.server, asked, " ".join(sorted(wished & PROMPTS)))
         if len(self.providers) == 1 and not self.server.oauth.login_links:
             return await self.send_upstream(request, parked, *self.providers)
         return self.show_login(request, parked, client)
 
-    async def show_ways(self, request: Request) -> Answer:
+    async def show_ways(self, request: wire.Request) -> wire.Answer:
         """Show the login page again, for somebody who is not who the gate thinks."""
         parked = self.find(request, request.query().get("sign_in", ""))
         prompt = " ".join(sorted({*parked.prompt.split(), "select_account"}))
         client = await self.find_client(parked)
         return self.show_login(request, replace(forget_person(parked), prompt=prompt), client)
 
-    def show_login(self, request: Request, parked: Parked, client: OAuthClient, wrong: str = "") -> Answer:
+    def show_login(self, request: wire.Request, parked: Parked, client: stored_oauth.OAuthClient,
+                   wrong: str = "") -> wire.Answer:
         """Answer with the login page."""
         ask = urlencode({"sign_in": parked.id})
         ways = [pages.LoginWay(provider.title, f"{self.base}/oauth/sign-in/{name}?{ask}")
                 for name, provider in self.providers.items()]
         form = (f"{self.base}/oauth/link", parked.id) if self.server.oauth.login_links else None
-        return pages.show_login(client.name, find_place(parked.asked.redirect_uri), ways, form,
+        return pages.show_login(client.name, consent.find_place(parked.asked.redirect_uri), ways, form,
                                 pages.list_form_targets(parked.asked.redirect_uri),
                                 park(self.server, request, parked), wrong, 403 if wrong else 200,
                                 trusted=client.trusted)
 
-    async def leave(self, request: Request) -> Answer:
+    async def leave(self, request: wire.Request) -> wire.Answer:
         """Send the browser to an identity provider."""
         parked = self.find(request, request.query().get("sign_in", ""))
         return await self.send_upstream(request, parked, request.scope["path_params"]["provider"])
 
-    async def send_upstream(self, request: Request, parked: Parked, name: str) -> Answer:
+    async def send_upstream(self, request: wire.Request, parked: Parked, name: str) -> wire.Answer:
         """Send the browser to an identity provider, with a state, a nonce and a challenge of this sign-in alone."""
         if (provider := self.providers.get(name)) is None:
-            raise SignInRefused("There is no such way to sign in.", "no such identity provider")
+            raise admission.SignInRefused("There is no such way to sign in.", "no such identity provider")
         parked = replace(forget_person(parked), provider=name, state=f"{parked.id}.{secrets.token_urlsafe(24)}",
                          nonce=secrets.token_urlsafe(24), verifier=secrets.token_urlsafe(32))
-        return redirect_to(await provider.name_login_url(parked), *park(self.server, request, parked))
+        return wire.redirect_to(await provider.name_login_url(parked), *park(self.server, request, parked))
 
-    async def come_back(self, request: Request) -> Answer:
+    async def come_back(self, request: wire.Request) -> wire.Answer:
         """Take the answer of an identity provider: to the browser that was sent there, from there, and once."""
         said, name = request.query(), request.scope["path_params"]["provider"]
         parked = self.find(request, said.get("state", "").partition(".")[0])
         if not parked.state or not hmac.compare_digest(parked.state.encode(), said.get("state", "").encode()):
-            raise SignInRefused(LOST, "the state of the callback is not the one that was sent, or came twice")
+            raise admission.SignInRefused(LOST, "the state of the callback is not the one that was sent, or came twice")
         if parked.provider != name:     # its code would go to the wrong provider (RFC 9700 4.4)
-            raise SignInRefused(LOST, f"the callback is of {name}, but the sign-in went to {parked.provider}")
+            raise admission.SignInRefused(LOST, f"the callback is of {name}, but the sign-in went to {parked.provider}")
         spent = park(self.server, request, forget_person(parked))
         try:
             who = await self.providers[name].prove_person(said, parked)
-            return self.go_on(request, parked, await admit(self.server, who))
+            return self.go_on(request, parked, await admission.admit(self.server, who))
         except DeniedUpstream as no:
             self.note("sign_in_refused", str(no), provider=name)
             return self.end(parked, error="access_denied", error_description="the person did not sign in")
-        except SignInRefused as no:
+        except admission.SignInRefused as no:
             return await self.refuse(parked, no, spent)
 
-    async def show_link(self, request: Request) -> Answer:
+    async def show_link(self, request: wire.Request) -> wire.Answer:
         """Show the button of a sign-in link; looking at the page spends nothing."""
         if (parked := find_newest(self.server, request)) is None:
             return pages.show_error("Start in your program", "This link signs you in to a program that has asked for "
@@ -178,44 +167,46 @@ class SignIn:
         return pages.show_sign_in_link(f"{self.base}/oauth/link", request.query().get("code", ""), parked.id,
                                        client.name, pages.list_form_targets(parked.asked.redirect_uri))
 
-    async def take_code(self, request: Request) -> Answer:
+    async def take_code(self, request: wire.Request) -> wire.Answer:
         """Sign somebody in by the code of a sign-in link."""
         said = request.form()
         parked = self.find(request, said.get("sign_in", ""))
         try:
             return self.go_on(request, parked, await use_link(self.server, said.get("code", "")))
-        except SignInRefused as no:
+        except admission.SignInRefused as no:
             self.note("sign_in_refused", no.because)
             return self.show_login(request, parked, await self.find_client(parked), wrong=str(no))
 
-    def go_on(self, request: Request, parked: Parked, user: User) -> Answer:
+    def go_on(self, request: wire.Request, parked: Parked, user: stored_oauth.User) -> wire.Answer:
         """Send the browser on to the consent page: the code of a provider does not stay in its address."""
         parked = replace(forget_person(parked), user_id=user.user_id)
         path = f"{self.base}/oauth/consent?{urlencode({'sign_in': parked.id})}"
-        return redirect_to(path, *park(self.server, request, parked))
+        return wire.redirect_to(path, *park(self.server, request, parked))
 
     # What do you allow?
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: wire.Request) -> wire.Answer:
         """Ask the person, unless there is nothing to ask."""
         parked = self.find(request, request.query().get("sign_in", ""))
         client = await self.find_client(parked)
         try:
             user, tenant = await self.find_user(parked, client)
-            scopes = choose_scopes(user, parked.asked.scopes)
-        except SignInRefused as no:
+            scopes = admission.choose_scopes(user, parked.asked.scopes)
+        except admission.SignInRefused as no:
             return await self.refuse(parked, no, [drop_parked(self.server, parked)])
-        if "consent" not in parked.prompt.split() and await is_allowed(
+        if "consent" not in parked.prompt.split() and await consent.is_allowed(
                 self.server, client, user, parked.asked.redirect_uri, scopes):
             return await self.grant(parked, client, user, scopes)
         parked = replace(parked, csrf=secrets.token_urlsafe(24), shown=scopes)
         return self.show_question(request, parked, client, user, tenant)
 
-    def show_question(self, request: Request, parked: Parked, client: OAuthClient, user: User, tenant: str) -> Answer:
+    def show_question(self, request: wire.Request, parked: Parked, client: stored_oauth.OAuthClient,
+                      user: stored_oauth.User, tenant: str) -> wire.Answer:
         """Answer with the consent page."""
         uri = parked.asked.redirect_uri
         answer = pages.show_consent(pages.Question(
-            program=client.name, host=find_place(uri), document_host=find_document_host(client), local=is_local(uri),
+            program=client.name, host=consent.find_place(uri), document_host=consent.find_document_host(client),
+            local=consent.is_local(uri),
             person=user.name or user.email or user.principal_id, tenant=tenant, principal=str(user.principal),
             role=user.role, scopes=parked.shown, path=f"{self.base}/oauth/consent",
             again=f"{self.base}/oauth/sign-in?{urlencode({'sign_in': parked.id})}",
@@ -223,65 +214,70 @@ class SignIn:
         answer.headers += park(self.server, request, parked)
         return answer
 
-    async def decide(self, request: Request) -> Answer:
+    async def decide(self, request: wire.Request) -> wire.Answer:
         """Take the person's answer, which must come from the page that this browser was shown."""
         said = request.form()
         parked = self.find(request, said.get("sign_in", ""))
         if not parked.csrf or not hmac.compare_digest(parked.csrf.encode(), said.get("csrf", "").encode()):
-            raise SignInRefused(LOST, "the consent is not from the page that this browser was shown")
+            raise admission.SignInRefused(LOST, "the consent is not from the page that this browser was shown")
         client = await self.find_client(parked)
         try:
             user, _ = await self.find_user(parked, client)
-            scopes = choose_scopes(user, parked.shown)
-        except SignInRefused as no:
+            scopes = admission.choose_scopes(user, parked.shown)
+        except admission.SignInRefused as no:
             return await self.refuse(parked, no, [drop_parked(self.server, parked)])
         if said.get("answer") != "allow":
             self.note("consent_denied", "the person denied it", user_id=user.user_id, client_id=client.client_id)
-            note_consent(self.server, user, client, "consent_denied")
+            consent.note_consent(self.server, user, client, "consent_denied")
             return self.end(parked, error="access_denied", error_description="the person denied access")
-        await give_consent(self.server, client, user, parked.asked.redirect_uri, scopes)
+        await consent.give_consent(self.server, client, user, parked.asked.redirect_uri, scopes)
         return await self.grant(parked, client, user, scopes)
 
-    async def grant(self, parked: Parked, client: OAuthClient, user: User, scopes: frozenset[str]) -> Answer:
+    async def grant(self, parked: Parked, client: stored_oauth.OAuthClient, user: stored_oauth.User,
+                    scopes: frozenset[str]) -> wire.Answer:
         """Send the browser back to the program with a code."""
         return self.end(parked, code=await make_grant(self.server, client, parked.asked, user, scopes))
 
-    def end(self, parked: Parked, **parameters: str) -> Answer:
+    def end(self, parked: Parked, **parameters: str) -> wire.Answer:
         """Send the browser back to the program, and end the sign-in."""
-        answer = redirect_back(self.server, parked.asked, **parameters)
+        answer = requests.redirect_back(self.server, parked.asked, **parameters)
         answer.headers.append(drop_parked(self.server, parked))
         return answer
 
-    async def refuse(self, parked: Parked, no: SignInRefused, headers: list[tuple[bytes, bytes]]) -> Answer:
+    async def refuse(self, parked: Parked, no: admission.SignInRefused,
+                     headers: list[tuple[bytes, bytes]]) -> wire.Answer:
         """Tell a person why not, with a way back to the program, which is told too then."""
         self.note("sign_in_refused", no.because, provider=parked.provider)
-        back = redirect_back(self.server, parked.asked, error=no.code, error_description="the person may not sign in")
+        back = requests.redirect_back(self.server, parked.asked, error=no.code,
+                                      error_description="the person may not sign in")
         client = await self.find_client(parked)
         link = pages.show_link(f"Back to {client.name}", dict(back.headers)[b"location"].decode("ascii"))
         return pages.show_error("You cannot sign in", str(no), link, status=403, headers=headers)
 
     # What the browser brings.
 
-    def find(self, request: Request, id: str) -> Parked:
+    def find(self, request: wire.Request, id: str) -> Parked:
         """Return a sign-in that this browser has begun; raises SignInRefused."""
         if (parked := find_parked(self.server, request, id)) is None:
-            raise SignInRefused(LOST, "the browser has no such sign-in")
+            raise admission.SignInRefused(LOST, "the browser has no such sign-in")
         return parked
 
-    async def find_client(self, parked: Parked) -> OAuthClient:
+    async def find_client(self, parked: Parked) -> stored_oauth.OAuthClient:
         """Return the program that asks; raises SignInRefused if it was removed meanwhile."""
         if (client := await find_client(self.server, parked.asked.client_id)) is None:
-            raise SignInRefused("An administrator has removed the program that asks.", "the client was removed")
+            raise admission.SignInRefused("An administrator has removed the program that asks.",
+                                          "the client was removed")
         return client
 
-    async def find_user(self, parked: Parked, client: OAuthClient) -> tuple[User, str]:
+    async def find_user(self, parked: Parked, client: stored_oauth.OAuthClient) -> tuple[stored_oauth.User, str]:
         """Return who has signed in, with the name of the tenant; raises SignInRefused."""
-        user = await self.server.directory.find(User, parked.user_id) if parked.user_id else None
+        user = await self.server.directory.find(stored_oauth.User, parked.user_id) if parked.user_id else None
         if user is None:
-            raise SignInRefused(LOST, "nobody has signed in")
+            raise admission.SignInRefused(LOST, "nobody has signed in")
         if user.disabled_at is not None:
-            raise SignInRefused("An administrator has disabled your account.", f"user {user.user_id} is disabled")
-        return user, await check_tenant(self.server, user, client)
+            raise admission.SignInRefused("An administrator has disabled your account.",
+                                          f"user {user.user_id} is disabled")
+        return user, await admission.check_tenant(self.server, user, client)
 
 
 def forget_person(parked: Parked) -> Parked:

@@ -24,9 +24,9 @@ from joserfc.jwk import RSAKey
 from msgspec import Struct
 
 from asyncgate.parts.identity.jwt import UNFIT, Flaw, JwkSet, decode_strictly, import_key, public_half, read_key_file
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.durations import DAY_SECONDS
-from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings, mask_credentials
 
 log = logging.getLogger("asyncgate")
@@ -61,8 +61,9 @@ class SigningKeys:
         """Load the keys that the settings name; raises StartupError for an unsafe one."""
         path = settings.security.jwt.private_key_path
         if not path:
-            raise StartupError("security.oauth.enabled needs security.jwt.private_key_path, the key that signs access "
-                               "tokens: `asyncgate keys signing make --file signing.pem` makes one")
+            raise errors.StartupError(
+                "security.oauth.enabled needs security.jwt.private_key_path, the key that signs access "
+                                      "tokens: `asyncgate keys signing make --file signing.pem` makes one")
         return load_signing_keys(path)
 
     def sign(self, claims: dict[str, Any]) -> str:
@@ -139,7 +140,8 @@ def load_signing_keys(path: str) -> SigningKeys:
         why = f"cannot be read: {error.strerror}"
     except UNFIT as error:
         why = f"is invalid: {error}"
-    raise StartupError(f"security.jwt.private_key_path: {mask_credentials(path)!r} or its list of retired keys {why}")
+    raise errors.StartupError(
+        f"security.jwt.private_key_path: {mask_credentials(path)!r} or its list of retired keys {why}")
 
 
 def name_retired(path: str) -> str:

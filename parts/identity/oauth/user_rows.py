@@ -11,10 +11,9 @@ from uuid import UUID, uuid5
 
 from asyncgate import SCOPES, Caller
 from asyncgate.parts.identity.keys_stored import decode_names, default_scopes
+from asyncgate.parts.model import errors, stored_oauth
 from asyncgate.parts.model.caller import forbid_giving
-from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.settings import AdmissionRule, Settings
-from asyncgate.parts.model.stored_oauth import SignInLink, User
 
 USERS = UUID("5b0f2d0e-6d0c-4a53-9a5b-0d0c1f7be1a4")        # the namespace of all ids of users
 # ASCII alone: another alphabet's letters look like these, and an address is compared letter for letter.
@@ -69,15 +68,15 @@ def names_address(rule: AdmissionRule, email: str) -> bool:
     return bool(named or domain) and named in ("", email) and domain in ("", email.rpartition("@")[2])
 
 
-def scopes_of(row: User | SignInLink) -> frozenset[str]:
+def scopes_of(row: stored_oauth.User | stored_oauth.SignInLink) -> frozenset[str]:
     """Return the scopes that a person may grant: those of the row, else those of its role."""
     return default_scopes(row.role) if row.scopes is None else decode_names(row.scopes)
 
 
-def check_rights(caller: Caller, row: User | SignInLink) -> None:
+def check_rights(caller: Caller, row: stored_oauth.User | stored_oauth.SignInLink) -> None:
     """Refuse to give more rights than one has; raises InvalidRequest for an unknown scope, Forbidden for others."""
     scopes = scopes_of(row)
     if unknown := scopes - SCOPES:
-        raise InvalidRequest(f"no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
+        raise errors.InvalidRequest(f"no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
     if beyond := scopes - caller.scopes:
         raise forbid_giving(caller, beyond, "give it to somebody")

@@ -8,9 +8,9 @@ from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
+from asyncgate.parts.model import errors
 from asyncgate.parts.model.connection import Headers, Scope, list_cookies
 from asyncgate.parts.model.content import encode_json
-from asyncgate.parts.model.errors import GateError
 
 MOST_FORM_BYTES = 64 * 2**10
 HTML, JSON, TEXT = b"text/html; charset=utf-8", b"application/json", b"text/plain; charset=utf-8"
@@ -98,7 +98,7 @@ def answer_json(value: Any, *headers: tuple[bytes, bytes]) -> Answer:
     return Answer(200, encode_json(value), JSON, list(headers))
 
 
-def as_oauth_error(no: GateError) -> OAuthError:
+def as_oauth_error(no: errors.GateError) -> OAuthError:
     """Turn a refusal of the gate into one of RFC 6749."""
     code = {429: "temporarily_unavailable", 503: "temporarily_unavailable"}.get(no.status, "invalid_request")
     wait = [(b"retry-after", b"%d" % no.more["retry_after"])] if "retry_after" in no.more else []

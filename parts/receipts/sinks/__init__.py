@@ -18,13 +18,11 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Raw, Struct, field
 
-from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.queries import EntryFilter
-from asyncgate.parts.model.wire import JSON_NULL, Principal, ReceiptRecord
+from asyncgate.parts.model import errors, queries, wire
 
 if TYPE_CHECKING:
+    from asyncgate.parts.model import stored
     from asyncgate.parts.model.settings import Settings
-    from asyncgate.parts.model.stored import Lease, Receipt, Task
 
 
 class Refusal(Exception):
@@ -56,7 +54,7 @@ class Singly(Exception):
     """The ledger accepts only one receipt per call."""
 
 
-class Filed(ReceiptRecord, kw_only=True):
+class Filed(wire.ReceiptRecord, kw_only=True):
     """A receipt as a ledger returns it; receipts that no gate wrote may lack fields that only a gate sets."""
 
     tenant_id: str = ""
@@ -65,18 +63,18 @@ class Filed(ReceiptRecord, kw_only=True):
     schedule_id: str | None = None
     parents: list[str] = field(default_factory=list)
     asyncgate_instance: str = ""
-    body: Raw = JSON_NULL
+    body: Raw = wire.JSON_NULL
     hash: str = ""
     receipt_key: str = ""       # only gates set it
-    stated_by: Principal | None = None      # the author by the ledger's word, never by the receipt's own
+    stated_by: wire.Principal | None = None      # the author by the ledger's word, never by the receipt's own
 
     def __post_init__(self) -> None:
         if self.created_at.tzinfo is None:      # as Python's isoformat writes UTC; no such time sorts among others
             self.created_at = self.created_at.replace(tzinfo=UTC)
 
-    def shown(self) -> ReceiptRecord:
+    def shown(self) -> wire.ReceiptRecord:
         """Return the fields that a gate shows of a receipt."""
-        return ReceiptRecord(**{name: getattr(self, name) for name in ReceiptRecord.__struct_fields__})
+        return wire.ReceiptRecord(**{name: getattr(self, name) for name in wire.ReceiptRecord.__struct_fields__})
 
 
 class LedgerPage(Struct):
@@ -113,14 +111,16 @@ class Sink(Protocol):
     def binds(self) -> bool | None:
         """Whether the ledger says who stored a receipt, so that the gate can adopt it; None if not known yet."""
 
-    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
+    def render(self, tenant_id: str, receipt: stored.Receipt, task: stored.Task | None,
+               lease: stored.Lease | None = None) -> bytes | None:
         """Return the bytes to send for a receipt, valid UTF-8; None if this ledger does not get the receipt.
 
         Must be a pure function: it is called once, inside the transaction that writes the receipt, perhaps on another
         thread.  `task` is the task after the operation; `lease` is the task's latest lease.
         """
 
-    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
+    def handed(self, receipt: stored.Receipt, task: stored.Task, lease: stored.Lease | None = None,
+               by_worker: bool = False) -> str | None:
         """Return the new `Task.handed` after a receipt, for a ledger that keeps custody; None leaves it unchanged."""
 
     def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
@@ -129,7 +129,7 @@ class Sink(Protocol):
         Only a ledger that keeps custody, or that closes obligations itself, needs such a receipt.
         """
 
-    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+    def taken_back(self, receipt_id: str, task: stored.Task, lease: stored.Lease | None = None) -> str | None:
         """Return the new `Task.handed` after the receipt that `undone` returned."""
 
     def handover(self, content: bytes) -> bytes | None:
@@ -147,10 +147,10 @@ class Sink(Protocol):
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Return the receipts with these ids that the ledger has; raises Outage.  Called only if `reads` is true."""
 
-    async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
+    async def page(self, tenant_id: str, of: queries.EntryFilter) -> LedgerPage:
         """Return a page of the ledger's receipts in the order of arrival, after its own cursor; raises Outage."""
 
-    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+    async def token(self, tenant_id: str, who: wire.Principal, until: float) -> str | None:
         """Have the ledger issue a key for one principal of a tenant; None if this ledger issues no keys.
 
         Raises Refusal and Outage.
@@ -181,16 +181,18 @@ def require_address(settings: Settings) -> None:
     """Refuse settings without the ledger's address; raises StartupError."""
     ours = settings.ledger
     if ours.auth_token_env and not (ours.auth_token or os.environ.get(ours.auth_token_env)):
-        raise StartupError(f"ledger.auth_token_env names the variable {ours.auth_token_env}, which is not set: set "
-                           "it to the ledger's token, or unset the setting")
+        raise errors.StartupError(
+            f"ledger.auth_token_env names the variable {ours.auth_token_env}, which is not set: set "
+                                  "it to the ledger's token, or unset the setting")
     if not ours.url:
-        raise StartupError(f"receipt_mode {settings.receipt_mode} needs ledger.url: set it to the ledger's address")
+        raise errors.StartupError(
+            f"receipt_mode {settings.receipt_mode} needs ledger.url: set it to the ledger's address")
     try:
         at = urlsplit(ours.url)
     except ValueError as wrong:
-        raise StartupError(f"ledger.url: {wrong}") from None
+        raise errors.StartupError(f"ledger.url: {wrong}") from None
     if at.scheme not in ("http", "https") or not at.hostname:
-        raise StartupError("ledger.url is invalid: it must begin with http:// or https:// and a host")
+        raise errors.StartupError("ledger.url is invalid: it must begin with http:// or https:// and a host")
 
 
 def open_sink(settings: Settings) -> Sink:
@@ -209,10 +211,12 @@ def open_other_sink(profile: str, settings: Settings) -> Sink:
     points = entry_points(group="asyncgate.sinks")
     if profile not in points.names:
         known = ", ".join(sorted({"memorygate", "receiptgate", *points.names}))
-        raise StartupError(f"ledger.profile: there is no sink {profile!r}; choose one of {known}, or install a package "
-                           "with that sink (entry-point group asyncgate.sinks)")
+        raise errors.StartupError(
+            f"ledger.profile: there is no sink {profile!r}; choose one of {known}, or install a package "
+                                  "with that sink (entry-point group asyncgate.sinks)")
     sink: Sink = points[profile].load().open_sink(settings)
     if sink.reads:      # seals and the archive need the bodies of receipts, which such a sink would take away
-        raise StartupError(f"ledger.profile: the sink {profile!r} has reads = True; a sink of another package must "
-                           "have reads = False")
+        raise errors.StartupError(
+            f"ledger.profile: the sink {profile!r} has reads = True; a sink of another package must "
+                                  "have reads = False")
     return sink

@@ -17,19 +17,17 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import ACCEPTED, ASSIGNED, CANCELED, EXPIRED, SCHEDULED, SCHEMA_VERSION, UNSCHEDULED, receipt_hash
+from asyncgate.parts.model import wire
 from asyncgate.parts.model.content import encode_json, sha256, to_canonical
 from asyncgate.parts.model.views import show_receipt, to_utc
-from asyncgate.parts.model.wire import Principal, Problem, ReceiptRecord
-from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, Calls, answer_error
+from asyncgate.parts.receipts import calls, sinks
 from asyncgate.parts.receipts.marks import WITHDRAWN
-from asyncgate.parts.receipts.sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly, read_filed
 from asyncgate.parts.receipts.sinks.standalone import NoCustody
 from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of
 
 if TYPE_CHECKING:
-    from asyncgate.parts.model.queries import EntryFilter
+    from asyncgate.parts.model import queries, stored
     from asyncgate.parts.model.settings import Settings
-    from asyncgate.parts.model.stored import Lease, Receipt, Task
     from asyncgate.parts.receipts.sinks import Bulk, Sink
 
 log = logging.getLogger("asyncgate.ledger")
@@ -43,7 +41,7 @@ UNDOING = {ASSIGNED.type: CANCELED.type, ACCEPTED.type: EXPIRED.type, SCHEDULED.
 PLAIN_ID = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:@~-]{0,199}\Z")
 
 
-class Sent(ReceiptRecord, kw_only=True):
+class Sent(wire.ReceiptRecord, kw_only=True):
     """A receipt as it is sent."""
 
     receipt_key: str = ""
@@ -60,7 +58,7 @@ class Listed(Struct):
 
     receipts: list[msgspec.Raw]
     next_cursor: str | None = None
-    stated_by: list[Principal | None] = []      # the author of each receipt, if the ledger knows it
+    stated_by: list[wire.Principal | None] = []      # the author of each receipt, if the ledger knows it
 
 
 class Named(Struct):
@@ -78,7 +76,7 @@ class Issued(Struct):
 class Answered(Struct):
     """The answer for one receipt of many."""
 
-    error: Problem | None = None
+    error: wire.Problem | None = None
 
 
 class AllAnswered(Struct):
@@ -109,22 +107,23 @@ class MemoryGate(NoCustody):
         self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
         self.pace = pace_of(settings)
-        self.calls, self.fetching = Calls(token, self.pace.most + MOST_AT_ONCE), asyncio.Semaphore(MOST_AT_ONCE)
-        self.weight = settings.receipts.max_body_size_bytes + BESIDE_BODY       # the largest size of a receipt
+        self.calls, self.fetching = calls.Calls(token, self.pace.most + MOST_AT_ONCE), asyncio.Semaphore(MOST_AT_ONCE)
+        self.weight = settings.receipts.max_body_size_bytes + calls.BESIDE_BODY       # the largest size of a receipt
 
     def tenant(self, tenant_id: str) -> str:
         """Return the ledger's id of a tenant: ledger.tenant_id for the default tenant, else the same id."""
         return self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
 
-    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
+    def render(self, tenant_id: str, receipt: stored.Receipt, task: stored.Task | None,
+               lease: stored.Lease | None = None) -> bytes | None:
         """Return the receipt in the form in which the gate shows it, with its key."""
         view = show_receipt(self.tenant(tenant_id), receipt)
-        facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
+        facts = {name: getattr(view, name) for name in wire.ReceiptRecord.__struct_fields__ if name != "delivered_at"}
         return encode_json(Sent(**facts, receipt_key=receipt.receipt_key))
 
     def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
         """Return the receipt that ends a lease, a task or a schedule that was never committed."""
-        return withdraw_receipt(read_filed(content), receipt_id, at)
+        return withdraw_receipt(sinks.read_filed(content), receipt_id, at)
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt."""
@@ -136,29 +135,29 @@ class MemoryGate(NoCustody):
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
         """Whether the ledger has a receipt, by its hash."""
-        ours = read_filed(content)
+        ours = sinks.read_filed(content)
         found = await self._fetch(tenant_id, ours.receipt_id, patience=LOOK_SECONDS)
         return found is not None and found.hash == ours.hash
 
-    async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[Refusal | None]:
+    async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[sinks.Refusal | None]:
         """Store many receipts in one call; raises Singly if the ledger accepts no list (20.9)."""
         try:
             results = decode_answers(await self._ask("POST", "", content=b"[" + b",".join(contents) + b"]")).results
-        except (Refusal, *UNREADABLE) as no:
-            raise Singly(str(no)) from None
+        except (sinks.Refusal, *UNREADABLE) as no:
+            raise sinks.Singly(str(no)) from None
         if len(results) != len(contents):
-            raise Singly(f"{len(results)} answers to {len(contents)} receipts")
+            raise sinks.Singly(f"{len(results)} answers to {len(contents)} receipts")
         if away := [one.error.error for one in results if one.error and one.error.error in NO_REFUSALS]:
-            raise Outage(away[0])
-        return [Refusal(f"{one.error.error}: {one.error.message}"[:MOST_TOLD]) if one.error else None
+            raise sinks.Outage(away[0])
+        return [sinks.Refusal(f"{one.error.error}: {one.error.message}"[:calls.MOST_TOLD]) if one.error else None
                 for one in results]
 
-    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[sinks.Filed]:
         """Fetch receipts one by one, several at a time."""
         found = await asyncio.gather(*(self._fetch(tenant_id, receipt_id) for receipt_id in receipt_ids))
         return [one for one in found if one is not None]
 
-    async def _fetch(self, tenant_id: str, receipt_id: str, **more: Any) -> Filed | None:
+    async def _fetch(self, tenant_id: str, receipt_id: str, **more: Any) -> sinks.Filed | None:
         if not PLAIN_ID.match(receipt_id):
             return None
         about = {"tenant": self.tenant(tenant_id)}
@@ -166,15 +165,15 @@ class MemoryGate(NoCustody):
             try:
                 text = await self._ask(
                     "GET", f"/{path_segment(receipt_id)}", params=about, most_bytes=self.weight, **more)
-            except Missing:
+            except sinks.Missing:
                 return None
-        found = decode_with(read_filed, text)
+        found = decode_with(sinks.read_filed, text)
         if found.receipt_id != receipt_id:
-            raise Garbled("the ledger answered with another receipt than the requested one")
+            raise sinks.Garbled("the ledger answered with another receipt than the requested one")
         found.stated_by = None      # here it comes from the receipt itself, which proves nothing
         return self._ours(tenant_id, found)
 
-    async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
+    async def page(self, tenant_id: str, of: queries.EntryFilter) -> sinks.LedgerPage:
         """List receipts in the order of their arrival."""
         given = {"tenant": self.tenant(tenant_id), "limit": str(of.limit), **inbox_query(of.to), "task_id": of.task_id,
                  "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
@@ -185,17 +184,17 @@ class MemoryGate(NoCustody):
             self.binds = len(listed.stated_by) == len(listed.receipts)
         found = read_receipts(listed)
         ours = [self._ours(tenant_id, one) for one in found]
-        return LedgerPage([one for one in ours if one is not None], listed.next_cursor or find_last(listed),
-                          len(listed.receipts) - len(found))
+        return sinks.LedgerPage([one for one in ours if one is not None], listed.next_cursor or find_last(listed),
+                                len(listed.receipts) - len(found))
 
-    def _ours(self, tenant_id: str, one: Filed) -> Filed | None:
+    def _ours(self, tenant_id: str, one: sinks.Filed) -> sinks.Filed | None:
         """Return a receipt only if it belongs to the tenant, whatever the ledger answered."""
         if one.tenant_id not in (self.tenant(tenant_id), ""):
             return None
         one.tenant_id = tenant_id
         return one
 
-    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+    async def token(self, tenant_id: str, who: wire.Principal, until: float) -> str | None:
         """Have the ledger issue a key that stores and reads receipts as one principal; None if it issues no keys."""
         about = {"tenant": self.tenant(tenant_id), "name": f"{who.id} by way of its gate"[:200],
                  "principal_kind": who.kind, "principal_id": who.id, "role": "worker",
@@ -212,7 +211,7 @@ class MemoryGate(NoCustody):
         answer = await self.calls.ask(verb, (at or self.url) + path, seconds=seconds, **more)
         if answer.status_code == 200 or (answer.status_code in (201, 202, 204) and verb == "POST"):
             return answer.content
-        raise answer_error(verb, answer)
+        raise calls.answer_error(verb, answer)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -224,14 +223,14 @@ def decode_with(decode: Callable[[bytes], T], text: bytes) -> T:
     try:
         return decode(text)
     except UNREADABLE as wrong:
-        raise Garbled(f"the ledger's answer cannot be read: {wrong}"[:MOST_TOLD]) from None
+        raise sinks.Garbled(f"the ledger's answer cannot be read: {wrong}"[:calls.MOST_TOLD]) from None
 
 
-def withdraw_receipt(begun: Filed, receipt_id: str, at: float) -> bytes | None:
+def withdraw_receipt(begun: sinks.Filed, receipt_id: str, at: float) -> bytes | None:
     """Return the receipt that ends what another one has begun, and that says so; None if that one begins nothing."""
     if (receipt_type := UNDOING.get(begun.receipt_type)) is None:
         return None
-    gate = Principal("asyncgate", begun.asyncgate_instance)
+    gate = wire.Principal("asyncgate", begun.asyncgate_instance)
     body = to_canonical({"reason": WITHDRAWN, "schema_version": SCHEMA_VERSION})
     digest = receipt_hash(receipt_type, gate, begun.to, begun.task_id or "", begun.lease_id, begun.schedule_id,
                           (begun.receipt_id,), body)
@@ -244,11 +243,11 @@ def withdraw_receipt(begun: Filed, receipt_id: str, at: float) -> bytes | None:
 def require_confirmation(answer: bytes, content: bytes) -> None:
     """Check that a ledger has answered, not a portal before it: with nothing, or with the receipt's id (20.12)."""
     said = decode_with(decode_confirmed, answer) if answer else {}
-    if said and said.get("receipt_id") != read_filed(content).receipt_id:
-        raise Garbled("what answers for the ledger does not name the receipt that it was sent")
+    if said and said.get("receipt_id") != sinks.read_filed(content).receipt_id:
+        raise sinks.Garbled("what answers for the ledger does not name the receipt that it was sent")
 
 
-def read_receipts(page: Listed) -> list[Filed]:
+def read_receipts(page: Listed) -> list[sinks.Filed]:
     """Read the receipts of a page, each with its author by the ledger's attribution, never by its own word.
 
     Security: one that cannot be read is skipped.  Whoever stated it would else hide what others stated after it.
@@ -257,10 +256,10 @@ def read_receipts(page: Listed) -> list[Filed]:
     found = []
     for content, by in zip(page.receipts, known, strict=True):
         try:
-            found.append(one := read_filed(content))
+            found.append(one := sinks.read_filed(content))
             one.stated_by = by
         except UNREADABLE as wrong:
-            named = (find_id(content) or "without an id")[:MOST_TOLD]
+            named = (find_id(content) or "without an id")[:calls.MOST_TOLD]
             log.warning("receipt %s in the ledger cannot be read and is skipped: %s", named, wrong)
     return found
 
@@ -278,7 +277,7 @@ def find_last(page: Listed) -> str | None:
     return next(filter(None, map(find_id, reversed(page.receipts))), None)
 
 
-def inbox_query(to: Principal | None) -> dict[str, str]:
+def inbox_query(to: wire.Principal | None) -> dict[str, str]:
     """Return the query parameters of an inbox."""
     return {"to_id": to.id, **({"to_kind": to.kind} if to.kind else {})} if to else {}
 

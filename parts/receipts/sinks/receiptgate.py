@@ -15,26 +15,13 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, SMALL, Calls, answer_error
-from asyncgate.parts.receipts.sinks import Filed, Garbled, LedgerPage, Outage, Refusal
-from asyncgate.parts.receipts.sinks.receiptgate_schema import (
-    Handed,
-    as_accepted,
-    as_custody_only,
-    handed_after,
-    in_dialect_1_0,
-    in_dialect_1_1,
-    ledger_receipt,
-    undo_acceptance,
-    write_canonical,
-)
+from asyncgate.parts.receipts import calls, sinks
+from asyncgate.parts.receipts.sinks import receiptgate_schema
 from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of, same_receipt
 
 if TYPE_CHECKING:
-    from asyncgate.parts.model.queries import EntryFilter
+    from asyncgate.parts.model import queries, stored, wire
     from asyncgate.parts.model.settings import Settings
-    from asyncgate.parts.model.stored import Lease, Receipt, Task
-    from asyncgate.parts.model.wire import Principal
     from asyncgate.parts.receipts.sinks import Sink
 
 NEWER, OLDER = "1.1", "1.0"
@@ -50,11 +37,11 @@ INVALID_PARAMETERS, WITHOUT_ACCEPT = -32602, "ESCALATE_WITHOUT_ACCEPT"
 log = logging.getLogger("asyncgate")
 
 
-class Invalid(Refusal):
+class Invalid(sinks.Refusal):
     """The ledger refuses the receipt because of the field in which the dialects differ."""
 
 
-class NobodyAccepted(Refusal):
+class NobodyAccepted(sinks.Refusal):
     """The ledger keeps custody, but nobody has accepted this obligation."""
 
 
@@ -73,44 +60,47 @@ class ReceiptGate:
         self.is_known = not self.detects
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
         self.pace = pace_of(settings)
-        self.calls = Calls(token, 2 * self.pace.most)       # for queries beside the sending calls
+        self.calls = calls.Calls(token, 2 * self.pace.most)       # for queries beside the sending calls
 
     @property
     def binds(self) -> bool | None:
         """Whether the ledger keeps custody, and so binds a receipt to the credential that stored it."""
         return self.dialect == NEWER if self.is_known else None
 
-    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
+    def render(self, tenant_id: str, receipt: stored.Receipt, task: stored.Task | None,
+               lease: stored.Lease | None = None) -> bytes | None:
         """Return the receipt in the newer dialect; None for the many receipts that this ledger does not get."""
         filed_under = self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
-        return ledger_receipt(filed_under, receipt, task, lease, self.source, self.digests)
+        return receiptgate_schema.ledger_receipt(filed_under, receipt, task, lease, self.source, self.digests)
 
-    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
+    def handed(self, receipt: stored.Receipt, task: stored.Task, lease: stored.Lease | None = None,
+               by_worker: bool = False) -> str | None:
         """Return the new `Task.handed` when a receipt takes the task away from its worker."""
-        return handed_after(receipt, task, lease, by_worker)
+        return receiptgate_schema.handed_after(receipt, task, lease, by_worker)
 
     def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
         """Return the receipt that undoes an acceptance: it returns custody, or in dialect 1.0 ends the obligation."""
-        return undo_acceptance(content, receipt_id, at, self.source)
+        return receiptgate_schema.undo_acceptance(content, receipt_id, at, self.source)
 
-    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+    def taken_back(self, receipt_id: str, task: stored.Task, lease: stored.Lease | None = None) -> str | None:
         """Return the `Task.handed` that says that the gate has custody again."""
-        return Handed(lease.fence if lease else task.fence, receipt_id, None).text
+        return receiptgate_schema.Handed(lease.fence if lease else task.fence, receipt_id, None).text
 
     def handover(self, content: bytes) -> bytes | None:
         """Return the hand-over of custody, which only the gate can send; the worker itself stores the acceptance."""
-        return as_custody_only(content)
+        return receiptgate_schema.as_custody_only(content)
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt, which may be cut."""
-        return write_canonical(json.loads(content)["body"])
+        return receiptgate_schema.write_canonical(json.loads(content)["body"])
 
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Submit one receipt in this ledger's dialect; find the dialect out if it is not known."""
         dialect = self.dialect
         try:
             await self._submit(content, dialect)
-            self.is_known |= in_dialect_1_0(content) is not None     # a receipt that both dialects have
+            # a receipt that both dialects have
+            self.is_known |= receiptgate_schema.in_dialect_1_0(content) is not None
             return
         except Invalid:
             if not self.detects:
@@ -119,8 +109,8 @@ class ReceiptGate:
         try:
             await self._submit(content, other)
         except Invalid:
-            raise Refusal(f"the ledger accepts this receipt in neither dialect, {dialect} or {other}") from None
-        except Refusal:     # refused for another reason than the dialect, so this is the ledger's dialect
+            raise sinks.Refusal(f"the ledger accepts this receipt in neither dialect, {dialect} or {other}") from None
+        except sinks.Refusal:     # refused for another reason than the dialect, so this is the ledger's dialect
             self._learn(other)
             raise
         self._learn(other)
@@ -134,12 +124,12 @@ class ReceiptGate:
         """Return the receipts of a task, oldest first; raises Outage."""
         about = {"task_id": task_id, "sort": "asc", "include_payload": True, "limit": MOST_OF_A_TASK}
         try:
-            told = await self._call(LIST, json.dumps(about).encode(), LOOK_SECONDS, MOST_OF_A_TASK * BESIDE_BODY)
-        except Refusal as no:
-            raise Garbled(str(no)) from None
+            told = await self._call(LIST, json.dumps(about).encode(), LOOK_SECONDS, MOST_OF_A_TASK * calls.BESIDE_BODY)
+        except sinks.Refusal as no:
+            raise sinks.Garbled(str(no)) from None
         rows = told.get("receipts") if isinstance(told, dict) else None
         if not isinstance(rows, list):
-            raise Garbled(f"the ledger's answer to {LIST} has no list of receipts")
+            raise sinks.Garbled(f"the ledger's answer to {LIST} has no list of receipts")
         found = [row["payload"] for row in rows if isinstance(row, dict) and isinstance(row.get("payload"), dict)]
         if any(DIFFERENCE in one for one in found):
             self._learn(NEWER)
@@ -151,59 +141,61 @@ class ReceiptGate:
         If nobody has accepted the obligation at the ledger, returning custody is a no-op, and a hand-over is sent as an
         acceptance.
         """
-        receipt = in_dialect_1_1(content) if dialect == NEWER else in_dialect_1_0(content)
+        receipt = receiptgate_schema.in_dialect_1_1(content) if dialect == NEWER else receiptgate_schema.in_dialect_1_0(
+            content)
         if receipt is None:
             return
         try:
             await self._store(receipt)
         except NobodyAccepted:
-            if in_dialect_1_0(content) is None:
+            if receiptgate_schema.in_dialect_1_0(content) is None:
                 return
-            if (accepted := as_accepted(content)) is None:
+            if (accepted := receiptgate_schema.as_accepted(content)) is None:
                 raise
             await self._store(accepted)
 
     async def _store(self, receipt: bytes) -> None:
         result = await self._call(SUBMIT, b'{"receipt":%b}' % receipt)
         if not isinstance(result, dict) or result.get("receipt_id") != json.loads(receipt)["receipt_id"]:
-            raise Garbled(f"the ledger did not confirm that it stored the receipt: {result}"[:MOST_TOLD])
+            raise sinks.Garbled(f"the ledger did not confirm that it stored the receipt: {result}"[:calls.MOST_TOLD])
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
         """Whether the ledger has a receipt in any of the forms in which it may have been sent."""
-        forms = (in_dialect_1_1(content), in_dialect_1_0(content), as_accepted(content))
+        forms = (receiptgate_schema.in_dialect_1_1(content), receiptgate_schema.in_dialect_1_0(content),
+                 receiptgate_schema.as_accepted(content))
         about = json.dumps({"receipt_id": json.loads(content)["receipt_id"]}).encode()
         try:
             theirs = await self._call(LOOK, about, LOOK_SECONDS)
-        except Refusal:     # the ledger has no receipt with that id
+        except sinks.Refusal:     # the ledger has no receipt with that id
             return False
         return any(same_receipt(form, theirs, OF_THE_LEDGER) for form in forms if form is not None)
 
-    async def _call(self, tool: str, arguments: bytes, patience: float = 0.0, most_bytes: int = SMALL) -> Any:
+    async def _call(self, tool: str, arguments: bytes, patience: float = 0.0, most_bytes: int = calls.SMALL) -> Any:
         """Call a tool with encoded arguments; return its result.  Raises Refusal and Outage."""
         body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":%b}}'
                 % (tool.encode(), arguments))
         seconds = max(self.pace.timeout_seconds, patience)
         answer = await self.calls.ask("POST", self.url, seconds=seconds, most_bytes=most_bytes, content=body)
         if answer.status_code != 200:
-            raise answer_error("POST", answer)
+            raise calls.answer_error("POST", answer)
         try:
             told = json.loads(answer.content)
             error, result = told.get("error"), told.get("result")
         except (ValueError, AttributeError, RecursionError):
-            raise Garbled("the ledger's answer is not JSON-RPC") from None
+            raise sinks.Garbled("the ledger's answer is not JSON-RPC") from None
         if error is not None:
             raise call_error(error)
         return result
 
-    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[sinks.Filed]:
         """Return an empty list: this ledger cannot return a gate's receipts."""
         return []
 
-    async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
+    async def page(self, tenant_id: str, of: queries.EntryFilter) -> sinks.LedgerPage:
         """Return an empty page: this ledger cannot return a gate's receipts."""
-        return LedgerPage([])
+        return sinks.LedgerPage([])
 
-    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+    async def token(self, tenant_id: str, who: wire.Principal, until: float) -> str | None:
         """Return None: this ledger issues no keys."""
         return None
 
@@ -218,15 +210,15 @@ def call_error(error: Any) -> Exception:
     code, more = error.get("code"), error.get("details", error.get("data"))
     said = f"{code}: {error.get('message')}"
     if isinstance(code, int) and code != INVALID_PARAMETERS:
-        return Garbled(said[:MOST_TOLD])
+        return sinks.Garbled(said[:calls.MOST_TOLD])
     if isinstance(code, str) and code.upper() in AWAY_CODES:
-        return Outage(said[:MOST_TOLD])
+        return sinks.Outage(said[:calls.MOST_TOLD])
     if isinstance(code, str) and code.upper() in NOT_ABOUT_THE_RECEIPT:
-        return Garbled(said[:MOST_TOLD])
+        return sinks.Garbled(said[:calls.MOST_TOLD])
     if code == WITHOUT_ACCEPT:
-        return NobodyAccepted(said[:MOST_TOLD])
+        return NobodyAccepted(said[:calls.MOST_TOLD])
     whole = said + (json.dumps(more) if more is not None else "")
-    return (Invalid if DIFFERENCE in whole.lower() else Refusal)(said[:MOST_TOLD])
+    return (Invalid if DIFFERENCE in whole.lower() else sinks.Refusal)(said[:calls.MOST_TOLD])
 
 
 def open_sink(settings: Settings) -> ReceiptGate:

@@ -30,10 +30,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from asyncgate.parts.model import stored, wire
 from asyncgate.parts.model.content import JsonObject, decode_json, to_canonical
-from asyncgate.parts.model.stored import Lease, Receipt, Task
 from asyncgate.parts.model.views import decode_terms, read_cause
-from asyncgate.parts.model.wire import WIDEST, Terms
 
 # ReceiptGate's phase and status for each receipt type.
 PHASES = {
@@ -107,8 +106,8 @@ handed_of = msgspec.json.Decoder(Handed).decode
 class Telling(Struct, frozen=True):
     """The context of a translation: the task, its latest lease, the gate's name at the ledger, and the size limits."""
 
-    task: Task
-    lease: Lease | None
+    task: stored.Task
+    lease: stored.Lease | None
     source: str
     most: Mapping[str, int]
     digests: bool       # send hashes instead of payloads and results
@@ -125,7 +124,7 @@ class Telling(Struct, frozen=True):
         return handed_of(self.task.handed) if self.task.handed else None
 
 
-def ledger_receipt(tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None,
+def ledger_receipt(tenant_id: str, receipt: stored.Receipt, task: stored.Task | None, lease: stored.Lease | None = None,
                    source: str = SOURCE, digests: bool = False) -> bytes | None:
     """Return a receipt in dialect 1.1 with its `older` member, or None if the ledger does not get this receipt.
 
@@ -142,7 +141,7 @@ def ledger_receipt(tenant_id: str, receipt: Receipt, task: Task | None, lease: L
     return whole
 
 
-def is_forwarded(receipt: Receipt, task: Task) -> bool:
+def is_forwarded(receipt: stored.Receipt, task: stored.Task) -> bool:
     """Whether a receipt is sent to the ledger: it opens, hands on or ends an accepted obligation."""
     if receipt.receipt_type in ("task.accepted", "task.escalated") or gives_back(receipt, task):
         return True
@@ -150,13 +149,14 @@ def is_forwarded(receipt: Receipt, task: Task) -> bool:
     return receipt.receipt_type in PHASES and task.duty in receipt.parents and accepted
 
 
-def gives_back(receipt: Receipt, task: Task) -> bool:
+def gives_back(receipt: stored.Receipt, task: stored.Task) -> bool:
     """Whether a receipt ends a lease but not the task."""
     again = receipt.receipt_type == "task.failed" and task.duty not in receipt.parents
     return receipt.receipt_type == "lease.expired" or again
 
 
-def handed_after(receipt: Receipt, task: Task, lease: Lease | None, by_worker: bool = False) -> str | None:
+def handed_after(receipt: stored.Receipt, task: stored.Task, lease: stored.Lease | None,
+                 by_worker: bool = False) -> str | None:
     """Return the new `Task.handed` if a receipt moves custody; None for the gate's own acceptance and all others."""
     fence = lease.fence if lease else task.fence
     before = handed_of(task.handed) if task.handed else None
@@ -170,7 +170,7 @@ def handed_after(receipt: Receipt, task: Task, lease: Lease | None, by_worker: b
     return None
 
 
-def with_older(tenant_id: str, receipt: Receipt, how: Telling) -> JsonObject:
+def with_older(tenant_id: str, receipt: stored.Receipt, how: Telling) -> JsonObject:
     """Return all fields in dialect 1.1, and in `older` those that differ in 1.0."""
     newer = fields(tenant_id, receipt, how)
     if gives_back(receipt, how.task):
@@ -243,7 +243,7 @@ def write_canonical(receipt: JsonObject) -> bytes:
         return _plainly(receipt).encode()
 
 
-def fields(tenant_id: str, receipt: Receipt, how: Telling) -> JsonObject:
+def fields(tenant_id: str, receipt: stored.Receipt, how: Telling) -> JsonObject:
     """Return all fields of the schema."""
     task, most = how.task, how.most
     phase, status = phase_of(receipt, how)
@@ -264,13 +264,13 @@ def fields(tenant_id: str, receipt: Receipt, how: Telling) -> JsonObject:
     return made | (escalation_fields(receipt, body, how) if phase == "escalate" else {})
 
 
-def phase_of(receipt: Receipt, how: Telling) -> tuple[str, str]:
+def phase_of(receipt: stored.Receipt, how: Telling) -> tuple[str, str]:
     """Return the phase and the status of a receipt."""
     handover = receipt.receipt_type == "task.accepted" and how.custody and how.handed is not None
     return ("escalate", "NA") if handover or gives_back(receipt, how.task) else PHASES[receipt.receipt_type]
 
 
-def cause_id(receipt: Receipt, how: Telling) -> str:
+def cause_id(receipt: stored.Receipt, how: Telling) -> str:
     """Return the id of the receipt at the ledger that caused this one.
 
     The cause of an acceptance is the task's own cause or the last escalation.  The cause of every other receipt is the
@@ -285,7 +285,7 @@ def cause_id(receipt: Receipt, how: Telling) -> str:
     return read_cause(how.task.payload) or (before.receipt_id if before and known else "") or "NA"
 
 
-def party_fields(receipt: Receipt, body: JsonObject, how: Telling) -> dict[str, str]:
+def party_fields(receipt: stored.Receipt, body: JsonObject, how: Telling) -> dict[str, str]:
     """Return the parties: an acceptance goes from the owner to the worker, all later receipts come from the worker."""
     task, before = how.task, how.handed
     if receipt.receipt_type == "task.accepted":
@@ -299,7 +299,7 @@ def party_fields(receipt: Receipt, body: JsonObject, how: Telling) -> dict[str, 
     return {"from_principal": worker, "for_principal": worker}
 
 
-def work_fields(terms: Terms, how: Telling) -> JsonObject:
+def work_fields(terms: wire.Terms, how: Telling) -> JsonObject:
     """Return the fields that describe the work; they are the same in every receipt of a task."""
     task, most = how.task, how.most
     payload = None if task.payload == "null" else (
@@ -318,13 +318,13 @@ def work_fields(terms: Terms, how: Telling) -> JsonObject:
             "expected_artifact_mime": terms.expected_artifact_mime or "NA"}
 
 
-def summary_of(task: Task, terms: Terms) -> str:
+def summary_of(task: stored.Task, terms: wire.Terms) -> str:
     """Return a task's summary in one line: never empty, because the ledger refuses an acceptance without one."""
     said = (terms.task_summary or "", task.type, f"task {task.task_id}")
     return next(text for text in said if text.strip() not in SENTINELS)
 
 
-def metadata_fields(receipt: Receipt) -> JsonObject:
+def metadata_fields(receipt: stored.Receipt) -> JsonObject:
     """Return the fields of a receipt for which the schema has no field of its own."""
     return {"receipt_type": receipt.receipt_type, "lease_id": receipt.lease_id, "hash": receipt.hash,
             "parents": receipt.parents[:MOST_PARENTS], "from_kind": receipt.from_kind, "from_id": receipt.from_id,
@@ -365,7 +365,7 @@ def text_of(told: JsonObject) -> str:
     return write_canonical(told).decode()
 
 
-def escalation_fields(receipt: Receipt, body: JsonObject, how: Telling) -> JsonObject:
+def escalation_fields(receipt: stored.Receipt, body: JsonObject, how: Telling) -> JsonObject:
     """Return to whom custody goes and why; the class is always policy (lease protocol)."""
     to, why = how.source, TRIED_AGAIN
     if receipt.receipt_type == "task.accepted":
@@ -429,7 +429,7 @@ def size_of(one: JsonObject) -> int:
         said = one.get(name)
         if isinstance(said, str) and re.fullmatch("[0-9]{1,16}", said):
             said = int(said)
-        if isinstance(said, int) and not isinstance(said, bool) and 0 <= said <= WIDEST:
+        if isinstance(said, int) and not isinstance(said, bool) and 0 <= said <= wire.WIDEST:
             return said
     return 0
 

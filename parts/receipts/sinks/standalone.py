@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 from asyncgate.parts.receipts.sinks import Filed, LedgerPage
 
 if TYPE_CHECKING:
-    from asyncgate.parts.model.queries import EntryFilter
+    from asyncgate.parts.model import queries, stored, wire
     from asyncgate.parts.model.settings import Settings
-    from asyncgate.parts.model.stored import Lease, Receipt, Task
-    from asyncgate.parts.model.wire import Principal
     from asyncgate.parts.receipts.sinks import Sink
 
 
 class NoCustody:
     """The custody methods of a sink whose ledger keeps no custody."""
 
-    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
+    def handed(self, receipt: stored.Receipt, task: stored.Task, lease: stored.Lease | None = None,
+               by_worker: bool = False) -> str | None:
         """Return nothing: this ledger keeps no custody."""
         return None
 
@@ -26,7 +25,7 @@ class NoCustody:
         """Return nothing: at this ledger an acceptance binds nobody."""
         return None
 
-    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+    def taken_back(self, receipt_id: str, task: stored.Task, lease: stored.Lease | None = None) -> str | None:
         """Return nothing: this ledger keeps no custody."""
         return None
 
@@ -40,7 +39,8 @@ class Standalone(NoCustody):
 
     reads = binds = False
 
-    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
+    def render(self, tenant_id: str, receipt: stored.Receipt, task: stored.Task | None,
+               lease: stored.Lease | None = None) -> bytes | None:
         """Return None: no receipt is sent."""
         return None
 
@@ -59,11 +59,11 @@ class Standalone(NoCustody):
         """Return an empty list: there is no ledger."""
         return []
 
-    async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
+    async def page(self, tenant_id: str, of: queries.EntryFilter) -> LedgerPage:
         """Return an empty page: there is no ledger."""
         return LedgerPage([])
 
-    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+    async def token(self, tenant_id: str, who: wire.Principal, until: float) -> str | None:
         """Return None: there is no ledger."""
         return None
 
