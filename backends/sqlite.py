@@ -34,6 +34,7 @@ import aiosqlite
 from asyncgate import Needs, News, Work
 from asyncgate.backends import Backend, FileBackend, LastingBackend, sqlite_tables
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
+from asyncgate.backends.tables import SQLITE_DIALECT, add_tables
 from asyncgate.parts.model import errors
 from asyncgate.parts.model.clock import SteadyClock
 from asyncgate.parts.model.findings import Finding
@@ -66,8 +67,6 @@ TENANTS_TABLES = """
 OTHERS = "tenant_id IS NOT (SELECT tenant_id FROM wall)"
 WALLED = {"insert": f"NEW.{OTHERS}", "update": f"NEW.{OTHERS} OR OLD.tenant_id IS NOT NEW.tenant_id",
           "delete": f"OLD.{OTHERS}"}
-# The first migration when it wrote each wall out: the same tables.
-WALLS_WRITTEN_OUT = "2e0eb1e86d599fafa8c55f4313fbcdd6544a5d5658e16c166b34ed560e782b3b"
 COPIED_PAGES = 4096     # of a backup, at once
 REWRITTEN = 1 << 20     # bytes of the log, at once
 SHARE = 64          # the most batches that share one commit
@@ -545,18 +544,28 @@ def migrations(folder: Path = SCHEMA) -> list[Path]:
     return sorted(folder.glob("[0-9]*.sql"))
 
 
+def first_digest() -> str:
+    """Return the digest of the first migration."""
+    return digest(read_migration(migrations()[0]))
+
+
+def read_migration(file: Path) -> str:
+    """Return a migration with all its statements."""
+    return add_tables(file.read_text(), SQLITE_DIALECT)
+
+
 def migrate_file(db: sqlite3.Connection, folder: Path = SCHEMA) -> None:
     """Apply the migrations that the database lacks, all in one transaction."""
     files = migrations(folder)
     with transaction(db):
         version, kept = beginning(db)
         if version:
-            require_lineage(kept, digest(files[0].read_text()))
+            require_lineage(kept, digest(read_migration(files[0])))
         if version > len(files):
             raise errors.StartupError(f"this database has schema {version}, but this release knows only schemas up to "
                                       f"{len(files)}; run a newer release")
         for file in files[version:]:
-            for statement in statements(file.read_text()):
+            for statement in statements(read_migration(file)):
                 db.execute(statement)
         if version < len(files):
             build_walls(db)
@@ -583,14 +592,13 @@ def beginning(db: sqlite3.Connection) -> tuple[int, str | None]:
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         return 0, None
     said = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('schema_version', ?)", (FIRST,)).fetchall())
-    first = digest(migrations()[0].read_text()) if said.get(FIRST) == WALLS_WRITTEN_OUT else said.get(FIRST)
-    return int(said.get("schema_version", 0)), first
+    return int(said.get("schema_version", 0)), said.get(FIRST)
 
 
 def store_version(db: sqlite3.Connection, version: int) -> None:
     """Store the number of a file's schema, and the digest of its first migration."""
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [
-        ("schema_version", str(version)), (FIRST, digest(migrations()[0].read_text()))])
+        ("schema_version", str(version)), (FIRST, first_digest())])
 
 
 @contextlib.contextmanager

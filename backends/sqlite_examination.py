@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asyncgate.backends import judged, sqlite
-from asyncgate.backends.lineage import ANOTHER, HOW_TO_MOVE, digest
+from asyncgate.backends.lineage import ANOTHER, HOW_TO_MOVE, is_same
 from asyncgate.backends.sqlite_tables import LAST_SIGN
 from asyncgate.parts.model import errors, findings
 from asyncgate.parts.model.settings import Settings
@@ -121,7 +121,7 @@ def judge_schema(db: sqlite3.Connection, path: str) -> Iterator[findings.Finding
     if number == 0:
         yield findings.alarm(f"{path} has no schema of the gate", sqlite.HOW_TO_MIGRATE)
         return
-    if kept != digest(files[0].read_text()):
+    if not is_same(kept, sqlite.first_digest()):
         yield findings.alarm(ANOTHER, HOW_TO_MOVE)
     elif number > len(files):
         yield findings.alarm(f"{path} has schema {number}, and this release knows {len(files)}",

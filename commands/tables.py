@@ -108,12 +108,12 @@ def make_data_table() -> str:
 
 def make_lifetimes_table() -> str:
     """Return one row per table: how long its rows are kept, by default, and who deletes them."""
-    from asyncgate.parts.model.stored import LIFETIMES
+    from asyncgate.backends.tables import list_lifetimes
     default = {one.name: one.default for one in list_settings(Settings)}
     return format_markdown(["table", "how long", "by default", "who deletes it"], (
         [f"`{name}`: {one.what}" if one.what else f"`{name}`", one.how_long,
          " and ".join(f"{default[setting]} days" for setting in one.list_settings()) or "–", one.ended_by]
-        for name, one in LIFETIMES.items()))
+        for name, one in list_lifetimes().items()))
 
 
 def list_as_code(names: Iterable[str]) -> str:

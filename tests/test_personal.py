@@ -10,16 +10,18 @@ from typing import Any
 from msgspec import Struct
 
 import asyncgate
+from asyncgate.backends import sqlite
+from asyncgate.backends.postgres import migrations as postgres
+from asyncgate.backends.tables import OTHER_TABLES, list_lifetimes
 from asyncgate.commands.tables import make_tables
-from asyncgate.parts.model.cards import CARDS, OTHER_TABLES, PERSONAL, Says, list_columns, list_fields
+from asyncgate.parts.model.cards import CARDS, PERSONAL, Says, list_columns, list_fields
 from asyncgate.parts.model.settings import Settings, list_settings
-from asyncgate.parts.model.stored import LIFETIMES, TABLES, Archived, Receipt
+from asyncgate.parts.model.stored import TABLES, Archived, Receipt
 from asyncgate.parts.model.stored_oauth import User
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.privacy.subjects import BARE_FIELDS, LISTS, has_name, list_names
 from tests.support.each import each
 
-SCHEMAS = Path(asyncgate.__file__).parent / "backends" / "schema"
 CREATED = re.compile(r"^CREATE TABLE (?:asyncgate\.)?(\w+)", re.M)
 
 
@@ -43,15 +45,16 @@ def test_what_is_said_of_columns_is_said_of_fields() -> None:
 
 
 def test_each_table_of_both_databases_has_a_lifetime() -> None:
-    made = {name for file in SCHEMAS.glob("*/*.sql") for name in CREATED.findall(file.read_text())}
+    texts = [*map(sqlite.read_migration, sqlite.migrations()), *(file.sql for file in postgres.migrations())]
+    made = {name for text in texts for name in CREATED.findall(text)}
 
-    assert made == {*LIFETIMES} == {*TABLES.values(), *OTHER_TABLES}
-    assert {name for name, one in LIFETIMES.items() if one.what} == {*OTHER_TABLES}
+    assert made == {*list_lifetimes()} == {*TABLES.values(), *OTHER_TABLES}
+    assert {name for name, one in list_lifetimes().items() if one.what} == {*OTHER_TABLES}
 
 
 def test_each_setting_for_days_that_rows_are_kept_decides_a_lifetime() -> None:
     known = {one.name for one in list_settings(Settings)}
-    named = {name for one in LIFETIMES.values() for name in one.list_settings()}
+    named = {name for one in list_lifetimes().values() for name in one.list_settings()}
 
     assert named <= known
     assert {name for name in known if re.search(r"retention_days|log_days|terminal_days", name)} == named
@@ -60,8 +63,8 @@ def test_each_setting_for_days_that_rows_are_kept_decides_a_lifetime() -> None:
 def test_what_a_setting_or_a_time_ends_is_deleted_by_somebody() -> None:
     for_ever = re.compile("as long as the (tenant|archive|database)")
 
-    assert {name for name, one in LIFETIMES.items() if "nobody: " in one.ended_by} - {"receipts"} == {
-        name for name, one in LIFETIMES.items() if for_ever.fullmatch(one.how_long)}
+    assert {name for name, one in list_lifetimes().items() if "nobody: " in one.ended_by} - {"receipts"} == {
+        name for name, one in list_lifetimes().items() if for_ever.fullmatch(one.how_long)}
 
 
 def test_the_data_map_has_every_personal_field() -> None:

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
 from asyncgate.backends.postgres import hosts, privileges
+from asyncgate.backends.tables import POSTGRES_DIALECT, add_tables
 from asyncgate.parts.model import errors
 
 FOLDER = Path(__file__).parents[1] / "schema" / "postgres"
@@ -75,7 +76,7 @@ def migrations(folder: Path = FOLDER) -> list[Migration]:
 
 def read(file: Path) -> Migration:
     """Read one migration file."""
-    text = file.read_text(encoding="utf-8")
+    text = add_tables(file.read_text(encoding="utf-8"), POSTGRES_DIALECT)
     number, code = re.match(r"\d+", file.name), re.search(r"^-- code: (\d+)$", text, re.M)
     assert number, file
     assert code, f"{file} has no line `-- code: N`"

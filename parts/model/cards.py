@@ -1,7 +1,7 @@
 """The card of a stored kind: what is said of it once, on its Struct, and read by everybody.
 
-Both schemas, the statements, copies, exports, erasures, retention and the data map (docs/data-map.md) are made of the
-cards.  So a new kind is a Struct under `@stored(…)`, and its rule in parts/privacy/rules.py if an erasure changes it.
+Both schemas, the statements, copies, exports, erasures, retention and the data map (docs/data-map.md) read the cards.
+So a new kind is a Struct under `@stored(…)`, and its rule in parts/privacy/rules.py if an erasure changes it.
 
 A principal may be a person, a program that acts for one, or neither: the gate cannot know.  So it treats every
 principal's id as personal.
@@ -67,7 +67,7 @@ class Lifetime(Struct, frozen=True):
 
 
 HOURLY, SOMETIMES, WITH_IT = "upkeep, hourly", "upkeep, four times a day", "whoever deletes that"
-OF_TASK, OF_RECEIPT = "as long as its task", "as long as its receipt"
+OF_TASK = "as long as its task"
 OF_TENANT, OF_ARCHIVE, OF_DATABASE = "as long as the tenant", "as long as the archive", "as long as the database"
 
 
@@ -83,6 +83,7 @@ class Card(Struct, frozen=True, kw_only=True):
     protected: bool = False             # the gate may not delete a row; the database may have a function that does
     copied: bool = True
     of_operator: bool = False           # stands in the operator's tenant, whichever tenant it is for
+    last_moment: str = ""               # the field with the last moment of a row, from which upkeep counts `how_long`
     left_alone: str = ""                # why no erasure changes it; empty: parts/privacy/rules.py has its rule
     erasable: tuple[str, ...] = ()      # what an erasure may change of rows that only their own steps change, or nobody
     erased_by: tuple[str, ...] = ()     # the key by which it finds such a row
@@ -109,21 +110,6 @@ class Column(NamedTuple):
 
 
 CARDS: dict[type[Struct], Card] = {}
-# The tables that are no kind of row by themselves.
-OTHER_TABLES: dict[str, Lifetime] = {
-    "states": Lifetime(OF_TASK, WITH_IT, "what changes of a task (Postgres)"),
-    "lanes": Lifetime("until no task waits in it", "upkeep, each minute", "which tasks need which capabilities"),
-    "queues": Lifetime("an hour after its last task", "upkeep, each minute", "how many tasks of a lane wait"),
-    "edges": Lifetime(OF_RECEIPT, WITH_IT, "further parents of a receipt"),
-    "deliveries": Lifetime(OF_RECEIPT, WITH_IT, "when a receipt was first handed out"),
-    "segments": Lifetime(OF_ARCHIVE, "nobody: no receipt leaves the database without it",
-                         "which files of the archive are written (Postgres)"),
-    "tenants": Lifetime(OF_DATABASE, "nobody: upkeep begins there", "which tenants have stored anything"),
-    "instances": Lifetime("a day after it ended", "the other processes", "which processes serve (Postgres)"),
-    "wall": Lifetime(OF_DATABASE, "nobody: it is one row", "the tenant of the running transaction (SQLite)"),
-    "meta": Lifetime(OF_DATABASE, "nobody: it is some rows", "what the database says of itself"),
-    "migrations": Lifetime(OF_DATABASE, "nobody: it is some rows", "which schema it has (Postgres)"),
-}
 
 
 def stored(table: str, purpose: str, how_long: str, ended_by: str, *, key: str = "", single: bool = False,

@@ -13,54 +13,71 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model import cards, stored_oauth, stored_webhooks, wire
+from asyncgate.parts.model import stored_oauth, stored_webhooks, wire
+from asyncgate.parts.model.cards import (
+    CARDS,
+    OF_ARCHIVE,
+    OF_TASK,
+    OF_TENANT,
+    SOMETIMES,
+    WITH_IT,
+    Actor,
+    Content,
+    Elsewhere,
+    IdText,
+    Json,
+    Location,
+    Person,
+    Plain,
+    Proof,
+    stored,
+)
 
 # The states of a task (spec 5): before a lease, under one, at the end.
 QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"}), frozenset(
     {"succeeded", "failed", "canceled"})
 
 
-@cards.stored("tasks", "the work that was handed over, and its result", "`task_retention_days` after its end",
-              "the archive run, once its receipts are archived; without an archive nobody", record=False,
-              erasable="lost_to",
-              by_hand=True)
+@stored("tasks", "the work that was handed over, and its result", "`task_retention_days` after its end",
+        "the archive run, once its receipts are archived; without an archive nobody", record=False, erasable="lost_to",
+        by_hand=True)
 class Task(Struct, frozen=True):
     """One piece of work, from its creation to its end."""
 
-    task_id: cards.IdText                     # UUIDv7: its order is the order of creation
+    task_id: IdText                     # UUIDv7: its order is the order of creation
     lane: int                           # its queue
-    type: cards.Content[cards.IdText]               # what kind of work it is
-    payload: cards.Content[cards.Json]              # JSON, unchanged
-    payload_pointer: cards.Content[str | None]  # where the payload is stored instead
-    requirements: cards.Content[cards.Json]         # JSON, unchanged
-    terms: cards.Content[cards.Json]                # the rest of the contract, a KeptTerms as JSON
-    owner_kind: cards.Actor[cards.IdText]           # the creator, for ever (H.1)
-    owner_id: cards.Actor[cards.IdText]             # the creator's id
-    principal_ai: cards.Actor[str]            # a label for other systems
+    type: Content[IdText]               # what kind of work it is
+    payload: Content[Json]              # JSON, unchanged
+    payload_pointer: Content[str | None]  # where the payload is stored instead
+    requirements: Content[Json]         # JSON, unchanged
+    terms: Content[Json]                # the rest of the contract, a KeptTerms as JSON
+    owner_kind: Actor[IdText]           # the creator, for ever (H.1)
+    owner_id: Actor[IdText]             # the creator's id
+    principal_ai: Actor[str]            # a label for other systems
     priority: int                       # an admin may change it
     max_attempts: int                   # how often it may fail
     retry_backoff_seconds: int          # the pause before the first retry
     max_expiries: int                   # leases it may lose before it is put on hold; 0: any number
     created_at: float                   # by the database's clock
-    duty: cards.IdText                        # the task.assigned receipt that the end of the task discharges
-    idempotency_key: cards.Content[cards.IdText | None]  # of the creator
-    fingerprint: cards.Plain[str | None]      # hash of the request that carried the key
-    asyncgate_instance: cards.IdText          # from here on: fields that may change
+    duty: IdText                        # the task.assigned receipt that the end of the task discharges
+    idempotency_key: Content[IdText | None]  # of the creator
+    fingerprint: Plain[str | None]      # hash of the request that carried the key
+    asyncgate_instance: IdText          # from here on: fields that may change
     updated_at: float                   # of the last change
-    status: wire.Status = "queued"           # queued leased running succeeded failed canceled
+    status: wire.Status = "queued"      # queued leased running succeeded failed canceled
     attempt: int = 0                    # failures so far
     fence: int = 0                      # leases so far, plus numbers that a move between databases skipped
     expiries: int = 0                   # leases lost so far
     owed: bool = True                   # whether the duty is not discharged yet
-    held: cards.Content[str | None] = None    # why a queued task is on hold
-    lost_to: cards.Actor[cards.Json] = "[]"         # workers whose lease ran out, for the anomaly of a task on hold
+    held: Content[str | None] = None    # why a queued task is on hold
+    lost_to: Actor[Json] = "[]"         # workers whose lease ran out, for the anomaly of a task on hold
     next_eligible_at: float | None = None  # no lease before this time
     deadline_at: float | None = None    # None after it has been reported
     started_at: float | None = None     # when its worker began
     completed_at: float | None = None   # when it ended
-    outcome: cards.Content[cards.Json | None] = None  # the result or the error, as JSON
-    artifacts: cards.Content[cards.Json | None] = None  # JSON array: where the result is
-    handed: cards.Content[cards.Json | None] = None  # how custody was last handed back to the ledger, as JSON
+    outcome: Content[Json | None] = None  # the result or the error, as JSON
+    artifacts: Content[Json | None] = None  # JSON array: where the result is
+    handed: Content[Json | None] = None  # how custody was last handed back to the ledger, as JSON
 
     @property
     def owner(self) -> wire.Principal:
@@ -75,32 +92,32 @@ class Task(Struct, frozen=True):
 class KeptTerms(wire.Terms):
     """The stored terms of a task."""
 
-    principal_instance_id: str | None = None    # the creator's session (spec 18.2)
-    rerun_of: str | None = None                 # the ended task whose contract it has
-    traceparent: str | None = None              # the trace of its creator; no receipt has it
+    principal_instance_id: str | None = None  # the creator's session (spec 18.2)
+    rerun_of: str | None = None         # the ended task whose contract it has
+    traceparent: str | None = None      # the trace of its creator; no receipt has it
     tracestate: str | None = None
-    trace_link: str | None = None               # the trace of the task that it runs again
+    trace_link: str | None = None       # the trace of the task that it runs again
 
 
-@cards.stored("leases", "who works on a task, until when", cards.OF_TASK, cards.WITH_IT, record=False,
-              erasable="worker_id worker_instance claim_id resumed_by", by_hand=True)
+@stored("leases", "who works on a task, until when", OF_TASK, WITH_IT, record=False,
+        erasable="worker_id worker_instance claim_id resumed_by", by_hand=True)
 class Lease(Struct, frozen=True):
     """The latest lease of a task; it is kept after its end, so that repeated and late calls get a true answer."""
 
-    task_id: cards.IdText
-    lease_id: cards.IdText                    # random: only the holder knows it
-    worker_kind: cards.Actor[cards.IdText]          # of the holder
-    worker_id: cards.Actor[cards.IdText]            # of the holder
-    worker_instance: cards.Location[str | None]  # of the holder, if given
+    task_id: IdText
+    lease_id: IdText                    # random: only the holder knows it
+    worker_kind: Actor[IdText]          # of the holder
+    worker_id: Actor[IdText]            # of the holder
+    worker_instance: Location[str | None]  # of the holder, if given
     fence: int                          # the number of this lease among the leases of the task
     acquired_at: float                  # when it was granted
     expires_at: float                   # when it expires
     renewals: int                       # how often it was renewed
-    accepted: cards.Plain[str]                # the task.accepted receipt
-    claim_id: cards.Person[cards.IdText | None] = None  # the claim's id, if it had one
-    ending: cards.Plain[str] = "live"         # or completed, failed, expired, released, canceled
+    accepted: Plain[str]                # the task.accepted receipt
+    claim_id: Person[IdText | None] = None  # the claim's id, if it had one
+    ending: Plain[str] = "live"         # or completed, failed, expired, released, canceled
     ttl_seconds: int | None = None      # granted length; None: granted by a release without this field
-    resumed_by: cards.Location[str | None] = None  # the instance that resumed it last; "" if it gave no name
+    resumed_by: Location[str | None] = None  # the instance that resumed it last; "" if it gave no name
     resumptions: int = 0                # known number of resumptions
 
     @property
@@ -109,42 +126,42 @@ class Lease(Struct, frozen=True):
         return wire.Principal(self.worker_kind, self.worker_id, self.worker_instance)
 
 
-@cards.stored("progress", "how far a task is, for the next worker", cards.OF_TASK, cards.WITH_IT, record=False,
-              left_alone="goes with its task; of another principal's task it is that principal's")
+@stored("progress", "how far a task is, for the next worker", OF_TASK, WITH_IT, record=False,
+        left_alone="goes with its task; of another principal's task it is that principal's")
 class Progress(Struct, frozen=True):
     """The last progress of a task; the next worker gets it as a checkpoint."""
 
-    task_id: cards.IdText                     # of the task
-    progress: cards.Content[cards.Json]             # JSON
+    task_id: IdText                     # of the task
+    progress: Content[Json]             # JSON
     sequence: int                       # reports so far
     fence: int                          # the lease it was reported under
     updated_at: float                   # when it was reported
 
 
-@cards.stored("receipts", "the proof of who owes what to whom",
-              "`receipt_retention_days`, and `archive.terminal_days` after its task's end; then in the archive",
-              "the archive run; without an archive nobody: they are the evidence", record=False,
-              erasable="receipt_key from_id to_id schedule_id hash body salt", by_hand=True)
+@stored("receipts", "the proof of who owes what to whom",
+        "`receipt_retention_days`, and `archive.terminal_days` after its task's end; then in the archive",
+        "the archive run; without an archive nobody: they are the evidence", record=False,
+        erasable="receipt_key from_id to_id schedule_id hash body salt", by_hand=True)
 class Receipt(Struct, frozen=True):
     """One fact, never changed."""
 
-    receipt_id: cards.IdText                  # UUIDv7: its order is the order of age
-    receipt_key: cards.Person[cards.IdText]         # of the logical receipt (H.3)
-    receipt_type: cards.Plain[str]            # its type
+    receipt_id: IdText                  # UUIDv7: its order is the order of age
+    receipt_key: Person[IdText]         # of the logical receipt (H.3)
+    receipt_type: Plain[str]            # its type
     created_at: float                   # by the database's clock
-    from_kind: cards.Actor[str]               # the sender
-    from_id: cards.Actor[str]                 # the sender's id
-    to_kind: cards.Actor[cards.IdText]              # the recipient, in whose inbox it is
-    to_id: cards.Actor[cards.IdText]                # the recipient's id
-    task_id: cards.IdText                     # empty when it belongs to no task
-    lease_id: cards.Plain[str | None]         # the lease under which it was stated, if any
-    schedule_id: cards.Content[str | None]    # the schedule that it is about, if any
-    asyncgate_instance: cards.Plain[str]      # the gate that wrote it (20.7)
-    hash: cards.Plain[str]                    # of its content (Clarification B)
-    body: cards.Content[cards.Json]                 # canonical JSON
-    salt: cards.Plain[str] = ""               # random, and gone when erased: so the digest of a seal confirms no guess
-    parents: cards.Elsewhere[tuple[str, ...]] = ()
-    delivered_at: cards.Elsewhere[float | None] = None    # telemetry
+    from_kind: Actor[str]               # the sender
+    from_id: Actor[str]                 # the sender's id
+    to_kind: Actor[IdText]              # the recipient, in whose inbox it is
+    to_id: Actor[IdText]                # the recipient's id
+    task_id: IdText                     # empty when it belongs to no task
+    lease_id: Plain[str | None]         # the lease under which it was stated, if any
+    schedule_id: Content[str | None]    # the schedule that it is about, if any
+    asyncgate_instance: Plain[str]      # the gate that wrote it (20.7)
+    hash: Plain[str]                    # of its content (Clarification B)
+    body: Content[Json]                 # canonical JSON
+    salt: Plain[str] = ""               # random, and gone when erased: so the digest of a seal confirms no guess
+    parents: Elsewhere[tuple[str, ...]] = ()
+    delivered_at: Elsewhere[float | None] = None  # telemetry
 
     @property
     def sender(self) -> wire.Principal:
@@ -157,16 +174,15 @@ class Receipt(Struct, frozen=True):
         return wire.Principal(self.to_kind, self.to_id)
 
 
-@cards.stored("events", "what happened to a task beside its receipts", cards.OF_TASK, cards.WITH_IT,
-              key="task_id event_id", record=False,
-              erasable="payload")
+@stored("events", "what happened to a task beside its receipts", OF_TASK, WITH_IT, key="task_id event_id", record=False,
+        erasable="payload")
 class Event(Struct, frozen=True):
     """Something that happened to a task and needs no receipt (spec 3)."""
 
-    event_id: cards.IdText                    # UUIDv7
-    task_id: cards.IdText                     # of the task
-    event_type: cards.Plain[str]              # what happened
-    payload: cards.Content[cards.Json]              # JSON
+    event_id: IdText                    # UUIDv7
+    task_id: IdText                     # of the task
+    event_type: Plain[str]              # what happened
+    payload: Content[Json]              # JSON
     created_at: float                   # when
 
 
@@ -187,22 +203,22 @@ class ScheduleDetails(Struct, frozen=True, omit_defaults=True):
 read_details = msgspec.json.Decoder(ScheduleDetails).decode
 
 
-@cards.stored("schedules", "the last report of a scheduler", "until it is deleted",
-              "the transaction of its `schedule.deleted`", defaults="details")
+@stored("schedules", "the last report of a scheduler", "until it is deleted",
+        "the transaction of its `schedule.deleted`", defaults="details")
 class Schedule(Struct, frozen=True):
     """The last report of a scheduler about one of its schedules."""
 
-    schedule_id: cards.Content[cards.IdText]        # the scheduler's id of it
-    owner_kind: cards.Actor[str]              # the principal that requested it
-    owner_id: cards.Actor[str]                # the owner's id
-    scheduler_kind: cards.Actor[str]          # the scheduler that runs it
-    scheduler_id: cards.Actor[str]            # the scheduler's id
-    created: cards.Plain[str]                 # the schedule.created receipt
+    schedule_id: Content[IdText]        # the scheduler's id of it
+    owner_kind: Actor[str]              # the principal that requested it
+    owner_id: Actor[str]                # the owner's id
+    scheduler_kind: Actor[str]          # the scheduler that runs it
+    scheduler_id: Actor[str]            # the scheduler's id
+    created: Plain[str]                 # the schedule.created receipt
     enabled: bool = False               # whether it runs at all
     next_run_at: float | None = None    # its next run
     interval_seconds: float | None = None  # between two runs
     late_at: float | None = None        # when silence becomes an anomaly; None after the report
-    details: cards.Content[str] = "{}"        # JSON of ScheduleDetails
+    details: Content[str] = "{}"        # JSON of ScheduleDetails
 
     @property
     def late_after(self) -> float | None:
@@ -220,22 +236,21 @@ class Schedule(Struct, frozen=True):
         return wire.Principal(self.scheduler_kind, self.scheduler_id)
 
 
-@cards.stored("presences", "since when a principal has called, and what a worker offers",
-              "`presence_retention_days` after its last call", cards.SOMETIMES, key="kind id",
-              defaults="claims leased completed failed expired released",
-              indexes=("presences_worker (tenant_id, kind, id) WHERE claimed_at IS NOT NULL",
-                       "presences_claimed (tenant_id, claimed_at) WHERE claimed_at IS NOT NULL"))
+@stored("presences", "since when a principal has called, and what a worker offers",
+        "`presence_retention_days` after its last call", SOMETIMES, key="kind id", last_moment="last_seen_at",
+        defaults="claims leased completed failed expired released",
+        indexes=("presences_worker (tenant_id, kind, id) WHERE claimed_at IS NOT NULL",
+                 "presences_claimed (tenant_id, claimed_at) WHERE claimed_at IS NOT NULL"))
 class Presence(Struct, frozen=True):
     """Since when, and in how many sessions, a principal has been talking to the gate; of a worker also its work."""
 
-    kind: cards.Actor[cards.IdText]                 # of the principal
-    id: cards.Actor[cards.IdText]                   # of the principal
-    instance_id: cards.Location[str | None]   # the last instance seen
+    kind: Actor[IdText]                 # of the principal
+    id: Actor[IdText]                   # of the principal
+    instance_id: Location[str | None]   # the last instance seen
     first_seen_at: float                # when it first called
     last_seen_at: float                 # when it last called, within half a minute
     sessions: int                       # how many sessions it began
-    # JSON array of Claimed, one for each of a few profiles, the latest first
-    claims: cards.Content[cards.Json] = "[]"
+    claims: Content[Json] = "[]"        # JSON array of Claimed, one for each of a few profiles, the latest first
     claimed_at: float | None = None     # when it last claimed
     leased: int = 0                     # leases that it was granted; the next four are how these ended
     completed: int = 0                  # how many of them it completed
@@ -310,59 +325,57 @@ class Depth(Struct, frozen=True):
     oldest_at: float | None             # since when the oldest claimable task has been waiting
 
 
-@cards.stored("obligations", "the index of what is owed", "until it is discharged",
-              "the transaction that discharges it",
-              key="to_kind to_id receipt_id", record=False, left_alone="closed before, with a receipt",
-              indexes=("obligations_age (tenant_id, receipt_id)",))
+@stored("obligations", "the index of what is owed", "until it is discharged", "the transaction that discharges it",
+        key="to_kind to_id receipt_id", record=False, left_alone="closed before, with a receipt",
+        indexes=("obligations_age (tenant_id, receipt_id)",))
 class Obligation(Struct, frozen=True):
     """An open obligation: an index entry for the receipt that opened it."""
 
-    to_kind: cards.Actor[cards.IdText]              # the creditor
-    to_id: cards.Actor[cards.IdText]                # the creditor's id
-    receipt_id: cards.IdText                  # the receipt that opened it
+    to_kind: Actor[IdText]              # the creditor
+    to_id: Actor[IdText]                # the creditor's id
+    receipt_id: IdText                  # the receipt that opened it
 
 
-@cards.stored("outbox", "receipts on their way to the ledger", "until the ledger has stored it",
-              "the sender of receipts",
-              rowid=True, indexes=("outbox_waiting (tenant_id, receipt_id) WHERE state = 'waiting'",
-                                   "outbox_offered (tenant_id, receipt_id) WHERE state = 'offered'"))
+@stored("outbox", "receipts on their way to the ledger", "until the ledger has stored it", "the sender of receipts",
+        rowid=True, indexes=("outbox_waiting (tenant_id, receipt_id) WHERE state = 'waiting'",
+                             "outbox_offered (tenant_id, receipt_id) WHERE state = 'offered'"))
 class Outgoing(Struct, frozen=True):
     """A receipt on its way to the ledger: every try sends the same text."""
 
-    receipt_id: cards.IdText                  # the receipt; its skeleton without a body is in receipts
-    task_id: cards.IdText                     # receipts of one task are sent in order
-    content: cards.Content[cards.Json]              # the bytes to send, the same at each attempt
+    receipt_id: IdText                  # the receipt; its skeleton without a body is in receipts
+    task_id: IdText                     # receipts of one task are sent in order
+    content: Content[Json]              # the bytes to send, the same at each attempt
     posted_at: float                    # since when it has been waiting
-    # parked: the ledger refused it; no more tries.  offered: a strict gate has not committed it yet.
-    state: Literal["waiting", "parked", "offered"] = "waiting"
-    reason: cards.Content[str | None] = None  # the ledger's last answer; of an offered one, what settling it needs
+    # offered: a strict gate has not committed it yet.
+    state: Literal["waiting", "parked", "offered"] = "waiting"  # parked: the ledger refused it; no more tries
+    reason: Content[str | None] = None  # the ledger's last answer; of an offered one, what settling it needs
     tries: int = 0                      # tries without an answer
 
 
-@cards.stored("ledger", "receipts that others store here, if this gate is a ledger", cards.OF_TENANT,
-              "nobody: it is the evidence of other gates, which rebuild from it", append_only=True, protected=True,
-              erasable="receipt_id from_id to_id stated_id digest content", erased_by="arrival", rowid=True,
-              defaults="stated_kind stated_id stated_role",
-              indexes=("UNIQUE ledger_arrival (tenant_id, arrival)", "ledger_to (tenant_id, to_kind, to_id, arrival)",
-                       "ledger_task (tenant_id, task_id, arrival)",
-                       "ledger_instance (tenant_id, asyncgate_instance, arrival)"))
+@stored("ledger", "receipts that others store here, if this gate is a ledger", OF_TENANT,
+        "nobody: it is the evidence of other gates, which rebuild from it", append_only=True, protected=True,
+        erasable="receipt_id from_id to_id stated_id digest content", erased_by="arrival", rowid=True,
+        defaults="stated_kind stated_id stated_role",
+        indexes=("UNIQUE ledger_arrival (tenant_id, arrival)", "ledger_to (tenant_id, to_kind, to_id, arrival)",
+                 "ledger_task (tenant_id, task_id, arrival)",
+                 "ledger_instance (tenant_id, asyncgate_instance, arrival)"))
 class Entry(Struct, frozen=True):
     """A receipt that somebody stored here, when the gate itself is the ledger; append-only."""
 
-    receipt_id: cards.Content[cards.IdText]         # chosen by the author: any text
-    arrival: cards.IdText                     # UUIDv7: the order in which readers get them
-    receipt_type: cards.Plain[str]            # its type
-    task_id: cards.IdText                     # empty when it belongs to no task
-    from_kind: cards.Actor[str]               # the sender
-    from_id: cards.Actor[str]                 # the sender's id
-    to_kind: cards.Actor[cards.IdText]              # the recipient, in whose inbox it is
-    to_id: cards.Actor[cards.IdText]                # the recipient's id
-    asyncgate_instance: cards.IdText          # which gate wrote it; empty when none did
-    digest: cards.Plain[str]                  # of the content: one id cannot have two contents
-    content: cards.Content[cards.Json]              # the original text
-    stated_kind: cards.Actor[str] = ""        # kind of the principal whose credential stored it; empty: older release
-    stated_id: cards.Actor[str] = ""          # and its id
-    stated_role: cards.Plain[str] = ""        # and the role of the credential
+    receipt_id: Content[IdText]         # chosen by the author: any text
+    arrival: IdText                     # UUIDv7: the order in which readers get them
+    receipt_type: Plain[str]            # its type
+    task_id: IdText                     # empty when it belongs to no task
+    from_kind: Actor[str]               # the sender
+    from_id: Actor[str]                 # the sender's id
+    to_kind: Actor[IdText]              # the recipient, in whose inbox it is
+    to_id: Actor[IdText]                # the recipient's id
+    asyncgate_instance: IdText          # which gate wrote it; empty when none did
+    digest: Plain[str]                  # of the content: one id cannot have two contents
+    content: Content[Json]              # the original text
+    stated_kind: Actor[str] = ""        # kind of the principal whose credential stored it; empty: older release
+    stated_id: Actor[str] = ""          # and its id
+    stated_role: Plain[str] = ""        # and the role of the credential
 
     @property
     def stated_by(self) -> wire.Principal | None:
@@ -380,14 +393,13 @@ class Entry(Struct, frozen=True):
         return wire.Principal(self.to_kind, self.to_id)
 
 
-@cards.stored("ledger_marks", "how far a ledger was read", cards.OF_TENANT, "nobody: reading goes on there",
-              protected=True,
-              left_alone="how far a ledger was read")
+@stored("ledger_marks", "how far a ledger was read", OF_TENANT, "nobody: reading goes on there", protected=True,
+        left_alone="how far a ledger was read")
 class LedgerMark(Struct, frozen=True):
     """How far the ledger was searched for the receipts that workers store there themselves."""
 
-    name: cards.IdText                        # name of the search
-    receipt_id: cards.IdText                  # the last one seen
+    name: IdText                        # name of the search
+    receipt_id: IdText                  # the last one seen
 
 
 class Lag(Struct, frozen=True):
@@ -398,61 +410,59 @@ class Lag(Struct, frozen=True):
     oldest_at: float | None = None      # when the oldest waiting receipt was written
 
 
-@cards.stored("api_keys", "which credentials are valid", cards.OF_TENANT,
-              "an erasure; else nobody: the audit log names keys, and revoked ones stay refused", protected=True,
-              indexes=("UNIQUE api_keys_id (key_id)",))
+@stored("api_keys", "which credentials are valid", OF_TENANT,
+        "an erasure; else nobody: the audit log names keys, and revoked ones stay refused", protected=True)
 class Key(Struct, frozen=True):
     """An issued key as it is stored; the tenant is beside it."""
 
-    key_id: cards.IdText                      # part of the key's text; not secret
-    hash: cards.Proof[str]                    # Argon2id of the secret, as a PHC string
-    name: cards.Person[str]                   # a name for people
-    principal_kind: cards.Actor[wire.Kind]         # for whom it stands
-    principal_id: cards.Actor[str]            # for whom it stands
-    principal_instance_id: cards.Location[str | None]  # the principal's instance, if given
-    role: wire.Role                          # agent worker admin
-    scopes: cards.Plain[cards.Json]                 # JSON, a sorted array; so are the next two
-    capabilities: cards.Plain[cards.Json | None]    # capabilities that it may claim tasks for; None is any
-    task_types: cards.Plain[cards.Json | None]      # JSON array: those it may create and claim; NULL is any
+    key_id: IdText                      # part of the key's text; not secret
+    hash: Proof[str]                    # Argon2id of the secret, as a PHC string
+    name: Person[str]                   # a name for people
+    principal_kind: Actor[wire.Kind]    # for whom it stands
+    principal_id: Actor[str]            # for whom it stands
+    principal_instance_id: Location[str | None]  # the principal's instance, if given
+    role: wire.Role                     # agent worker admin
+    scopes: Plain[Json]                 # JSON, a sorted array; so are the next two
+    capabilities: Plain[Json | None]    # capabilities that it may claim tasks for; None is any
+    task_types: Plain[Json | None]      # JSON array: those it may create and claim; NULL is any
     not_before: float                   # when it becomes valid
     expires_at: float | None            # when it expires
     revoked_at: float | None            # when it was revoked
-    rotated_to: cards.Plain[str | None]       # id of the key that replaces it
+    rotated_to: Plain[str | None]       # id of the key that replaces it
     version: int                        # of the hash
     created_at: float                   # when it was issued
-    created_by: cards.Actor[str]              # who issued it
+    created_by: Actor[str]              # who issued it
     last_used_at: float | None = None   # within a minute
-    places: cards.Location[cards.Json | None] = None  # JSON array: the networks that it was used from, the latest first
+    places: Location[Json | None] = None  # JSON array: the networks that it was used from, the latest first
 
     def __repr__(self) -> str:
         return f"<Key {self.key_id}>"   # the hash stays out of logs and tracebacks
 
 
-@cards.stored("accounts", "the terms of a tenant", cards.OF_TENANT,
-              "nobody: a suspended tenant must stay suspended; an erasure takes its name away", single=True,
-              defaults="budgets")
+@stored("accounts", "the terms of a tenant", OF_TENANT,
+        "nobody: a suspended tenant must stay suspended; an erasure takes its name away", single=True,
+        defaults="budgets")
 class Account(Struct, frozen=True):
     """The terms of a tenant; a tenant without an account has the default tier and no name."""
 
-    name: cards.Person[str]                   # a name for people
+    name: Person[str]                   # a name for people
     created_at: float                   # when it was made
-    tier: cards.Plain[str] = ""               # empty is the default
+    tier: Plain[str] = ""               # empty is the default
     suspended_at: float | None = None   # since when all its credentials are refused
     exempt_until: float | None = None   # from rate limits and quotas (spec 21.4.5)
-    exempt_why: cards.Content[str | None] = None  # the reason for the exemption
+    exempt_why: Content[str | None] = None  # the reason for the exemption
     stricter_calls: int | None = None   # calls an hour until stricter_until (spec 21.9.2)
     stricter_tasks: int | None = None   # new tasks an hour until then
     stricter_until: float | None = None  # when the temporary limits end
-    stricter_why: cards.Content[str | None] = None  # the reason for the temporary limits
+    stricter_why: Content[str | None] = None  # the reason for the temporary limits
     tokens_since: float | None = None   # access tokens issued before are refused
-    budgets: cards.Plain[cards.Json] = "{}"         # what may be used in a month, by quantity: JSON
+    budgets: Plain[Json] = "{}"         # what may be used in a month, by quantity: JSON
     max_payload_bytes: int | None = None  # of a task (spec 21.6.1); None: as the settings say
     max_lease_ttl_seconds: int | None = None  # of a lease (spec 21.6.2)
 
 
-@cards.stored("usage", "what a tenant uses of its quotas", cards.OF_TENANT, "nobody: it is one row of counts",
-              single=True,
-              copied=False, left_alone="counts")
+@stored("usage", "what a tenant uses of its quotas", OF_TENANT, "nobody: it is one row of counts", single=True,
+        copied=False, left_alone="counts")
 class Usage(Struct, frozen=True):
     """A tenant's use of its quotas; kept exactly while limits are enforced (spec 21.6)."""
 
@@ -462,18 +472,16 @@ class Usage(Struct, frozen=True):
     terminal: int = 0                   # tasks that have ended
 
 
-@cards.stored("meters", "what a tenant uses, until it is in a usage event",
-              "until they are in a usage event, some minutes",
-              "upkeep, with that event", key="period slot", left_alone="numbers")
+@stored("meters", "what a tenant uses, until it is in a usage event", "until they are in a usage event, some minutes",
+        "upkeep, with that event", key="period slot", left_alone="numbers")
 class Meter(Struct, frozen=True):
     """What some batches have added to a tenant's usage in five minutes; batches add to it, and never read it.
 
     Of what is stored or leased it has the change, and the change times how long after the beginning it came.
     """
 
-    period: cards.IdText                      # number of the five minutes in Unix time, written so that it sorts
-    # where a batch counts, apart from other batches; only the sum of all counts
-    slot: cards.IdText
+    period: IdText                      # number of the five minutes in Unix time, written so that it sorts
+    slot: IdText                        # where a batch counts, apart from other batches; only the sum of all counts
     tasks: int = 0                      # created
     leases: int = 0                     # by how many the live ones have changed
     lease_ms: int = 0                   # each such change times the milliseconds at which it came
@@ -486,9 +494,8 @@ class Meter(Struct, frozen=True):
     heartbeats: int = 0                 # calls that keep a lease
 
 
-@cards.stored("usage_heads", "where the usage events end", cards.OF_TENANT, "nobody: the next event begins there",
-              single=True,
-              left_alone="numbers")
+@stored("usage_heads", "where the usage events end", OF_TENANT, "nobody: the next event begins there", single=True,
+        left_alone="numbers")
 class UsageHead(Struct, frozen=True):
     """Until when a tenant's usage is in events, and what is stored and leased at that moment."""
 
@@ -498,13 +505,13 @@ class UsageHead(Struct, frozen=True):
     payload_bytes: int = 0              # of stored payloads and outcomes
 
 
-@cards.stored("usage_events", "what a tenant used, for bills and budgets", "`usage_retention_days`", "upkeep, daily",
-              append_only=True, left_alone="numbers, which bills rest on", rowid=True)
+@stored("usage_events", "what a tenant used, for bills and budgets", "`usage_retention_days`", "upkeep, daily",
+        append_only=True, left_alone="numbers, which bills rest on", rowid=True)
 class UsageEvent(Struct, frozen=True):
     """What a tenant used in five minutes, or in a longer time in which nothing changed; never changed."""
 
-    period: cards.IdText                      # number of its first five minutes in Unix time, written so that it sorts
-    usage_event_id: cards.IdText              # derived from the tenant and the period
+    period: IdText                      # number of its first five minutes in Unix time, written so that it sorts
+    usage_event_id: IdText              # derived from the tenant and the period
     begins: int                         # Unix time
     ends: int                           # Unix time
     tasks: int = 0                      # created
@@ -516,168 +523,162 @@ class UsageEvent(Struct, frozen=True):
     heartbeats: int = 0                 # calls that keep a lease
 
 
-@cards.stored("traffic", "rates of the queues", "an hour", "the process that stores newer rows of the tenant",
-              key="minute process", copied=False, left_alone="counts")
+@stored("traffic", "rates of the queues", "an hour", "the process that stores newer rows of the tenant",
+        key="minute process", copied=False, left_alone="counts")
 class Traffic(Struct, frozen=True):
     """What one process has done in each queue in one minute; kept for an hour."""
 
-    minute: cards.IdText                      # of Unix time, written so that it sorts
-    process: cards.IdText                     # a name by chance: after a restart it is another one
-    # JSON: by lane, leases granted, tasks ended, attempts failed, leases expired
-    counts: cards.Plain[cards.Json]
+    minute: IdText                      # of Unix time, written so that it sorts
+    process: IdText                     # a name by chance: after a restart it is another one
+    counts: Plain[Json]                 # JSON: by lane, leases granted, tasks ended, attempts failed, leases expired
 
 
-@cards.stored("pauses", "what is paused, by whom and why", "until the pause ends", "whoever pauses or resumes next",
-              single=True)
+@stored("pauses", "what is paused, by whom and why", "until the pause ends", "whoever pauses or resumes next",
+        single=True)
 class Pauses(Struct, frozen=True):
     """What an admin has paused in a tenant; loaded with every claim, so it is one row."""
 
-    listed: cards.Content[cards.Json]               # JSON, an array of Pause
+    listed: Content[Json]               # JSON, an array of Pause
 
 
-@cards.stored("bulks", "what was done to many tasks at once", "`bulk_retention_days` after its end", cards.SOMETIMES,
-              rowid=True)
+@stored("bulks", "what was done to many tasks at once", "`bulk_retention_days` after its end", SOMETIMES,
+        last_moment="ended_at", rowid=True)
 class Bulk(Struct, frozen=True):
     """One thing that is done to many tasks, and how far it is."""
 
-    bulk_id: cards.IdText                     # one confirmation, one bulk
-    action: cards.Plain[str]                  # cancel, release, prioritize, rerun
-    asked: cards.Content[cards.Json]                # the request for its preview, as JSON
-    by_kind: cards.Actor[str]                 # the principal that does it
-    by_id: cards.Actor[str]                   # its id
+    bulk_id: IdText                     # one confirmation, one bulk
+    action: Plain[str]                  # cancel, release, prioritize, rerun
+    asked: Content[Json]                # the request for its preview, as JSON
+    by_kind: Actor[str]                 # the principal that does it
+    by_id: Actor[str]                   # its id
     matches: int                        # tasks that the preview has counted
     at_least: bool                      # whether there may be more
     begun_at: float                     # when
     updated_at: float                   # when it last went on
-    position: cards.IdText                    # the last task that was looked at; newest first
+    position: IdText                    # the last task that was looked at; newest first
     done: int = 0                       # tasks
     skipped: int = 0                    # tasks that had changed in between
     refused: int = 0                    # tasks that the rules refused
-    problem: cards.Content[str | None] = None  # why the last one was refused
+    problem: Content[str | None] = None  # why the last one was refused
     ended_at: float | None = None       # when it was complete
 
 
-@cards.stored("audit", "who did what with which credential", "`security.audit_logging.retention_days`, 90 at least",
-              "upkeep, hourly; a new line of the chain has number and hash of the last one that went", record=False,
-              erasable="body")
+@stored("audit", "who did what with which credential", "`security.audit_logging.retention_days`, 90 at least",
+        "upkeep, hourly; a new line of the chain has number and hash of the last one that went", record=False,
+        erasable="body")
 class Audit(Struct, frozen=True):
     """One line of a tenant's audit log, chained to the one before by its hash (spec 21.7.4)."""
 
-    audit_id: cards.IdText                    # the number, written so that it sorts
+    audit_id: IdText                    # the number, written so that it sorts
     number: int                         # 1, 2, 3, … in each tenant
     at: float                           # when it happened
-    event: cards.Plain[str]                   # what happened
-    severity: cards.Plain[str]                # info warning critical
-    body: cards.Content[cards.Json]                 # canonical JSON: who, from where, why
-    hash: cards.Plain[str]                    # over all fields and the hash of the previous line
+    event: Plain[str]                   # what happened
+    severity: Plain[str]                # info warning critical
+    body: Content[Json]                 # canonical JSON: who, from where, why
+    hash: Plain[str]                    # over all fields and the hash of the previous line
 
 
-@cards.stored("audit_heads", "where the audit log ends", cards.OF_TENANT, "nobody: it proves where the log ends",
-              single=True,
-              left_alone="a number and a hash")
+@stored("audit_heads", "where the audit log ends", OF_TENANT, "nobody: it proves where the log ends", single=True,
+        left_alone="a number and a hash")
 class AuditHead(Struct, frozen=True):
     """Where a tenant's audit log ends."""
 
     number: int                         # of the last line
-    hash: cards.Plain[str]                    # of the last line
+    hash: Plain[str]                    # of the last line
 
 
-@cards.stored("seals", "proof that no receipt was rewritten", cards.OF_TENANT, "nobody: each one covers the one before",
-              append_only=True, protected=True, left_alone="digests", rowid=True)
+@stored("seals", "proof that no receipt was rewritten", OF_TENANT, "nobody: each one covers the one before",
+        append_only=True, protected=True, left_alone="digests", rowid=True)
 class Seal(Struct, frozen=True):
     """A hash over some receipts of a tenant, chained to the previous seal.
 
     It covers the receipts after those of the previous seal, up to `last_id`; or only those in `late`, if it has any.
     """
 
-    seal_id: cards.IdText                     # the number, written so that it sorts
+    seal_id: IdText                     # the number, written so that it sorts
     number: int                         # 1, 2, 3, … in each tenant
-    last_id: cards.IdText                     # the last receipt that is covered
+    last_id: IdText                     # the last receipt that is covered
     count: int                          # number of receipts
-    digest: cards.Plain[str]                  # SHA-256 over the digests of its receipts, in the order of their ids
-    # the first bytes of each digest, base64: they show which receipt was changed
-    marks: cards.Plain[str]
-    # JSON array of receipts written after younger ones were sealed, or ""
-    late: cards.Plain[cards.Json]
+    digest: Plain[str]                  # SHA-256 over the digests of its receipts, in the order of their ids
+    marks: Plain[str]                   # the first bytes of each digest, base64: they show which receipt was changed
+    late: Plain[Json]                   # JSON array of receipts written after younger ones were sealed, or ""
     sealed_at: float                    # when
-    hash: cards.Plain[str]                    # over all fields and the hash of the previous seal
+    hash: Plain[str]                    # over all fields and the hash of the previous seal
 
 
-@cards.stored("seal_heads", "where the seals end", cards.OF_TENANT, "nobody: the next seal begins there", single=True,
-              left_alone="a number and a hash")
+@stored("seal_heads", "where the seals end", OF_TENANT, "nobody: the next seal begins there", single=True,
+        left_alone="a number and a hash")
 class SealHead(Struct, frozen=True):
     """Where a tenant's seals end."""
 
     number: int = 0                     # of the last seal
-    last_id: cards.Plain[str] = ""            # of the last seal
-    hash: cards.Plain[str] = ""               # of the last seal
+    last_id: Plain[str] = ""            # of the last seal
+    hash: Plain[str] = ""               # of the last seal
     imports: int = 0                    # how often receipts that may be older than others were imported or restored
 
 
-@cards.stored("archived", "where an archived receipt is", cards.OF_ARCHIVE,
-              "whoever restores the receipt; else nobody: it is found by this row", append_only=True, protected=True,
-              left_alone="points to a receipt that is brought back before, and names nobody",
-              indexes=("archived_task (tenant_id, task_id, receipt_id)",))
+@stored("archived", "where an archived receipt is", OF_ARCHIVE,
+        "whoever restores the receipt; else nobody: it is found by this row", append_only=True, protected=True,
+        left_alone="points to a receipt that is brought back before, and names nobody",
+        indexes=("archived_task (tenant_id, task_id, receipt_id)",))
 class Archived(Struct, frozen=True):
     """Where an archived receipt is (H.11); a receipt is in its table or has this pointer, never both."""
 
-    receipt_id: cards.IdText                  # the archived receipt
-    task_id: cards.IdText                     # of that receipt
-    receipt_type: cards.Plain[str]            # of that receipt
-    segment: cards.Plain[str]                 # the file, within the archive's folder
+    receipt_id: IdText                  # the archived receipt
+    task_id: IdText                     # of that receipt
+    receipt_type: Plain[str]            # of that receipt
+    segment: Plain[str]                 # the file, within the archive's folder
     line: int                           # in the segment, from 1
-    digest: cards.Plain[str]                  # of every byte of the receipt, so that seals still hold
-    chain: cards.Plain[str]                   # the oldest receipt of all that moved together
-    tasks: cards.Plain[cards.Json]                  # JSON array: the tasks of all that moved together
+    digest: Plain[str]                  # of every byte of the receipt, so that seals still hold
+    chain: Plain[str]                   # the oldest receipt of all that moved together
+    tasks: Plain[Json]                  # JSON array: the tasks of all that moved together
 
 
-@cards.stored("erasures", "the evidence of erasures", cards.OF_TENANT, "nobody: they are evidence", protected=True,
-              left_alone="the evidence of the erasure; the principal's name and the key go at its end")
+@stored("erasures", "the evidence of erasures", OF_TENANT, "nobody: they are evidence", protected=True,
+        left_alone="the evidence of the erasure; the principal's name and the key go at its end")
 class Erasure(Struct, frozen=True):
     """An erasure of what is kept of a principal or of a whole tenant: how far it is, and at the end its proof."""
 
-    erasure_id: cards.IdText                  # UUIDv7
-    of_tenant: cards.Plain[str]               # whose data; in the operator's tenant it may be another one
-    principal_kind: cards.Actor[str]          # whose data; empty: of the whole tenant
-    principal_id: cards.Actor[str]            # the same; at the end its pseudonym
-    names: cards.Actor[str]                   # JSON array: what else names the principal; empty at the end
-    key: cards.Proof[str]                     # that makes the pseudonyms, in hex; empty at the end
-    step: cards.Plain[str]                    # what is done now
-    segments: cards.Plain[str]                # JSON array: files of the archive to delete
-    counts: cards.Plain[str]                  # JSON: by table, how many rows were changed and deleted
+    erasure_id: IdText                  # UUIDv7
+    of_tenant: Plain[str]               # whose data; in the operator's tenant it may be another one
+    principal_kind: Actor[str]          # whose data; empty: of the whole tenant
+    principal_id: Actor[str]            # the same; at the end its pseudonym
+    names: Actor[str]                   # JSON array: what else names the principal; empty at the end
+    key: Proof[str]                     # that makes the pseudonyms, in hex; empty at the end
+    step: Plain[str]                    # what is done now
+    segments: Plain[str]                # JSON array: files of the archive to delete
+    counts: Plain[str]                  # JSON: by table, how many rows were changed and deleted
     begun_at: float                     # when
     ended_at: float | None = None       # when its key was destroyed
-    digest: cards.Plain[str] = ""             # SHA-256 over the rows that were changed and whose digests others have
-    proof: cards.Plain[str | None] = None     # a signature over all of that (JWS), if the gate has a key that signs
+    digest: Plain[str] = ""             # SHA-256 over the rows that were changed and whose digests others have
+    proof: Plain[str | None] = None     # a signature over all of that (JWS), if the gate has a key that signs
 
     def __repr__(self) -> str:
         return f"<Erasure {self.erasure_id}>"   # the key stays out of logs and tracebacks
 
 
-@cards.stored("erased", "which rows an erasure has changed", cards.OF_TENANT, "nobody: erased rows are verified by it",
-              key="source row_id", append_only=True, protected=True,
-              left_alone="the evidence of the erasure: digests alone")
+@stored("erased", "which rows an erasure has changed", OF_TENANT, "nobody: erased rows are verified by it",
+        key="source row_id", append_only=True, protected=True, left_alone="the evidence of the erasure: digests alone")
 class Erased(Struct, frozen=True):
     """A row whose content an erasure has taken away, with the digest that seals or the audit log's chain have of it."""
 
-    source: cards.IdText                      # receipts, audit or ledger
-    row_id: cards.IdText                      # the receipt, the line or the arrival
-    erasure_id: cards.IdText                  # the first one that has changed it
-    before: cards.Plain[str]                  # the digest that seals, or the chain of the audit log, have of it
-    kept: cards.Plain[str]                    # SHA-256 over the fields that no erasure changes
+    source: IdText                      # receipts, audit or ledger
+    row_id: IdText                      # the receipt, the line or the arrival
+    erasure_id: IdText                  # the first one that has changed it
+    before: Plain[str]                  # the digest that seals, or the chain of the audit log, have of it
+    kept: Plain[str]                    # SHA-256 over the fields that no erasure changes
 
 
 # A module with further kinds stands here, too.
 KIND_MODULES = [__name__, stored_oauth.__name__, stored_webhooks.__name__]
 TABLES: dict[type[Struct], str] = {kind: card.table for kind, card in sorted(
-    cards.CARDS.items(), key=lambda dealt: KIND_MODULES.index(dealt[0].__module__))}
-RECORDS = {kind: table for kind, table in TABLES.items() if cards.CARDS[kind].record}
-LIFETIMES = {**{table: cards.CARDS[kind].lifetime for kind, table in TABLES.items()}, **cards.OTHER_TABLES}
+    CARDS.items(), key=lambda dealt: KIND_MODULES.index(dealt[0].__module__))}
+RECORDS = {kind: table for kind, table in TABLES.items() if CARDS[kind].record}
 
 
 def export_order(table: type[Struct]) -> tuple[str, ...]:
     """Return the fields in whose order a table is exported."""
-    return cards.CARDS[table].key
+    return CARDS[table].key
 
 
 def key_of(row: Struct) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import pytest
 
 from asyncgate.backends.pages import TaskRange, list_ranges
 from asyncgate.backends.postgres.statements import LEASES
-from asyncgate.backends.sqlite import SCHEMA
+from asyncgate.backends.sqlite import migrations, read_migration
 from asyncgate.backends.sqlite_tables import (
     ARCHIVED,
     CLAIMED,
@@ -44,7 +44,7 @@ EVERY: dict[str, Any] = {"owner": Principal("agent", "ada"), "status": "queued",
 def db() -> Iterator[sqlite3.Connection]:
     """A database that nobody has analyzed."""
     with contextlib.closing(sqlite3.connect(":memory:")) as empty:
-        empty.executescript("".join(file.read_text() for file in sorted(SCHEMA.glob("*.sql"))))
+        empty.executescript("".join(map(read_migration, migrations())))
         yield empty
 
 

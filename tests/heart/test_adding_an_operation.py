@@ -71,9 +71,7 @@ EVERY = ("conformance/test_permissions.py", "tests/faces/test_openapi.py", "test
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the house with one more operation."""
-    copy = tmp_path_factory.mktemp("house")
-    for name in HOUSE:
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy2)(ROOT / name, copy / name)
+    copy = copy_house(tmp_path_factory.mktemp("house"))
     add(copy / "parts/model/wire.py", r"\Z", STRUCTS)
     add(copy / "asyncgate.py", r"(?<=from asyncgate.parts.model.wire import \(\n)", IMPORTED)
     add(copy / "asyncgate.py", r"(?=    def cancel_task\()", METHOD)
@@ -82,6 +80,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(copy, "-m", "asyncgate.commands.tables", "docs/reference.md")
     shutil.copy2(copy / "tests/support/added_operation.py", copy / "tests/heart/test_added_operation.py")
     return copy
+
+
+def copy_house(folder: Path) -> Path:
+    """Copy what a test of the house needs."""
+    for name in HOUSE:
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy2)(ROOT / name, folder / name)
+    return folder
 
 
 def add(file: Path, place: str, text: str) -> None:
